@@ -373,8 +373,8 @@ class FrameworkCalibration(Calibration):
     """
     overlaps_tensor: bool = False
     """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
-    tensor_exposed: Fraction = 1.0
-    """Share of the time of overlapped tensor-parallel communication that products do not hide."""
+    exchange_slowdown: Annotated[float, *number(1, 100)] = 1.0
+    """Time of a tensor-parallel exchange in chunks beside a product, over a collective of its bytes."""
 
 
 class MeasuredStep(Constants):

@@ -11,6 +11,7 @@ import click
 
 from perfsim.cli.options import out_option
 from perfsim.cli.output import print_lines, write_error
+from perfsim.cli.verb import VerbGroup
 from perfsim.errors import InputError, refused_values, within_floats
 from perfsim.files import check_folder, must_exist
 
@@ -41,11 +42,12 @@ EXAMPLES = """\b
 Examples:
   perfsim calibrate script > measure_gemms.py && python measure_gemms.py > gemms.csv
   perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml
+  perfsim calibrate collective all_reduce.txt all_gather.txt --link nvlink4 --out links.yaml
   perfsim calibrate steps measured.yaml --out cluster.yaml
 """
 
 
-@click.group(short_help="Fit constants to your own measurements.", epilog=EXAMPLES)
+@click.group(cls=VerbGroup, short_help="Fit constants to your own measurements.", epilog=EXAMPLES)
 def calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
 
@@ -60,7 +62,7 @@ def script() -> None:
 
 @calibrate.command(short_help="Fit the GEMM model to a table of products.")
 @click.argument("table", type=click.Path(path_type=Path))
-@click.option("--device", required=True, help="Catalogue name of the measured device.")
+@click.option("--device", required=True, help="Name, or file, of the measured device.")
 @click.option("--like", default="", help="Calibration whose tiles are scaled, for a table with `precision`.")
 @yaml_option
 @source_option
@@ -75,12 +77,16 @@ def gemm(table: Path, device: str, like: str, out: Path | None, source: str) -> 
 
 @calibrate.command(short_help="Fit the collective model to tables of measurements.")
 @click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--link", required=True, help="Catalogue name of the measured link.")
+@click.option("--link", required=True, help="Name, or file, of the measured link.")
 @yaml_option
 @source_option
 @fitted
 def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
-    """Fit the collective model to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
+    """Fit the collective model to TABLES: outputs of nccl-tests on one node, or CSVs.
+
+    A CSV has the columns collective, num_gpus, bytes, time_us. Several files fit several operations and
+    numbers of GPUs together: all_reduce_perf, all_gather_perf, reduce_scatter_perf, alltoall_perf.
+    """
     from perfsim.fitting.calibrate import calibrate_collectives
 
     for table in tables:

@@ -7,6 +7,13 @@ algorithm and the links that its group spans.
 A collective kernel occupies compute units and reads and writes device memory, so compute beside it is slower.
 The part of a task that units limit (matrix products, fused attention) and the part that memory limits
 (element-wise kernels) get longer as what is left to them shrinks; latencies and launches do not.
+
+A tensor-parallel collective may be exchanged beside a product (user buffers of Transformer Engine,
+asynchronous tensor parallelism of PyTorch). Both are cut into t chunks, one for each rank, that go around a
+ring: a chunk of the product runs while the next chunk comes, or while the last partial result goes on. With p
+and e the seconds of a chunk of the product and of the exchange, which takes a share u of the compute units,
+
+    exposed = p + (t - 1) max(e, p + u e) - seconds of the whole product.
 """
 
 from __future__ import annotations
@@ -30,7 +37,7 @@ from perfsim.calibration import (
 from perfsim.collectives import CollectiveModel, ring
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.host import HOST_OPERATIONS, HostCosts
-from perfsim.costs.price import NONE, Costs, Shares
+from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
 from perfsim.hardware import DeviceSpec, Precision, SystemSpec
@@ -126,7 +133,7 @@ class GpuKernels:
             return device_s + host_s + launches * self.framework.host_blocking_s_per_kernel
         return smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
 
-    def kernel_s(self, kernel: Kernel) -> float:
+    def kernel_s(self, kernel: Kernel, /) -> float:
         """Seconds of one kernel on the device."""
         seconds = self._kernels.get(kernel)
         if seconds is None:
@@ -223,22 +230,32 @@ class GpuCosts(GpuKernels, Costs):
             if work.kind.is_communication:
                 alike.setdefault((*self._collective(work), work.fan_out), []).append(work)
         for (op, group, fan_out), members in alike.items():
+            if group.size == 1:  # nothing is sent, and no kernel is launched
+                self._works |= dict.fromkeys(members, 0.0)
+                continue
             sizes = [work.comm_bytes for work in members]
             if fan_out > 1:
                 seconds = self.collectives.dispatch_s(sizes, group, fan_out)
             else:
                 seconds = self.collectives.time_s(op, sizes, group)
             for work, device_s in zip(members, seconds.tolist(), strict=True):
-                self._works[work] = self._with_host(self._exposed(work) * device_s, COLLECTIVE_LAUNCHES)
+                self._works[work] = self._with_host(self._exposed_s(work, device_s), COLLECTIVE_LAUNCHES)
         return np.array([self.duration_s(work) for work in works], dtype=np.float64)
 
     def _communication_s(self, work: Work) -> float:
         return float(self.durations_s([work])[0])
 
-    def _exposed(self, work: Work) -> float:
-        """Share of a communication's time that the products of its own tensors do not hide."""
-        hides = work.category == "tensor_communication" and self.recipe.overlap_tensor
-        return self.framework.tensor_exposed if hides else 1.0
+    def _exposed_s(self, work: Work, alone_s: float) -> float:
+        """Seconds of a collective, less what the product beside it hides."""
+        product = work.beside
+        if product is None or work.group is None or not self.recipe.overlap_tensor:
+            return alone_s
+        chunks = work.group.size
+        chunk = replace(product, m=max(1, product.m // chunks), flop=product.flop / chunks)
+        chunk_s, exchange_s = self.kernel_s(chunk), self.framework.exchange_slowdown * alone_s / (chunks - 1)
+        units = min(MOST_TAKEN, self._taken(work, exchange_s * (chunks - 1)).units)
+        beside_s = max(exchange_s, chunk_s + units * exchange_s)
+        return max(0.0, chunk_s + (chunks - 1) * beside_s - self.kernel_s(product))
 
     def wait_s(self, message_bytes: float) -> float:
         """Seconds that a pipeline rank loses as a pass begins, whose message has so many bytes."""
@@ -252,11 +269,14 @@ class GpuCosts(GpuKernels, Costs):
 
         Bytes sent = comm_bytes x wire factor; `memory_passes` times as many pass through device memory.
         """
+        return self._taken(work, self.duration_s(work)) if work.kind.is_communication else NONE
+
+    def _taken(self, work: Work, seconds: float) -> Shares:
+        """What a communication takes that lasts so long."""
         constants = self.gpu.communication
-        if constants is None or not work.kind.is_communication:
+        if constants is None:
             return NONE
         op, group = self._collective(work)
-        seconds = self.duration_s(work)
         if group.size == 1 or seconds <= 0.0:
             return NONE
         sent_bytes = work.comm_bytes * ring.wire_factor(op, group.size)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from perfsim.errors import InputError
 from perfsim.graph import RankGroup, TaskGraph, Work
+from perfsim.transformer import Kernel
 
 
 class Shares(NamedTuple):
@@ -38,6 +39,10 @@ class Costs(ABC):
     def durations_s(self, works: Sequence[Work]) -> NDArray[np.float64]:
         """Seconds of several classes of work, shape (works,)."""
         return np.array([self.duration_s(work) for work in works], dtype=np.float64)
+
+    def kernel_s(self, _kernel: Kernel, /) -> float | None:
+        """Seconds of one kernel alone on the device; None where kernels have no price of their own."""
+        return None
 
     def movement_s(self, _work: Work, /) -> float:
         """Seconds of a task in which matrix products wait for movement inside the device."""

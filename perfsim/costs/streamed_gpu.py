@@ -11,6 +11,7 @@ from perfsim.costs.price import Costs
 from perfsim.costs.streams import StreamCosts
 from perfsim.graph import Work
 from perfsim.topology import WaferTree
+from perfsim.transformer import Kernel
 from perfsim.workload import TrainingRecipe
 
 
@@ -20,6 +21,10 @@ class StreamedGpuCosts(Costs):
     def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
         self.kernels = GpuKernels(topology.system, recipe, topology.num_devices)
         self.streams = StreamCosts(topology)
+
+    def kernel_s(self, kernel: Kernel, /) -> float:
+        """Seconds of one kernel on a GPU."""
+        return self.kernels.kernel_s(kernel)
 
     def duration_s(self, work: Work) -> float:
         """Seconds of one task of this class. Zeros in weights save movement but no arithmetic."""

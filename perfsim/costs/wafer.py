@@ -16,6 +16,7 @@ from perfsim.costs.streams import StreamCosts
 from perfsim.errors import CatalogError
 from perfsim.graph import Work
 from perfsim.topology import WaferTree
+from perfsim.transformer import Kernel
 from perfsim.workload import TrainingRecipe
 
 PEAK = "peak"
@@ -53,6 +54,10 @@ class WaferCosts(Costs):
         if moving_s is not None:
             return moving_s
         return work.share * (self.mesh.duration_s(work.kernels) - self._harvested_s(work))
+
+    def kernel_s(self, kernel: Kernel, /) -> float:
+        """Seconds of one kernel on a wafer."""
+        return self.mesh.kernel_s(kernel)
 
     def movement_s(self, work: Work, /) -> float:
         """Seconds of a task of this class to move operands and partial sums over the mesh."""

@@ -1,7 +1,8 @@
 """`perfsim calibrate`: fits constants to measurements and writes files of `hardware/calibrations`.
 
 Tables are CSV with a header: `m,n,k,time_us` for GEMMs; `collective,num_gpus,bytes,time_us` for
-collectives inside one node, where `bytes` is the whole message. Fits need SciPy, from the extra `[fit]`.
+collectives inside one node, where `bytes` is the whole message, or outputs of nccl-tests. Fits need SciPy,
+from the extra `[fit]`.
 """
 
 from __future__ import annotations
@@ -171,8 +172,10 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             fit={"gemm": record},
         )
     kept = {key: reason for key, reason in present.assumed.items() if not key.startswith("gemm.")}
+    words = f"Kernels on {device.name}: matrix products measured, the rest as in {present.name}"
     return present.model_copy(
         update={
+            "description": present.description if is_own(device, present) else words,
             "gemm": constants,
             "fit": {**present.fit, "gemm": record},
             "assumed": kept | undetermined.assumed,

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from perfsim.calibration import CollectiveOp, FitRecord, ProtocolSegment
 from perfsim.collectives import ring
 from perfsim.errors import InputError, Problem
-from perfsim.fitting.fit_tables import need_more_than, read_table, rounded, scipy_optimize
+from perfsim.fitting.fit_tables import need_more_than, read_table, rounded, scipy_optimize, table_text
+from perfsim.fitting.nccl_tests import is_output, output_rows
 from perfsim.fitting.standard_errors import Account, Loss, account, cluster_of, log_jacobian
 from perfsim.hardware import LinkSpec
 
@@ -68,10 +69,13 @@ class CollectiveTable:
 
 
 def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, CollectiveTable]:
-    """Rows by operation of CSV files `collective,num_gpus,bytes,time_us`; raises InputError."""
+    """Rows by operation of CSV files `collective,num_gpus,bytes,time_us` or of outputs of nccl-tests.
+
+    Raises InputError for a file that is neither, and for an unknown operation.
+    """
     rows: defaultdict[CollectiveOp, list[tuple[float, ...]]] = defaultdict(list)
     for index, path in enumerate(paths):
-        for line, row in enumerate(read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",)), 2):
+        for line, row in enumerate(_rows(path), 2):
             op = _OPS.get(row["collective"])
             if op is None:
                 help_text = f"one of {', '.join(_OPS)}"
@@ -81,6 +85,13 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
             rows[op].append((size, n_bytes, time_us * 1e-6, index))
     arrays = {op: np.array(values).T for op, values in rows.items()}
     return {op: CollectiveTable(a[0], a[1], a[2], a[3].astype(np.intp)) for op, a in arrays.items()}
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    text = table_text(path)
+    if is_output(text):
+        return output_rows(path, text, tuple(_OPS))
+    return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))
 
 
 def fit_collectives(
@@ -109,7 +120,7 @@ def fit_collectives(
         assumed |= estimates.with_prefix(f"collectives.{op}").assumed
         records[f"collectives.{op}"] = FitRecord(
             command=command,
-            table=source or table_paths[0].name,
+            table=source or names,
             points=errors.size,
             median_ape=rounded(_weighted_quantile(errors, weight, 0.5), 3),
             p90_ape=rounded(_weighted_quantile(errors, weight, 0.9), 3),

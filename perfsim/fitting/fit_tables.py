@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -26,17 +27,22 @@ def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) ->
     Raises InputError with `file:line` for a missing file or column and for each value that is not
     a positive number.
     """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError([Problem(f"cannot be read: {error.strerror}", file=str(path))]) from None
-    except UnicodeDecodeError as error:
-        raise InputError([not_text(error, str(path))]) from None
-    table = csv.DictReader(io.StringIO(text, newline=""))
+    table = csv.DictReader(io.StringIO(table_text(path), newline=""))
     try:
         return _read_rows(path, table, columns, texts)
     except csv.Error as error:
         raise InputError([Problem(f"is not a CSV table: {error}", str(path), table.line_num)]) from None
+
+
+def table_text(path: Path) -> str:
+    """The text of a file of measurements; raises InputError where it cannot be read or is no text."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError([Problem(f"cannot be read: {error.strerror}", file=str(path))]) from None
+    except UnicodeDecodeError as error:
+        problem = not_text(error, str(path))
+        raise InputError([replace(problem, message=f"is not a CSV table: {problem.message}")]) from None
 
 
 def scipy_optimize() -> ModuleType:
@@ -92,7 +98,7 @@ def _read_rows(
         problems += [
             Problem(f"{name} {wrong}, not {row[name]!r}", str(path), reader.line_num)
             for name in columns
-            if (wrong := _wrong(name, row[name]))
+            if (wrong := wrong_number(name, row[name]))
         ]
         if len(problems) >= _MOST_PROBLEMS:
             break
@@ -104,7 +110,7 @@ def _read_rows(
     return rows
 
 
-def _wrong(name: str, text: str | None) -> str:
+def wrong_number(name: str, text: str | None) -> str:
     """What a measured number must be instead; empty for one that can have been measured."""
     try:
         value = float(text or "")

@@ -41,7 +41,7 @@ OF_HOST = ("host_s_per_kernel", "host_blocking_s_per_kernel")
 """Those that a framework shares with its launcher."""
 OF_FRAMEWORK = (
     *OF_HOST,
-    "tensor_exposed",
+    "exchange_slowdown",
     "pass_s",
     "ceiling_share",
     "expert_pass_s",
@@ -54,7 +54,7 @@ OF_DEVICE = ("sustained_fraction", "narrow_sustained_fraction")
 """Constants of one calibration of a GPU."""
 FIELDS = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL, *OF_DEVICE)
 """Fields of owners that may be fitted."""
-FRACTIONS = ("tensor_exposed", "ceiling_share", "grouped_rate", *OF_DEVICE)
+FRACTIONS = ("ceiling_share", "grouped_rate", *OF_DEVICE)
 """Those that are at most 1."""
 STEP = 0.02
 """Step of the log of a constant for a slope."""

@@ -96,6 +96,9 @@ class Work:
     fan_out: int = 1
     """Members of the group, chosen at random, to which an item of an all-to-all goes; `comm_bytes` counts it
     as often. Of several on one rank or node one copy travels."""
+    beside: Kernel | None = None
+    """The product beside which a collective is exchanged in chunks, one for each rank of its group: it
+    gathers the product's first operand, or sums its result. The product is part of another task."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -108,6 +111,7 @@ class Work:
             self.writes,
             self.share,
             self.fan_out,
+            self.beside,
         )
         object.__setattr__(self, "_hash", hash(values))
 

@@ -211,10 +211,10 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
         return
     for mode in ("none", "selective", "full"):
         if mode != layout.recompute and hasattr(layout, "recompute_every"):
-            changed = replace(layout, recompute=mode, recompute_every=1)  # type: ignore[type-var]
+            changed = replace(layout, recompute=mode, recompute_every=1)
             yield f"recompute {mode}", replace(asked, layout=changed)
     size = layout.micro_batch_size
     for new in (2 * size, size // 2):
         if new:
-            changed = replace(layout, micro_batch_size=new)  # type: ignore[type-var]
+            changed = replace(layout, micro_batch_size=new)
             yield f"micro-batches of {new}", replace(asked, layout=changed)

@@ -81,6 +81,12 @@ class TimelineBar:
     start_s: float
     end_s: float
     microbatch: int = -1
+    flop: float = 0.0
+    n_bytes: float = 0.0
+    """Bytes sent by a communication; of a computation, those that it moves in the device's memory."""
+    layers: tuple[int, int] | None = None
+    """The first and the last layer that it belongs to."""
+    tasks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

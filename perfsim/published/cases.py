@@ -55,12 +55,18 @@ class CaseSystem(CaseSpec):
     """The machine of a case."""
 
     device: str
+    """A device or system of the catalogue, or the file of a system, from where the command runs."""
     num_devices: Devices
     devices_per_node: Devices | None = None
     inter_node: BytesPerSecond | None = None
     nvlink_domain: Devices | None = None
     """Devices that one NVLink network joins; None: those of a node."""
     software_release: Release | None = None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `device` is the file of a system."""
+        return self.device.endswith((".yaml", ".yml"))
 
 
 _SAME_FIELDS = {
@@ -349,8 +355,9 @@ def _overlaps_tensor(case: StepCase, framework: FrameworkCalibration, overlaps: 
 
 def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     """The system of the catalogue with the case's device, node size and network."""
-    system = system_of_device(case.system.device, catalog)
     described = case.system
+    name = described.device
+    system = catalog.system(name) if described.is_file else system_of_device(name, catalog)
     machine = machine_of(system)
     return machine.published_system(
         system, described.devices_per_node, described.inter_node, described.nvlink_domain

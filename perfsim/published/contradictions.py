@@ -69,11 +69,11 @@ def refuse_contradictions(case: StepCase, system: SystemSpec) -> None:
 
 
 def _of_network(case: StepCase, system: SystemSpec) -> str:
-    """Several nodes without a network, unless the case names a system of the catalogue, which has one."""
+    """Several nodes without a network, unless the case names a system, which has one."""
     node = machine_of(system).devices_per_node(system)
     if node is None or case.system.inter_node is not None:
         return ""
-    is_system = case.system.device == system.name != system.device.name
+    is_system = case.system.is_file or case.system.device == system.name != system.device.name
     if is_system or case.system.num_devices <= node:
         return ""
     return (

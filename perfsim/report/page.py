@@ -6,8 +6,11 @@ bytes: ids are fixed and nothing carries the time.
 
 from __future__ import annotations
 
+import base64
 import gzip
+import json
 import re
+import zlib
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -25,6 +28,8 @@ from perfsim.version import __version__
 
 DIGITS = 12
 """Of a digest; the whole one is in the JSON."""
+LONGEST_PLAIN = 50_000
+"""Characters of a figure's JSON above which it is compressed."""
 PLOT_CONFIG = {
     "responsive": True,
     "displaylogo": False,
@@ -111,8 +116,19 @@ def _view(section: Section) -> dict[str, Any]:
 
 
 def _plot(figure: go.Figure, div_id: str) -> Markup:
-    """The figure's div and script; Plotly escapes `<`, `>` and `/` in its JSON."""
+    """The figure's div and script; Plotly escapes `<`, `>` and `/` in its JSON.
+
+    A figure of many bars is compressed, and `page.js` draws it.
+    """
     height = f"{figure.layout.height or 450}px"
+    document = f'{{"figure":{figure.to_json()},"config":{json.dumps(PLOT_CONFIG)}}}'
+    if len(document) > LONGEST_PLAIN:
+        packed = base64.b64encode(zlib.compress(document.encode(), 9)).decode()
+        text = (
+            f'<div id="{div_id}" class="plotly-graph-div" style="height:{height}; width:100%;"></div>'
+            f'<script type="text/plain" data-figure="{div_id}">{packed}</script>'
+        )
+        return Markup(text)  # noqa: S704  # an id of ours and base64
     text = figure.to_html(
         full_html=False,
         include_plotlyjs=False,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-
-import numpy as np
+from typing import Any
 
 from perfsim.prediction.caveats import edge_batch, extrapolated_law, sensitive_target, worst_first
 from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.network_map import network_map
 from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.result import TimelineBar
+from perfsim.prediction.roofline import roofline
 from perfsim.studies.batches import BatchChoice
 from perfsim.studies.result import BatchPoint, CandidateResult
+from perfsim.studies.timeline import bars_of, devices_of, grouped
 
 MOST_BARS = 4000
 """Timeline bars of one candidate; a step of a large run has hundreds of thousands of tasks."""
@@ -44,8 +46,18 @@ def candidate_result(
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
         batch_curve=tuple(_point(point) for point in batch_curve),
-        timeline=timeline(evaluation),
+        **drawn(evaluation),
     )
+
+
+def drawn(evaluation: Evaluation) -> dict[str, Any]:
+    """What only figures show: timeline, roofline and network."""
+    return {
+        "timeline": timeline(evaluation),
+        "timeline_devices": len(devices_of(evaluation.trace.graph)),
+        "roofline": roofline(evaluation),
+        "network": network_map(evaluation.placed.topology),
+    }
 
 
 def _point(choice: BatchChoice) -> BatchPoint:
@@ -61,28 +73,5 @@ def _point(choice: BatchChoice) -> BatchPoint:
 
 
 def timeline(evaluation: Evaluation) -> tuple[TimelineBar, ...]:
-    """The tasks of the measured step as bars; adjacent tasks of one kind on one stream merge.
-
-    Times count from the start of the measured step. Bars beyond the first `MOST_BARS` are left out.
-    """
-    trace = evaluation.trace
-    graph = trace.graph
-    low, high = trace.step_window_s
-    tasks = np.flatnonzero((trace.end_s > low) & (trace.start_s < high) & (trace.end_s > trace.start_s))
-    tasks = tasks[np.lexsort((tasks, trace.start_s[tasks], graph.stream[tasks]))]
-    bars: list[TimelineBar] = []
-    for task in tasks.tolist():
-        span = trace.span(task)
-        start, end = max(span.start_s, low) - low, min(span.end_s, high) - low
-        last = bars[-1] if bars else None
-        merges = (
-            last is not None
-            and (last.lane, last.category, last.microbatch) == (span.stream, span.category, span.tag)
-            and start <= last.end_s
-        )
-        if last is not None and merges:
-            bars[-1] = TimelineBar(last.lane, last.name, last.category, last.start_s, end, last.microbatch)
-        else:
-            bars.append(TimelineBar(span.stream, span.name, span.category, start, end, span.tag))
-    bars.sort(key=lambda bar: bar.start_s)
-    return tuple(bars[:MOST_BARS])
+    """The measured step as at most `MOST_BARS` bars, in the order of their starts."""
+    return grouped(bars_of(evaluation.trace), MOST_BARS)

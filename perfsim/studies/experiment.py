@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from perfsim.errors import PerfsimError
 from perfsim.prediction.likeness import SHARDED
@@ -90,11 +90,7 @@ def fewest_replicas(question: Question, plan: Plan) -> Plan:
     and under ZeRO 3 all replicas take part in every layer.
     """
     layout = plan.layout
-    if (
-        layout.zero_stage == SHARDED
-        or not is_dataclass(layout)
-        or "data" not in {field.name for field in fields(layout)}
-    ):
+    if layout.zero_stage == SHARDED or "data" not in {field.name for field in fields(layout)}:
         return plan
     for replicas in _divisors(layout.data):
         smaller = replace(layout, data=replicas)

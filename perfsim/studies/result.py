@@ -8,8 +8,10 @@ from typing import Any
 
 from perfsim.convergence.ramp import RampedRun
 from perfsim.convergence.wall_clock import RunPart
+from perfsim.prediction.network_map import NetworkMap
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, SharedCaveat, TimelineBar
+from perfsim.prediction.roofline import Roofline
 from perfsim.studies.decided import Decision
 from perfsim.studies.production import Production
 
@@ -36,6 +38,12 @@ class CandidateResult(Prediction):
     time_to_accuracy_band_s: tuple[float, float]
     batch_curve: tuple[BatchPoint, ...] = field(repr=False)
     timeline: tuple[TimelineBar, ...] = field(repr=False)
+    timeline_devices: int = 0
+    """Devices that were simulated on their own; the timeline has the lanes of some of them."""
+    roofline: Roofline | None = field(default=None, repr=False)
+    """Its kernels and the limits of its device; None where kernels have no price of their own."""
+    network: NetworkMap | None = field(default=None, repr=False)
+    """Its network, folded by kind of place."""
     whole_run: tuple[RunPart, ...] = ()
     """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
     production: Production | None = None

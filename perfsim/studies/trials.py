@@ -111,7 +111,7 @@ def _changes(asked: Question, evaluation: Evaluation) -> Iterator[tuple[str, Cal
     size = getattr(evaluation.plan.layout, "micro_batch_size", 0)
     for words, micro in (("twice the micro-batch", 2 * size), ("half the micro-batch", size // 2)):
         if micro and asked.layout is None:
-            layout = replace(evaluation.plan.layout, micro_batch_size=micro)  # type: ignore[type-var]
+            layout = replace(evaluation.plan.layout, micro_batch_size=micro)
             yield words, lambda layout=layout: replace(asked, layout=text_of(layout))  # type: ignore[misc]
 
 

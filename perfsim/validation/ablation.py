@@ -109,7 +109,7 @@ def _no_power_limit(costs: GpuCosts) -> None:
 
 
 def _all_exposed(costs: GpuCosts) -> None:
-    costs.framework = costs.framework.model_copy(update={"tensor_exposed": 1.0})
+    costs.recipe = costs.recipe.model_copy(update={"overlap_tensor": False})
 
 
 def _old_attention(costs: GpuCosts) -> None:
@@ -262,7 +262,7 @@ REMOVALS = (
         "tensor communication that products hide",
         "all exposed",
         change=_all_exposed,
-        constants=("tensor_exposed",),
+        constants=("exchange_slowdown",),
     ),
     Removal(
         "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)

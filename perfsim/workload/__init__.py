@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from dataclasses import Field, dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import model_validator
 
@@ -248,8 +248,10 @@ class Layout(Protocol):
     """How a job is divided over devices; the interface common to all kinds of layout.
 
     `tensor` ranks compute each layer together, a batch passes through `pipeline` ranks, and `data` replicas
-    each train on a share of the batch.
+    each train on a share of the batch. A layout is a dataclass, so that `replace` makes another one of it.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def tensor(self) -> int: ...

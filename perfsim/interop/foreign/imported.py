@@ -167,7 +167,7 @@ def layout_text(layout: Layout | None, *, whole: bool = True) -> str:
     names |= {"zero_stage": "zero", "sequence_parallel": "sp"}
     short = names if isinstance(layout, ParallelLayout) else {"data": "dp", "micro_batch_size": "mbs"}
     parts = []
-    for key, value in asdict(layout).items():  # type: ignore[call-overload]  # all layouts are dataclasses
+    for key, value in asdict(layout).items():
         if key == "data" and not whole:
             continue
         if value != getattr(usual, key) or key in ("data", "micro_batch_size"):

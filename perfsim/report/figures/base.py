@@ -15,6 +15,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from perfsim.report.text import NONE, number, trim
+
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, GREY, PALE = "#CC79A7", "#56B4E9", "#F0E442", "#8A8F98", "#C9CDD3"
 
@@ -29,6 +31,8 @@ SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", "x", ".", "-", "|")
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 INK = "#5B6470"
 GRID = "rgba(128,128,128,0.28)"
@@ -188,6 +192,14 @@ def short(value: float) -> str:
         if value >= least:
             return f"{value / scale:.3g} {prefix}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def si(value: float, unit: str) -> str:
+    """`1.2 GB`, `312 TFLOP/s`: a quantity with the prefix that suits it."""
+    if not value > 0:
+        return NONE
+    power = min(max(math.floor(math.log10(value) / 3 + 1e-9), 0), len(_PREFIXES) - 1)
+    return f"{trim(number(value / 1000**power))} {_PREFIXES[power]}{unit}"
 
 
 def layout(title: str, *, height: int, **more: Any) -> dict[str, Any]:

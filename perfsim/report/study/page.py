@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsim.graph.task_graph import computes
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.figures import memory as memory_figure
 from perfsim.report.figures import network as network_figure
 from perfsim.report.figures import resilience as resilience_figure
+from perfsim.report.figures import roofline as roofline_figure
 from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
@@ -38,6 +40,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> tuple
         *whole_run_section(result),
         _memory(result),
         *_network(result),
+        *_rooflines(result),
         *_timelines(result, trace_names),
         *tornado,
         *_resilience(result),
@@ -184,6 +187,35 @@ def _network(result: StudyResult) -> list[Section]:
     ]
 
 
+def _rooflines(result: StudyResult) -> list[Section]:
+    """A tab for each machine, as its fastest candidate uses it; nothing where no kernels are known."""
+    fastest: dict[tuple[str, str], tuple[str, CandidateResult]] = {}
+    named = zip(text.labels(result.candidates), result.candidates, strict=True)
+    for name, candidate in sorted(named, key=lambda pair: pair[1].time_to_accuracy_s):
+        if candidate.roofline and candidate.roofline.kernels:
+            fastest.setdefault((candidate.system, candidate.strategy), (name, candidate))
+    lead = (
+        "Shows what kind of device would compute faster: points on the slope wait for memory, points on the "
+        "level lines for arithmetic, points far below both for neither, as small or narrow products do. The "
+        "area of a point follows its time. Kernels without counted FLOPs have one for every two bytes."
+    )
+    sections = [Section("Roofline of the kernels", lead, slug="roofline")] if fastest else []
+    for index, (name, candidate) in enumerate(fastest.values()):
+        if candidate.roofline is not None:
+            sections.append(
+                Section(
+                    name,
+                    figure=roofline_figure.roofline(candidate.roofline),
+                    table=roofline_figure.roofline_table(candidate.roofline),
+                    alt=roofline_figure.roofline_alt(candidate.roofline, name),
+                    slug=f"roofline-{index}",
+                    tab="rooflines",
+                    level=3,
+                )
+            )
+    return sections
+
+
 def _memory(result: StudyResult) -> Section:
     return Section(
         "Memory",
@@ -230,7 +262,8 @@ def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]
         )
         if candidate.timeline
     ]
-    cuts = timeline_figure.cut_timelines([candidate for _, candidate, _ in drawn])
+    own = timeline_figure.shared([candidate for _, candidate, _ in drawn])
+    cuts = timeline_figure.cut_timelines(own)
     for index, ((name, candidate, file), cut) in enumerate(zip(drawn, cuts, strict=True)):
         sections.append(
             Section(
@@ -240,12 +273,19 @@ def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]
                 alt=timeline_figure.timeline_alt(candidate, name),
                 slug=f"timeline-{index}",
                 tab="timelines",
-                note=" ".join(filter(None, [cut.note(), _simulated(candidate)])),
+                note=" ".join(filter(None, [_devices(candidate), cut.note(), _simulated(candidate)])),
                 links=[Link(file, "all tasks, for ui.perfetto.dev or chrome://tracing")] if file else [],
                 level=3,
             )
         )
     return sections if drawn else []
+
+
+def _devices(candidate: CandidateResult) -> str:
+    """How many devices the lanes are of, where not all that were simulated are shown."""
+    shown = len({bar.lane for bar in candidate.timeline if computes(bar.lane)})
+    of_all = f"Lanes of {shown} of the {candidate.timeline_devices} devices that were simulated on their own."
+    return of_all if shown < candidate.timeline_devices else ""
 
 
 def _simulated(candidate: CandidateResult) -> str:

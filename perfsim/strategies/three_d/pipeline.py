@@ -14,6 +14,8 @@ from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, GraphBuilder, Tem
 from perfsim.graph.builder import Port
 from perfsim.strategies.three_d.data import Replicas
 from perfsim.strategies.three_d.tensor import (
+    EMBEDDED,
+    FROM_HEAD,
     WeightInputs,
     emit_layer_backward,
     emit_layer_dgrad,
@@ -48,7 +50,7 @@ def forward_template(
     root += arrived.pop(EMBEDDING_AND_HEAD, [])
     if stage.first:
         hidden = template.task(embedding_work(stage), group.compute, root, block=EMBEDDING).tensor
-        hidden = group.all_reduce(template, hidden)
+        hidden = group.all_reduce(template, hidden, EMBEDDED)
     else:
         hidden = _receive(template, stage, "activation")
     hidden = _begin(template, stage, hidden)
@@ -65,7 +67,7 @@ def forward_template(
         done.append(hidden)
     if stage.last:
         logits = template.task(head_work(stage), group.compute, [hidden, *root], block=HEAD).tensor
-        template.output("logits", group.all_reduce(template, logits, softmax_sum_bytes(stage)))
+        template.output("logits", group.all_reduce(template, logits, n_bytes=softmax_sum_bytes(stage)))
     else:
         _send(template, stage, "activation", hidden)
     return template
@@ -175,7 +177,7 @@ def backward_template(
         logits = [template.port("logits")]
         room = reduction.room_of_embedding_and_head(template) if reduction else []
         gradient = template.task(head_backward_work(stage), group.compute, logits, room, block=HEAD).tensor
-        gradient = group.all_reduce(template, gradient)
+        gradient = group.all_reduce(template, gradient, FROM_HEAD)
     else:
         gradient = _receive(template, stage, "gradient")
     gradient = _begin(template, stage, gradient)
@@ -237,7 +239,7 @@ def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
         logits = [template.port("logits")]
         head = template.task(head_dgrad_work(stage), group.compute, logits, block=HEAD).tensor
         template.output("head_inputs", head + 1)
-        gradient = group.all_reduce(template, head)
+        gradient = group.all_reduce(template, head, FROM_HEAD)
         if group.ranks.size > 1:
             template.output("head_sum", gradient)
     else:

@@ -21,9 +21,9 @@ from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.context import attention_terms, ring_terms
 from perfsim.strategies.three_d.division import kinds_of
 from perfsim.strategies.three_d.expert import expert_weights_work
-from perfsim.strategies.three_d.slices import Degrees, head_positions
+from perfsim.strategies.three_d.slices import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.stages import group_of
-from perfsim.strategies.three_d.tensor import TensorGroup
+from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, TensorGroup
 from perfsim.strategies.three_d.virtual_stage import (
     VirtualStage,
     embedding_backward_work,
@@ -80,7 +80,7 @@ OF_LAYERS = ("forward", "backward", "weights", "recompute")
 
 
 class SlicePrices(NamedTuple):
-    """Seconds of the work of one share of a layer for one micro-batch."""
+    """Seconds of the work of one share of a layer for one micro-batch, with its collectives."""
 
     forward: Floats
     backward: Floats
@@ -89,12 +89,10 @@ class SlicePrices(NamedTuple):
     """Input gradients of one layer."""
     weights: Floats
     """Weight gradients of one layer."""
-    summed: Floats
-    """Summing an activation over the tensor group."""
     core: Floats
     """Forward of the attention core, which selective recompute repeats."""
     layer: Floats
-    """Compute of a forward of the whole layer, which full recompute repeats."""
+    """A forward of the whole layer, which full recompute repeats."""
     layer_early: Floats
     """The same up to the last tensor that the backward reads."""
     embedding_forward: Floats
@@ -148,7 +146,6 @@ def _prices_of_kind(
     split, terms = columns.of_schedules("splits_backward")[:, None], slice_terms(job, columns, topology, kind)
     keys = columns.slice_keys if kind.experts else columns.slice_keys[: Degrees._fields.index("expert")]
     part = SlicePrices(*priced(SlicePrices._fields, keys, terms, durations))
-    sums = (1 if kind.experts else 2) * part.summed
     ring, ring_backward = _rings_s(columns.context[:, None], part)
     late, late_backward = (
         np.maximum(0.0, part.host - hosted) for hosted in (part.hosted, part.hosted_backward)
@@ -159,15 +156,15 @@ def _prices_of_kind(
     mode = columns.recompute[:, None]
     redone = np.select([mode == MODES.index("selective"), mode == MODES.index("full")], [part.core, full])
     return PassPrices(
-        forward=part.forward + sums + ring + late,
-        backward=np.where(split, part.inputs, part.backward) + sums + ring_backward + late_backward,
+        forward=part.forward + ring + late,
+        backward=np.where(split, part.inputs, part.backward) + ring_backward + late_backward,
         weights=np.where(split, part.weights, 0.0),
-        recompute=redone + np.where(mode == MODES.index("full"), sums + ring + late, 0.0),
-        embedding_forward=part.embedding_forward + part.summed,
+        recompute=redone + np.where(mode == MODES.index("full"), ring + late, 0.0),
+        embedding_forward=part.embedding_forward,
         embedding_backward=np.where(split, 0.0, part.embedding_backward),
         embedding_weights=np.where(split, part.embedding_backward, 0.0),
         head_forward=part.head_forward,
-        head_backward=np.where(split, part.head_inputs, part.head_backward) + part.summed,
+        head_backward=np.where(split, part.head_inputs, part.head_backward),
         head_weights=np.where(split, part.head_weights, 0.0),
         send=np.where(pipelined, far * part.send_across + (1 - far) * part.send_inside, 0.0),
         farthest_send=np.where(pipelined, np.where(far > 0, part.send_across, part.send_inside), 0.0),
@@ -208,7 +205,10 @@ def slice_terms(
         rest = _slice_terms(base, node, wanted, kind, whole._replace(expert=1, expert_tensor=1))
         if not kind.experts:
             return rest
-        added = _expert_terms(base, wanted, kind, whole)
+        added = _expert_terms(base, wanted, whole)
+        if wanted.split_backward:
+            part = slice_of(base, whole.layout, kind)
+            added = added | {"weights": (expert_weights_work(part),)}
         return [(*own, *added.get(name, ())) for name, own in zip(SlicePrices._fields, rest, strict=True)]
 
     return terms
@@ -271,29 +271,30 @@ def _slice_terms(
         none if kind.experts else (work,) for work in (works.mlp_forward, works.mlp_backward)
     )
     inputs, weights, head_inputs, head_weights = none, none, none, none
+    sums, sums_backward = _sums(group, FORWARD), _sums(group, BACKWARD)
     if wanted.split_backward:
         parts = split_works(part)
         mlp_inputs = none if kind.experts else (parts.mlp_dgrad,)
-        inputs = (*mlp_inputs, *attention_terms(shared, "dgrad", parts.attention_dgrad))
+        inputs = (*mlp_inputs, *attention_terms(shared, "dgrad", parts.attention_dgrad), *sums_backward)
         weights = (parts.attention_wgrad,) if kind.experts else (parts.mlp_wgrad, parts.attention_wgrad)
-        head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
+        head_inputs = (head_dgrad_work(stage), *group.all_reduce_works(FROM_HEAD))
+        head_weights = (head_wgrad_work(stage),)
     core, layer, early_layer = _recompute_terms(wanted, group)
     framework = job.recipe.framework
     waits = framework is not None and framework.pass_s > 0
     across = (transfer_work(stage, RankGroup(0, node, 2)),) if node and wanted.sends else none
     return (
-        (*attention_terms(shared, "forward", works.attention_forward), *mlp_forward),
-        (*mlp_backward, *attention_terms(shared, "backward", works.attention_backward)),
+        (*attention_terms(shared, "forward", works.attention_forward), *mlp_forward, *sums),
+        (*mlp_backward, *attention_terms(shared, "backward", works.attention_backward), *sums_backward),
         inputs,
         weights,
-        group.all_reduce_works(),
         core,
         layer,
         early_layer,
-        (embedding_work(stage),),
+        (embedding_work(stage), *group.all_reduce_works(EMBEDDED)),
         (embedding_backward_work(stage),),
-        (head_work(stage), *group.all_reduce_works(softmax_sum_bytes(stage))),
-        (head_backward_work(stage),),
+        (head_work(stage), *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage))),
+        (head_backward_work(stage), *group.all_reduce_works(FROM_HEAD)),
         head_inputs,
         head_weights,
         (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 and wanted.sends else none,
@@ -306,9 +307,12 @@ def _slice_terms(
 
 
 @lru_cache(maxsize=4096)
-def _expert_terms(job: Job, wanted: Wanted, kind: LayerKind, degrees: Degrees) -> dict[str, Sequence[Work]]:
-    """The works of `SlicePrices` that experts add to those of a layer, by the names of its fields."""
-    group = group_of(job, degrees.layout, 0, kind)
+def _expert_terms(job: Job, wanted: Wanted, degrees: Degrees) -> dict[str, Sequence[Work]]:
+    """The works of `SlicePrices` that experts add to those of a layer, by the names of its fields.
+
+    They are the same in all kinds of layers with experts, but for weight gradients, which are not here.
+    """
+    group = group_of(job, degrees.layout, 0, LayerKind(experts=True))
     experts = group.experts
     if experts is None:
         return {}
@@ -321,7 +325,7 @@ def _expert_terms(job: Job, wanted: Wanted, kind: LayerKind, degrees: Degrees) -
         "hosted_backward": backward[1:-1],
     }
     if wanted.split_backward:
-        added |= {"inputs": tuple(experts.terms("dgrad")), "weights": (expert_weights_work(group.part),)}
+        added["inputs"] = tuple(experts.terms("dgrad"))
     if "full" in wanted.modes:
         added |= dict.fromkeys(("layer", "layer_early"), tuple(experts.terms("recompute")))
     return added
@@ -341,7 +345,16 @@ def _recompute_terms(wanted: Wanted, group: TensorGroup) -> tuple[tuple[Work, ..
         if group.experts is None:
             mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
             early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
+        attention = (*attention, *_sums(group, FORWARD))
     return core, (*attention, *mlp), (*attention, *early_mlp)
+
+
+def _sums(group: TensorGroup, between: Sequence[Between]) -> tuple[Work, ...]:
+    """The collectives of a layer's forward or backward; one with experts has those of attention alone."""
+    if group.experts is not None:
+        attention, other = between if between is FORWARD else reversed(between)
+        between = [Between(attention.before, other.after)]
+    return tuple(work for products in between for work in group.all_reduce_works(products))
 
 
 def _recompute_work(name: str, kernels: tuple[Kernel, ...], part: LayerSlice) -> tuple[Work, ...]:

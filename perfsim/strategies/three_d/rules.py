@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from perfsim.sizes import passes_problem
 from perfsim.strategies.schedules import SCHEDULES, chunks_problem
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout, layer_kinds
@@ -153,10 +154,7 @@ def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         yield problem
     if layout.layers_per_stage is None:
         if layers % stages:
-            yield (
-                f"{layers} layers do not divide over {stages} stages; "
-                f"nearest: {_nearest(layers, stages)}, or give layers_per_stage"
-            )
+            yield f"{layers} layers do not divide over {stages} stages; {_other_stages(layers, layout)}"
         return
     given = layout.layers_per_stage
     if len(given) != stages:
@@ -183,7 +181,17 @@ def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         yield f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"
 
 
-def _nearest(count: int, wanted: int, least: int = 1) -> int:
-    """The divisor of `count` nearest to `wanted`, of those from `least` on."""
+def _other_stages(layers: int, layout: ParallelLayout) -> str:
+    """The number of stages nearest to a layout's that divides, and uneven stages of its own, in words."""
+    stages, even = layout.num_stages, f"nearest: {_nearest(layers, layout.num_stages)}"
+    if stages > layers:
+        return even
+    given = divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, layers).layers
+    return f"{even}, or give layers_per_stage={'-'.join(map(str, given))}"
+
+
+def _nearest(count: int, wanted: int, least: int = 1) -> str:
+    """The divisor of `count` nearest to `wanted`, of those from `least` on; two that are equally near."""
     divisors = [number for number in range(least, count + 1) if count % number == 0]
-    return min(divisors, key=lambda number: (abs(number - wanted), number))
+    nearest = min(abs(number - wanted) for number in divisors)
+    return " or ".join(str(number) for number in divisors if abs(number - wanted) == nearest)

@@ -124,7 +124,8 @@ def group_of(
             part, ranks, shares, device, job.recipe.expert_dispatcher, waits_for_rows(job.recipe)
         )
     tensor = RankGroup(first, 1, layout.tensor)
-    return TensorGroup(part, tensor, device, context, experts, split_below and kind.experts)
+    overlaps = job.recipe.overlap_tensor and layout.sequence_parallel
+    return TensorGroup(part, tensor, device, context, experts, split_below and kind.experts, overlaps)
 
 
 def _replicas(job: Job, layout: ParallelLayout, rank: int, held: Held) -> Replicas:

@@ -5,19 +5,50 @@ all-reduce over the tensor group, forward and backward. With sequence parallelis
 is a reduce-scatter and an all-gather of the same bytes. The collectives stand on the compute stream:
 PyTorch's synchronous collectives, which Megatron-LM calls here, make it wait for them. A block with experts
 computes a rank's own positions, so it stands between the two.
+
+Where communication overlaps products, a reduce-scatter is exchanged beside the product whose result it sums,
+and an all-gather beside the one that reads it. What the product hides is a matter of prices (`costs/gpu.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from perfsim.graph import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.strategies.three_d.context import ContextGroup, Forward
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.works import COMPUTE, layer_works, split_works
-from perfsim.transformer import LayerSlice
+from perfsim.transformer import Kernel, LayerSlice
+
+
+class Between(NamedTuple):
+    """The products between which a tensor is summed over the group and gathered, by their names; "": none."""
+
+    before: str = ""
+    after: str = ""
+
+
+NOTHING = Between()
+EMBEDDED, FROM_HEAD = Between(after="qkv"), Between(after="fc2.dgrad")
+"""Sums of the embedding, and of the gradient that comes back from the LM head."""
+FORWARD = (Between("projection", "fc1"), Between("fc2", "qkv"))
+"""Sums after attention and after the MLP."""
+BACKWARD = (Between("fc1.dgrad", "projection.dgrad"), Between("qkv.dgrad", "fc2.dgrad"))
+"""Sums of gradients after the MLP and after attention."""
+
+
+@lru_cache(maxsize=512)
+def _products(part: LayerSlice) -> Mapping[str, Kernel]:
+    """The matrix products of a layer by name; with latent attention those up to all heads are its QKV."""
+    works = layer_works(part, "none")
+    blocks = (works.attention_forward, works.mlp_forward, works.mlp_backward, works.attention_backward)
+    products = {kernel.name: kernel for work in blocks for kernel in work.kernels if kernel.op == "gemm"}
+    if "pair" in products:
+        products |= {"qkv": products["pair"], "qkv.dgrad": products["pair.dgrad"]}
+    return products
 
 
 @dataclass(frozen=True)
@@ -33,46 +64,54 @@ class TensorGroup:
     """The ranks with the experts of the layer, if it has some in place of the MLP."""
     split_below: bool = False
     """Whether the layer below takes the gradient of its own positions only."""
+    overlaps: bool = False
+    """Whether its collectives are exchanged beside products."""
 
     @property
     def compute(self) -> str:
         """The compute stream of the rank."""
         return f"{self.device}/{COMPUTE}"
 
-    def all_reduce(self, template: Template, tensor: int, n_bytes: float | None = None) -> int:
+    def all_reduce(
+        self, template: Template, tensor: int, between: Between = NOTHING, n_bytes: float | None = None
+    ) -> int:
         """Sum a hidden activation over the group; no task in a group of one rank."""
-        for work in self.all_reduce_works(n_bytes):
+        for work in self.all_reduce_works(between, n_bytes):
             tensor = template.task(work, self.compute, [tensor]).tensor
         return tensor
 
-    def all_reduce_works(self, n_bytes: float | None = None) -> list[Work]:
+    def all_reduce_works(self, between: Between = NOTHING, n_bytes: float | None = None) -> list[Work]:
         """The collectives that sum an activation over the group; none in a group of one rank."""
         if self.ranks.size == 1:
             return []
-        names = ("reduce_scatter", "all_gather") if self.part.sequence_parallel else ("all_reduce",)
-        return [self._work(name, n_bytes) for name in names]
+        if not self.part.sequence_parallel:
+            return [self._work("all_reduce", "", n_bytes)]
+        return [
+            self._work(name, product, n_bytes)
+            for name, product in zip(("reduce_scatter", "all_gather"), between, strict=True)
+        ]
 
     def sum_below(self, template: Template, tensor: int) -> int:
         """Sum the gradient of the layer's input over the group."""
-        return (self.reduce_scatter if self.split_below else self.all_reduce)(template, tensor)
+        return (self.reduce_scatter if self.split_below else self.all_reduce)(template, tensor, BACKWARD[1])
 
-    def reduce_scatter(self, template: Template, tensor: int) -> int:
+    def reduce_scatter(self, template: Template, tensor: int, between: Between = NOTHING) -> int:
         """Sum a hidden activation over the group, for each rank its own positions."""
-        for work in self.all_reduce_works()[:1]:
+        for work in self.all_reduce_works(between)[:1]:
             tensor = template.task(work, self.compute, [tensor]).tensor
         return tensor
 
-    def all_gather(self, template: Template, tensor: int) -> int:
-        """All-gather a hidden activation that arrived split over the group."""
-        for work in self.all_gather_works():
+    def all_gather(self, template: Template, tensor: int, product: str = "") -> int:
+        """All-gather a hidden activation that arrived split over the group, for a product."""
+        for work in self.all_gather_works(product):
             tensor = template.task(work, self.compute, [tensor]).tensor
         return tensor
 
-    def all_gather_works(self) -> list[Work]:
+    def all_gather_works(self, product: str = "") -> list[Work]:
         """The collective that gathers a received activation; none in a group of one rank."""
-        return [self._work("all_gather", None)] if self.ranks.size > 1 else []
+        return [self._work("all_gather", product, None)] if self.ranks.size > 1 else []
 
-    def _work(self, op: str, n_bytes: float | None) -> Work:
+    def _work(self, op: str, product: str, n_bytes: float | None) -> Work:
         n_bytes = self.part.activation_bytes if n_bytes is None else n_bytes
         return Work(
             name=f"tensor.{op}",
@@ -82,6 +121,7 @@ class TensorGroup:
             comm_bytes=n_bytes,
             group=self.ranks,
             writes=(TensorClass("hidden", self.part.activation_bytes),),
+            beside=_products(self.part).get(product) if self.overlaps else None,
         )
 
 
@@ -101,12 +141,12 @@ def emit_layer_forward(
     works = layer_works(group.part, recompute)
     attention, _ = _attention(template, group, works.attention_forward, "forward", [hidden, *weights], block)
     if group.experts is not None:
-        reads = [group.reduce_scatter(template, attention), hidden, *weights]
+        reads = [group.reduce_scatter(template, attention, FORWARD[0]), hidden, *weights]
         done = group.experts.forward(template, "forward", reads, block, recompute)
-        return group.all_gather(template, done), done + 1
-    attention = group.all_reduce(template, attention)
+        return group.all_gather(template, done, FORWARD[1].after), done + 1
+    attention = group.all_reduce(template, attention, FORWARD[0])
     mlp = template.task(works.mlp_forward, group.compute, [attention, hidden, *weights], block=block).tensor
-    return group.all_reduce(template, mlp), mlp + 1
+    return group.all_reduce(template, mlp, FORWARD[1]), mlp + 1
 
 
 def emit_layer_backward(
@@ -128,10 +168,10 @@ def emit_layer_backward(
     reads, kept = _backward_reads(template, group, recompute, gradient, saved, weights, block)
     if group.experts is not None:
         mlp, _ = group.experts.backward(template, "backward", reads, block, after)
-        mlp = group.all_gather(template, mlp)
+        mlp = group.all_gather(template, mlp, BACKWARD[0].after)
     else:
         mlp = template.task(works.mlp_backward, group.compute, reads, after, block=block).tensor
-        mlp = group.all_reduce(template, mlp)
+        mlp = group.all_reduce(template, mlp, BACKWARD[0])
     if group.context is None:
         attention = template.task(works.attention_backward, group.compute, [mlp, saved], block=block).tensor
     else:
@@ -165,10 +205,10 @@ def emit_layer_dgrad(
     reads, kept = _backward_reads(template, group, recompute, gradient, saved, (), block)
     if group.experts is not None:
         done, mlp = group.experts.backward(template, "dgrad", reads, block)
-        summed = group.all_gather(template, done)
+        summed = group.all_gather(template, done, BACKWARD[0].after)
     else:
         mlp = template.task(works.mlp_dgrad, group.compute, reads, block=block).tensor
-        summed = group.all_reduce(template, mlp)
+        summed = group.all_reduce(template, mlp, BACKWARD[0])
     if group.context is None:
         attention = template.task(works.attention_dgrad, group.compute, [summed, saved], block=block).tensor
     else:
@@ -216,13 +256,13 @@ def _backward_reads(
     inputs = [saved, gradient, *weights]
     recomputed, kept = _attention(template, group, works.attention_recompute, "recompute", inputs, block)
     if works.mlp_recompute is not None and group.experts is not None:
-        recomputed = group.reduce_scatter(template, recomputed)
+        recomputed = group.reduce_scatter(template, recomputed, FORWARD[0])
         recomputed = group.experts.forward(template, "recompute", [recomputed], block)
-        recomputed = group.all_gather(template, recomputed)
+        recomputed = group.all_gather(template, recomputed, FORWARD[1].after)
     elif works.mlp_recompute is not None:
-        recomputed = group.all_reduce(template, recomputed)
+        recomputed = group.all_reduce(template, recomputed, FORWARD[0])
         recomputed = template.task(works.mlp_recompute, group.compute, [recomputed], block=block).tensor
-        recomputed = group.all_reduce(template, recomputed)
+        recomputed = group.all_reduce(template, recomputed, FORWARD[1])
     return [*reads, recomputed], kept
 
 

@@ -28,7 +28,7 @@ def described(folder: Path, peak: str, bandwidth: str) -> DeviceSpec:
 
 
 def from_the_readme(folder: Path) -> Path:
-    """The example of hardware/README.md."""
+    """The example of docs/tutorials/own_hardware.md."""
     text = (data_root() / "hardware" / "README.md").read_text(encoding="utf-8")
     block = re.search(r"```yaml\n(name: my-cluster\n.*?)```", text, re.DOTALL)
     assert block is not None

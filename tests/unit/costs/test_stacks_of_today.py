@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfsim.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
 from perfsim.catalog import default_catalog
 from perfsim.costs.gpu import GpuCosts, GpuKernels
+from perfsim.engine import simulate
+from perfsim.engine.beside import Beside
 from perfsim.errors import CatalogError
-from perfsim.graph import WAIT_OF_HOST, Kind, RankGroup, Work
+from perfsim.graph import WAIT_OF_HOST, GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.hardware import GpuClusterSpec
 from perfsim.topology import FatTree
 from perfsim.transformer import Kernel, LayerSlice, attention_core, attention_core_backward
@@ -100,20 +104,50 @@ def test_a_framework_with_synchronous_attention_does_not_use_it(toys: ModuleType
     )
 
 
-def test_overlapped_tensor_communication_counts_by_its_exposed_share(toys: ModuleType) -> None:
-    gather = Work(
+def gather(beside: Kernel | None = None) -> Work:
+    return Work(
         "tensor.all_gather",
         Kind.COMM_COLL,
         "all_gather",
         "tensor_communication",
         comm_bytes=1e8,
-        group=RankGroup(0, 1, 8),
+        group=RankGroup(0, 1, 4),
+        writes=(TensorClass("hidden", 1e8),),
+        beside=beside,
     )
-    whole, part = (
-        prices(toys, stack={"tensor_exposed": 0.25}, overlap_tensor=overlaps).duration_s(gather)
-        for overlaps in (False, True)
+
+
+@pytest.mark.parametrize("rows", [2048, 32768], ids=["the exchange is longer", "the product is longer"])
+def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(
+    toys: ModuleType, rows: int
+) -> None:
+    whole = product(None, rows)
+    costs = prices(toys, stack={"exchange_slowdown": 1.5}, overlap_tensor=True, precision="bf16")
+    chunk = replace(whole, m=rows // 4, flop=whole.flop / 4)
+    chunk_s, exchange_s = costs.kernel_s(chunk), 1.5 * costs.duration_s(gather()) / 3
+    assert (chunk_s < exchange_s) == (rows == 2048)
+
+    builder = GraphBuilder()
+    compute = Work("chunk", Kind.COMP, "chunk", "forward", kernels=(chunk,), writes=(TensorClass("c", 1.0),))
+    done: list[int] = []
+    arrived: list[int] = []
+    for number in range(4):
+        done = [builder.task(compute, "gpu0/compute", [*done, *arrived]).tensor]
+        if number < 3:
+            arrived = [builder.task(gather(), "gpu0/ring", arrived).tensor]
+    graph = builder.build()
+    durations = np.array([exchange_s if work.op == "all_gather" else chunk_s for work in graph.works])
+    taken = np.array([costs.taken(work) for work in graph.works])
+    bound = np.array([costs.bound(work) for work in graph.works])
+    run = simulate(graph, durations[graph.work], beside=Beside(taken, bound))
+    assert costs.duration_s(gather(whole)) == pytest.approx(
+        float(run.end_s.max()) - costs.kernel_s(whole), rel=1e-6
     )
-    assert part == pytest.approx(0.25 * whole)
+
+
+def test_a_product_hides_nothing_where_the_recipe_does_not_overlap(toys: ModuleType) -> None:
+    costs = prices(toys, stack={"exchange_slowdown": 1.5}, precision="bf16")
+    assert costs.duration_s(gather(product(None))) == costs.duration_s(gather())
 
 
 def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes(toys: ModuleType) -> None:

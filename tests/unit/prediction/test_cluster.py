@@ -147,6 +147,23 @@ def test_steps_of_two_devices_are_refused(measured: Callable[..., Path]) -> None
         fit_cluster(measured(case("one", 1, 1.0), other))
 
 
+def test_steps_on_the_system_of_a_file_have_its_network(
+    measured: Callable[..., Path], tmp_path: Path
+) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "name: own\nextends: dgx-a100-80gb\nnode: {nic: {name: thin, bandwidth: 10 Gb/s, latency: 1 us}}\n"
+    )
+    cases = [
+        case(f"{n} on {name}", n, 0.1, system={"device": name, "num_devices": n})
+        for n in (8, 16)
+        for name in (str(own), "dgx-a100-80gb")
+    ]
+    inside, same, slow, fast = (step.predicted_s for step in fit_cluster(measured(*cases)).cases)
+    assert inside == same
+    assert slow > 1.5 * fast
+
+
 def test_a_step_that_cannot_be_predicted_is_named(measured: Callable[..., Path]) -> None:
     wrong = case("wrong", 8, 1.0, parallel={"data": 3})
     with pytest.raises(CatalogError, match="case wrong cannot be predicted"):

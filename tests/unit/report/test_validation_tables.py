@@ -27,8 +27,8 @@ def test_a_constant_is_shown_in_the_unit_of_its_name(name: str, value: float, sh
 def test_every_constant_of_whole_steps_stands_with_its_value_and_its_standard_error() -> None:
     constants = fitted_constants(Catalog())
     rows = {row[0]: row[1:] for row in constants_table(constants).rows}
-    exposed = next(each for each in constants if each.name == "tensor_exposed of megatron-core-te")
-    assert rows["tensor exposed, megatron-core-te"][0] == f"{exposed.value:.2f}"
+    exposed = next(each for each in constants if each.name == "exchange_slowdown of megatron-core-te")
+    assert rows["exchange slowdown, megatron-core-te"][0] == f"{exposed.value:.2f}"
     assert rows["host, a kernel, megatron-2021"][0].endswith("µs")
     assert all(0.0 < each.standard_error < 0.5 for each in constants)
     owners = Counter(each.name.partition(" of ")[2] for each in constants)

@@ -80,7 +80,7 @@ def test_the_ceiling_of_a_device_without_other_runs_follows_its_benchmark_as_tho
 
 
 def test_a_family_that_alone_determines_a_constant_is_left_out_by_model_and_devices() -> None:
-    own = "tensor_exposed of some-stack"
+    own = "exchange_slowdown of some-stack"
     alone = [
         replace(run, constants={**AT, own: 0.5}, slopes={**run.slopes, own: 0.3}, setting=f"2x8 on {number}")
         if run.scored.family == "long"

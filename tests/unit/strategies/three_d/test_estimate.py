@@ -13,11 +13,18 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step
 
 
-def asked(model: str, system: str, devices: int, batch: int, layout: str | None = None) -> Question:
+def asked(
+    model: str,
+    system: str,
+    devices: int,
+    batch: int,
+    layout: str | None = None,
+    recipe: str = "gpt3_pretraining",
+) -> Question:
     catalog = default_catalog()
     return Question(
         model=catalog.model(model),
-        recipe=catalog.recipe("gpt3_pretraining"),
+        recipe=catalog.recipe(recipe),
         system=catalog.system(system),
         devices=devices,
         strategy="3d",
@@ -61,6 +68,14 @@ def test_reductions_beside_one_micro_batch_or_more_are_within_one_percent(
     layout += f",zero={zero},schedule={schedule},sp=true"
     allowed = 0.03 if schedule == "gpipe" else 0.01
     assert error_of("gpt3_20b", "dgx-a100-80gb", 256, batch, layout) == pytest.approx(0.0, abs=allowed)
+
+
+@pytest.mark.parametrize("more", ["", ",recompute=full", ",schedule=zb1p"])
+@pytest.mark.parametrize("model", ["llama31_70b", "mixtral_8x7b"])
+def test_exchanges_beside_products_are_within_one_percent(model: str, more: str) -> None:
+    layout = "tp=4,pp=2,dp=2,mbs=1,zero=0,sp=true" + more + (",ep=2" if model == "mixtral_8x7b" else "")
+    question = asked(model, "dgx-h100", 16, 32, layout, recipe="llm_2024")
+    assert error(question, estimated(question)) == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_group_of_replicas_that_straddles_nodes_sets_the_price_of_reductions() -> None:

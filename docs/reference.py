@@ -1,0 +1,339 @@
+"""Writes `docs/reference/`: commands, Python functions, keys of files and of JSON, from the program itself.
+
+python docs/reference.py
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+from click.testing import CliRunner
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+import perfsim as ps
+from perfsim.calibration import Calibration
+from perfsim.cli import main
+from perfsim.schemas import schema_of
+
+FOLDER = Path(__file__).parent / "reference"
+FILES = ("study", "sweep", "model", "recipe", "system", "device", "link", "cases", "measured")
+UNITS = {
+    "_s": "seconds",
+    "_bytes": "bytes",
+    "_flop": "FLOP",
+    "_per_s": "a second",
+    "_bytes_per_s": "bytes a second",
+    "_flop_per_s": "FLOP a second",
+    "_w": "watts",
+    "_j": "joules",
+    "_usd": "USD",
+    "_fraction": "0 to 1",
+    "mfu": "0 to 1",
+    "hfu": "0 to 1",
+}
+JSON_TYPES: Mapping[type, str] = {
+    bool: "true or false",
+    int: "integer",
+    float: "number",
+    str: "text",
+    list: "list",
+    dict: "mapping",
+    type(None): "null",
+}
+EXAMPLES: dict[str, str] = {}
+"""How a quantity is written, by its name in the schemas."""
+ASKED = {
+    "run": "run --model gpt3_xl --system dgx-a100-80gb --devices 8 --batch 64",
+    "plan": "plan --model gpt3_xl --system dgx-a100-80gb --devices 8 --batch 64",
+    "study": "study STUDY",
+    "sweep": "sweep SWEEP",
+    "validate": "validate RUNS",
+}
+"""The question behind each document of the page on JSON."""
+STUDY = """\
+{extends: gpt3_20b, model: gpt3_xl, batch_sizes: [64], sampling: {tasks: 0}, candidates:
+[{strategy: 3d, system: dgx-a100-80gb, devices: 8}, {strategy: weight-streaming, system: cs-2, devices: 1}]}
+"""
+SWEEP = """\
+{title: t, study: ./STUDY, grid: {recipe.global_batch_size: [64, 128], candidates:
+[{strategy: weight-streaming, system: cs-2, devices: [1]}]}}
+"""
+RUNS = """\
+{schema: 1, cases: [{id: a, family: ours, evidence: A, strategy: 3d, measured: {step_time_s: 1.1},
+parallel: {data: 8}, system: {device: dgx-a100-80gb, num_devices: 8},
+training: {micro_batch_size: 8, global_batch_size: 64, recompute: full},
+model: {num_layers: 24, hidden_size: 2048, ffn_hidden_size: 8192, num_attention_heads: 16, vocab_size: 51200,
+seq_length: 2048}}]}
+"""
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; bars inside cells are escaped."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([" ".join(str(cell).split()).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+
+
+# ------------------------------------------------------------------------------------- commands
+def commands_page() -> str:
+    """Every verb with its help, and the exit codes."""
+    parts = ["# Commands\n", "Exit codes and JSON: [continuous use](../howto/continuous.md).\n"]
+    for name, verb in _verbs("perfsim", main):
+        parts.append(f"## {name}\n\n```text\n{_help(name, verb)}\n```\n")
+    return "\n".join(parts)
+
+
+def _verbs(path: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    for name, verb in sorted(group.commands.items()):
+        yield f"{path} {name}", verb
+        if isinstance(verb, click.Group):
+            yield from _verbs(f"{path} {name}", verb)
+
+
+def _help(name: str, verb: click.Command) -> str:
+    context = click.Context(verb, info_name=name, terminal_width=100, max_content_width=100)
+    return click.unstyle(verb.get_help(context)).rstrip()
+
+
+# --------------------------------------------------------------------------------------- Python
+def python_page() -> str:
+    """Every public name of `perfsim` with its signature, docstring, fields and methods."""
+    parts = ["# Python\n", "`import perfsim as ps`. Nothing prints; errors are `ps.PerfsimError`.\n"]
+    names = sorted((name for name in dir(ps) if name != "__version__"), key=str.casefold)
+    for name in names:
+        value = getattr(ps, name)
+        kind = "class " if inspect.isclass(value) else ""
+        parts.append(f"## {kind}ps.{name}\n\n{_signature(name, value)}{inspect.getdoc(value)}\n")
+        if inspect.isclass(value):
+            parts.append(table(["member", "meaning"], _members(value)))
+    return "\n".join(parts)
+
+
+def _signature(name: str, value: Any) -> str:
+    if inspect.isclass(value):
+        return ""
+    text = re.sub(r"perfsim\.(?:\w+\.)+", "", str(inspect.signature(value))).replace("'", "")
+    return f"```text\nps.{name}{text}\n```\n\n"
+
+
+def _members(cls: type) -> Iterator[tuple[str, str]]:
+    notes = _notes(cls)
+    fields = getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", {})
+    for name in fields:
+        if not name.startswith("_"):
+            yield f"`{name}`", notes.get(name, "")
+    for name, value in inspect.getmembers(cls):
+        own = any(name in base.__dict__ for base in cls.__mro__ if base.__module__.startswith("perfsim"))
+        if own and not name.startswith(("_", "model_")) and name not in fields:
+            call = "()" if callable(value) else ""
+            yield f"`{name}{call}`", (inspect.getdoc(value) or "").partition("\n\n")[0]
+
+
+def _notes(cls: type) -> dict[str, str]:
+    """The string under each field of a class and of its parents in perfsim."""
+    notes: dict[str, str] = {}
+    for base in reversed([base for base in cls.__mro__ if base.__module__.startswith("perfsim")]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for statement, after in pairwise(getattr(body, "body", [])):
+            constant = after.value if isinstance(after, ast.Expr) else None
+            if isinstance(statement, ast.AnnAssign) and isinstance(constant, ast.Constant):
+                notes[ast.unparse(statement.target)] = str(constant.value)
+    return notes
+
+
+# ---------------------------------------------------------------------------------------- files
+def files_page() -> str:
+    """Keys of YAML files: type with range or unit, default, meaning."""
+    intro = (
+        "A quantity is a string with a unit. Every file with a name may have `extends`, `name`,\n"
+        "`description`, `sources` and `assumed`, which are left out below. `perfsim schema` prints the same\n"
+        "as JSON Schemas.\n"
+    )
+    parts, done = ["# Files\n", intro], set[str]()
+    classes = {cls.__name__: cls for cls in _subclasses(BaseModel)}
+    for kind in FILES:
+        parts.append(f"## {kind}\n")
+        schema = schema_of(kind)
+        for name, body in schema["$defs"].items():
+            if name.startswith("quantity."):
+                EXAMPLES[name] = f"quantity, as `{body['examples'][0]}`"
+        waiting = list(_top(schema))
+        while waiting:
+            name = waiting.pop(0)
+            cls = classes.get(name)
+            if name in done or cls is None or issubclass(cls, Calibration):
+                continue
+            done.add(name)
+            body = schema["$defs"].get(name) or schema["$defs"][f"{name}.changes"]
+            parts += [f"### {name}\n\n{body.get('description', '')}\n", _keys(cls, body)]
+            waiting += [inner for inner in _references(body) if inner not in done]
+    return "\n".join(parts)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def _top(schema: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(_references({key: schema[key] for key in ("then", "else")})))
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"].removeprefix("#/$defs/").removesuffix(".changes")
+        for value in schema.values():
+            yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)
+
+
+def _keys(cls: type, body: Mapping[str, Any]) -> str:
+    shared = ("extends", "name", "description", "sources", "assumed")
+    fields = {field.alias or name: field for name, field in getattr(cls, "model_fields", {}).items()}
+    rows = [
+        (f"`{key}`", _type(value), _default(fields.get(key)), value.get("description", ""))
+        for key, value in body.get("properties", {}).items()
+        if key not in shared
+    ]
+    return table(["key", "type", "default", "meaning"], rows)
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """A JSON Schema in words."""
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/$defs/").removesuffix(".changes")
+        fitted = "a calibration, as `perfsim calibrate` writes it" if name.endswith("Calibration") else ""
+        return EXAMPLES.get(name) or fitted or f"[{name}](#{name.lower()})"
+    if "anyOf" in schema or "oneOf" in schema:
+        options = [_type(option) for option in schema.get("anyOf") or schema["oneOf"]]
+        return " or ".join(dict.fromkeys(option for option in options if option)) or "any"
+    if "then" in schema:
+        return _type(schema["then"])
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    kind = schema.get("type", "any")
+    if kind == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    if kind == "object":
+        inner = schema.get("additionalProperties")
+        return f"mapping to {_type(inner)}" if isinstance(inner, Mapping) else "mapping"
+    return f"{kind}{_range(schema)}"
+
+
+def _range(schema: Mapping[str, Any]) -> str:
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if low is None and high is None:
+        return ""
+    shown = [text for text, bound in ((" from ", low), (" to ", high)) if bound is not None]
+    bounds = [
+        f"{bound:,}" if bound == int(bound) else f"{bound:g}" for bound in (low, high) if bound is not None
+    ]
+    return "".join(text + bound for text, bound in zip(shown, bounds, strict=True))
+
+
+def _default(field: Any) -> str:
+    if field is None:
+        return ""
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is PydanticUndefined or value is None or isinstance(value, BaseModel) or value in ("", ()):
+        return ""
+    return f"`{value}`"
+
+
+# ----------------------------------------------------------------------------------------- JSON
+def json_page() -> str:
+    """Keys of the documents that verbs print with `--json`."""
+    intro = (
+        "Keys of the documents of `--json`, read off the answers to small questions. `[]` is every entry of\n"
+        "a list, `*` every name. What is not known is null.\n"
+    )
+    parts = ["# JSON\n", intro]
+    with tempfile.TemporaryDirectory() as folder:
+        for verb, question in ASKED.items():
+            document = _answer(question, Path(folder))
+            rows = sorted(dict(_paths(document)).items())
+            parts.append(f"## perfsim {verb} --json\n")
+            parts.append(table(["key", "type", "unit"], [(f"`{k}`", v, _unit(k)) for k, v in rows]))
+    return "\n".join(parts)
+
+
+def _answer(question: str, folder: Path) -> Any:
+    for name, text in {"STUDY": STUDY, "SWEEP": SWEEP, "RUNS": RUNS}.items():
+        (folder / f"{name}.yaml").write_text(text.replace("./STUDY", "./STUDY.yaml"), "utf-8")
+        question = question.replace(name, str(folder / f"{name}.yaml"))
+    out = ["--out", str(folder / "out")] if question.startswith(("study", "sweep")) else []
+    result = CliRunner().invoke(main, [*question.split(), *out, "--json"])
+    if result.exit_code:
+        raise SystemExit(result.stderr)
+    return json.loads(result.stdout)
+
+
+def _paths(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        same = path and not all(re.fullmatch(r"[a-z][a-z0-9_]*", key) for key in value)
+        breakdown = len(value) > 1 and all(isinstance(item, float) for item in value.values())
+        for key, item in value.items():
+            inner = "*" if same or (breakdown and path.endswith(("_s", "_bytes", "by_part"))) else key
+            yield from _paths(item, f"{path}.{inner}" if path else inner)
+    elif isinstance(value, list) and value:
+        for item in value:
+            yield from _paths(item, f"{path}[]")
+    else:
+        names = {
+            bool: "true or false",
+            int: "integer",
+            float: "number",
+            str: "text",
+            list: "list",
+            dict: "mapping",
+        }
+        yield path, names.get(type(value), "null")
+
+
+def _unit(path: str) -> str:
+    for part in reversed(re.findall(r"\w+", path)):
+        for suffix in sorted(UNITS, key=len, reverse=True):
+            if part.endswith(suffix):
+                return UNITS[suffix]
+    return ""
+
+
+PAGES = {
+    "commands.md": commands_page,
+    "python.md": python_page,
+    "files.md": files_page,
+    "json.md": json_page,
+}
+
+
+def write(folder: Path = FOLDER) -> None:
+    """Write all pages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (folder / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

@@ -1,0 +1,45 @@
+"""Kernels on a roofline: their sums are those of the step."""
+
+from __future__ import annotations
+
+import pytest
+
+import perfsim as ps
+from perfsim.prediction.roofline import ATTENTION, ELEMENTWISE, PRODUCT, roofline
+
+GPUS = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 2, "strategy": "3d", "batch": 8}
+WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
+
+
+@pytest.mark.parametrize("asked", [GPUS, WAFERS])
+def test_the_work_of_all_kernels_is_the_work_of_the_step(asked: dict) -> None:
+    run = ps.predict(**asked).run
+    own = roofline(run)
+    assert own is not None
+    device, graph = run.plan.system.device, run.trace.graph
+    assert own.memory_bytes_per_s == device.memory.bandwidth
+    assert own.peaks_flop_per_s == {"bf16": device.peak_flop_per_s("bf16")}
+    streams = [place for place, name in enumerate(graph.streams) if name.endswith("/compute")]
+    assert len({graph.stands_for[place] for place in streams}) == 1, "every device counts alike"
+    flop = sum(
+        graph.works[work].flop
+        for work, stream in zip(graph.work, graph.stream, strict=True)
+        if stream in streams
+    )
+    assert sum(kernel.flop for kernel in own.kernels) == pytest.approx(
+        flop / len(streams) / len(graph.step_ends)
+    )
+    times = [kernel.time_s for kernel in own.kernels]
+    assert times == sorted(times, reverse=True)
+    assert sum(times) <= run.step_time_s
+
+
+@pytest.mark.parametrize("asked", [GPUS, WAFERS])
+def test_no_product_is_above_its_ceilings(asked: dict) -> None:
+    own = roofline(ps.predict(**asked).run)
+    assert own is not None
+    kinds = {kernel.kind for kernel in own.kernels}
+    assert {PRODUCT, ELEMENTWISE} <= kinds | {ATTENTION}
+    for kernel in own.kernels:
+        if kernel.precision and kernel.flop:
+            assert kernel.flop / kernel.time_s <= own.peaks_flop_per_s[kernel.precision]

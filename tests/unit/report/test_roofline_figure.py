@@ -1,0 +1,62 @@
+"""The roofline, read back from what Plotly would draw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfsim.prediction.roofline import ELEMENTWISE, PRODUCT, KernelUse, Roofline
+from perfsim.report.figures.roofline import roofline, roofline_alt, roofline_table
+from perfsim.report.study.page import study_page
+from perfsim.studies.result import StudyResult
+
+OWN = Roofline(
+    2e12,
+    {"bf16": 3e14},
+    (
+        KernelUse("MLP", PRODUCT, "bf16", 4e14, 1.5e11, 2.0),
+        KernelUse("projections", PRODUCT, "bf16", 2e14, 8e10, 1.0),
+        KernelUse("element-wise", ELEMENTWISE, None, 0.0, 1.5e12, 0.8),
+        KernelUse("router", PRODUCT, "bf16", 1e10, 1e8, 1e-4),
+    ),
+)
+
+
+def test_points_lie_at_flops_per_byte_and_flops_per_second() -> None:
+    products = next(trace for trace in roofline(OWN).data if trace.name == PRODUCT)
+    assert products.x == pytest.approx([4e14 / 1.5e11, 2e14 / 8e10], rel=1e-4)
+    assert products.y == pytest.approx([2e14, 2e14], rel=1e-4)
+    big, small = products.marker.size
+    assert (big / small) ** 2 == pytest.approx(2.0, rel=0.01), "the area follows the time"
+
+
+def test_kernels_without_flops_are_as_far_below_the_slope_as_from_the_memorys_bandwidth() -> None:
+    (point,) = (trace for trace in roofline(OWN).data if trace.name == ELEMENTWISE)
+    assert point.y[0] / (point.x[0] * OWN.memory_bytes_per_s) == pytest.approx(1.5e12 / 0.8 / 2e12)
+
+
+def test_ceilings_are_named_and_points_are_labelled_in_place() -> None:
+    figure = roofline(OWN)
+    words = [note.text for note in figure.layout.annotations]
+    assert words[:2] == ["bf16 peak 300 TFLOP/s", "memory 2 TB/s"]
+    assert sorted(words[2:]) == ["MLP: 53 %", "element-wise: 21 %", "projections: 26 %"]
+    slope, level, *_ = figure.data
+    assert (slope.x[1], slope.y[1]) == pytest.approx((150.0, 3e14))
+    assert set(level.y) == {3e14}
+
+
+def test_the_table_has_every_kernel_also_those_too_short_to_draw() -> None:
+    rows = roofline_table(OWN).rows
+    assert [row[0] for row in rows] == ["MLP", "projections", "element-wise", "router"]
+    assert rows[0][-1] == "67 % of bf16 peak"
+    assert rows[2][-1] == "94 % of memory"
+    assert "MLP 53 % of the time at 67 % of bf16 peak" in roofline_alt(OWN, "8 A100")
+
+
+def test_a_page_has_a_roofline_for_each_machine_with_one(result: StudyResult) -> None:
+    first, *others = result.candidates
+    known = replace(result, candidates=(replace(first, roofline=OWN), *others))
+    slugs = [section.slug for section in study_page(known)[1]]
+    assert [slug for slug in slugs if slug.startswith("roofline")] == ["roofline", "roofline-0"]
+    assert not [section for section in study_page(result)[1] if section.slug.startswith("roofline")]
