@@ -32,9 +32,7 @@ FEW = {
     "zero 2, overlapped": Case("3d", ParallelLayout(tensor=2, data=2, zero_stage=2), 2, overlap=True),
     "zero 3": Case("zero3", ParallelLayout(data=2, zero_stage=3), 2),
     "zero bubble": Case("pipeline", ParallelLayout(pipeline=2, schedule="zb2p"), 3),
-    "experts": Case(
-        "3d", ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2, zero_stage=2), 1
-    ),
+    "experts": Case("3d", ParallelLayout(tensor=2, sequence_parallel=True, expert=2), 1),
     "weight streaming": Case("weight-streaming", StreamingLayout(data=2, micro_batch_size=2), 2),
 }
 EVERY = 9
@@ -142,11 +140,11 @@ def test_explained_survivors_are_told_by_class() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt3_20b", "deepseek_v3"])
-def test_every_fault_in_a_spread_of_the_catalogue_is_caught(model: str) -> None:
+@pytest.mark.parametrize(("model", "least"), [("gpt3_20b", 500), ("deepseek_v3", 250)])
+def test_every_fault_in_a_spread_of_the_catalogue_is_caught(model: str, least: int) -> None:
     """A few of all faults in every case, each begun elsewhere; what is left has a reason."""
-    found = try_plans(model, plans_of(Request(model)), FEW_OF_ALL if model == "gpt3_20b" else EVERY * 2)
-    assert found["injected"] > 500
+    found = try_plans(model, plans_of(Request(model)), FEW_OF_ALL)
+    assert found["injected"] > least
     assert found["unexplained"] == []
 
 

@@ -74,7 +74,7 @@ def test_layouts_with_experts_are_proven_as_the_command_line_asks_for_them(model
 def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
     monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    """Without the sum of the router's gradients, or with the first positions on every peer, a fault is named."""
+    """A fault is named without the sum of the router's gradients, or with one peer's positions on both."""
     if wrong == "parts":
         monkeypatch.setattr(gpu, "summed", lambda parts: parts[0].copy())
     else:
@@ -87,7 +87,7 @@ def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
 
 def test_what_is_not_executed_with_experts_is_refused() -> None:
     with pytest.raises(InputError, match="experts are not executed with shard_group 2"):
-        prove_all(Request("mixtral_8x7b", layout="dp=4,zero=1,sg=2", orders=1))
+        prove_all(Request("mixtral_8x7b", layout="dp=4,zero=1,shard_group=2", orders=1))
 
 
 def test_every_expert_has_equally_many_tokens_of_a_sequence_in_an_order_of_its_own() -> None:
