@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 from perfsim import transformer
@@ -47,9 +47,10 @@ def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWor
     """The compute of an attention block around and in its core."""
     forward = which in ("forward", "recompute")
     core = transformer.attention_core(part) if forward else transformer.attention_core_backward(part)
+    recomputed_attention = partial(transformer.attention_recompute, recompute="full")
     whole = {
         "forward": transformer.attention_forward,
-        "recompute": transformer.attention_forward,
+        "recompute": recomputed_attention,
         "backward": transformer.attention_backward,
         "dgrad": transformer.attention_dgrad,
     }[which](part)
