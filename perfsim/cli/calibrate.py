@@ -11,6 +11,7 @@ import click
 
 from perfsim.cli.options import out_option
 from perfsim.cli.output import print_lines, write_error
+from perfsim.cli.verb import VerbGroup
 from perfsim.errors import InputError, refused_values, within_floats
 from perfsim.files import check_folder, must_exist
 
@@ -46,7 +47,7 @@ Examples:
 """
 
 
-@click.group(short_help="Fit constants to your own measurements.", epilog=EXAMPLES)
+@click.group(cls=VerbGroup, short_help="Fit constants to your own measurements.", epilog=EXAMPLES)
 def calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
 

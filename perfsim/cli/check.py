@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from perfsim.cli.options import json_option
-from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.output import print_json, print_prose
+from perfsim.cli.verb import Verb
 from perfsim.errors import InputError
 
 EXAMPLES = """\b
@@ -17,7 +18,7 @@ Examples:
 """
 
 
-@click.command(short_help="List all mistakes of a file; nothing is run.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="List all mistakes of a file; nothing is run.", epilog=EXAMPLES)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--kind", default="", help="device, system, model, ... [default: told by the file's keys]")
 @json_option
@@ -39,4 +40,4 @@ def check(files: tuple[Path, ...], kind: str, as_json: bool) -> None:
     if as_json:
         print_json([{"file": own.file, "kind": own.kind, "holds": own.words} for own in checked])
     else:
-        print_lines([f"{own.file}: {own.kind}, no mistakes ({own.words})" for own in checked])
+        print_prose(*(f"{own.file}: {own.kind}, no mistakes ({own.words})" for own in checked))

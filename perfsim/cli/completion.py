@@ -8,6 +8,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from perfsim.cli.verb import Verb
+
 Completed = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_PERFSIM_COMPLETE"
@@ -37,7 +39,7 @@ Once, in your shell:
 """
 
 
-@click.command(short_help="Print what completes names in your shell.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Print what completes names in your shell.", epilog=EXAMPLES)
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print a script that completes verbs, options, models, systems and studies in SHELL."""

@@ -6,6 +6,7 @@ import click
 
 from perfsim.cli.options import json_option, limits
 from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.verb import Verb
 
 EXAMPLES = """\b
 Examples:
@@ -14,7 +15,7 @@ Examples:
 """
 
 
-@click.command(short_help="What differs between two studies, and its effect.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="What differs between two studies, and its effect.", epilog=EXAMPLES)
 @click.argument("first")
 @click.argument("second")
 @json_option

@@ -10,6 +10,7 @@ import click
 
 from perfsim.cli.options import json_option, out_option
 from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.verb import Verb
 from perfsim.files import write_file
 
 FORMATS = (
@@ -34,14 +35,15 @@ Examples:
 """
 
 
-@click.command(name="import", short_help="Read a model or a run of another tool.", epilog=EXAMPLES)
+@click.command(cls=Verb, name="import", short_help="Read a model or a run of another tool.", epilog=EXAMPLES)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--format",
     "format_name",
     type=click.Choice(FORMATS),
+    metavar="NAME",
     default=None,
-    help="Format of FILE. [default: recognised by its content]",
+    help=f"Format of FILE: {', '.join(FORMATS)}. [default: recognised by its content]",
 )
 @click.option("--part", type=click.Choice(PARTS), default=None, help="What to write. [default: the model]")
 @click.option("--model", default="", help="Model of a FILE without one: of the catalogue, or a config.json.")

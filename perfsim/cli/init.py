@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from perfsim.cli.completion import complete
-from perfsim.cli.output import print_lines
+from perfsim.cli.output import print_prose
+from perfsim.cli.verb import Verb
 from perfsim.errors import InputError
 from perfsim.files import check_file, write_file
 from perfsim.sizes import MOST_DEVICES
@@ -63,7 +64,7 @@ assumed:
 """
 
 
-@click.command(short_help="Write a commented study to begin with.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Write a commented study to begin with.", epilog=EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path), default="my_study.yaml")
 @click.option("--model", default="llama2_70b", show_default=True, shell_complete=complete("model"))
 @click.option("--recipe", default="gpt3_pretraining", show_default=True, shell_complete=complete("recipe"))
@@ -83,4 +84,4 @@ def init(file: Path, model: str, recipe: str, system: str, devices: int) -> None
     strategy = strategy_for("", catalog.system(system)).name
     names = {"model": model, "recipe": recipe, "system": system, "strategy": strategy}
     write_file(file, TEMPLATE.format(file=file, devices=devices, **names))
-    print_lines([f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`"])
+    print_prose(f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`")

@@ -14,7 +14,7 @@ from perfsim.cli.progress import metered
 from perfsim.files import check_file
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
-Verb = TypeVar("Verb", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 VERIFY = ("off", "sample", "full")
 
@@ -88,14 +88,14 @@ _QUESTION = (
 )
 
 
-def question_options(verb: Verb) -> Verb:
+def question_options(verb: Function) -> Function:
     """The options that say what is asked: model, machine, strategy, batch, recipe, memory limit, cluster."""
     for option in reversed(_QUESTION):
         verb = option(verb)
     return verb
 
 
-def question_options_if_asked(verb: Verb) -> Verb:
+def question_options_if_asked(verb: Function) -> Function:
     """The same for a verb that needs them with some of its other options only."""
     verb = question_options(verb)
     for option in getattr(verb, "__click_params__", ()):
@@ -114,14 +114,14 @@ def batch_of(batch: int | None, per_device: int | None, devices: int) -> int | N
 
 def out_option(
     help_text: str, checked: Callable[[Path, str], None] | None = check_file
-) -> Callable[[Verb], Verb]:
+) -> Callable[[Function], Function]:
     """`--out PATH`, refused before anything is computed where it cannot be written to."""
     return path_option("--out", help_text, checked)
 
 
 def path_option(
     name: str, help_text: str, checked: Callable[[Path, str], None] | None = check_file
-) -> Callable[[Verb], Verb]:
+) -> Callable[[Function], Function]:
     """The path of an output, `checked` before anything is computed."""
 
     def check(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
@@ -132,7 +132,7 @@ def path_option(
     return click.option(name, type=click.Path(path_type=Path), default=None, help=help_text, callback=check)
 
 
-def table_option(rows: str) -> Callable[[Verb], Verb]:
+def table_option(rows: str) -> Callable[[Function], Function]:
     """`--table FILE`."""
     return path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", _check_table)
 
@@ -143,7 +143,7 @@ def _check_table(path: Path, option: str) -> None:
     check_file(path, option)
 
 
-def limits(verb: Verb) -> Verb:
+def limits(verb: Function) -> Function:
     """`--max-events` and `--max-seconds`, and progress of a long simulation."""
 
     @click.option(
@@ -174,10 +174,10 @@ def limits(verb: Verb) -> Verb:
     return limited_verb  # type: ignore[return-value]  # the same verb with two more options
 
 
-def workers_options(processes: str) -> Callable[[Verb], Verb]:
+def workers_options(processes: str) -> Callable[[Function], Function]:
     """`--jobs` and `--scheduler`: who computes; `processes` is the default of the first."""
 
-    def options(verb: Verb) -> Verb:
+    def options(verb: Function) -> Function:
         jobs = click.option(
             "--jobs", type=click.IntRange(min=1), default=None, help=f"Processes. [default: {processes}]"
         )
@@ -186,12 +186,12 @@ def workers_options(processes: str) -> Callable[[Verb], Verb]:
     return options
 
 
-def study_argument(verb: Verb) -> Verb:
+def study_argument(verb: Function) -> Function:
     """`STUDY`, with names of the catalogue at the tabulator key."""
     return click.argument("study", shell_complete=studies)(verb)
 
 
-def shown_options(verb: Verb) -> Verb:
+def shown_options(verb: Function) -> Function:
     """`--open` and `--quiet`: what becomes of the answer on the screen."""
     opened = click.option("--open", "opens", is_flag=True, help="Open the report in the browser.")
     quiet = click.option("--quiet", is_flag=True, help="Print the comparison and the report's place only.")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -28,7 +30,25 @@ def write_error(text: str) -> None:
         char if char == "\n" or unicodedata.category(char)[0] != "C" else f"\\u{{{ord(char):x}}}"
         for char in text.expandtabs(1)
     )
-    click.echo(shown, err=True, nl=False)
+    click.echo(
+        _fitted(shown) if sys.stderr is not None and sys.stderr.isatty() else shown, err=True, nl=False
+    )
+
+
+def _fitted(text: str) -> str:
+    """The text with lines that are too wide for the terminal broken at spaces, under their own indent."""
+    width = shutil.get_terminal_size().columns
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=f"{indent}  " if indent else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(lines)
 
 
 def print_json(document: Any) -> None:
@@ -56,6 +76,26 @@ def print_lines(lines: Sequence[str]) -> None:
         _print_coloured(text)
     else:
         click.echo(text)
+
+
+def print_prose(*sentences: str) -> None:
+    """Sentences for a person, in lines that fit the terminal."""
+    from perfsim.report.terminal.layout import paragraph, terminal_width
+
+    width = terminal_width()
+    print_lines([line for sentence in sentences for line in paragraph(sentence, width)])
+
+
+def print_answer(
+    lines: Callable[[], Sequence[str]], verdict: str, page: str | Path | None, *, quiet: bool
+) -> None:
+    """An answer, or with `quiet` its verdict only, and where the report is."""
+    if quiet:
+        print_prose(verdict)
+    else:
+        print_lines(lines())
+    if page:
+        print_lines([f"Report: {page}"])
 
 
 def _has_colour() -> bool:

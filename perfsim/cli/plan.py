@@ -8,6 +8,7 @@ import click
 
 from perfsim.cli.options import batch_of, emit_option, json_option, limits, question_options, scheduler_option
 from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.verb import Verb
 
 OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
 """The values of `perfsim.studies.shortlist.Objective`, which is not loaded for a help text."""
@@ -21,7 +22,9 @@ Examples:
 """
 
 
-@click.command(short_help="List the layouts that may be fastest; emit what runs one.", epilog=EXAMPLES)
+@click.command(
+    cls=Verb, short_help="List the layouts that may be fastest; emit what runs one.", epilog=EXAMPLES
+)
 @question_options
 @click.option(
     "--objective",

@@ -10,6 +10,7 @@ import click
 
 from perfsim.cli.options import json_option, limits
 from perfsim.cli.output import print_json, print_lines, progress
+from perfsim.cli.verb import Verb
 from perfsim.errors import InputError, PerfsimError
 from perfsim.files import write_file
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
@@ -26,7 +27,7 @@ Examples:
 """
 
 
-@click.command(short_help="Compare schedules with serial training, in NumPy.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Compare schedules with serial training, in NumPy.", epilog=EXAMPLES)
 @click.argument("target", metavar="MODEL|STUDY")
 @click.option("--strategy", default="", help="Only this strategy. [default: all; 3d for a --layout]")
 @click.option(

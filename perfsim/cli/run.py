@@ -17,6 +17,7 @@ from perfsim.cli.options import (
     question_options,
 )
 from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.verb import Verb
 
 EXAMPLES = """\b
 Examples:
@@ -26,15 +27,15 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Verb, epilog=EXAMPLES)
 @question_options
 @click.option("--layout", default="", metavar="tp=8,pp=4,dp=4,mbs=1", help="[default: chosen by the planner]")
 @click.option(
     "--perturb",
     default="",
     metavar="straggler=1.3@rank5,jitter=0.02,seed=1",
-    help="Perturb the step: slow ranks, jitter, dead=LINK, slow=0.5@LINK, "
-    "mttf=8h,checkpoint=1h,restart=10min.",
+    help="Perturb the step: slow ranks, jitter, dead=LINK, slow=0.5@LINK; or fail: mttf=8h with "
+    "checkpoint=1h and restart=10min.",
 )
 @click.option(
     "--detail",

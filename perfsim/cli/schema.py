@@ -8,6 +8,7 @@ import click
 
 from perfsim.cli.options import out_option
 from perfsim.cli.output import print_lines
+from perfsim.cli.verb import Verb
 from perfsim.files import check_folder
 
 EXAMPLES = """\b
@@ -17,7 +18,7 @@ Examples:
 """
 
 
-@click.command(short_help="Print or write JSON Schemas of the YAML files.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Print or write JSON Schemas of the YAML files.", epilog=EXAMPLES)
 @click.argument("kind", required=False)
 @out_option("Folder for <kind>.schema.json files. [default: standard output]", check_folder)
 def schema(kind: str | None, out: Path | None) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from perfsim.cli.options import json_option
-from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.output import print_json, print_lines, print_prose
+from perfsim.cli.verb import Verb
 from perfsim.sizes import MOST_DEVICES
 
 KINDS = ("systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies")
@@ -22,7 +23,7 @@ Examples:
 """
 
 
-@click.command(short_help="List what the catalogue holds, with sources.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="List what the catalogue holds, with sources.", epilog=EXAMPLES)
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name", required=False)
 @click.option(
@@ -63,7 +64,5 @@ def _write(kind: str, name: str | None, graph: Path, devices: int | None, *, as_
     if as_json:
         print_json(written)
         return
-    counts = (
-        f"{written['num_devices']:,} devices, {written['vertices']:,} vertices, {written['edges']:,} edges"
-    )
-    print_lines([f"{graph}: {name} with {counts}"])
+    counts = ", ".join(f"{written[key]:,} {word}" for key, word in COUNTED.items())
+    print_prose(f"{graph}: {name} with {counts}")

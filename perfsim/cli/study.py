@@ -17,8 +17,9 @@ from perfsim.cli.options import (
     table_option,
     workers_options,
 )
-from perfsim.cli.output import open_page, print_json, print_lines, progress
+from perfsim.cli.output import open_page, print_answer, print_json, print_prose, progress
 from perfsim.cli.sweep import Shown, Work, answer_sweep
+from perfsim.cli.verb import Verb
 from perfsim.files import check_folder
 
 EXAMPLES = """\b
@@ -29,7 +30,7 @@ Examples:
 """
 
 
-@click.command(short_help="Answer a study: which machine is first, and why.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Answer a study: which machine is first, and why.", epilog=EXAMPLES)
 @study_argument
 @click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
 @click.option(
@@ -80,7 +81,7 @@ def study(
         answer_sweep(study, out, shown, work, table=table)
         return
     if dry_run:
-        print_lines(_planned(study, names))
+        print_prose(*_planned(study, names))
         return
     from perfsim.api.studies import study as answer_study
     from perfsim.report.terminal.study import study_lines
@@ -93,7 +94,7 @@ def study(
     if as_json:
         print_json(answer.document(report=str(page)))
     else:
-        print_lines([*([answer.verdict] if quiet else study_lines(answer.result)), f"Report: {page}"])
+        print_answer(lambda: study_lines(answer.result), answer.verdict, page, quiet=quiet)
     if opens:
         open_page(page)
     answer.check()
@@ -106,33 +107,31 @@ def _answer_comparison(name: str, out: Path | None, shown: Shown, *, dry_run: bo
     from perfsim.report.terminal.comparison import comparison_lines
 
     if dry_run:
-        print_lines([f"{name}: a comparison of published figures; nothing was computed"])
+        print_prose(f"{name}: a comparison of published figures; nothing was computed")
         return
     result = comparison(name)
     page = save_comparison(result, out or Path("reports") / result.name)
     if shown.as_json:
         print_json({**plain(result), "report": str(page)})
     else:
-        lines = [result.verdict] if shown.quiet else comparison_lines(result)
-        print_lines([*lines, f"Report: {page}"])
+        print_answer(lambda: comparison_lines(result), result.verdict, page, quiet=shown.quiet)
     if shown.opens:
         open_page(page)
 
 
 def _planned(study: str, names: list[str]) -> list[str]:
     """What a study would compute: its candidates and batches."""
+    from perfsim.report.text import counted
     from perfsim.studies.loading import load_study
 
     spec = load_study(study)
     kept = [own for own in spec.candidates if not names or own.strategy in names]
     machines = [f"  {own.label(devices)}" for own in kept for devices in own.devices]
-    batches = (
-        "batches around the critical one"
-        if spec.batch_sizes == "auto"
-        else f"{len(spec.batch_sizes)} batches"
-    )
+    count = 0 if spec.batch_sizes == "auto" else len(spec.batch_sizes)
+    batches = counted(count, "batch", "batches") if count else "batches around the critical one"
+    asked = f"{spec.model.name} by {spec.recipe.name} on {counted(len(machines), 'candidate')}"
     return [
-        f"{spec.name}: {spec.model.name} by {spec.recipe.name} on {len(machines)} candidates, {batches} each",
+        f"{spec.name}: {asked}, each with {batches}",
         *machines,
         "Nothing was computed; without --dry-run a candidate takes a few seconds.",
     ]

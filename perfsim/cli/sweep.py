@@ -18,7 +18,16 @@ from perfsim.cli.options import (
     table_option,
     workers_options,
 )
-from perfsim.cli.output import open_page, print_json, print_lines, print_parts, progress, write_error
+from perfsim.cli.output import (
+    open_page,
+    print_answer,
+    print_json,
+    print_parts,
+    print_prose,
+    progress,
+    write_error,
+)
+from perfsim.cli.verb import Verb
 from perfsim.errors import PerfsimError, PlanError
 from perfsim.files import check_folder
 
@@ -52,7 +61,7 @@ class Work:
     only: Sequence[str] = ()
 
 
-@click.command(short_help="Answer a grid of questions from a file.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Answer a grid of questions from a file.", epilog=EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @out_option("Folder for the report and the finished points. [default: reports/NAME]", None)
 @table_option("the points")
@@ -91,7 +100,7 @@ def answer_sweep(name: str, out: Path | None, shown: Shown, work: Work, *, table
         if shown.as_json:
             print_json(plan.as_dict())
         else:
-            print_lines([plan.line])
+            print_prose(plan.line)
         return
     tell = _told(quiet=shown.quiet)
     answered = answer(asked, folder=folder, jobs=work.jobs, scheduler=work.scheduler, progress=tell)
@@ -101,8 +110,7 @@ def answer_sweep(name: str, out: Path | None, shown: Shown, work: Work, *, table
     if shown.as_json:
         print_parts(sweep_text(answered.result, report=page))
     else:
-        lines = [answered.verdict] if shown.quiet else sweep_lines(answered.result)
-        print_lines([*lines, *([f"Report: {page}"] if page else [])])
+        print_answer(lambda: sweep_lines(answered.result), answered.verdict, page, quiet=shown.quiet)
     if shown.opens and page:
         open_page(Path(page))
     if not answered.feasible:

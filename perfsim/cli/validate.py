@@ -10,6 +10,7 @@ import click
 
 from perfsim.cli.options import json_option, limits, path_option
 from perfsim.cli.output import print_json, print_lines, write_error
+from perfsim.cli.verb import Verb
 from perfsim.files import check_folder, must_exist
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ Examples:
 """
 
 
-@click.command(short_help="Compare predictions with published runs.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Compare predictions with published runs.", epilog=EXAMPLES)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 @click.option(

@@ -8,6 +8,7 @@ import click
 
 from perfsim.cli.options import batch_of, json_option, limits, question_options_if_asked
 from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.verb import Verb
 
 NEEDED = ("model", "system", "devices")
 EXAMPLES = """\b
@@ -19,6 +20,7 @@ Examples:
 
 
 @click.command(
+    cls=Verb,
     short_help="What limits the candidates, and what would help; or explains a measured step.",
     epilog=EXAMPLES,
 )

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +41,8 @@ def table_text(path: Path) -> str:
     except OSError as error:
         raise InputError([Problem(f"cannot be read: {error.strerror}", file=str(path))]) from None
     except UnicodeDecodeError as error:
-        raise InputError([not_text(error, str(path))]) from None
+        problem = not_text(error, str(path))
+        raise InputError([replace(problem, message=f"is not a CSV table: {problem.message}")]) from None
 
 
 def scipy_optimize() -> ModuleType:

@@ -23,6 +23,7 @@ STREAMS = {
     "update": "update bubble",
     "input": "input",
     "spill": "exposed spilling",
+    "offload": "exposed offload",
     "bubble": "bubble",
     "optimizer": "optimizer",
 }

@@ -105,9 +105,9 @@ def simulated(counts: Simulated) -> str:
     return f"{events}; {shared}, contended for {duration(counts.contended_s)}"
 
 
-def counted(number: float, name: str) -> str:
-    """`1 link`, `2 links`."""
-    return f"{integer(number)} {name}{'' if number == 1 else 's'}"
+def counted(number: float, name: str, several: str = "") -> str:
+    """`1 link`, `2 links`; `several` is the plural of a name that does not end in s there."""
+    return f"{integer(number)} {name if number == 1 else several or f'{name}s'}"
 
 
 def in_one_unit(values_s: Iterable[float]) -> tuple[str, list[str]]:

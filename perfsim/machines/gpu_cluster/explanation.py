@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.machines.explanation import LOOK, Explanation, Lane
 from perfsim.strategies import Plan
+from perfsim.workload import ParallelLayout
 
 _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
 INPUTS: Mapping[str, tuple[str, ...]] = {
@@ -15,6 +16,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "exposed expert communication": ("node.scale_up", *_BETWEEN_NODES),
     "exposed data communication": _BETWEEN_NODES,
     "exposed pipeline communication": _BETWEEN_NODES,
+    "exposed offload": ("node.host",),
 }
 """The fields of the system behind each cause."""
 
@@ -44,6 +46,18 @@ def _bubble(plan: Plan) -> str:
     )
 
 
+def _optimizer(plan: Plan) -> str:
+    layout = plan.layout
+    if not isinstance(layout, ParallelLayout):
+        return LOOK
+    if layout.offload_optimizer != "none":
+        spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
+        return f"{spread}more hosts to share the update, its states on the devices, or a larger batch"
+    if layout.zero_stage or layout.replicas == 1:
+        return "a larger batch, so that updates are rarer, or more replicas that share the update (ZeRO 1)"
+    return "optimizer states sharded over replicas (ZeRO 1), or a larger batch"
+
+
 _REMEDIES: Mapping[str, Callable[[Plan], str]] = {
     "bubble": _bubble,
     "exposed tensor communication": lambda plan: (
@@ -59,5 +73,9 @@ _REMEDIES: Mapping[str, Callable[[Plan], str]] = {
     "exposed pipeline communication": lambda plan: (
         f"fewer than {plan.layout.pipeline} stages, or faster links between them"
     ),
-    "optimizer": lambda _: "optimizer states sharded over replicas (ZeRO 1), or a larger batch",
+    "exposed offload": lambda plan: (
+        f"a larger micro-batch than {plan.layout.micro_batch_size:,}, more devices so that less is "
+        "offloaded, or a faster link to the host"
+    ),
+    "optimizer": _optimizer,
 }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from perfsim.report.caveats import MOST_AT_HEAD, about, split
 from perfsim.report.table import Table
+from perfsim.report.text import counted
 
 if TYPE_CHECKING:
     from perfsim.prediction.result import SharedCaveat
@@ -27,7 +28,9 @@ MAX_WORD = 30
 """Longer words may be broken where a column is narrow."""
 _BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
 """Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
-UNITS = ("years", "days", "h", "min", "s", "ms", "\u00b5s", "%", "GB", "GiB")
+UNITS = ("years", "days", "h", "min", "s", "ms", "\u00b5s", "%", "GB", "GiB", "billion")
+_MEASURE = re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, UNITS))})(?!\w))")
+"""The space between a number and its unit, at which no line is broken."""
 MARK = "*"
 """Before the best cell of a column."""
 
@@ -38,8 +41,10 @@ def terminal_width() -> int:
 
 
 def paragraph(prose: str, width: int, indent: str = "") -> list[str]:
-    """The text in lines no wider than `width`; all have the indent."""
-    return textwrap.wrap(prose, min(width, MAX_PROSE), initial_indent=indent, subsequent_indent=indent)
+    """The text in lines no wider than `width`; all have the indent, and no number is parted from its unit."""
+    joined = _MEASURE.sub("\u00a0", prose)
+    lines = textwrap.wrap(joined, min(width, MAX_PROSE), initial_indent=indent, subsequent_indent=indent)
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def caveat_lines(
@@ -52,7 +57,7 @@ def caveat_lines(
         said = caveat.text if caveat.severity == "serious" else caveat.headline
         lines += paragraph(f"{caveat.severity}: {about(caveat)}: {said}", width)
     if rest:
-        lines.append(f"... {len(rest)} more caveat{'s' if len(rest) > 1 else ''} in the report")
+        lines.append(f"... {counted(len(rest), 'more caveat')} in the report")
     return lines
 
 

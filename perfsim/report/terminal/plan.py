@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.caveats import rank
 from perfsim.prediction.result import Caveat
 from perfsim.report import text
@@ -25,6 +26,8 @@ _REASONS = {
 """Reasons of the search in words; others are shown by their name."""
 NEAR = 1.001
 """Memory over capacity below which the nearest miss is not worth a word."""
+WIDER = 1.2
+"""How many times the error of the narrowest band is worth a word."""
 _NUMERIC = frozenset({0, 2, 3, 4, 5})
 
 
@@ -33,6 +36,9 @@ def plan_lines(planned: Planned) -> list[str]:
     width = terminal_width()
     notes = [line for note in _notes(planned) for line in paragraph(note, width)]
     heading, table = paragraph(_heading(planned), width), table_lines(_table(planned), width)
+    trained = planned.best.prediction.training
+    if trained is not None:
+        heading += paragraph(f"trained by {trained.words}", width)
     return [*heading, "", *table, "", f"1 in full: --layout {planned.best.layout_text}", *notes]
 
 
@@ -43,12 +49,12 @@ def match_lines(planned: Planned, matched: Matched | None) -> list[str]:
     equal = matched.equal
     low, middle, high = (_equal(value, matched) for value in (equal.low, equal.typical, equal.high))
     tried = ", ".join(
-        f"{point.devices:,} {text.duration(point.time.time_s)} (batch {point.global_batch_size:,})"
+        f"{point.devices:,} take {text.duration(point.time.time_s)} with batch {point.global_batch_size:,}"
         for point in matched.points
     )
     words = (
-        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}, as {middle} "
-        f"{matched.devices_noun} do ({low} to {high}, 90 %), each at its own best batch. Tried: {tried}."
+        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}: as long as "
+        f"{middle} {matched.devices_noun} (90 %: {low} to {high}), each at its best batch. Tried: {tried}."
     )
     return ["", *paragraph(words, terminal_width())]
 
@@ -115,17 +121,36 @@ def _notes(planned: Planned) -> Iterator[str]:
         )
     else:
         yield f"The model's error between two layouts of one machine is {error}; one layout is shown."
+    yield from _wider_bands(planned)
     if planned.experiment is not None:
         yield _experiment(planned.experiment)
     yield from _caveats(planned)
     yield _headroom(planned)
     if refused := "; ".join(_refused(planned)):
-        yield f"No answers: {refused}."
+        yield f"Left out: {refused}."
     if planned.objective == "cost":
         yield _cost(planned)
     if planned.tried_batches:
         tried = planned.tried_batches
         yield f"The batch is the best of {len(tried)} tried, {tried[0]:,} to {tried[-1]:,} sequences."
+
+
+def _wider_bands(planned: Planned) -> Iterator[str]:
+    """Why the bands of some rows are wider than the narrowest, by what differs from the published runs."""
+    runs = [entry.prediction.run for entry in planned.shortlist]
+    accuracies = [accuracy_of(run.plan, run.hidden_communication_fraction) for run in runs]
+    rows = list(enumerate(accuracies, start=1))
+    narrowest = min((accuracy for _, accuracy in rows), key=lambda accuracy: accuracy.step_time_error)
+    reasons: dict[str, list[str]] = {}
+    for number, accuracy in rows:
+        if accuracy.step_time_error > WIDER * narrowest.step_time_error:
+            common = set(narrowest.likeness.split("; "))
+            own = "; ".join(words for words in accuracy.likeness.split("; ") if words not in common)
+            why = own or f"its nearest published runs are {accuracy.family}, not {narrowest.family}"
+            reasons.setdefault(why, []).append(str(number))
+    for why, numbers in reasons.items():
+        bands = "band is" if len(numbers) == 1 else "bands are"
+        yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."
 
 
 def _errors(errors: Sequence[float]) -> str:
@@ -141,13 +166,9 @@ def _experiment(experiment: Experiment) -> str:
     return (
         f"To tell {first.entry} and {second.entry} apart, which by prediction are "
         f"{text.percent(abs(experiment.ratio - 1))} apart: run {experiment.steps} steps of {first.entry} on "
-        f"{_devices(first.devices)} and of {second.entry} on {text.integer(second.devices)}, "
+        f"{text.counted(first.devices, 'device')} and of {second.entry} on {text.integer(second.devices)}, "
         f"{text.trim(text.number(experiment.device_hours))} device-hours in all.{fewer}"
     )
-
-
-def _devices(count: int) -> str:
-    return f"{text.integer(count)} device{'' if count == 1 else 's'}"
 
 
 def _caveats(planned: Planned) -> Iterator[str]:

@@ -28,7 +28,7 @@ def run_lines(prediction: Prediction, sampled: SamplingSummary | None = None) ->
     rows = [*_metrics(prediction), *conditions, ("why", prediction.why.sentence)]
     return [
         f"{prediction.model} on {prediction.label}",
-        *table_lines(Table(("", ""), rows), width),
+        *table_lines(Table(("", ""), rows, whole=frozenset({0})), width),
         "",
         *table_lines(_breakdown(prediction), width),
     ]

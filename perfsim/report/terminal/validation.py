@@ -13,6 +13,13 @@ from perfsim.report.validation.scaling import efficiencies_table, explanations_t
 _COLUMNS = ("", "n", "median", "p90", "mean", "bias", "tau", "regret", "in band")
 
 
+_CAPTION = (
+    "n: cases that are scored. Median, p90, mean: of the absolute relative error; bias: mean with its sign. "
+    "Tau: Kendall's, of layouts ranked by step time; regret: time lost by the layout that is predicted to be "
+    "the fastest."
+)
+
+
 def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
     failed, width = result["failed"], terminal_width()
@@ -28,8 +35,8 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     if result.get("left_out"):
         part = "release" if "cases" in result["left_out"] else "family"
         rows.append(_row(f"each {part} left out", result["left_out"]["summary"]))
-    lines = [f"{result['file']}: {_cases(result['count'])}, {len(failed)} failed"]
-    lines += table_lines(Table(_COLUMNS, rows, numeric=frozenset(range(1, len(_COLUMNS)))), width)
+    lines = [f"{result['file']}: {text.counted(result['count'], 'case')}, {len(failed)} failed"]
+    lines += table_lines(Table(_COLUMNS, rows, _CAPTION, frozenset(range(1, len(_COLUMNS)))), width)
     if result.get("left_out"):
         lines.append("p90 of the last row: the half-width of a 90 % band")
     lines += [*_coverage(result["summary"], width), *_memory(result.get("memory", {}), width)]
@@ -80,8 +87,8 @@ def _memory(memory: Mapping[str, Any], width: int) -> list[str]:
     if not memory.get("n"):
         return []
     return paragraph(
-        f"Peak memory, {_cases(memory['n'])} that print theirs: median {_percent(memory['median'])}, p90 "
-        f"{_percent(memory['p90'])}, mean {_percent(memory['mean'])}, bias "
+        f"Peak memory, {text.counted(memory['n'], 'case')} that print theirs: median "
+        f"{_percent(memory['median'])}, p90 {_percent(memory['p90'])}, mean {_percent(memory['mean'])}, bias "
         f"{_percent(memory['bias'], signed=True)}.",
         width,
     )
@@ -97,12 +104,10 @@ def _failures(failed: Sequence[Mapping[str, Any]], width: int) -> list[str]:
     return [
         line
         for reason, places in reasons.items()
-        for line in paragraph(f"failed: {_cases(len(places))} (first {places[0]}): {reason}", width)
+        for line in paragraph(
+            f"failed: {text.counted(len(places), 'case')} (first {places[0]}): {reason}", width
+        )
     ]
-
-
-def _cases(count: int) -> str:
-    return f"{count} case{'' if count == 1 else 's'}"
 
 
 def _worst(cases: Sequence[Mapping[str, Any]], worst: int, width: int) -> list[str]:

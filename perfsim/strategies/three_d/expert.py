@@ -48,53 +48,75 @@ class ExpertWorks(NamedTuple):
 @lru_cache(maxsize=512)
 def expert_works(part: LayerSlice, which: Forward | Backward, recompute: str = "none") -> ExpertWorks:
     """The compute of a block with experts; `recompute` decides what its forward keeps."""
-    rows, hidden = (
-        TensorClass("rows", transformer.row_bytes(part)),
-        TensorClass("hidden", part.activation_bytes),
-    )
-    begin, shared, experts, end = {
-        "forward": (
-            transformer.router_forward,
-            transformer.shared_forward,
-            transformer.experts_forward,
-            transformer.combine_forward,
-        ),
-        "backward": (
-            transformer.combine_backward,
-            transformer.shared_backward,
-            transformer.experts_backward,
-            transformer.router_backward,
-        ),
-        "dgrad": (
-            transformer.combine_backward,
-            transformer.shared_dgrad,
-            transformer.experts_dgrad,
-            transformer.router_dgrad,
-        ),
-    }["forward" if which == "recompute" else which]
-    last = (*end(part), *(transformer.mlp_residual(part) if which == "forward" else ()))
-    kept = (TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)),)
-    saved = (TensorClass("saved", transformer.layer_activation_bytes(part, recompute)),)
-    category = "backward" if which == "dgrad" else which
+    beside = _beside_experts(replace(part, expert=1, expert_tensor=1, expert_load=1.0), which)
+    end, rows = beside.end, TensorClass("rows", transformer.row_bytes(part))
+    if which == "forward":
+        saved = TensorClass("saved", transformer.layer_activation_bytes(part, recompute))
+        end = replace(end, writes=(*end.writes, saved))
+    writes = [rows]
+    if which == "dgrad":
+        writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
+    experts = _work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
+    return ExpertWorks(beside.begin, beside.shared, experts, end)
 
-    def work(name: str, kernels: tuple[transformer.Kernel, ...], *writes: TensorClass) -> Work:
-        return compute_work(f"{name}.{which}", category, kernels, writes)
 
-    beside = shared(part)
-    return ExpertWorks(
-        begin=work("router" if which in ("forward", "recompute") else "combine", begin(part), rows),
-        shared=work("shared_experts", beside, hidden) if beside else None,
-        experts=work("experts", experts(part), rows, *(kept if which == "dgrad" else ())),
-        end=work(
-            "combine" if which in ("forward", "recompute") else "router",
-            last,
-            hidden,
-            *(saved if which == "forward" else ()),
-        ),
-    )
+_PASS: dict[Forward | Backward, Literal["forward", "backward", "dgrad"]] = {
+    "forward": "forward",
+    "recompute": "forward",
+    "backward": "backward",
+    "dgrad": "dgrad",
+}
+
+
+class _BesideExperts(NamedTuple):
+    """The parts of `ExpertWorks` that are the same however experts are divided."""
+
+    begin: Work
+    shared: Work | None
+    end: Work
+    """Without what a forward saves."""
 
 
 @lru_cache(maxsize=512)
+def _beside_experts(part: LayerSlice, which: Forward | Backward) -> _BesideExperts:
+    """The parts before, beside and after the experts; `part` has expert degrees of 1."""
+    begin, shared, end = {
+        "forward": (transformer.router_forward, transformer.shared_forward, transformer.combine_forward),
+        "backward": (transformer.combine_backward, transformer.shared_backward, transformer.router_backward),
+        "dgrad": (transformer.combine_backward, transformer.shared_dgrad, transformer.router_dgrad),
+    }[_PASS[which]]
+    rows = TensorClass("rows", transformer.row_bytes(part))
+    hidden = TensorClass("hidden", part.activation_bytes)
+    last = (*end(part), *(transformer.mlp_residual(part) if which == "forward" else ()))
+    names = ("router", "combine") if _PASS[which] == "forward" else ("combine", "router")
+    beside = shared(part)
+    return _BesideExperts(
+        begin=_work(names[0], which, begin(part), rows),
+        shared=_work("shared_experts", which, beside, hidden) if beside else None,
+        end=_work(names[1], which, last, hidden),
+    )
+
+
+@lru_cache(maxsize=2048)
+def _experts_kernels(
+    part: LayerSlice, which: Literal["forward", "backward", "dgrad"]
+) -> tuple[transformer.Kernel, ...]:
+    """The kernels of a rank's experts on the rows that arrived."""
+    block = {
+        "forward": transformer.experts_forward,
+        "backward": transformer.experts_backward,
+        "dgrad": transformer.experts_dgrad,
+    }[which]
+    return block(part)
+
+
+def _work(
+    name: str, which: Forward | Backward, kernels: tuple[transformer.Kernel, ...], *writes: TensorClass
+) -> Work:
+    return compute_work(f"{name}.{which}", "backward" if which == "dgrad" else which, kernels, writes)
+
+
+@lru_cache(maxsize=4096)
 def expert_weights_work(part: LayerSlice) -> Work:
     """Weight gradients of a block with experts where they are a pass of their own."""
     done = TensorClass("weight_gradient", 0.0)

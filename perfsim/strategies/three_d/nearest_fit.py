@@ -1,19 +1,26 @@
 """The nearest change with which a layout fits in memory, found by trying.
 
-The order is: settings that reduce the largest part of the memory, then every other single setting; a degree
-times powers of two in place of replicas, alone or with one setting; last, a larger degree on more devices.
-Only layouts that keep the rules are tried.
+The order is: settings that reduce the largest part of the memory, then every other single setting; another
+expert degree; a larger degree in place of replicas, alone or with one setting; offload to the host; last, a
+larger degree on more devices. A layout that offloads already is first tried with more offload. Only layouts
+that keep the rules are tried, with every value of a degree that divides what it divides (a power of two times
+as many devices first), and with stages as even as they can be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from typing import Any
 
 from perfsim.errors import PerfsimError
 from perfsim.sizes import MOST_DEVICES
+from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.strategies.three_d.offload import offload_problems
+from perfsim.strategies.three_d.offload_space import offloaded_memory
 from perfsim.strategies.three_d.rules import layout_problems
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
@@ -28,13 +35,16 @@ _SETTINGS = {
 }
 """The settings that reduce each part of the memory."""
 _ALL = ("recompute", "micro_batch_size", "schedule", "zero_stage")
+_OFFLOAD = ("offload_optimizer", "offload_param", "offload_activations")
+_PLACES = ("none", "cpu", "nvme")
+_DEGREES = ("tensor", "pipeline", "data", "context")
 
 
 def nearest_fit(
     job: Job, topology: FatTree, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
 ) -> str:
     """What to try, in words; `part` is the largest part of the memory, `zero` that ZeRO stages are free."""
-    for changed in _changed(layout, part, free_degrees, zero=zero):
+    for changed in _changed(job, layout, part, free_degrees, zero=zero):
         if _fits(job, topology, changed, free_degrees):
             return f"try {_difference(layout, changed)}, which fits"
     return "no change of one setting and one degree makes it fit, not even on more devices"
@@ -50,20 +60,47 @@ def _difference(layout: ParallelLayout, changed: ParallelLayout) -> str:
 
 
 def _changed(
-    layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], *, zero: bool
+    job: Job, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], *, zero: bool
 ) -> Iterator[ParallelLayout]:
     """Layouts that need less memory: one setting, one degree, both at once; last, on more devices."""
     names = [
         name for name in dict.fromkeys((*_SETTINGS.get(part, ()), *_ALL)) if zero or name != "zero_stage"
     ]
     variants = [_with(layout, name, value) for name in names for value in _values(name, layout)]
+    offloaded = [replace(layout, **changes) for changes in _more_offload(layout)]
+    yield from offloaded if layout.offloads else ()
     yield from variants
     for base in (layout, *variants):
-        yield from _scaled_for_replicas(base, free_degrees)
-    for factor in _powers(MOST_DEVICES // layout.num_devices):
-        for base in (layout, *variants):
-            for name in (name for name in ("tensor", "pipeline", "data", "context") if name in free_degrees):
-                yield _scaled(base, name, factor)
+        yield from _with_more_experts(job, base, free_degrees)
+    for base in (layout, *variants):
+        yield from _in_place_of_replicas(job, base, free_degrees)
+    yield from offloaded
+    larger = [
+        _scaled(job, base, name, value)
+        for base in (layout, *variants)
+        for name in _DEGREES
+        if name in free_degrees
+        for value in _larger(job, base, name)
+    ]
+    yield from sorted(larger, key=lambda changed: (_odd_factor(layout, changed), changed.num_devices))
+
+
+def _odd_factor(layout: ParallelLayout, changed: ParallelLayout) -> bool:
+    """Whether the devices are not a power of two times as many: clusters are, so these are tried last."""
+    factor, rest = divmod(changed.num_devices, layout.num_devices)
+    return rest > 0 or factor & (factor - 1) > 0
+
+
+def _more_offload(layout: ParallelLayout) -> Iterator[dict[str, Any]]:
+    """Settings with more of the states, or of the activations, off the device."""
+    for name in _OFFLOAD:
+        places = _PLACES[: 2 if name == "offload_activations" else 3]
+        for place in places[places.index(getattr(layout, name)) + 1 :]:
+            yield {name: place}
+    if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
+        yield {"zero_stage": GRADIENTS_SHARDED}  # gradients leave the device too
+    if layout.offload_param == "none" and layout.zero_stage < SHARDED:
+        yield {"zero_stage": SHARDED, "offload_param": "cpu"}
 
 
 def _values(name: str, layout: ParallelLayout) -> list[str | int]:
@@ -86,22 +123,51 @@ def _with(layout: ParallelLayout, name: str, value: str | int) -> ParallelLayout
     return replace(layout, **{name: value})  # type: ignore[arg-type]  # the field's own type, by name
 
 
-def _scaled_for_replicas(layout: ParallelLayout, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
-    """Tensor or pipeline times powers of two and replicas divided by them, on the same devices."""
-    for factor in _powers(layout.data):
-        if layout.data % factor == 0:
-            for name in (name for name in ("tensor", "pipeline", "context") if name in free_degrees):
-                yield replace(_scaled(layout, name, factor), data=layout.data // factor)
+def _with_more_experts(
+    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
+) -> Iterator[ParallelLayout]:
+    """Experts over more ranks of the same stage."""
+    if job.model.experts is not None and "expert" in free_degrees:
+        for ranks in _divisors(job.model.experts.num_experts):
+            if ranks > layout.expert and layout.width % (ranks * layout.expert_tensor) == 0:
+                yield replace(layout, expert=ranks)
 
 
-def _scaled(layout: ParallelLayout, name: str, factor: int) -> ParallelLayout:
+def _in_place_of_replicas(
+    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
+) -> Iterator[ParallelLayout]:
+    """Tensor, pipeline or context times a factor and replicas divided by it, on the same devices."""
+    for factor in _divisors(layout.data)[1:]:
+        for name in ("tensor", "pipeline", "context"):
+            if name in free_degrees:
+                changed = _scaled(job, layout, name, getattr(layout, name) * factor)
+                yield replace(changed, data=layout.data // factor)
+
+
+def _larger(job: Job, layout: ParallelLayout, name: str) -> Iterator[int]:
+    """Larger values of a degree that divide what it divides; of a pipeline all that leave it layers."""
+    most = MOST_DEVICES * getattr(layout, name) // layout.num_devices
     if name == "pipeline":
-        return replace(layout, pipeline=layout.pipeline * factor, layers_per_stage=None)
-    return _with(layout, name, getattr(layout, name) * factor)
+        legal = list(range(1, job.model.num_layers // layout.virtual_pipeline + 1))
+    else:
+        count = {"tensor": job.model.num_attention_heads, "context": job.seq_length}
+        legal = _divisors(count.get(name, job.global_batch_size))
+    return (value for value in legal if getattr(layout, name) < value <= most)
 
 
-def _powers(most: int) -> list[int]:
-    return [2**power for power in range(1, most.bit_length()) if 2**power <= most]
+def _scaled(job: Job, layout: ParallelLayout, name: str, value: int) -> ParallelLayout:
+    if name != "pipeline":
+        return _with(layout, name, value)
+    scaled = replace(layout, pipeline=value, layers_per_stage=None)
+    uneven = job.model.num_layers % scaled.num_stages
+    if not uneven or layout.schedule not in SCHEDULES or scaled.num_stages > job.model.num_layers:
+        return scaled
+    stages = divided(layout.schedule, value, layout.virtual_pipeline, job.model.num_layers).layers
+    return replace(scaled, layers_per_stage=stages)
+
+
+def _divisors(count: int) -> list[int]:
+    return [number for number in range(1, count + 1) if count % number == 0]
 
 
 def _fits(job: Job, topology: FatTree, layout: ParallelLayout, free_degrees: tuple[str, ...]) -> bool:
@@ -110,6 +176,9 @@ def _fits(job: Job, topology: FatTree, layout: ParallelLayout, free_degrees: tup
             topology = FatTree(topology.system, layout.num_devices)
         if layout_problems(job, topology, layout, "", free_degrees):
             return False
-        return all(use.fits for use in stage_memory(job, layout, topology.system))
+        if any(offload_problems(job, topology, layout)):
+            return False
+        memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))
+        return all(use.fits for use in memory)
     except PerfsimError:
         return False

@@ -21,7 +21,7 @@ from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.context import attention_terms, ring_terms
 from perfsim.strategies.three_d.division import kinds_of
 from perfsim.strategies.three_d.expert import expert_weights_work
-from perfsim.strategies.three_d.slices import Degrees, head_positions
+from perfsim.strategies.three_d.slices import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.stages import group_of
 from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, TensorGroup
 from perfsim.strategies.three_d.virtual_stage import (
@@ -205,7 +205,10 @@ def slice_terms(
         rest = _slice_terms(base, node, wanted, kind, whole._replace(expert=1, expert_tensor=1))
         if not kind.experts:
             return rest
-        added = _expert_terms(base, wanted, kind, whole)
+        added = _expert_terms(base, wanted, whole)
+        if wanted.split_backward:
+            part = slice_of(base, whole.layout, kind)
+            added = added | {"weights": (expert_weights_work(part),)}
         return [(*own, *added.get(name, ())) for name, own in zip(SlicePrices._fields, rest, strict=True)]
 
     return terms
@@ -304,9 +307,12 @@ def _slice_terms(
 
 
 @lru_cache(maxsize=4096)
-def _expert_terms(job: Job, wanted: Wanted, kind: LayerKind, degrees: Degrees) -> dict[str, Sequence[Work]]:
-    """The works of `SlicePrices` that experts add to those of a layer, by the names of its fields."""
-    group = group_of(job, degrees.layout, 0, kind)
+def _expert_terms(job: Job, wanted: Wanted, degrees: Degrees) -> dict[str, Sequence[Work]]:
+    """The works of `SlicePrices` that experts add to those of a layer, by the names of its fields.
+
+    They are the same in all kinds of layers with experts, but for weight gradients, which are not here.
+    """
+    group = group_of(job, degrees.layout, 0, LayerKind(experts=True))
     experts = group.experts
     if experts is None:
         return {}
@@ -319,7 +325,7 @@ def _expert_terms(job: Job, wanted: Wanted, kind: LayerKind, degrees: Degrees) -
         "hosted_backward": backward[1:-1],
     }
     if wanted.split_backward:
-        added |= {"inputs": tuple(experts.terms("dgrad")), "weights": (expert_weights_work(group.part),)}
+        added["inputs"] = tuple(experts.terms("dgrad"))
     if "full" in wanted.modes:
         added |= dict.fromkeys(("layer", "layer_early"), tuple(experts.terms("recompute")))
     return added

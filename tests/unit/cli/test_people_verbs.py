@@ -112,7 +112,7 @@ def test_every_verb_has_a_help_that_is_not_cut_and_an_example(perfsim: Run, verb
 
 def test_a_dry_run_of_a_study_says_what_would_be_computed(perfsim: Run) -> None:
     result = perfsim("study", "gpt3_20b", "--dry-run", "--compare", "3d")
-    assert "on 1 candidates" in result.stdout
+    assert "on 1 candidate," in result.stdout
     assert "128 A100-80GB (16 DGX), 3d" in result.stdout
     assert not Path("reports").exists()
 
@@ -202,7 +202,7 @@ POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8")
         (("diff", "gpt3_20b", "pile_law"), ["pile_law is a comparison"]),
         (
             ("calibrate", "gemm", "bytes.csv", "--device", "a100-sxm4-80gb"),
-            ["bytes.csv:1: the byte 0xff is not UTF-8"],
+            ["bytes.csv:1: is not a CSV table: the byte 0xff is not UTF-8"],
         ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
@@ -234,7 +234,7 @@ def test_what_is_wrong_is_said_in_words_of_perfsim(
 def test_one_batch_may_be_written_without_brackets(perfsim: Run) -> None:
     right = BROKEN_STUDY.replace("16x", "16").replace("-1", "2048").replace("many", "1")
     Path("right.yaml").write_text(right, "utf-8")
-    assert "1 batch" in perfsim("study", "right.yaml", "--dry-run").stdout
+    assert "each with 1 batch" in perfsim("study", "right.yaml", "--dry-run").stdout
 
 
 def test_a_word_or_a_list_that_is_neither_is_one_problem(perfsim: Run) -> None:

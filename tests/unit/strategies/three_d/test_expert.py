@@ -162,7 +162,7 @@ def test_the_host_takes_its_time_in_every_pass_of_a_layer_unless_a_graph_replays
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        (ParallelLayout(data=8, expert=3), "do not divide over expert 3"),
+        (ParallelLayout(data=8, expert=3), "do not divide over expert 3; nearest: 2 or 4"),
         (ParallelLayout(data=4, expert=8), "must divide the 4 ranks"),
         (ParallelLayout(tensor=2, data=4, expert=2), "needs sequence_parallel"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import perfsim as ps
 from perfsim.costs.host import HostCosts
 from perfsim.costs.price import price
 from perfsim.engine import simulate
@@ -179,3 +181,24 @@ def test_a_single_device_may_have_neither_gradients_nor_parameters(toys: ModuleT
     asked = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
     best = search(asked).best(1)[0].plan.layout
     assert (best.zero_stage, best.offload_param) == (3, "cpu")
+
+
+def test_an_offloaded_layout_that_does_not_fit_is_advised_more_offload(toys: ModuleType) -> None:
+    small = toys.gpu_cluster(capacity=4 * toys.GIB, host=toys.host())
+    with pytest.raises(MemoryCapacityError) as caught:
+        strategy("3d").plan(toys.job(8), toys.topology(1, small), replace(CPU, recompute="full"))
+    assert re.search(r"try (zero_stage 0 → \d|offload_\w+ \w+ → \w+)", str(caught.value))
+    assert "tensor" not in str(caught.value)
+
+
+def test_offload_is_not_compute_and_its_remedies_do_not_ask_for_what_is_there() -> None:
+    layout = "zero=3,offload_optimizer=cpu,offload_param=cpu,recompute=full"
+    answer = ps.predict(model="gpt3_xl", system="h100-sxm5-80gb", devices=1, batch=8, layout=layout)
+    parts, seconds = answer.why.parts_s, answer.breakdown_s
+    assert parts["exposed offload"] == seconds["offload"] > 0.0
+    assert parts["compute"] == pytest.approx(
+        sum(seconds[name] for name in ("forward", "backward", "recompute"))
+    )
+    assert not seconds.get("data_communication")
+    assert answer.why.cause in ("optimizer", "exposed offload")
+    assert "ZeRO 1" not in answer.why.remedy

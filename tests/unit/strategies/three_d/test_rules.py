@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -28,13 +30,13 @@ def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleTy
     with pytest.raises(LayoutError) as caught:
         strategy("3d").plan(toys.job(32), toys.topology(8), layout)
     assert [problem.message for problem in caught.value.problems] == [
-        "tensor 3 x pipeline 5 x data 3 is 45 devices, the question has 8",
+        "tensor 3 × pipeline 5 × data 3 is 45 devices, the question has 8",
         "zero_stage 4 is not available; allowed: 0, 1, 2, 3",
-        "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2",
-        "num_query_groups 16 is not a multiple of tensor 3; nearest: 2",
-        "ffn_hidden_size 8192 is not a multiple of tensor 3; nearest: 2",
-        "8 layers do not divide over 5 stages; nearest: 4, or give layers_per_stage",
-        "global_batch_size 32 is not a multiple of data 3 x micro_batch_size 4; nearest: 36",
+        "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2 or 4",
+        "num_query_groups 16 is not a multiple of tensor 3; nearest: 2 or 4",
+        "ffn_hidden_size 8192 is not a multiple of tensor 3; nearest: 2 or 4",
+        "8 layers do not divide over 5 stages; nearest: 4, or give layers_per_stage=1-2-2-2-1",
+        "global_batch_size 32 is not a multiple of data 3 × micro_batch_size 4; nearest: 36",
     ]
     assert caught.value.exit_code == 2
 
@@ -98,3 +100,13 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(toys: ModuleType, name: s
     )
     others = [degree for degree in ALL if degree != name]
     assert found == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
+
+
+def test_stages_that_do_not_divide_are_told_the_uneven_ones_that_are_legal(toys: ModuleType) -> None:
+    job = toys.job(32, num_layers=61)
+    layout = ParallelLayout(pipeline=16)
+    (problem,) = problems(toys, layout, job, devices=16)
+    given = re.search(r"layers_per_stage=([\d-]+)$", problem)
+    assert given is not None
+    uneven = tuple(map(int, given[1].split("-")))
+    assert problems(toys, replace(layout, layers_per_stage=uneven), job, devices=16) == []

@@ -314,3 +314,10 @@ def test_a_sum_over_the_tensor_group_blocks_the_compute_of_its_device(
     sums = [task for task in graph.tasks() if task.work.category == "tensor_communication"]
     assert sums
     assert all(computes(task.stream) for task in sums)
+
+
+def test_degrees_that_are_no_powers_of_two_are_tried_before_none_is_said_to_fit(toys: ModuleType) -> None:
+    job = toys.job(15, num_attention_heads=15, hidden_size=1920, ffn_hidden_size=7680)
+    topology = toys.topology(1, toys.gpu_cluster(capacity=5 * toys.GIB))
+    with pytest.raises(MemoryCapacityError, match=r"try tensor 1 → (3|5|15).* on \1 devices, which fits$"):
+        strategy("tensor").plan(job, topology, ParallelLayout())

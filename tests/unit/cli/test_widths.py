@@ -1,0 +1,197 @@
+"""What every verb prints fits terminals of 60 to 200 columns, with and without colour, and cuts no name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.api.studies import StudyAnswer
+from perfsim.api.sweeps import SweepAnswer
+from perfsim.cli import VERBS, main
+
+WIDTHS = (60, 80, 120, 200)
+COPIED = ("1 in full: --layout", "Report: ", "Trace: ")
+"""Lines that are copied as a whole, such as the place of a file."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "16")
+FILES = {
+    "study.yaml": """\
+title: A small study
+question: Which is first?
+model: gpt3_xl
+recipe: gpt3_20b_chinchilla
+candidates:
+  - {strategy: 3d, system: dgx-a100-80gb, devices: 4, layout: "dp=4,mbs=1"}
+  - {strategy: weight-streaming, system: cs-2, devices: 1}
+batch_sizes: 16
+sampling: {tasks: 1}
+""",
+    "sweep.yaml": """\
+title: A grid
+study: study.yaml
+grid:
+  candidates:
+    - {strategy: weight-streaming, system: cs-2, devices: [1, 2]}
+  recipe.global_batch_size: [8, 16]
+""",
+}
+ANSWERS = {
+    "calibrate": ("calibrate", "--help"),
+    "check": ("check", "study.yaml"),
+    "completion": ("completion", "--help"),
+    "diff": ("diff", "reports/study/summary.json", "reports/study/summary.json"),
+    "explain": ("explain",),
+    "import": ("import", "--help"),
+    "init": ("init", "a_study_with_a_long_name.yaml"),
+    "plan": ("plan", *POINT),
+    "prove": ("prove", "gpt3_xl", "--layout", "dp=2"),
+    "run": ("run", *POINT),
+    "schema": ("schema", "--help"),
+    "show": ("show", "systems", "dgx-h100"),
+    "study": ("study", "study.yaml"),
+    "sweep": ("sweep", "sweep.yaml", "--jobs", "1"),
+    "validate": ("validate", "--help"),
+    "why": ("why", "--measured", "5s", *POINT),
+}
+"""A quick answer of each verb; what it needs is made by those before it in the order of `VERBS`."""
+
+
+ASKED_ONCE = (
+    ("perfsim.api.studies", "study"),
+    ("perfsim.api.sweeps", "sweep"),
+    ("perfsim.api.predicting", "predict"),
+    ("perfsim.api.planning", "plan"),
+    ("perfsim.api.explaining", "why_measured"),
+    ("perfsim.proof.prove", "prove_all"),
+)
+"""Functions whose first answer is drawn at every width."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with an answered study and sweep; no verb computes its answer twice."""
+    path = tmp_path_factory.mktemp("widths")
+    for name, text in FILES.items():
+        (path / name).write_text(text, "utf-8")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(path)
+        for module, name in ASKED_ONCE:
+            answer = getattr(import_module(module), name)
+            patched.setattr(f"{module}.{name}", _once(answer))
+        for verb in ("study", "sweep"):
+            assert CliRunner().invoke(main, [*ANSWERS[verb], "--quiet"]).exit_code == 0
+        for kind in (StudyAnswer, SweepAnswer):
+            patched.setattr(kind, "save", lambda _answer, folder: folder / "index.html")
+        yield path
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, computed at its first call only."""
+    answers: list[Any] = []
+
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        if not answers:
+            answers.append(function(*args, **kwargs))
+        return answers[0]
+
+    return answered
+
+
+@pytest.fixture
+def lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What a verb prints at a width, without its colours."""
+    monkeypatch.chdir(folder)
+
+    def printed(arguments: tuple[str, ...], width: int) -> list[str]:
+        environment = {"COLUMNS": str(width), "FORCE_COLOR": "1", "NO_COLOR": None}
+        help_width = min(width, 80) - 2  # as click chooses it on a terminal
+        result = CliRunner().invoke(
+            main, list(arguments), env=environment, prog_name="perfsim", terminal_width=help_width
+        )
+        assert result.exit_code == 0, result.output
+        Path("a_study_with_a_long_name.yaml").unlink(missing_ok=True)
+        return COLOUR.sub("", result.stdout).splitlines()
+
+    return printed
+
+
+def names(lines: list[str]) -> set[str]:
+    return {word for line in lines for word in re.findall(r"[A-Za-z0-9_]{3,}", line)}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("verb", ANSWERS)
+def test_no_line_of_an_answer_is_wider_than_the_terminal(
+    lines: Callable[..., list[str]], verb: str, width: int
+) -> None:
+    printed = [line for line in lines(ANSWERS[verb], width) if not line.startswith(COPIED)]
+    assert max(map(len, printed)) <= width
+    assert not [line for line in printed if re.search(r"\w[~\u2026]|[a-z0-9_]\.\.\.$", line)], "a name is cut"
+
+
+@pytest.mark.parametrize("verb", ["show", "run", "plan", "why", "explain", "check"])
+def test_a_narrow_terminal_shows_every_word_of_a_wide_one(lines: Callable[..., list[str]], verb: str) -> None:
+    narrow, wide = (names(lines(ANSWERS[verb], width)) for width in (60, 200))
+    whole = {name for name in wide if len(name) < 30 and not name.isdigit()}
+    broken = "".join(lines(ANSWERS[verb], 60)).replace(" ", "")
+    assert not {name for name in whole - narrow if name not in broken}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("verb", [()] + [(verb.name,) for verb in VERBS])
+def test_no_line_of_a_help_is_wider_than_the_terminal(
+    lines: Callable[..., list[str]], verb: tuple[str, ...], width: int
+) -> None:
+    assert max(map(len, lines((*verb, "--help"), width))) <= width
+
+
+def test_every_verb_has_an_answer_here() -> None:
+    assert set(ANSWERS) == {verb.name for verb in VERBS}
+
+
+def test_an_example_that_is_broken_is_the_same_command(lines: Callable[..., list[str]]) -> None:
+    narrow, wide = (
+        "\n".join(lines(("run", "--help"), width)).partition("Examples:")[2] for width in (60, 120)
+    )
+    assert "\\\n" in narrow
+    assert re.sub(r" \\\n\s+", " ", narrow) == wide
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
+def test_a_real_terminal_gets_the_same_words_in_colour_as_a_pipe(folder: Path, variable: str) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 60, 0, 0))
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    environment = {**kept, "TERM": "xterm-256color", variable: "xterm-256color"}
+    command = [sys.executable, "-m", "perfsim", "show", "models"]
+    with Popen(command, stdout=theirs, cwd=folder, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+    assert process.returncode == 0
+    text = shown.decode().replace("\r\n", "\n")
+    assert bool(COLOUR.search(text)) == (variable != "NO_COLOR")
+    piped = CliRunner().invoke(main, ["show", "models"], env={"COLUMNS": "60", "FORCE_COLOR": None})
+    assert COLOUR.sub("", text) == piped.stdout
+
+
+def _read(descriptor: int) -> bytes:
+    """What the terminal shows next; nothing once the program has ended."""
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:
+        return b""
