@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from perfsim import transformer
@@ -42,15 +42,18 @@ class AttentionWorks(NamedTuple):
     last: Work
 
 
+def _recomputed(part: LayerSlice) -> tuple[transformer.Kernel, ...]:
+    return transformer.attention_recompute(part, "full")
+
+
 @lru_cache(maxsize=512)
 def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWorks:
     """The compute of an attention block around and in its core."""
     forward = which in ("forward", "recompute")
     core = transformer.attention_core(part) if forward else transformer.attention_core_backward(part)
-    recomputed_attention = partial(transformer.attention_recompute, recompute="full")
     whole = {
         "forward": transformer.attention_forward,
-        "recompute": recomputed_attention,
+        "recompute": _recomputed,
         "backward": transformer.attention_backward,
         "dgrad": transformer.attention_dgrad,
     }[which](part)
