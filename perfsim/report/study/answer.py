@@ -26,7 +26,7 @@ def headline(result: StudyResult) -> str:
     if pair is None:
         return ""
     first, rival = pair
-    names = dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
+    names = names_of(result)
     time = f"{text.duration(first.time_to_accuracy_s)} ({_to(first.time_to_accuracy_band_s)})"
     if rival is None:
         return f"{names[id(first)]} {_verb(first, 'reach', 'reaches')} the target in {time}."
@@ -38,6 +38,11 @@ def headline(result: StudyResult) -> str:
         f"{names[id(rival)]} {_verb(rival, 'take', 'takes')} {ratio:.2f} times as long "
         f"({low:.2f} to {high:.2f}){open_order}."
     )
+
+
+def names_of(result: StudyResult) -> dict[int, str]:
+    """The short name of each candidate, by its identity."""
+    return dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
 
 
 def _verb(candidate: CandidateResult, many: str, single: str) -> str:
@@ -112,7 +117,7 @@ def differences(result: StudyResult) -> Sequence[Card]:
     first, rival = pair or (None, None)
     if first is None or rival is None:
         return []
-    names = dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
+    names = names_of(result)
     speed = first.tokens_per_s / rival.tokens_per_s
     shares = f"at {text.percent(first.mfu, 0)} and {text.percent(rival.mfu, 0)} of peak"
     rates = f"{_rate(first)} against {_rate(rival)}, {shares}"

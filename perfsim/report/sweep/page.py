@@ -92,7 +92,7 @@ def _head(result: SweepResult) -> Head:
         caveats,
         cards,
         note,
-        command=f"perfsim sweep {result.name}",
+        command=result.command,
         digest=result.inputs_digest,
     )
 
