@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from perfsim.convergence.bill import bill
 from perfsim.convergence.uncertain import typical
 from perfsim.report import text
@@ -76,5 +78,5 @@ def _money(point: PointResult) -> float | None:
     unit = question_of(study, candidate, point.num_devices).topology.devices_per_node
     units = -(-point.num_devices // unit)
     rates = rates_of(candidate.system, point.num_devices, units, candidate.price, study.energy)
-    money = bill(_time_s(point), rates, typical).money
+    money = bill(np.asarray(_time_s(point)), rates, typical).money
     return None if money is None else float(money)
