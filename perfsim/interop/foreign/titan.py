@@ -244,4 +244,5 @@ def _recipe(settings: Settings, layout: ParallelLayout, devices: int | None) -> 
         "attention": "flash",
         "dropout": False,
         "overlap_grad_reduce": True,
+        "framework": "torchtitan",
     }
