@@ -88,7 +88,7 @@ drawn.then(() => {
     const legend = plot.querySelector(".legend");
     const more = legend ? Math.max(0, legend.getBBox().height - RESERVED) : 0;
     const height = entry.height + Math.round(more), room = plot.parentElement.clientWidth;
-    if (height === plot.layout.height && room === plot.clientWidth) return;
+    if (height === plot.layout.height && room === plot._fullLayout.width) return;
     plot.style.height = plot.parentElement.style.height = height + "px";
     await Plotly.relayout(plot, room ? { height, width: room } : { height });
   };
