@@ -101,6 +101,13 @@ drawn.then(() => {
   };
   fitAll();
   window.addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(fitAll, 200); });
+  const PAPER = 690; // pixels between the margins of A4
+  const printed = (paper) => plots.forEach(({ plot }) => {
+    const own = paper || plot.parentElement.clientWidth;
+    if (own) Plotly.relayout(plot, { width: own });
+  });
+  window.addEventListener("beforeprint", () => printed(PAPER));
+  window.addEventListener("afterprint", () => printed(0));
 });
 // A table that is wider than its place can be scrolled with the keyboard.
 (() => {
