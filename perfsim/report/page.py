@@ -106,7 +106,20 @@ def linked(text: str) -> Markup:
 
 def _view(section: Section) -> dict[str, Any]:
     """A section as the template reads it."""
-    names = ("heading", "lead", "table", "alt", "note", "level", "anchor", "links", "cards", "topics", "tab")
+    names = (
+        "heading",
+        "lead",
+        "table",
+        "alt",
+        "note",
+        "level",
+        "anchor",
+        "links",
+        "cards",
+        "drawings",
+        "topics",
+        "tab",
+    )
     view = {name: getattr(section, name) for name in names}
     view["plot"], view["height"] = "", 0
     if section.figure is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ParamSpec
 from urllib.parse import quote
 
 from perfsim.report.table import Table
@@ -46,6 +46,8 @@ class Section:
     """Files beside the page."""
     cards: Sequence[Card] = ()
     """Figures that are told before the table."""
+    drawings: Sequence[Drawing] = ()
+    """Beside each other where there is room."""
     topics: Sequence[tuple[str, Table]] = ()
     """Tables that are folded, each under its name."""
     tab: str = ""
@@ -54,6 +56,22 @@ class Section:
     @property
     def anchor(self) -> str:
         return self.slug or slugify(self.heading)
+
+
+Values = ParamSpec("Values")
+
+
+def drawn(
+    section: Section,
+    figure: Callable[Values, go.Figure],
+    table: Callable[Values, Table],
+    alt: Callable[Values, str],
+    *values: Values.args,
+    **named: Values.kwargs,
+) -> Section:
+    """A section with a figure of some values, its table and its description in words."""
+    made = figure(*values, **named), table(*values, **named), alt(*values, **named)
+    return replace(section, figure=made[0], table=made[1], alt=made[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +113,49 @@ class Scale:
     unit: str
     ticks: Sequence[tuple[float, str]]
     rows: Sequence[Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line through points of a drawing, its width, and the class that gives it a colour."""
+
+    points: Sequence[tuple[float, float]]
+    width: float
+    look: str
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle of a drawing, from its upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Text in a drawing: where its line begins or has its middle, and whether it is strong or soft."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str
+    look: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A small drawing with its name and a description; all places and sizes are in pixels."""
+
+    name: str
+    alt: str
+    width: float
+    height: float
+    lines: Sequence[Line]
+    boxes: Sequence[Box]
+    words: Sequence[Words]
 
 
 @dataclass(frozen=True, slots=True)

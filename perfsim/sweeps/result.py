@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,13 @@ class SweepResult:
     study: str
     points: tuple[PointResult, ...]
     assumptions: tuple[Assumption, ...] = ()
+    asked: str = ""
+    """The name or path by which it was read; empty for one that was not read from a file."""
+
+    @property
+    def command(self) -> str:
+        """The command line that answers the same."""
+        return shlex.join(["perfsim", "sweep", self.asked or self.name])
 
     @property
     def feasible(self) -> tuple[PointResult, ...]:
@@ -60,7 +68,7 @@ class SweepResult:
             "title": self.title,
             "question": self.question,
             "study": self.study,
-            "command": f"perfsim sweep {self.name}",
+            "command": self.command,
             "inputs_digest": self.inputs_digest,
             "caveats": [asdict(caveat) for caveat in self.caveats],
         }

@@ -56,6 +56,8 @@ class Sweep:
 
     spec: SweepSpec
     points: tuple[SweepPoint, ...]
+    asked: str = ""
+    """The name or path by which it was read."""
 
     @property
     def name(self) -> str:
@@ -106,7 +108,7 @@ def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
             [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
         )
     spec = parse_file(path, SweepSpec, catalog)
-    return Sweep(spec, expand(spec, mapping, catalog))
+    return Sweep(spec, expand(spec, mapping, catalog), name_or_path)
 
 
 def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:
@@ -122,7 +124,7 @@ def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
         if name not in known:
             raise InputError(f"{sweep.name} has no point of strategy {name}; it has {', '.join(known)}")
     kept = tuple(point for point in sweep.points if not names or point.candidate.strategy in names)
-    return Sweep(sweep.spec, kept)
+    return replace(sweep, points=kept)
 
 
 def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
@@ -201,7 +203,9 @@ def run_sweep(
     points = tuple(replace(results[digest], point=point) for digest, point in pairs)
     spec = sweep.spec
     assumptions = _assumptions(sweep.points)
-    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, points, assumptions)
+    return SweepResult(
+        spec.name, spec.title, spec.question, spec.study.name, points, assumptions, sweep.asked
+    )
 
 
 def _read(

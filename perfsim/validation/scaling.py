@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -25,6 +26,7 @@ HALVINGS = 12
 """Halvings of its logarithm, after which it is known within 0.2 %."""
 
 
+@lru_cache(maxsize=1)
 def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
     """Published ratios beside predicted ones: `runs`, `efficiencies`, and what would `explain` the worst.
 

@@ -61,7 +61,7 @@ def read(source: Source, document: Mapping[str, Any], shape: Shape | None) -> Re
     tensor = settings.integer("tensor_parallel.autotp_size", default=1, least=0, most=MOST_DEVICES) or 1
     data = _replicas(settings, batch, micro, accumulation)
     on_cpu = settings.flag("activation_checkpointing.cpu_checkpointing")
-    stage = settings.integer("zero_optimization.stage", default=0, least=0, most=3) or 0
+    stage = settings.integer("zero_optimization.stage", default=0, least=0, most=3)
     layout = ParallelLayout(
         tensor=tensor,
         data=data or 1,
@@ -99,7 +99,7 @@ def _replicas(
     if batch is None or micro is None or accumulation is None:
         return None
     if batch % (micro * accumulation):
-        message = f"{batch} is not a multiple of micro-batch {micro} x accumulation {accumulation}"
+        message = f"{batch} is not a multiple of micro-batch {micro} × accumulation {accumulation}"
         raise settings.error("train_batch_size", message, "the quotient is the number of replicas")
     return batch // (micro * accumulation)
 
@@ -132,13 +132,10 @@ LONGEST = 4096
 def _gaps(settings: Settings, micro: int | None, accumulation: int | None, batch: int | None) -> Any:
     ratio = settings.number("zero_optimization.offload_optimizer.ratio")
     if ratio not in (None, 1.0):
-        yield Gap(f"the optimizer of a share of {ratio:g} on the CPU; all is described", changes_model=False)
+        yield Gap(f"the optimizer of a share of {ratio:g} on the CPU; all is described")
     if batch is None and micro is not None:
-        product = f"{micro} x {accumulation or 1} x the number of replicas"
-        yield Gap(f"a global batch of {product}, which the file does not tell", changes_model=False)
+        product = f"{micro} × {accumulation or 1} × the number of replicas"
+        yield Gap(f"a global batch of {product}, which the file does not tell")
     name = settings.text("optimizer.type", default="Adam")
     if name.casefold() not in ("adam", "adamw", "sgd"):
-        yield Gap(
-            f"the optimizer {name[:40]}; described as {KNOWN.get(name.casefold(), 'adam')}",
-            changes_model=False,
-        )
+        yield Gap(f"the optimizer {name[:40]}; described as {KNOWN.get(name.casefold(), 'adam')}")

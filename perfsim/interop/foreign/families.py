@@ -112,7 +112,7 @@ def _opt(settings: Settings, fields: Fields) -> None:
         fields.update(bias_qkv=False, bias_out=False, bias_mlp=False)
     before = settings.flag("do_layer_norm_before", default=True)
     fields["final_norm"] = before and not settings.flag("_remove_final_layer_norm")
-    width = settings.integer("word_embed_proj_dim", default=fields["hidden"]) or fields["hidden"]
+    width = settings.integer("word_embed_proj_dim", default=fields["hidden"])
     if width != fields["hidden"]:
         less = fields["vocab"] * (fields["hidden"] - width)
         added = 2 * width * fields["hidden"] - less
@@ -220,7 +220,7 @@ def _gpt_oss(_settings: Settings, fields: Fields) -> None:
 
 def _bert(settings: Settings, fields: Fields) -> None:
     h, vocab = fields["hidden"], fields["vocab"]
-    types = (settings.integer("type_vocab_size", default=2, least=0) or 0) * h
+    types = settings.integer("type_vocab_size", default=2, least=0) * h
     other = [("token types", types), ("a norm of the embedding", 2 * h)]
     architectures = str(settings.values.get("architectures", ""))
     if "MaskedLM" in architectures or "PreTraining" in architectures or "BertLMHead" in architectures:

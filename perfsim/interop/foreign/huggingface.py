@@ -59,9 +59,7 @@ def read_shape(source: Source, document: Mapping[str, Any]) -> tuple[Shape, Sett
     fields = _fields(settings, family)
     remarks = [*_remarks(settings, fields, family)]
     if section:
-        remarks.append(
-            Gap(f"what stands outside `{section}`: encoders of images and sound", changes_model=False)
-        )
+        remarks.append(Gap(f"what stands outside `{section}`: encoders of images and sound"))
         others = Settings.of(source, {key: value for key, value in document.items() if key != section})
         others.ignore(*METADATA)
         settings = Settings(
@@ -111,14 +109,14 @@ def _fields(settings: Settings, family: str) -> Fields:
         REFINEMENTS[family](settings, fields)
     fields["latent"] = _latent(settings)
     fields["experts"] = _experts(settings, fields, family)
-    fields["mtp_layers"] = settings.integer("num_nextn_predict_layers", default=0, least=0, most=16) or 0
+    fields["mtp_layers"] = settings.integer("num_nextn_predict_layers", default=0, least=0, most=16)
     return fields
 
 
 def _positions(settings: Settings, fields: Fields) -> int:
     if fields.get("embedding", "learned") == "alibi":
         default = ALIBI_BLOOM_POSITIONS
-        return settings.integer(*POSITIONS, default=default, most=MOST_POSITIONS) or default
+        return settings.integer(*POSITIONS, default=default, most=MOST_POSITIONS)
     return settings.needed(*POSITIONS, "model_max_length", most=MOST_POSITIONS)
 
 
@@ -161,14 +159,14 @@ def _experts(settings: Settings, fields: Fields, family: str) -> Experts | None:
         shared_ffn=(shared or 0) * width if shared_ffn is None else shared_ffn,
         shared_gate=family == "qwen2_moe",
         router_bias=family == "gpt_oss" or settings.text("topk_method") == "noaux_tc",
-        groups=settings.integer("n_group", default=1, most=count) or 1,
-        top_groups=settings.integer("topk_group", default=1, most=count) or 1,
+        groups=settings.integer("n_group", default=1, most=count),
+        top_groups=settings.integer("topk_group", default=1, most=count),
     )
 
 
 def _expert_layers(settings: Settings, layers: int, family: str) -> tuple[bool, ...]:
     """Which layers have experts."""
-    first = settings.integer("first_k_dense_replace", default=0, least=0, most=layers) or 0
+    first = settings.integer("first_k_dense_replace", default=0, least=0, most=layers)
     every = settings.integer(
         "moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step", default=1, least=0
     )
@@ -184,16 +182,14 @@ def _expert_layers(settings: Settings, layers: int, family: str) -> tuple[bool, 
 def _remarks(settings: Settings, fields: Fields, family: str) -> Iterator[Gap]:
     if family not in FAMILIES:
         known = f"model_type {family!r} is unknown: it" if family else "without a model_type the file"
-        yield Gap(
-            f"{known} is read with the names and defaults of Llama; check the count", changes_model=False
-        )
+        yield Gap(f"{known} is read with the names and defaults of Llama; check the count")
     yield from _window(settings, fields, family)
     if family == "gpt_neo":
-        yield Gap("local attention in every second layer; taken as full attention", changes_model=False)
+        yield Gap("local attention in every second layer; taken as full attention")
     if fields["mtp_layers"]:
-        yield Gap("layers that predict further tokens, which the count leaves out", changes_model=False)
+        yield Gap("layers that predict further tokens, which the count leaves out")
     if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
-        yield Gap("attention and MLP that read the same input, each by its own norm", changes_model=False)
+        yield Gap("attention and MLP that read the same input, each by its own norm")
 
 
 ALTERNATING = ("gpt_oss", "gemma2")
@@ -212,7 +208,7 @@ def _window(settings: Settings, fields: Fields, family: str) -> Iterator[Gap]:
         full = next((layer for layer, has in enumerate(windowed, 1) if not has), None)
         if windowed != [full is None or layer % full != 0 for layer in range(1, len(windowed) + 1)]:
             words = f"attention in a sliding window of {window} in some layers; taken as full attention"
-            yield Gap(words, changes_model=False)
+            yield Gap(words)
             return
         every = full
     elif every is None and family in ALTERNATING:

@@ -73,7 +73,7 @@ def read_settings(settings: Settings, world: int | None, *, steps: tuple[Any, ..
     layout = divided(settings, layout, shape.layers)
     optimizer = settings.text("optimizer", "optim.name", default="adam").casefold()
     if not any(name in optimizer for name in OPTIMIZERS):
-        gaps.append(Gap(f"the optimizer {optimizer[:40]}; described as adam", changes_model=False))
+        gaps.append(Gap(f"the optimizer {optimizer[:40]}; described as adam"))
     return Reading(
         settings,
         shape=shape,

@@ -69,28 +69,27 @@ def _count(
 
 def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple[ParallelLayout, int | None]:
     """Degrees, ZeRO stage and recompute; virtual stages follow when the number of layers is known."""
-    tensor = (
-        settings.integer("tensor_model_parallel_size", "model_parallel_size", default=1, most=MOST_DEVICES)
-        or 1
+    tensor = settings.integer(
+        "tensor_model_parallel_size", "model_parallel_size", default=1, most=MOST_DEVICES
     )
-    pipeline = settings.integer("pipeline_model_parallel_size", default=1, most=MOST_DEVICES) or 1
-    context = settings.integer("context_parallel_size", default=1, most=MOST_DEVICES) or 1
+    pipeline = settings.integer("pipeline_model_parallel_size", default=1, most=MOST_DEVICES)
+    context = settings.integer("context_parallel_size", default=1, most=MOST_DEVICES)
     exchanges: dict[str, ContextExchange] = {name: exchange for exchange, name in CONTEXT.items()}
     kind = settings.text("cp_comm_type").split()
     if context > 1 and kind and kind[0] not in exchanges:
-        gaps.append(Gap(f"context ranks that exchange by {kind[0]}; a ring is taken", changes_model=False))
-    experts = settings.integer("expert_model_parallel_size", default=1, most=MOST_DEVICES) or 1
+        gaps.append(Gap(f"context ranks that exchange by {kind[0]}; a ring is taken"))
+    experts = settings.integer("expert_model_parallel_size", default=1, most=MOST_DEVICES)
     sharing = settings.integer("expert_tensor_parallel_size", most=MOST_DEVICES) or tensor
     has_experts = settings.raw("num_experts") is not None or settings.raw("num_moe_experts") is not None
     if settings.flag("overlap_moe_expert_parallel_comm"):
         text = "overlap_moe_expert_parallel_comm: all-to-alls beside the compute of another micro-batch"
-        gaps.append(Gap(f"{text}; predicted one after the other, which takes longer", changes_model=False))
+        gaps.append(Gap(f"{text}; predicted one after the other, which takes longer"))
     if settings.raw("rampup_batch_size") is not None:
-        gaps.append(Gap("a batch that grows at the start of the run", changes_model=False))
+        gaps.append(Gap("a batch that grows at the start of the run"))
     ways = tensor * pipeline * context
     if world is not None and world % ways:
         settings.source.refuse(
-            f"{world} ranks are not a multiple of tensor {tensor} x pipeline {pipeline} x context {context}",
+            f"{world} ranks are not a multiple of tensor {tensor} × pipeline {pipeline} × context {context}",
             "check the number of nodes and of ranks of a node",
         )
     layout = ParallelLayout(
@@ -99,7 +98,7 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
         data=1 if world is None else world // ways,
         sequence_parallel=settings.flag("sequence_parallel") and tensor > 1,
         zero_stage=_zero_stage(settings),
-        micro_batch_size=settings.integer("micro_batch_size", "batch_size", default=1) or 1,
+        micro_batch_size=settings.integer("micro_batch_size", "batch_size", default=1),
         recompute=_recompute(settings),
         context=context,
         expert=experts,
@@ -111,9 +110,7 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
     settings.ignore("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
     share = settings.number("optimizer_offload_fraction", default=1.0)
     if layout.offload_optimizer != "none" and share != 1.0:
-        gaps.append(
-            Gap(f"the optimizer of a share of {share:g} on the CPU; all is described", changes_model=False)
-        )
+        gaps.append(Gap(f"the optimizer of a share of {share:g} on the CPU; all is described"))
     return layout, world
 
 
@@ -132,7 +129,7 @@ def _zero_stage(settings: Settings) -> int:
 
 def _shard_group(settings: Settings, replicas: int) -> int | None:
     """Ranks of an instance of the distributed optimizer where there are several."""
-    instances = settings.integer("num_distributed_optimizer_instances", default=1, most=MOST_DEVICES) or 1
+    instances = settings.integer("num_distributed_optimizer_instances", default=1, most=MOST_DEVICES)
     shares = instances > 1 and replicas > instances and replicas % instances == 0
     return replicas // instances if shares else None
 

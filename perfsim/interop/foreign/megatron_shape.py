@@ -44,8 +44,8 @@ def read_shape(settings: Settings, gaps: list[Gap]) -> Shape:
     heads = settings.needed("num_attention_heads", most=MOST_HEADS)
     gated = settings.flag("swiglu", "gated_linear_unit") or settings.text("activation") in GATED
     default_ffn = int(hidden * 4 * 2 / 3 / 64) * 64 if settings.flag("swiglu") else 4 * hidden
-    ffn = settings.integer("ffn_hidden_size", default=default_ffn, most=MOST_WIDTH) or default_ffn
-    head_dim = settings.integer("kv_channels", default=max(1, hidden // heads), most=MOST_WIDTH) or 1
+    ffn = settings.integer("ffn_hidden_size", default=default_ffn, most=MOST_WIDTH)
+    head_dim = settings.integer("kv_channels", default=max(1, hidden // heads), most=MOST_WIDTH)
     bias = settings.flag("add_bias_linear", "bias", default=not settings.flag("disable_bias_linear"))
     positions = settings.needed(
         "max_position_embeddings", "seq_length", "encoder_seq_length", most=MOST_POSITIONS
@@ -78,7 +78,7 @@ def read_shape(settings: Settings, gaps: list[Gap]) -> Shape:
         latent=latent,
         window=window[0] if window is not None else None,
         window_pattern=window[1] if window is not None else None,
-        mtp_layers=settings.integer("mtp_num_layers", default=0, least=0, most=16) or 0,
+        mtp_layers=settings.integer("mtp_num_layers", default=0, least=0, most=16),
         remarks=tuple(_remarks(settings)),
     )
 
@@ -111,13 +111,11 @@ def _vocabulary(settings: Settings, gaps: list[Gap]) -> int:
     ).casefold()
     for name, size in VOCABULARIES.items():
         if name in words:
-            gaps.append(Gap(f"a vocabulary of {size}, taken from the tokenizer's name", changes_model=False))
+            gaps.append(Gap(f"a vocabulary of {size}, taken from the tokenizer's name"))
             return size
     padded = settings.integer("padded_vocab_size", most=MOST_VOCABULARY)
     if padded is not None:
-        gaps.append(
-            Gap(f"a vocabulary of {padded} that is padded for tensor parallelism", changes_model=False)
-        )
+        gaps.append(Gap(f"a vocabulary of {padded} that is padded for tensor parallelism"))
         return padded
     raise settings.missing("vocab_size", "padded_vocab_size")
 
@@ -128,13 +126,13 @@ def _experts(settings: Settings, layers: int, ffn: int) -> Experts | None:
         return None
     return Experts(
         count=count,
-        active=settings.integer("moe_router_topk", default=2, most=count) or 2,
-        ffn=settings.integer("moe_ffn_hidden_size", default=ffn, most=MOST_WIDTH) or ffn,
+        active=settings.integer("moe_router_topk", default=2, most=count),
+        ffn=settings.integer("moe_ffn_hidden_size", default=ffn, most=MOST_WIDTH),
         pattern=_expert_layers(settings, layers),
-        shared_ffn=settings.integer("moe_shared_expert_intermediate_size", default=0, least=0) or 0,
+        shared_ffn=settings.integer("moe_shared_expert_intermediate_size", default=0, least=0),
         shared_gate=settings.flag("moe_shared_expert_gate"),
-        groups=settings.integer("moe_router_num_groups", default=1, most=count) or 1,
-        top_groups=settings.integer("moe_router_group_topk", default=1, most=count) or 1,
+        groups=settings.integer("moe_router_num_groups", default=1, most=count),
+        top_groups=settings.integer("moe_router_group_topk", default=1, most=count),
     )
 
 
@@ -167,18 +165,18 @@ def _latent(settings: Settings) -> Latent | None:
         return None
     return Latent(
         query_rank=settings.integer("q_lora_rank", most=MOST_WIDTH),
-        kv_rank=settings.integer("kv_lora_rank", default=32, most=MOST_WIDTH) or 32,
-        nope=settings.integer("qk_head_dim", default=128, most=MOST_WIDTH) or 128,
-        rope=settings.integer("qk_pos_emb_head_dim", default=64, most=MOST_WIDTH) or 64,
-        value=settings.integer("v_head_dim", default=128, most=MOST_WIDTH) or 128,
+        kv_rank=settings.integer("kv_lora_rank", default=32, most=MOST_WIDTH),
+        nope=settings.integer("qk_head_dim", default=128, most=MOST_WIDTH),
+        rope=settings.integer("qk_pos_emb_head_dim", default=64, most=MOST_WIDTH),
+        value=settings.integer("v_head_dim", default=128, most=MOST_WIDTH),
     )
 
 
 def _remarks(settings: Settings) -> Iterator[Gap]:
     if _has_window(settings) and _window(settings) is None:
-        yield Gap("attention in a sliding window; taken as full attention", changes_model=False)
+        yield Gap("attention in a sliding window; taken as full attention")
     if settings.integer("mtp_num_layers", least=0):
-        yield Gap("layers that predict further tokens, which the count leaves out", changes_model=False)
+        yield Gap("layers that predict further tokens, which the count leaves out")
 
 
 def _has_window(settings: Settings) -> bool:

@@ -95,7 +95,7 @@ def _shape(model: Settings, data: Settings) -> Shape:
     if not model.flag("use_position_embedding", default=True):
         embedding = "none"
     head_bias = model.flag("use_bias_in_output", default=encoder)
-    ffn = model.integer("filter_size", default=4 * hidden, most=MOST_WIDTH) or 4 * hidden
+    ffn = model.integer("filter_size", default=4 * hidden, most=MOST_WIDTH)
     embedding_norm = model.flag("embedding_layer_norm") or encoder
     vocab = model.integer("vocab_size", most=MOST_VOCABULARY)
     return Shape(
@@ -153,7 +153,7 @@ def _experts(model: Settings, ffn: int) -> Experts | None:
     if not count or count == 1:
         return None
     layers = model.needed("num_hidden_layers", most=MOST_LAYERS)
-    shared = model.integer("moe_params.num_shared_experts", default=0, least=0) or 0
+    shared = model.integer("moe_params.num_shared_experts", default=0, least=0)
     active = model.integer("moe_params.top_k", "top_k", "moe.top_k", default=1, most=count)
     return Experts(
         count=count, active=active or 1, ffn=ffn, pattern=(True,) * layers, shared_ffn=shared * ffn
@@ -205,10 +205,10 @@ def _micro(settings: Settings) -> int | None:
 def _gaps(model: Settings, document: Mapping[str, Any]) -> Iterator[Gap]:
     position = model.text("position_embedding_type")
     if position in ("relative", "fixed"):
-        yield Gap(f"{position} positions; described without a table of positions", changes_model=False)
+        yield Gap(f"{position} positions; described without a table of positions")
     window = model.integer("attention_sliding_window_length")
     if window:
-        yield Gap(f"attention in a sliding window of {window}; taken as full attention", changes_model=False)
+        yield Gap(f"attention in a sliding window of {window}; taken as full attention")
     if isinstance(document.get("trainer"), list) and len(document["trainer"]) > 1:
         count = len(document["trainer"])
-        yield Gap(f"{count} phases of training, of which the first is described", changes_model=False)
+        yield Gap(f"{count} phases of training, of which the first is described")

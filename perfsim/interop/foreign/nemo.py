@@ -68,7 +68,7 @@ def read(source: Source, document: Mapping[str, Any]) -> Reading:
     }
     settings = Settings(source, values, roots=ROOTS)
     _interpolate(settings)
-    nodes = settings.integer("num_nodes", default=1, most=MOST_DEVICES) or 1
+    nodes = settings.integer("num_nodes", default=1, most=MOST_DEVICES)
     ranks = settings.integer("devices", "gpus_per_node", least=-1, most=MOST_DEVICES)
     world = settings.integer("world_size", most=MOST_DEVICES)
     if world is None and ranks is not None and ranks > 0:

@@ -53,7 +53,7 @@ def read(source: Source, document: Mapping[str, Any]) -> Reading:
     if isinstance(document, Mapping):
         document = {str(key).replace("-", "_"): value for key, value in document.items()}
     settings = Settings.of(source, document)
-    tensor = settings.integer("model_parallel_size", default=1, most=MOST_DEVICES) or 1
+    tensor = settings.integer("model_parallel_size", default=1, most=MOST_DEVICES)
     gaps: list[Gap] = []
     shape = _shape(settings, tensor, gaps)
     layout, devices, batch = _layout(settings, tensor)
@@ -79,16 +79,14 @@ def _shape(settings: Settings, tensor: int, gaps: list[Gap]) -> Shape:
     mlp_bias = settings.flag("use_bias_in_mlp", default=settings.text("mlp_type") != "llama")
     tied_norms = settings.flag("gpt_j_residual") and settings.flag("gpt_j_tied")
     if settings.flag("gpt_j_residual") and not tied_norms:
-        gaps.append(
-            Gap("attention and MLP that read the same input, each by its own norm", changes_model=False)
-        )
+        gaps.append(Gap("attention and MLP that read the same input, each by its own norm"))
     layers = settings.needed("num_layers", most=MOST_LAYERS)
     ffn = _ffn(settings, hidden, gated=gated)
     return Shape(
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=settings.integer("num_kv_heads", default=heads, most=MOST_HEADS) or heads,
+        kv_heads=settings.integer("num_kv_heads", default=heads, most=MOST_HEADS),
         head_dim=max(1, hidden // heads),
         ffn=ffn,
         vocab=_vocabulary(settings, tensor, gaps),
@@ -110,7 +108,7 @@ def _shape(settings: Settings, tensor: int, gaps: list[Gap]) -> Shape:
 def _ffn(settings: Settings, hidden: int, *, gated: bool) -> int:
     """Width of the MLP; two thirds of the plain one where it is gated."""
     given = settings.integer("intermediate_size", most=3 * MOST_WIDTH)
-    multiple = settings.integer("mlp_multiple_of", default=1, most=MOST_WIDTH) or 1
+    multiple = settings.integer("mlp_multiple_of", default=1, most=MOST_WIDTH)
     plain = given or 4 * hidden
     if settings.text("mlp_type") == "llama":
         multiple = LLAMA_MULTIPLE
@@ -125,9 +123,7 @@ def _ffn(settings: Settings, hidden: int, *, gated: bool) -> int:
 def _vocabulary(settings: Settings, tensor: int, gaps: list[Gap]) -> int:
     """The padded vocabulary, which the weights have."""
     given = settings.integer("padded_vocab_size", most=MOST_VOCABULARY)
-    multiple = tensor * (
-        settings.integer("make_vocab_size_divisible_by", default=DIVISIBLE, most=MOST_WIDTH) or 1
-    )
+    multiple = tensor * settings.integer("make_vocab_size_divisible_by", default=DIVISIBLE, most=MOST_WIDTH)
     if given is not None:
         return given
     size = settings.integer("vocab_size", most=MOST_VOCABULARY)
@@ -136,9 +132,7 @@ def _vocabulary(settings: Settings, tensor: int, gaps: list[Gap]) -> int:
         size = VOCABULARIES.get(tokenizer.casefold())
         if size is None:
             raise settings.missing("vocab_size", "padded_vocab_size")
-        gaps.append(
-            Gap(f"a vocabulary of {size} from the type of its tokenizer, padded", changes_model=False)
-        )
+        gaps.append(Gap(f"a vocabulary of {size} from the type of its tokenizer, padded"))
     return -(-size // multiple) * multiple
 
 
@@ -146,9 +140,9 @@ def _experts(settings: Settings, layers: int, ffn: int) -> Experts | None:
     count = settings.integer("moe_num_experts", "num_experts", least=0, most=MOST_WIDTH)
     if not count or count == 1:
         return None
-    every = settings.integer("moe_expert_interval", "expert_interval", default=1) or 1
+    every = settings.integer("moe_expert_interval", "expert_interval", default=1)
     every = min(every, layers)
-    active = settings.integer("moe_top_k", default=1, most=count) or 1
+    active = settings.integer("moe_top_k", default=1, most=count)
     return Experts(
         count=count,
         active=active,
@@ -159,16 +153,16 @@ def _experts(settings: Settings, layers: int, ffn: int) -> Experts | None:
 
 def _layout(settings: Settings, tensor: int) -> tuple[ParallelLayout, int | None, int | None]:
     """The layout, the number of devices and the global batch, as far as the file tells them."""
-    pipeline = max(1, settings.integer("pipe_parallel_size", default=1, least=0, most=MOST_DEVICES) or 1)
-    micro = settings.integer("train_micro_batch_size_per_gpu", "batch_size", default=1) or 1
-    accumulation = settings.integer("gradient_accumulation_steps", "gas", default=1) or 1
+    pipeline = max(1, settings.integer("pipe_parallel_size", default=1, least=0, most=MOST_DEVICES))
+    micro = settings.integer("train_micro_batch_size_per_gpu", "batch_size", default=1)
+    accumulation = settings.integer("gradient_accumulation_steps", "gas", default=1)
     batch = settings.integer("train_batch_size")
     devices = settings.integer("global_num_gpus", "world_size", most=MOST_DEVICES)
     if devices is None and batch is not None and batch % (micro * accumulation) == 0:
         devices = batch // (micro * accumulation) * tensor * pipeline
     data = None if devices is None else devices // (tensor * pipeline)
     if devices is not None and (not data or devices % (tensor * pipeline)):
-        settings.source.refuse(f"{devices} GPUs are no multiple of tensor {tensor} x pipeline {pipeline}")
+        settings.source.refuse(f"{devices} GPUs are no multiple of tensor {tensor} × pipeline {pipeline}")
     if batch is None and data is not None:
         batch = micro * accumulation * data
     recomputed = settings.flag("checkpoint_activations")
@@ -177,7 +171,7 @@ def _layout(settings: Settings, tensor: int) -> tuple[ParallelLayout, int | None
         tensor=tensor,
         pipeline=pipeline,
         data=data or 1,
-        zero_stage=settings.integer("zero_optimization.stage", "zero_stage", default=0, least=0, most=3) or 0,
+        zero_stage=settings.integer("zero_optimization.stage", "zero_stage", default=0, least=0, most=3),
         micro_batch_size=micro,
         recompute="full" if recomputed else "none",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from perfsim.errors import InputError, Problem
 from perfsim.interop.foreign.source import MOST_DEPTH, MOST_KEYS, Source
@@ -70,6 +70,10 @@ class Settings:
         return self._first(names)[1]
 
     # ------------------------------------------------------------------------------- values
+    @overload
+    def integer(self, *names: str, default: int, least: int = 1, most: int = MOST_NUMBER) -> int: ...
+    @overload
+    def integer(self, *names: str, least: int = 1, most: int = MOST_NUMBER) -> int | None: ...
     def integer(
         self, *names: str, default: int | None = None, least: int = 1, most: int = MOST_NUMBER
     ) -> int | None:

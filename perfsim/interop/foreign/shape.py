@@ -21,7 +21,7 @@ class Gap(NamedTuple):
     """What the description cannot express; `changes_model` where it then describes another model."""
 
     text: str
-    changes_model: bool = True
+    changes_model: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,8 +255,7 @@ class Shape:
             first, interval = _regular(experts.pattern)
             yield Gap(
                 f"experts in layers {numbers[:60]}{'...' * (len(numbers) > 60)}; described in every "
-                f"{interval}. layer after the first {first}",
-                changes_model=False,
+                f"{interval}. layer after the first {first}"
             )
 
     def _small_parts(self) -> Iterator[str]:

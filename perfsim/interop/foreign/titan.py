@@ -113,10 +113,11 @@ def _shape(settings: Settings, gaps: list[Gap]) -> Shape | None:
     known = FLAVORS.get((name, flavor))
     if known is None:
         words = " ".join(filter(None, (name, flavor))) or "its model"
-        gaps.append(Gap(f"{words}: the shape stands in torchtitan's code; give the model with --model"))
+        words += ": the shape stands in torchtitan's code; give the model with --model"
+        gaps.append(Gap(words, changes_model=True))
         return None
     layers, hidden, heads, groups, ffn, vocab = known
-    positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS) or 2048
+    positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS)
     return Shape(
         layers=layers,
         hidden=hidden,
@@ -148,7 +149,7 @@ def _layout(
     shards = _degree(settings, "data_parallel_shard_degree", default=-1)
     sharing = max(1, _degree(settings, "expert_tensor_parallel_degree"))
     if experts > 1 and shape is not None and shape.experts is None:
-        gaps.append(Gap(f"expert parallelism over {experts} ranks: its model has none", changes_model=False))
+        gaps.append(Gap(f"expert parallelism over {experts} ranks: its model has none"))
         experts = sharing = 1
     if shards < 1 and world is not None:
         ways = tensor * pipeline * context * replicas
@@ -181,11 +182,11 @@ def _layout(
 
 
 def _micro(settings: Settings, pipeline: int) -> int:
-    local = settings.integer("training.local_batch_size", "training.batch_size", default=1) or 1
+    local = settings.integer("training.local_batch_size", "training.batch_size", default=1)
     if pipeline == 1:
         settings.ignore("parallelism.pipeline_parallel_microbatch_size")
         return local
-    return settings.integer("parallelism.pipeline_parallel_microbatch_size", default=1) or 1
+    return settings.integer("parallelism.pipeline_parallel_microbatch_size", default=1)
 
 
 def _recompute(settings: Settings) -> tuple[Any, int]:
@@ -206,7 +207,7 @@ def _staged(
     schedule = settings.choice(names, SCHEDULES, "1f1b")
     if settings.text(*names) == "DualPipeV":
         text = "DualPipeV: all-to-alls beside the compute of another micro-batch; predicted as zbv"
-        gaps.append(Gap(f"{text}, one after the other, which takes longer", changes_model=False))
+        gaps.append(Gap(f"{text}, one after the other, which takes longer"))
     modules = settings.values.get("parallelism.module_fqns_per_model_part")
     settings.ignore(
         "parallelism.module_fqns_per_model_part",
@@ -252,4 +253,5 @@ def _recipe(settings: Settings, layout: ParallelLayout, devices: int | None) -> 
         "attention": "flash",
         "dropout": False,
         "overlap_grad_reduce": True,
+        "framework": "torchtitan",
     }

@@ -21,6 +21,8 @@ KINDS = {
     "dram": "DRAM of a server",
     "flash": "flash of a server",
     "feed": "activation server",
+    "pcie": "PCIe",
+    "nvme": "drives of a host",
 }
 """Kinds of links in words, from the devices outwards."""
 
@@ -48,7 +50,9 @@ def network_use(result: StudyResult) -> go.Figure:
         "Use of the network by kind of link (% of capacity)",
         height=150 + 26 * len(rows),
         bargap=0.35,
-        xaxis=base.axis("share of capacity (%)", range=[0, 101]),
+        xaxis=base.axis(
+            "share of capacity (%)", range=[0, 101 * max([1.0, *columns["peak of the busiest link"]])]
+        ),
         yaxis=base.axis("", autorange="reversed", type="multicategory"),
     )
     bars = go.Bar(orientation="h", marker={"color": base.BLUE}, **bar)

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from perfsim.prediction.roofline import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
 from perfsim.report import text
-from perfsim.report.figures import base
+from perfsim.report.figures import base, labels
 from perfsim.report.table import Table
 
 LEAST = 5e-3
@@ -24,8 +24,8 @@ LOOKS = {
     UPDATE: (base.GREEN, "triangle-up"),
 }
 LARGEST_PX, SMALLEST_PX = 44, 8
-_WIDE_PX, _HIGH_PX, _LETTER_PX, _LINE_PX = 300, 330, 6.2, 16
-"""A plot as labels are placed for it: that of a phone; where there is more room, points are further apart."""
+HEADROOM = 5
+"""How far above the highest ceiling the figure ends, for labels."""
 
 
 def roofline(own: Roofline) -> go.Figure:
@@ -35,7 +35,7 @@ def roofline(own: Roofline) -> go.Figure:
     peak = max(own.peaks_flop_per_s.values(), default=max(y for _, y in spots))
     ridge = peak / own.memory_bytes_per_s
     x_ends = min(ridge / 8, *(x / 2.5 for x, _ in spots)), 4 * max(ridge, *(x for x, _ in spots))
-    y_ends = min(peak / 20, *(y / 4 for _, y in spots)), 5 * peak
+    y_ends = min(peak / 20, *(y / 4 for _, y in spots)), HEADROOM * peak
     traces: list[Any] = [_line([x_ends[0], ridge], own.memory_bytes_per_s)]
     for flop_per_s in own.peaks_flop_per_s.values():
         traces.append(_line([flop_per_s / own.memory_bytes_per_s, x_ends[1]], 0.0, flop_per_s))
@@ -149,40 +149,16 @@ def _labels(
     own: Roofline, kernels: Sequence[KernelUse], x_ends: tuple[float, float], y_ends: tuple[float, float]
 ) -> list[dict[str, Any]]:
     """A label with a leader for each point, the longest first; left out where it would hide another one."""
-
-    def pixel(value: float, ends: tuple[float, float], length: float) -> float:
-        return length * math.log(value / ends[0]) / math.log(ends[1] / ends[0])
-
-    at = [(pixel(x, x_ends, _WIDE_PX), pixel(y, y_ends, _HIGH_PX)) for x, y in map(_spot, kernels)]
-    taken = [
-        (x - size / 2, y - size / 2, x + size / 2, y + size / 2)
-        for (x, y), size in zip(at, (_size_px(own, kernel) for kernel in kernels), strict=True)
-    ]
-    top = _HIGH_PX * (1 - math.log(5) / math.log(y_ends[1] / y_ends[0]))
-    taken.append((_WIDE_PX / 2, top, _WIDE_PX, top + 2 * _LINE_PX))
-    notes = []
-    for kernel, (x, y) in zip(kernels, at, strict=True):
+    canvas = labels.Canvas(x_ends, y_ends)
+    taken = [canvas.around(*_spot(kernel), _size_px(own, kernel)) for kernel in kernels]
+    peak = canvas.at(x_ends[0], y_ends[1] / HEADROOM)[1]
+    taken.append((labels.WIDE_PX / 2, peak, labels.WIDE_PX, peak + 2 * labels.LINE_PX))
+    asked = []
+    for kernel in kernels:
         words = f"{_named(own, kernel)}: {text.percent(_share(own, kernel), 0)}"
-        half = len(words) * _LETTER_PX / 2
-        for right, up in _offsets(half):
-            box = (x + right - half, y + up - _LINE_PX / 2, x + right + half, y + up + _LINE_PX / 2)
-            inside = box[0] >= 0 and box[2] <= _WIDE_PX and box[1] >= 0 and box[3] <= _HIGH_PX
-            if inside and not any(_overlap(box, other) for other in taken):
-                taken.append(box)
-                spot = _spot(kernel)
-                notes.append(
-                    {"x": math.log10(spot[0]), "y": math.log10(spot[1]), "text": base.esc(words)}
-                    | {
-                        "ax": right,
-                        "ay": -up,
-                        "arrowhead": 0,
-                        "arrowwidth": 1,
-                        "arrowcolor": base.GREY,
-                        "standoff": _size_px(own, kernel) / 2,
-                    }
-                )
-                break
-    return notes
+        spots = [labels.Spot(*_spot(kernel), *offset) for offset in _offsets(labels.half_px(words))]
+        asked.append((words, spots, {"standoff": _size_px(own, kernel) / 2}))
+    return labels.notes(canvas, asked, taken, always=False)
 
 
 def _offsets(half: float) -> list[tuple[float, float]]:
@@ -194,10 +170,6 @@ def _offsets(half: float) -> list[tuple[float, float]]:
         for sign in (-1, 1)
         for side in (0, -1, 1)
     ]
-
-
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def roofline_table(own: Roofline) -> Table:
@@ -221,10 +193,10 @@ def roofline_table(own: Roofline) -> Table:
     return Table(columns, rows, caption, frozenset(range(2, 8)))
 
 
-def roofline_alt(own: Roofline, label: str) -> str:
+def roofline_alt(own: Roofline) -> str:
     """The kernels with the most time, and how near they are to their ceilings."""
     words = [
         f"{_named(own, kernel)} {text.percent(_share(own, kernel), 0)} of the time at {_reach(own, kernel)}"
         for kernel in _drawn(own)[:4]
     ]
-    return f"Roofline of a device of {label}: {'; '.join(words)}."
+    return f"Roofline of a device, with the kernels of a step: {'; '.join(words)}."

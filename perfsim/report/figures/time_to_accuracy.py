@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
 from perfsim.report import text
-from perfsim.report.figures import base
+from perfsim.report.figures import base, labels
 from perfsim.report.table import Table
 from perfsim.studies.result import BatchPoint, CandidateResult, StudyResult
 
@@ -21,17 +23,52 @@ def time_to_accuracy(result: StudyResult) -> go.Figure:
     for index, (name, candidate) in enumerate(zip(names, result.candidates, strict=True)):
         traces += _curve(name, candidate, index, unit, scale)
     points = [point for candidate in result.candidates for point in candidate.batch_curve]
+    x_ends = _ends([point.batch_tokens for point in points], result.critical_batch_tokens, 1.4)
+    y_ends = _ends([end / scale for point in points for end in point.time_to_accuracy_band_s], 0.0, 1.15)
     style = base.layout(
         f"Time to the target ({unit}) by global batch (tokens)",
         height=500,
-        xaxis=base.log_axis("global batch (tokens)", [point.batch_tokens for point in points]),
+        xaxis=base.log_axis("global batch (tokens)", x_ends, range=[math.log10(end) for end in x_ends]),
         yaxis=base.log_axis(
-            f"time to the target ({unit})", [point.time_to_accuracy_s / scale for point in points]
+            f"time to the target ({unit})", y_ends, range=[math.log10(end) for end in y_ends]
         ),
         shapes=_critical_shapes(result),
-        annotations=_critical_note(result),
+        annotations=[*_critical_note(result), *_names(result, labels.Canvas(x_ends, y_ends), scale)],
+        showlegend=False,
     )
     return base.figure(traces, style)
+
+
+def _ends(values: Sequence[float], also: float, room: float) -> tuple[float, float]:
+    """The ends of a logarithmic axis over finite values, and over another one if it is positive."""
+    known = [value for value in (*values, also) if value > 0 and math.isfinite(value)] or [1.0, 10.0]
+    return min(known) / room, max(known) * room
+
+
+def _names(result: StudyResult, canvas: labels.Canvas, scale: float) -> list[dict[str, Any]]:
+    """The name of each candidate at its curve, with a leader in the colour of the curve."""
+    curves = {
+        place: [(point.batch_tokens, point.time_to_accuracy_s / scale) for point in candidate.batch_curve]
+        for place, candidate in enumerate(result.candidates)
+    }
+    known = {
+        place: sorted(point for point in curve if math.isfinite(point[1])) for place, curve in curves.items()
+    }
+    taken = [canvas.around(*point, 8) for curve in known.values() for point in curve]
+    asked = []
+    for place, whole in enumerate(text.names(result.candidates)):
+        name = "\n".join(textwrap.wrap(whole, base.LABEL_CHARS, break_on_hyphens=False))
+        half = labels.half_px(name)
+        spots = [
+            labels.Spot(*point, right, up)
+            for up in (22.0, -22.0, 40.0, -40.0, 60.0, -60.0, 90.0, -90.0)
+            for point in known[place][::-1]
+            for right in (0.0, -half, half)
+        ]
+        if spots:
+            colour = base.series_style(place)["color"]
+            asked.append((name, spots, {"arrowcolor": colour, "arrowwidth": 1.5, "standoff": 4}))
+    return labels.notes(canvas, asked, taken, always=True)
 
 
 def _unit(result: StudyResult) -> tuple[str, float]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from perfsim.prediction.shared_caveats import confidence
 from perfsim.report import text
-from perfsim.report.figures.base import log_ticks, short
-from perfsim.report.sections import Badge, Card, Interval, Scale
+from perfsim.report.scale import Row, scale_of
+from perfsim.report.sections import Badge, Card, Scale
 from perfsim.report.study.verdict import ratios_to_first
 from perfsim.studies.decided import Outcome
 from perfsim.studies.decision_words import amount
@@ -26,7 +25,7 @@ def headline(result: StudyResult) -> str:
     if pair is None:
         return ""
     first, rival = pair
-    names = dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
+    names = names_of(result)
     time = f"{text.duration(first.time_to_accuracy_s)} ({_to(first.time_to_accuracy_band_s)})"
     if rival is None:
         return f"{names[id(first)]} {_verb(first, 'reach', 'reaches')} the target in {time}."
@@ -38,6 +37,11 @@ def headline(result: StudyResult) -> str:
         f"{names[id(rival)]} {_verb(rival, 'take', 'takes')} {ratio:.2f} times as long "
         f"({low:.2f} to {high:.2f}){open_order}."
     )
+
+
+def names_of(result: StudyResult) -> dict[int, str]:
+    """The short name of each candidate, by its identity."""
+    return dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
 
 
 def _verb(candidate: CandidateResult, many: str, single: str) -> str:
@@ -70,32 +74,17 @@ def badge(result: StudyResult) -> Badge | None:
 
 def intervals(result: StudyResult) -> Scale | None:
     """All candidates, fastest first, on one logarithmic scale of time to the target."""
-    ratios = [own for own in ratios_to_first(result) if math.isfinite(own.time_s)]
-    if not ratios:
-        return None
-    unit, scale = text.time_unit(own.time_s for own in ratios)
-    ends = [end / scale for own in ratios for end in (*own.band_s, own.time_s) if end > 0]
-    ticks = log_ticks(ends)
-    low, high = min([*ends, *ticks]), max([*ends, *ticks])
-
     outcomes = result.decision.outcomes if result.decision else ()
     currency = result.decision.currency if result.decision else ""
     notes = [_extra(outcome, currency) for outcome in outcomes]
     extra = dict(zip(text.labels(result.candidates), notes, strict=False))
     names = dict(zip(text.labels(result.candidates), text.names(result.candidates), strict=True))
-    place = partial(_place, low=low, high=high)
-    rows = []
-    for own in ratios:
-        least, middle, most = (end / scale for end in (own.band_s[0], own.time_s, own.band_s[1]))
-        value = f"{text.number(middle)} {unit} ({text.number(least)} to {text.number(most)})"
-        places = place(least), place(middle), place(most)
-        rows.append(Interval(names[own.name], value, extra.get(own.name, ""), *places, own.is_first))
-    return Scale(unit, [(place(tick), short(tick)) for tick in ticks], rows)
-
-
-def _place(value: float, low: float, high: float) -> float:
-    """Where a value lies between the ends of a logarithmic scale, in per cent."""
-    return round(100 * math.log(value / low) / math.log(high / low), 2) if high > low else 50.0
+    return scale_of(
+        [
+            Row(names[own.name], own.time_s, own.band_s, own.is_first, extra.get(own.name, ""))
+            for own in ratios_to_first(result)
+        ]
+    )
 
 
 def _extra(outcome: Outcome, currency: str) -> str:
@@ -112,7 +101,7 @@ def differences(result: StudyResult) -> Sequence[Card]:
     first, rival = pair or (None, None)
     if first is None or rival is None:
         return []
-    names = dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
+    names = names_of(result)
     speed = first.tokens_per_s / rival.tokens_per_s
     shares = f"at {text.percent(first.mfu, 0)} and {text.percent(rival.mfu, 0)} of peak"
     rates = f"{_rate(first)} against {_rate(rival)}, {shares}"

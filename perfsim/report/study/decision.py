@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from perfsim.report import text
 from perfsim.report.figures import tornado as figure
-from perfsim.report.sections import Section
+from perfsim.report.sections import Section, drawn
 from perfsim.report.table import Table
 from perfsim.studies.decided import BreakEven, Decision, Outcome, Spread
 from perfsim.studies.decision_words import amount, chance, time_unit
@@ -26,30 +26,22 @@ def decision_sections(result: StudyResult) -> list[Section]:
         "they have in common."
     )
     sections = [Section("The decision", lead, table=outcome_table(decision, labels), slug="decision")]
+    shown = figure.tornado, figure.tornado_table, figure.tornado_alt
     if decision.levers:
+        lead = (
+            "Helps to choose what to measure next: the widest bar is the input worth knowing better. A bar "
+            "that crosses the dotted line flips the order within its range."
+        )
         sections.append(
-            Section(
-                "What would change the order?",
-                "Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
-                "bar that crosses the dotted line flips the order within its range.",
-                figure=figure.tornado(decision),
-                table=figure.tornado_table(decision),
-                alt=figure.tornado_alt(decision),
-                slug="tornado",
-            )
+            drawn(Section("What would change the order?", lead, slug="tornado"), *shown, decision)
         )
     if decision.money_levers:
-        sections.append(
-            Section(
-                "What would change which costs less?",
-                "The same for money, where both have a price: the inputs that move the ratio of what the two "
-                "cost, with the value at which the order flips.",
-                figure=figure.tornado(decision, of_money=True),
-                table=figure.tornado_table(decision, of_money=True),
-                alt=figure.tornado_alt(decision, of_money=True),
-                slug="tornado-money",
-            )
+        lead = (
+            "The same for money, where both have a price: the inputs that move the ratio of what the two "
+            "cost, with the value at which the order flips."
         )
+        section = Section("What would change which costs less?", lead, slug="tornado-money")
+        sections.append(drawn(section, *shown, decision, of_money=True))
     if decision.break_even:
         lead = (
             "Shows what a machine may cost before the other is cheaper for this run, also where a price is "

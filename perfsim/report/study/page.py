@@ -15,8 +15,9 @@ from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.figures import waterfall as bridge_figure
-from perfsim.report.sections import Head, Link, Section
-from perfsim.report.study.answer import badge, differences, first_and_rival, headline, intervals
+from perfsim.report.figures.topology import topology
+from perfsim.report.sections import Drawing, Head, Link, Section, drawn
+from perfsim.report.study.answer import badge, differences, first_and_rival, headline, intervals, names_of
 from perfsim.report.study.decision import decision_sections
 from perfsim.report.study.evidence import accuracy_table, assumptions_tables, sampling_table
 from perfsim.report.study.laws import laws_section
@@ -62,19 +63,14 @@ def _bridge(result: StudyResult) -> list[Section]:
     first, rival = first_and_rival(result) or (None, None)
     if first is None or rival is None:
         return []
-    named = dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
-    own = bridge_figure.bridge((named[id(rival)], named[id(first)]), rival, first)
-    return [
-        Section(
-            "From one step to the other",
-            "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
-            "left saves time, a bar to the right costs it.",
-            figure=bridge_figure.waterfall(own),
-            table=bridge_figure.waterfall_table(own),
-            alt=bridge_figure.waterfall_alt(own),
-            slug="bridge",
-        )
-    ]
+    named = names_of(result)
+    lead = (
+        "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
+        "left saves time, a bar to the right costs it."
+    )
+    section = Section("From one step to the other", lead, slug="bridge")
+    shown = bridge_figure.waterfall, bridge_figure.waterfall_table, bridge_figure.waterfall_alt
+    return [drawn(section, *shown, bridge_figure.bridge((named[id(rival)], named[id(first)]), rival, first))]
 
 
 def _head(result: StudyResult) -> Head:
@@ -130,14 +126,11 @@ def _batch(result: StudyResult) -> Section:
             "batch."
         )
     lead = " ".join([lead, *_suggested(result)])
-    return Section(
-        "Time to the target by batch",
-        lead,
-        figure=batch_figure.time_to_accuracy(result),
-        table=batch_figure.time_to_accuracy_table(result),
-        alt=batch_figure.time_to_accuracy_alt(result),
-        slug="time-to-accuracy",
-    )
+    section = Section("Time to the target by batch", lead, slug="time-to-accuracy")
+    shown = (
+        batch_figure.time_to_accuracy, batch_figure.time_to_accuracy_table, batch_figure.time_to_accuracy_alt,
+    )  # fmt: skip
+    return drawn(section, *shown, result)
 
 
 def _suggested(result: StudyResult) -> list[str]:
@@ -147,15 +140,12 @@ def _suggested(result: StudyResult) -> list[str]:
 
 
 def _step(result: StudyResult) -> Section:
-    return Section(
-        "Where a step goes",
+    lead = (
         "Shows what to improve first: the widest part that is not compute is what a faster link, another "
-        "layout or more micro-batches could save.",
-        figure=step_figure.step_breakdown(result),
-        table=step_figure.step_breakdown_table(result),
-        alt=step_figure.step_breakdown_alt(result),
-        slug="step-time",
+        "layout or more micro-batches could save."
     )
+    shown = step_figure.step_breakdown, step_figure.step_breakdown_table, step_figure.step_breakdown_alt
+    return drawn(Section("Where a step goes", lead, slug="step-time"), *shown, result)
 
 
 def _why(result: StudyResult) -> list[Section]:
@@ -175,11 +165,17 @@ def _network(result: StudyResult) -> list[Section]:
         "Shows which links a faster network would have to improve: one that is busy all the time limits the "
         "step, one that is full only at its peak makes communication wait for other communication."
     )
+    drawings = _drawings(result)
+    how = (
+        " Drawn for the first two: per cent are the mean over the step and the peak of the busiest link; a "
+        "line's colour follows the mean (it changes at 10, 30 and 60 %), its width the peak."
+    )
     return [
         Section(
             "Use of the network",
-            lead,
-            figure=network_figure.network_use(result),
+            f"{lead}{how if drawings else ''}",
+            drawings=drawings,
+            figure=None if drawings else network_figure.network_use(result),
             table=network_figure.network_use_table(result),
             alt=network_figure.network_use_alt(result),
             slug="network",
@@ -202,30 +198,29 @@ def _rooflines(result: StudyResult) -> list[Section]:
     sections = [Section("Roofline of the kernels", lead, slug="roofline")] if fastest else []
     for index, (name, candidate) in enumerate(fastest.values()):
         if candidate.roofline is not None:
-            sections.append(
-                Section(
-                    name,
-                    figure=roofline_figure.roofline(candidate.roofline),
-                    table=roofline_figure.roofline_table(candidate.roofline),
-                    alt=roofline_figure.roofline_alt(candidate.roofline, name),
-                    slug=f"roofline-{index}",
-                    tab="rooflines",
-                    level=3,
-                )
-            )
+            section = Section(name, slug=f"roofline-{index}", tab="rooflines", level=3)
+            shown = roofline_figure.roofline, roofline_figure.roofline_table, roofline_figure.roofline_alt
+            sections.append(drawn(section, *shown, candidate.roofline))
     return sections
 
 
+def _drawings(result: StudyResult) -> list[Drawing]:
+    """The networks of the first candidate and its rival, where they are known."""
+    shown = first_and_rival(result) or ()
+    return [
+        topology(candidate.machine, candidate.devices_noun, candidate.network, candidate.utilisation)
+        for candidate in shown
+        if candidate is not None and candidate.network is not None and candidate.utilisation
+    ]
+
+
 def _memory(result: StudyResult) -> Section:
-    return Section(
-        "Memory",
+    lead = (
         "Shows how much memory the layout leaves free: a bar near the line limits the micro-batch and the "
-        "size of the model.",
-        figure=memory_figure.memory(result),
-        table=memory_figure.memory_table(result),
-        alt=memory_figure.memory_alt(result),
-        slug="memory",
+        "size of the model."
     )
+    shown = memory_figure.memory, memory_figure.memory_table, memory_figure.memory_alt
+    return drawn(Section("Memory", lead, slug="memory"), *shown, result)
 
 
 def _resilience(result: StudyResult) -> list[Section]:
@@ -236,16 +231,8 @@ def _resilience(result: StudyResult) -> list[Section]:
         "it, the step follows the dotted line; below the line, existing waits hide a part of the delay. "
         f"Every rank that the slow one ({result.resilience[0].rank}) delays is simulated on its own."
     )
-    return [
-        Section(
-            "One slow device",
-            lead,
-            figure=resilience_figure.resilience(result),
-            table=resilience_figure.resilience_table(result),
-            alt=resilience_figure.resilience_alt(result),
-            slug="resilience",
-        )
-    ]
+    shown = resilience_figure.resilience, resilience_figure.resilience_table, resilience_figure.resilience_alt
+    return [drawn(Section("One slow device", lead, slug="resilience"), *shown, result)]
 
 
 def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]:

@@ -159,6 +159,36 @@ def test_one_bar_shows_what_takes_long_and_goes_when_it_is_done(monkeypatch: pyt
     assert meter.bar is None
 
 
+def test_many_short_simulations_have_one_bar_that_counts_all_their_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_DRAWINGS", 0.0)
+    meter = Meter()
+    meter.started_s -= 60.0
+    for _ in range(3):
+        meter.tasks(400, 400)
+    meter.tasks(10, 500)
+    assert meter.bar is not None
+    assert len(meter.bar.tasks) == 1
+    assert (meter.bar.tasks[0].completed, meter.bar.tasks[0].total) == (1210, None)
+    meter.step.began_s -= 60.0
+    meter.tasks(250, 500)
+    assert [(task.completed, task.total) for task in meter.bar.tasks] == [(250, 500)]
+    meter.stop()
+
+
+def test_the_bar_is_gone_before_an_answer_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with progress.metered() as meter:
+        meter.started_s -= 60.0
+        meter.tell("3 of 26 points")
+        assert meter.bar is not None
+        print_lines(LINES)
+        assert meter.bar is None
+
+
 def test_nothing_is_drawn_early_in_a_pipe_or_when_asked_to_be_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)

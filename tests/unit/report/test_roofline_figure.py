@@ -51,7 +51,7 @@ def test_the_table_has_every_kernel_also_those_too_short_to_draw() -> None:
     assert [row[0] for row in rows] == ["MLP", "projections", "element-wise", "router"]
     assert rows[0][-1] == "67 % of bf16 peak"
     assert rows[2][-1] == "94 % of memory"
-    assert "MLP 53 % of the time at 67 % of bf16 peak" in roofline_alt(OWN, "8 A100")
+    assert "MLP 53 % of the time at 67 % of bf16 peak" in roofline_alt(OWN)
 
 
 def test_a_page_has_a_roofline_for_each_machine_with_one(result: StudyResult) -> None:

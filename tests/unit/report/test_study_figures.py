@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from perfsim.prediction.result import Resilience, ResiliencePoint
+from perfsim.report.figures.labels import Canvas, Spot
 from perfsim.report.figures.memory import memory, memory_alt, memory_table
 from perfsim.report.figures.resilience import resilience, resilience_alt, resilience_table
 from perfsim.report.figures.step_time import step_breakdown, step_breakdown_table
@@ -198,3 +199,17 @@ def test_resilience_is_drawn_over_each_candidates_own_step(result: StudyResult) 
     assert "resilience" in [section.slug for section in sections]
     _, sections, _ = study_page(result)
     assert "resilience" not in [section.slug for section in sections], "only where a study asks for it"
+
+
+def test_every_curve_is_named_in_place_and_names_do_not_cover_one_another(result: StudyResult) -> None:
+    figure = time_to_accuracy(result)
+    names = [note.text for note in figure.layout.annotations[1:]]
+    assert names == ["128 A100-80GB (16 DGX)", "1 CS-2", "4 CS-2", "16 CS-2"]
+    assert figure.layout.showlegend is False
+    canvas = Canvas(*([10**end for end in axis.range] for axis in (figure.layout.xaxis, figure.layout.yaxis)))
+    boxes = [
+        canvas.box(note.text, Spot(10**note.x, 10**note.y, note.ax, -note.ay))
+        for note in figure.layout.annotations[1:]
+    ]
+    for place, box in enumerate(boxes):
+        assert canvas.hidden(box, boxes[:place]) == 0

@@ -15,37 +15,7 @@ from perfsim.interop.foreign.source import Source
 from perfsim.strategies import Plan
 from perfsim.transformer import parameters
 
-SCRIPT = """\
-#!/bin/bash
-# The "175B" model
-GPUS_PER_NODE=${GPUS_PER_NODE:-8}
-NUM_NODES=16
-WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
-CHECKPOINT_PATH=$1
-DISTRIBUTED_ARGS=(
-    --nproc_per_node $GPUS_PER_NODE
-    --nnodes $NUM_NODES
-)
-GPT_MODEL_ARGS=(
-    --num-layers 96
-    --hidden-size 12288
-    --num-attention-heads 96
-    --seq-length 2048
-    --max-position-embeddings 2048
-    --attention-backend auto # Can use (flash/fused/unfused/local)
-)
-TRAINING_ARGS=(
-    --micro-batch-size 1
-    --global-batch-size 1536
-    --fp16
-    --lr 6.0e-5
-)
-if [ "$NUM_NODES" -eq 16 ]; then PP=16; else PP=8; fi
-MODEL_PARALLEL_ARGS="--tensor-model-parallel-size 8 --pipeline-model-parallel-size $PP"
-torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
-    ${GPT_MODEL_ARGS[@]} ${TRAINING_ARGS[@]} $MODEL_PARALLEL_ARGS \\
-    --vocab-size 50257 --save "$CHECKPOINT_PATH"
-"""
+SCRIPT = (Path(__file__).parents[3] / "samples/foreign/megatron_175b.sh").read_text("utf-8")
 DUMP = """\
 using world size: 64, data-parallel size: 2, tensor-model-parallel size: 8
 [rank0] ------------------------ arguments ------------------------
@@ -224,7 +194,7 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
         (("--hidden-size 12288", "--hidden-size"), "hidden_size: its value is missing"),
         (("--vocab-size 50257", ""), r"vocab_size is missing .*\n.*--set vocab_size=VALUE"),
         (("--num-layers 96", "--num-layers $LAYERS"), "num_layers: the file does not tell this value"),
-        (("PP=16", "PP=5"), "128 ranks are not a multiple of tensor 8 x pipeline 5"),
+        (("PP=16", "PP=5"), "128 ranks are not a multiple of tensor 8 × pipeline 5"),
         (("--fp16", "--fp16 --position-embedding-type rop"), r"'rop' is unknown\n.*\n.*did you mean `rope`"),
         (("--fp16", "--fp16 --recompute-granularity all"), "'all' is neither full nor selective"),
         (("--fp16", "--fp16 --pipeline-model-parallel-layout Et*3|t*4,L"), "has 96"),

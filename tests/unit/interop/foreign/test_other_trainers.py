@@ -238,7 +238,7 @@ def test_deepspeed_batches_must_agree_and_auto_is_absent(imported: Callable[...,
         imported(json.dumps(ZERO3 | {"train_batch_size": 255}), "ds.json")
     result = imported(json.dumps(ZERO3 | {"train_batch_size": "auto"}), "ds.json")
     assert (result.devices, result.layout) == (None, "zero=3,mbs=2,offload_optimizer=cpu")
-    assert any("2 x 4 x the number of replicas" in text for text in result.unsupported)
+    assert any("2 × 4 × the number of replicas" in text for text in result.unsupported)
 
 
 @pytest.mark.parametrize("layout", ["tp=8,dp=8,mbs=3,zero=2", "dp=64,mbs=1,zero=3", "dp=64,mbs=3"])
@@ -326,7 +326,7 @@ def test_what_perfsim_emits_for_torchtitan_is_read_back(planned: Callable[..., P
         (
             NEMO.replace("devices: 8", "devices: 7"),
             "n.yaml",
-            "14 ranks are not a multiple of tensor 2 x pipeline 2",
+            "14 ranks are not a multiple of tensor 2 × pipeline 2",
         ),
         (TITAN.replace('"full"', '"ful"'), "j.toml", "'ful' is none of none, selective, full"),
         ("Running with configs: {broken\n", "t.log", "t.log:1: the printed configuration cannot be read"),
