@@ -148,7 +148,7 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
 def outside_scores(rows: Sequence[LeftOut]) -> dict[str, Any]:
     """The rows of `leave_out` as `perfsim validate --json` prints them.
 
-    Summary, `families`, `groups` where a family is left out in parts, and `experts`, the summary over all runs
+    Summary, `families`, `groups` where a family is left out in parts, and `experts`, the summary of all runs
     of models with experts, where there are any.
     """
     runs = rows[-1].runs
