@@ -127,8 +127,10 @@ def framework(
 
     for path in cases:
         must_exist(path)
-    options = {"device_only": device_only, "only": only, "most_devices": most_devices, "source": source}
-    print_lines([calibrate_framework(cases, device, out, **options)])
+    text = calibrate_framework(
+        cases, device, out, device_only=device_only, only=only, most_devices=most_devices, source=source
+    )
+    print_lines([text])
 
 
 @calibrate.command(short_help="Fit one scale for your cluster to steps measured on it.")
