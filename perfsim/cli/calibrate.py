@@ -11,6 +11,7 @@ import click
 
 from perfsim.cli.options import out_option
 from perfsim.cli.output import print_lines, write_error
+from perfsim.cli.progress import metered
 from perfsim.cli.verb import VerbGroup
 from perfsim.errors import InputError, refused_values, within_floats
 from perfsim.files import check_folder, must_exist
@@ -29,8 +30,11 @@ def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
     def checked(*args: Given.args, **kwargs: Given.kwargs) -> None:
         from pydantic import ValidationError
 
+        from perfsim.engine.limits import Limits, limited
+
         try:
-            within_floats(verb)(*args, **kwargs)
+            with metered() as meter, limited(Limits(tell=meter.tasks, tell_items=meter.items)):
+                within_floats(verb)(*args, **kwargs)
         except ValidationError as error:
             wrong = refused_values(error.errors())[0]
             raise InputError(f"no hardware has the constants that fit these measurements: {wrong}") from None
