@@ -338,7 +338,7 @@ class WaferCompiler(Compiler):
         block = task.block
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            dx, _, grads = layer_backward(w, values[-1], values[1], self.whole)
+            dx, _middle, grads = layer_backward(w, values[-1], values[1], self.whole)
             return dx, self.whole.layouts[block].flat(grads)
 
         self._backward(run, [self.kept()], claims=self.claim("gradient", task.block))
