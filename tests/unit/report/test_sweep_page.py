@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,3 +245,11 @@ def test_no_card_wins_across_models_and_the_page_tells_what_the_planner_changed(
     sections = {section.anchor: section for section in sweep_sections(swept)}
     assert sections["policies"].table is not None
     assert len(sections["policies"].table.rows) == 2
+
+
+def test_the_command_names_what_the_reader_asked_for(result: SweepResult) -> None:
+    assert shlex.split(result.command) == ["perfsim", "sweep", result.asked]
+    assert Path(result.asked).is_file(), "this sweep was read from a file that has no name in studies/"
+    asked = replace(result, asked="my sweeps/it.yaml")
+    assert asked.head()["command"] == "perfsim sweep 'my sweeps/it.yaml'"
+    assert replace(result, asked="").command == f"perfsim sweep {result.name}"
