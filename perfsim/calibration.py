@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from perfsim.spec import Name
 from perfsim.units import BytesPerSecond, number, quantity
 
+Selective = Literal["core", "every_second_product"]
 Fraction = Annotated[float, *number(1e-3, 1)]
 Factor = Annotated[float, *number(1e-3, 1e3)]
 """A ratio of two times, or of two efficiencies."""
@@ -371,6 +372,9 @@ class FrameworkCalibration(Calibration):
 
     Where it is above 0 a pass also begins only when its message has come over the pipeline's slowest link.
     """
+    selective: Selective = "core"
+    """What its selective recompute runs again: the attention core (Megatron-LM), or everything but fused
+    attention and every second matrix product (torchtitan, by operator)."""
     overlaps_tensor: bool = False
     """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
     exchange_slowdown: Annotated[float, *number(1, 100)] = 1.0

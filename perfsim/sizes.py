@@ -34,6 +34,6 @@ def passes_problem(num_layers: int, num_microbatches: int) -> str:
     if passes <= MOST_LAYER_PASSES:
         return ""
     return (
-        f"{num_layers} layers x {num_microbatches} micro-batches are {passes} passes, at most "
+        f"{num_layers} layers × {num_microbatches} micro-batches are {passes} passes, at most "
         f"{MOST_LAYER_PASSES} can be simulated; raise micro_batch_size or data, or lower the batch"
     )

@@ -134,7 +134,8 @@ def open_page(page: Path) -> None:
 
 
 def _needs_output() -> None:
-    """Raise PerfsimError where standard output is closed: an answer that nobody gets is no success."""
+    """Remove the bar, whose line the answer would share; PerfsimError where standard output is closed."""
+    present_meter().stop()
     if sys.stdout is None:
         raise PerfsimError("standard output is closed: the answer cannot be printed")
 

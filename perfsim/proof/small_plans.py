@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from perfsim.errors import InputError, Problem
@@ -53,7 +52,7 @@ def small_experts(experts: Experts, parts: Parts) -> Experts:
             "num_experts": EXPERTS_OF_RANK * parts.experts,
             "top_k": min(2, experts.top_k),
             "ffn_hidden_size": 2 * parts.expert_peers,
-            "shared_ffn_hidden_size": 3 if experts.shared_ffn_hidden_size else 0,
+            "shared_ffn_hidden_size": 3 * parts.heads if experts.shared_ffn_hidden_size else 0,
             "first_dense_layers": dense,
             "interval": 1 if dense else min(2, experts.interval),
             "groups": 1,
@@ -64,7 +63,7 @@ def small_experts(experts: Experts, parts: Parts) -> Experts:
 
 def small_sequence(parts: Parts) -> int:
     """A few tokens, equally many in each part, and as many for every expert."""
-    period = math.lcm(parts.positions, EXPERTS_OF_RANK * parts.experts if parts.experts > 1 else 1)
+    period = parts.positions * (EXPERTS_OF_RANK * parts.experts if parts.experts > 1 else 1)
     return -(-LEAST_SEQUENCE // period) * period
 
 
@@ -86,7 +85,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
             [
                 Problem(
                     f"experts are not executed with {beside}",
-                    help="prove data, context, pipeline and expert degrees with zero 0 or 1",
+                    help="prove it without",
                 )
             ]
         )

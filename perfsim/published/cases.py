@@ -292,6 +292,9 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         messages = "; ".join(refused_values(error.errors()))
         raise InputError(f"case {case.id}: {messages}") from None
     training = case.training
+    if training.moe_a2a_overlap:
+        text = "the all-to-alls of one micro-batch beside the compute of another have no model"
+        raise InputError(f"case {case.id}: moe_a2a_overlap: {text}")
     overlap = training.overlap_grad_reduce
     overlaps = case.strategy == "zero3" if overlap is None else overlap
     framework = framework_of(case, catalog)
@@ -310,6 +313,7 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         reduce_precision=training.reduce_precision
         or (None if overlap is False else framework.grad_precision),
         optimizer_precision=_optimizer_precision(case),
+        recompute_keeps="qkv" if KEEPS_QKV in (training.recompute_detail or "") else "nothing",
         dropout=framework.dropout and training.attention == "standard",
         fused_cross_entropy="cross_entropy" in framework.fused,
         framework=framework,
@@ -320,6 +324,10 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
     return Job(model, recipe, training.global_batch_size)
 
 
+KEEPS_QKV = "save_qkv_proj"
+"""MaxText's policy of full recompute that keeps the results of the QKV projections."""
+BY_OPERATOR = "per-op selective"
+"""torchtitan's selective recompute, which is its framework's."""
 _ELEMENTWISE = {"layernorm", "moe_act"}
 """Modules that recompute a norm or an activation; a prediction leaves them out."""
 

@@ -8,12 +8,10 @@ from typing import Any
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.machines import machine_of
-from perfsim.published.cases import CaseTraining, StepCase, recomputes_little
+from perfsim.published.cases import BY_OPERATOR, KEEPS_QKV, CaseTraining, StepCase, recomputes_little
 
 _LAYOUT = ("shard_group",)
 """Fields of a case's layout that matter as soon as the layout of its machine has them."""
-_STACK = ("recompute_detail",)
-"""Settings of the software stack; without a model of them a run is predicted as if they were absent."""
 
 
 def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
@@ -24,8 +22,10 @@ def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
 
 def ignored(case: StepCase) -> list[str]:
     """Settings of the software stack that a prediction leaves out."""
+    detail = case.training.recompute_detail
+    known = detail is None or KEEPS_QKV in detail or BY_OPERATOR in detail
     little = ["recompute_modules"] if recomputes_little(case.training) else []
-    return [*(name for name in _STACK if getattr(case.training, name)), *little]
+    return [*(() if known else ("recompute_detail",)), *little]
 
 
 def _of_layout(case: StepCase, system: SystemSpec) -> Iterator[tuple[str, Any]]:

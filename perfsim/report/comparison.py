@@ -12,34 +12,39 @@ from perfsim.report.sections import Head, Section
 from perfsim.report.table import Table
 from perfsim.studies.comparisons.spec import Comparison, Value
 
+_GIGA = {"params": "billion", "tokens": "billion", "equation_bytes": "GB", "simulated_bytes": "GB"}
+"""Columns in units of 1e9, with their unit."""
 _WORDS: dict[str, Callable[[float], str]] = {
     "loss": "{:.3f}".format,
     "law_loss": "{:.3f}".format,
     "error": "{:+.3f}".format,
     "relative_error": lambda value: f"{100 * value:+.1f} %",
-    "time_s": text.duration,
     "devices": text.integer,
     "batch": "{:,.6g}".format,
-    **dict.fromkeys(("params", "tokens", "flop", "equation_bytes", "simulated_bytes"), "{:.3g}".format),
+    "flop": "{:.3g}".format,
+    **dict.fromkeys(_GIGA, lambda value: text.number(value / 1e9)),
 }
 """How the values of a key are written; others have three digits."""
 
 
 def comparison_table(result: Comparison) -> Table:
     """The rows in words, numbers flush right."""
-    rows = [[_cell(key, row[key]) for key in result.columns] for row in result.rows]
+    units, words = dict(_GIGA), dict(_WORDS)
+    if "time_s" in result.columns:
+        units["time_s"], scale = text.time_unit([float(row["time_s"] or 0.0) for row in result.rows])
+        words["time_s"] = lambda seconds: text.number(seconds / scale)
+    rows = [[_cell(words.get(key, text.number), row[key]) for key in result.columns] for row in result.rows]
+    columns = [f"{name}\n{units[key]}" if key in units else name for key, name in result.columns.items()]
     numeric = {
         place
         for place, key in enumerate(result.columns)
         if any(isinstance(row[key], (int, float)) for row in result.rows)
     }
-    return Table(tuple(result.columns.values()), rows, " ".join(result.notes), frozenset(numeric))
+    return Table(columns, rows, " ".join(result.notes), frozenset(numeric))
 
 
-def _cell(key: str, value: Value) -> str:
-    if value is None or isinstance(value, str):
-        return value or text.NONE
-    return _WORDS.get(key, text.number)(value)
+def _cell(words: Callable[[float], str], value: Value) -> str:
+    return words(value) if isinstance(value, (int, float)) else value or text.NONE
 
 
 def write_comparison(result: Comparison, folder: Path) -> Path:

@@ -49,7 +49,7 @@ def _kinds(answer: Mapping[str, Any]) -> Table:
 
 def _survivors(answer: Mapping[str, Any]) -> str:
     explained = [
-        f"- {group['count']} x {group['why']} For example: {group['example']}."
+        f"- {group['count']} × {group['why']} For example: {group['example']}."
         for group in answer["survivors"]
     ]
     return "\n".join([*explained, *(f"- **missed**: {fault}" for fault in answer["unexplained"])]) or "None."

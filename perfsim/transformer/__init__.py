@@ -18,7 +18,6 @@ from perfsim.transformer.blocks import (
     mlp_backward,
     mlp_dgrad,
     mlp_forward,
-    mlp_recompute,
     mlp_wgrad,
     router_backward,
     router_dgrad,
@@ -59,6 +58,7 @@ from perfsim.transformer.kernels import (
     linear_backward,
 )
 from perfsim.transformer.mlp import mlp_residual
+from perfsim.transformer.recompute import attention_recompute, mlp_recompute
 
 __all__ = [
     "CROSS_ENTROPY_BACKWARD_BYTES",
@@ -75,6 +75,7 @@ __all__ = [
     "attention_dgrad",
     "attention_flop_per_step",
     "attention_forward",
+    "attention_recompute",
     "attention_weight_input_bytes",
     "attention_wgrad",
     "cast_bytes",

@@ -119,21 +119,11 @@ def _mlp(dense: Block, sparse: Block, behind: Block, *, backward: bool = False) 
     return wraps(dense)(as_run(whole))
 
 
-def _mlp_recompute(part: LayerSlice) -> tuple[Kernel, ...]:
-    """The part of the MLP block that is recomputed before its backward."""
-    if part.kind.experts:
-        return (*experts.mlp_forward(part), *mlp.mlp_residual(part))
-    if part.recompute_stops_early:
-        return mlp.mlp_before_fc2(part)
-    return (*mlp.mlp_forward(part), *mlp.mlp_residual(part))
-
-
 attention_forward = _attention(attention.attention_forward, mtp.before_layer)
 attention_backward = _attention(attention.attention_backward, mtp.before_layer_backward, backward=True)
 attention_dgrad = _attention(attention.attention_dgrad, mtp.before_layer_dgrad, backward=True)
 attention_wgrad = _attention(attention.attention_wgrad, mtp.before_layer_wgrad, backward=True)
 mlp_forward = _mlp(mlp.mlp_forward, experts.mlp_forward, mtp.behind_layer)
-mlp_recompute = as_run(_mlp_recompute)
 mlp_backward = _mlp(mlp.mlp_backward, experts.mlp_backward, mtp.behind_layer_backward, backward=True)
 mlp_dgrad = _mlp(mlp.mlp_dgrad, experts.mlp_dgrad, mtp.behind_layer_dgrad, backward=True)
 mlp_wgrad = _mlp(mlp.mlp_wgrad, experts.mlp_wgrad, mtp.behind_layer_wgrad, backward=True)

@@ -12,6 +12,7 @@ from perfsim.transformer.attention import inner_norm_bytes, output_projection, p
 from perfsim.transformer.ends import padded_vocab_size
 from perfsim.transformer.kernels import LayerSlice
 from perfsim.transformer.mlp import mlp_linears
+from perfsim.transformer.recompute import by_operator, kept_bytes, product_flop
 from perfsim.workload import PLAIN, Experts, Job, LayerKind, TransformerConfig, layer_kinds
 
 
@@ -215,6 +216,20 @@ def model_flop_per_step(job: Job) -> float:
     return (body + head * heads) * job.tokens_per_step + attention_flop_per_step(job)
 
 
+def _whole_layer(job: Job, kind: LayerKind) -> LayerSlice:
+    """A layer of a kind for one sequence, with what its recompute keeps."""
+    recipe, framework = job.recipe, job.recipe.framework
+    return LayerSlice(
+        job.model,
+        recipe.seq_length,
+        1,
+        attention=recipe.attention,
+        keeps=recipe.recompute_keeps,
+        selective="core" if framework is None else framework.selective,
+        kind=kind,
+    )
+
+
 def recompute_flop_per_step(
     job: Job, recompute: str, *, stops_early: bool = False, share: float = 1.0
 ) -> float:
@@ -222,13 +237,19 @@ def recompute_flop_per_step(
 
     [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. With `stops_early`
     full recompute skips the MLP's second linear, whose output no backward reads; experts have none to skip.
+    What a mode keeps (`recompute.py`) is not counted.
     """
     model, counts = job.model, parameters(job.model)
     flop_per_token = 0.0
     for kind in layer_kinds(model) if recompute != "none" else ():
-        flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
-        if recompute == "full":
+        part = _whole_layer(job, kind)
+        if not by_operator(part, recompute) or part.attention == "standard":
+            flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
+        if by_operator(part, recompute):
+            flop_per_token += product_flop(part, recompute).again / part.tokens
+        elif recompute == "full":
             flop_per_token += 2.0 * counts.matrices_of(kind, active=True)
+            flop_per_token -= product_flop(part, recompute).kept / part.tokens
             if stops_early and not kind.experts:
                 flop_per_token -= 2.0 * model.hidden_size * model.ffn_hidden_size
     return share * flop_per_token * job.tokens_per_step
@@ -247,7 +268,9 @@ def hardware_flop_per_step(job: Job, recompute: str, share: float = 1.0) -> floa
     utilisations of its Table 5 follow.
     """
     recomputed = recompute_flop_per_step(job, recompute, share=share)
-    return model_flop_per_step(job) + recomputed * (SELECTIVE_AS_PRINTED if recompute == "selective" else 1.0)
+    core_alone = recompute == "selective" and not by_operator(_whole_layer(job, PLAIN), recompute)
+    factor = SELECTIVE_AS_PRINTED if core_alone else 1.0
+    return model_flop_per_step(job) + recomputed * factor
 
 
 def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
@@ -259,11 +282,13 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     dropout, a mask byte and 2 bytes of dropped output. Flash attention never stores the scores. Gated and
     wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn activations and 2 bytes for each of its
     inputs to GELU and to the second linear. Where attention and MLP share a norm, its input and output are
-    kept once. In fp32 and tf32 every number but a mask takes 4 bytes.
+    kept once. A mode that keeps some results adds them to the input (`recompute.py`). In fp32 and tf32 every
+    number but a mask takes 4 bytes.
     """
     model, size = part.model, part.element_bytes
-    if recompute == "full":
-        return part.activation_bytes / part.norm_share
+    if recompute == "full" or by_operator(part, recompute):
+        experts_bytes = experts.kept_bytes(part) if part.kind.experts and recompute != "full" else 0.0
+        return part.activation_bytes / part.norm_share + kept_bytes(part, recompute) + experts_bytes
     t, tokens = part.tensor, float(part.tokens)
     mask = 1.0 if part.dropout else 0.0
     heads = model.query_width + part.pair_width + model.attention_width

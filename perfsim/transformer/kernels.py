@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from perfsim.calibration import Fusion
+from perfsim.calibration import Fusion, Selective
 from perfsim.hardware import Precision
 from perfsim.workload import (
     PLAIN,
@@ -19,6 +19,7 @@ from perfsim.workload import (
     Experts,
     KernelPrecisions,
     LayerKind,
+    RecomputeKeeps,
     TransformerConfig,
 )
 
@@ -83,6 +84,10 @@ class LayerSlice:
     """Kernels that the framework merges with others."""
     precisions: KernelPrecisions | None = None
     """What runs in fewer than 16 bits; None: nothing."""
+    keeps: RecomputeKeeps = "nothing"
+    """Results that full recompute keeps."""
+    selective: Selective = "core"
+    """What selective recompute runs again."""
     recompute_stops_early: bool = False
     """Recompute of a layer stops at the last tensor that its backward reads, so it skips its last linear."""
     context: int = 1

@@ -23,6 +23,7 @@ from perfsim.workload.model import (
     Layers,
     Positions,
     Recompute,
+    RecomputeKeeps,
     TransformerConfig,
     Vocabulary,
     Width,
@@ -46,6 +47,7 @@ __all__ = [
     "ParallelLayout",
     "Positions",
     "Recompute",
+    "RecomputeKeeps",
     "Sequences",
     "StreamingLayout",
     "TrainingRecipe",
@@ -114,6 +116,8 @@ class TrainingRecipe(CatalogSpec):
     its kernel does not skip; None: seq_length."""
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the fastest mode that fits."""
+    recompute_keeps: RecomputeKeeps = "nothing"
+    """Results that full recompute keeps besides each layer's input: qkv is MaxText's `save_qkv_proj`."""
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     """Whether ZeRO 1 and 2 gather the parameters of a bucket beside the first forward of those before it,

@@ -19,6 +19,7 @@ from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import number
 
 Recompute = Literal["none", "selective", "full"]
+RecomputeKeeps = Literal["nothing", "qkv"]
 Layers = Annotated[int, *number(1, MOST_LAYERS)]
 Width = Annotated[int, *number(1, MOST_WIDTH)]
 Heads = Annotated[int, *number(1, MOST_HEADS)]

@@ -52,8 +52,9 @@ def test_the_page_opens_without_errors_requests_or_sideways_scrolling(
 def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, report: Path) -> None:
     page = open_page(report).page
     assert page.evaluate(TYPES) == {
-        "figure-scaling": ["scatter"] * 4,
-        "figure-speed-up": ["scatter"] * 4,
+        "figure-scaling": ["scatter"] * 6,
+        "figure-cost": ["scatter"] * 2,
+        "figure-efficiency": ["scatter"] * len(page.evaluate(TYPES)["figure-efficiency"]),
         "figure-equals": ["scatter"] * 4,
         "figure-step-time": ["bar"] * len(page.evaluate(TYPES)["figure-step-time"]),
         "figure-map-cs-2-weight-streaming": ["heatmap"],

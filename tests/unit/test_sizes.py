@@ -114,7 +114,7 @@ def test_a_step_with_too_many_passes_is_refused_before_it_is_written() -> None:
         "layout": "tp=8,mbs=1,recompute=full",
         "batch": 2**15,
     }
-    with pytest.raises(LayoutError, match=r"96 layers x 32768 micro-batches are 3145728 passes, at most"):
+    with pytest.raises(LayoutError, match=r"96 layers × 32768 micro-batches are 3145728 passes, at most"):
         ps.predict(**point)
     assert not passes_problem(96, MOST_LAYER_PASSES // 96)
     assert passes_problem(96, MOST_LAYER_PASSES // 96 + 1)

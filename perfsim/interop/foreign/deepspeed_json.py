@@ -99,7 +99,7 @@ def _replicas(
     if batch is None or micro is None or accumulation is None:
         return None
     if batch % (micro * accumulation):
-        message = f"{batch} is not a multiple of micro-batch {micro} x accumulation {accumulation}"
+        message = f"{batch} is not a multiple of micro-batch {micro} × accumulation {accumulation}"
         raise settings.error("train_batch_size", message, "the quotient is the number of replicas")
     return batch // (micro * accumulation)
 
@@ -134,7 +134,7 @@ def _gaps(settings: Settings, micro: int | None, accumulation: int | None, batch
     if ratio not in (None, 1.0):
         yield Gap(f"the optimizer of a share of {ratio:g} on the CPU; all is described")
     if batch is None and micro is not None:
-        product = f"{micro} x {accumulation or 1} x the number of replicas"
+        product = f"{micro} × {accumulation or 1} × the number of replicas"
         yield Gap(f"a global batch of {product}, which the file does not tell")
     name = settings.text("optimizer.type", default="Adam")
     if name.casefold() not in ("adam", "adamw", "sgd"):

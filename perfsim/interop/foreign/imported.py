@@ -136,7 +136,8 @@ def recipe_document(reading: Reading, name: str, title: str) -> dict[str, Any] |
     if not fields:
         return None
     described = {"name": name, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
-    _validate(reading, TrainingRecipe, {"seq_length": 1, **described, **fields})
+    stated = {key: value for key, value in fields.items() if key != "framework"}  # a name of the catalogue
+    _validate(reading, TrainingRecipe, {"seq_length": 1, **described, **stated})
     return {**described, "extends": BASE_RECIPE, **fields}
 
 

@@ -162,7 +162,7 @@ def _layout(settings: Settings, tensor: int) -> tuple[ParallelLayout, int | None
         devices = batch // (micro * accumulation) * tensor * pipeline
     data = None if devices is None else devices // (tensor * pipeline)
     if devices is not None and (not data or devices % (tensor * pipeline)):
-        settings.source.refuse(f"{devices} GPUs are no multiple of tensor {tensor} x pipeline {pipeline}")
+        settings.source.refuse(f"{devices} GPUs are no multiple of tensor {tensor} × pipeline {pipeline}")
     if batch is None and data is not None:
         batch = micro * accumulation * data
     recomputed = settings.flag("checkpoint_activations")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from perfsim.prediction.shared_caveats import confidence
 from perfsim.report import text
-from perfsim.report.figures.base import log_ticks, short
-from perfsim.report.sections import Badge, Card, Interval, Scale
+from perfsim.report.scale import Row, scale_of
+from perfsim.report.sections import Badge, Card, Scale
 from perfsim.report.study.verdict import ratios_to_first
 from perfsim.studies.decided import Outcome
 from perfsim.studies.decision_words import amount
@@ -89,32 +88,18 @@ def badge(result: StudyResult) -> Badge | None:
 
 def intervals(result: StudyResult) -> Scale | None:
     """All candidates, fastest first, on one logarithmic scale of time to the target."""
-    ratios = [own for own in ratios_to_first(result) if math.isfinite(own.time_s)]
-    if not ratios:
-        return None
     unit, scale = _unit(result)
-    ends = [end / scale for own in ratios for end in (*own.band_s, own.time_s) if end > 0]
-    ticks = log_ticks(ends)
-    low, high = min([*ends, *ticks]), max([*ends, *ticks])
-
     outcomes = result.decision.outcomes if result.decision else ()
     currency = result.decision.currency if result.decision else ""
     notes = [_extra(outcome, currency, unit, scale) for outcome in outcomes]
     extra = dict(zip(text.labels(result.candidates), notes, strict=False))
     names = dict(zip(text.labels(result.candidates), text.names(result.candidates), strict=True))
-    place = partial(_place, low=low, high=high)
-    rows = []
-    for own in ratios:
-        least, middle, most = (end / scale for end in (own.band_s[0], own.time_s, own.band_s[1]))
-        value = f"{text.number(middle)} {unit} ({text.number(least)} to {text.number(most)})"
-        places = place(least), place(middle), place(most)
-        rows.append(Interval(names[own.name], value, extra.get(own.name, ""), *places, own.is_first))
-    return Scale(unit, [(place(tick), short(tick)) for tick in ticks], rows)
-
-
-def _place(value: float, low: float, high: float) -> float:
-    """Where a value lies between the ends of a logarithmic scale, in per cent."""
-    return round(100 * math.log(value / low) / math.log(high / low), 2) if high > low else 50.0
+    return scale_of(
+        [
+            Row(names[own.name], own.time_s, own.band_s, own.is_first, extra.get(own.name, ""))
+            for own in ratios_to_first(result)
+        ]
+    )
 
 
 def _extra(outcome: Outcome, currency: str, unit: str, scale: float) -> str:

@@ -87,10 +87,10 @@ drawn.then(() => {
     }
     const legend = plot.querySelector(".legend");
     const more = legend ? Math.max(0, legend.getBBox().height - RESERVED) : 0;
-    const height = entry.height + Math.round(more);
-    if (height === plot.layout.height) return;
+    const height = entry.height + Math.round(more), room = plot.parentElement.clientWidth;
+    if (height === plot.layout.height && room === plot.clientWidth) return;
     plot.style.height = plot.parentElement.style.height = height + "px";
-    await Plotly.relayout(plot, { height });
+    await Plotly.relayout(plot, room ? { height, width: room } : { height });
   };
   let width = 0, timer = 0;
   const fitAll = async () => {
@@ -102,3 +102,11 @@ drawn.then(() => {
   fitAll();
   window.addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(fitAll, 200); });
 });
+// A table that is wider than its place can be scrolled with the keyboard.
+(() => {
+  const watch = new ResizeObserver((boxes) => boxes.forEach(({ target }) => {
+    if (target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }));
+  document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
+})();

@@ -28,7 +28,7 @@ MAX_WORD = 30
 """Longer words may be broken where a column is narrow."""
 _BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
 """Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
-UNITS = ("years", "days", "h", "min", "s", "ms", "\u00b5s", "%", "GB", "GiB")
+UNITS = ("years", "days", "h", "min", "s", "ms", "\u00b5s", "%", "GB", "GiB", "billion")
 _MEASURE = re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, UNITS))})(?!\w))")
 """The space between a number and its unit, at which no line is broken."""
 MARK = "*"

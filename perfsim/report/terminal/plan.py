@@ -36,6 +36,9 @@ def plan_lines(planned: Planned) -> list[str]:
     width = terminal_width()
     notes = [line for note in _notes(planned) for line in paragraph(note, width)]
     heading, table = paragraph(_heading(planned), width), table_lines(_table(planned), width)
+    trained = planned.best.prediction.training
+    if trained is not None:
+        heading += paragraph(f"trained by {trained.words}", width)
     return [*heading, "", *table, "", f"1 in full: --layout {planned.best.layout_text}", *notes]
 
 
@@ -46,12 +49,12 @@ def match_lines(planned: Planned, matched: Matched | None) -> list[str]:
     equal = matched.equal
     low, middle, high = (_equal(value, matched) for value in (equal.low, equal.typical, equal.high))
     tried = ", ".join(
-        f"{point.devices:,} {text.duration(point.time.time_s)} (batch {point.global_batch_size:,})"
+        f"{point.devices:,} take {text.duration(point.time.time_s)} with batch {point.global_batch_size:,}"
         for point in matched.points
     )
     words = (
-        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}, as {middle} "
-        f"{matched.devices_noun} do ({low} to {high}, 90 %), each at its own best batch. Tried: {tried}."
+        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}: as long as "
+        f"{middle} {matched.devices_noun} (90 %: {low} to {high}), each at its best batch. Tried: {tried}."
     )
     return ["", *paragraph(words, terminal_width())]
 
@@ -124,7 +127,7 @@ def _notes(planned: Planned) -> Iterator[str]:
     yield from _caveats(planned)
     yield _headroom(planned)
     if refused := "; ".join(_refused(planned)):
-        yield f"No answers: {refused}."
+        yield f"Left out: {refused}."
     if planned.objective == "cost":
         yield _cost(planned)
     if planned.tried_batches:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from perfsim.report import text
-from perfsim.report.sweep.cards import production_notes
+from perfsim.report.sweep.head import production_notes
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import caveat_lines, paragraph, table_lines, terminal_width
 from perfsim.sweeps.analysis import Analysis
@@ -39,8 +41,10 @@ def sweep_lines(result: SweepResult) -> list[str]:
 
 def _series(analysis: Analysis) -> Table:
     """The series one below the other, each under its name, every column in one unit."""
-    kept = text.thinned([(own, point) for own in analysis.series for point in own.points], MOST_ROWS)
-    count = sum(len(own.points) for own in analysis.series)
+    points = [(own, point) for own in analysis.series for point in own.points]
+    slowest_s = max(sorted(point.target_time.time_s for _, point in points)[:MOST_ROWS], default=math.inf)
+    kept = [(own, point) for own, point in points if point.target_time.time_s <= slowest_s][:MOST_ROWS]
+    count = len(points)
     step_unit, steps = text.in_one_unit(point.prediction.step_time_s for _, point in kept)
     unit, scale = text.time_unit(point.target_time.time_s for _, point in kept)
     rows: list[list[str]] = []
@@ -57,7 +61,7 @@ def _series(analysis: Analysis) -> Table:
                 *_of_target(point, scale),
             ]
         )
-    more = f"{count - len(kept)} more points are in the report." if count > len(kept) else ""
+    more = f"{count - len(kept)} more points are in the report, all slower." if count > len(kept) else ""
     columns = ("machine", "batch", f"step\n{step_unit}", "MFU", "efficiency", unit, "90 % band", "wall")
     return Table(columns, rows, more, numeric=frozenset(range(1, 8)))
 

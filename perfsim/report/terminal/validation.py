@@ -13,6 +13,13 @@ from perfsim.report.validation.scaling import efficiencies_table, explanations_t
 _COLUMNS = ("", "n", "median", "p90", "mean", "bias", "tau", "regret", "in band")
 
 
+_CAPTION = (
+    "n: cases that are scored. Median, p90, mean: of the absolute relative error; bias: mean with its sign. "
+    "Tau: Kendall's, of layouts ranked by step time; regret: time lost by the layout that is predicted to be "
+    "the fastest."
+)
+
+
 def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
     failed, width = result["failed"], terminal_width()
@@ -29,7 +36,7 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
         part = "release" if "cases" in result["left_out"] else "family"
         rows.append(_row(f"each {part} left out", result["left_out"]["summary"]))
     lines = [f"{result['file']}: {text.counted(result['count'], 'case')}, {len(failed)} failed"]
-    lines += table_lines(Table(_COLUMNS, rows, numeric=frozenset(range(1, len(_COLUMNS)))), width)
+    lines += table_lines(Table(_COLUMNS, rows, _CAPTION, frozenset(range(1, len(_COLUMNS)))), width)
     if result.get("left_out"):
         lines.append("p90 of the last row: the half-width of a 90 % band")
     lines += [*_coverage(result["summary"], width), *_memory(result.get("memory", {}), width)]

@@ -42,6 +42,10 @@ class AttentionWorks(NamedTuple):
     last: Work
 
 
+def _recomputed(part: LayerSlice) -> tuple[transformer.Kernel, ...]:
+    return transformer.attention_recompute(part, "full")
+
+
 @lru_cache(maxsize=512)
 def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWorks:
     """The compute of an attention block around and in its core."""
@@ -49,7 +53,7 @@ def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWor
     core = transformer.attention_core(part) if forward else transformer.attention_core_backward(part)
     whole = {
         "forward": transformer.attention_forward,
-        "recompute": transformer.attention_forward,
+        "recompute": _recomputed,
         "backward": transformer.attention_backward,
         "dgrad": transformer.attention_dgrad,
     }[which](part)

@@ -39,7 +39,7 @@ from perfsim.strategies.three_d.virtual_stage import (
 from perfsim.strategies.three_d.works import compute_work, layer_works, split_works
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
-from perfsim.transformer import Kernel, LayerSlice, attention_core, attention_forward, mlp_recompute
+from perfsim.transformer import Kernel, LayerSlice, attention_recompute, mlp_recompute
 from perfsim.workload import Job, LayerKind
 
 Floats = NDArray[np.float64]
@@ -90,7 +90,7 @@ class SlicePrices(NamedTuple):
     weights: Floats
     """Weight gradients of one layer."""
     core: Floats
-    """Forward of the attention core, which selective recompute repeats."""
+    """What selective recompute repeats: the attention core, or as the framework says."""
     layer: Floats
     """A forward of the whole layer, which full recompute repeats."""
     layer_early: Floats
@@ -337,14 +337,16 @@ def _recompute_terms(wanted: Wanted, group: TensorGroup) -> tuple[tuple[Work, ..
     core: tuple[Work, ...] = ()
     attention, mlp, early_mlp = core, core, core
     if "selective" in wanted.modes:
-        core = _recompute_work("attention.recompute", attention_core(part), part)
+        core = _recompute_work("attention.recompute", attention_recompute(part, "selective"), part)
+        if again := mlp_recompute(part, "selective"):
+            core = (*core, *_recompute_work("mlp.recompute", again, part), *_sums(group, FORWARD))
     if "full" in wanted.modes:
         early = replace(part, recompute_stops_early=True)
-        attention = _recompute_work("attention.recompute", attention_forward(part), part)
+        attention = _recompute_work("attention.recompute", attention_recompute(part, "full"), part)
         attention = attention_terms(group.context, "recompute", *attention)
         if group.experts is None:
-            mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
-            early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
+            mlp = _recompute_work("mlp.recompute", mlp_recompute(part, "full"), part)
+            early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early, "full"), part)
         attention = (*attention, *_sums(group, FORWARD))
     return core, (*attention, *mlp), (*attention, *early_mlp)
 

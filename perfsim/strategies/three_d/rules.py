@@ -37,9 +37,9 @@ def _device_problems(
     for name in held:
         yield f"strategy {strategy} holds {name} at 1, the layout has {name} {getattr(layout, name)}"
     if layout.num_devices != topology.num_devices:
-        context = f"context {layout.context} x " if layout.context > 1 else ""
+        context = f"context {layout.context} × " if layout.context > 1 else ""
         yield (
-            f"tensor {layout.tensor} x {context}pipeline {layout.pipeline} x data {layout.data} is "
+            f"tensor {layout.tensor} × {context}pipeline {layout.pipeline} × data {layout.data} is "
             f"{layout.num_devices} devices, the question has {topology.num_devices}"
         )
     if layout.zero_stage not in ZERO_STAGES:
@@ -65,7 +65,7 @@ def _shard_problems(layout: ParallelLayout) -> Iterator[str]:
         yield f"shard_group {group} is a part of the ranks over which ZeRO shards; zero_stage is 0"
     if group < 2 or replicas % group:
         near = f"; nearest: {_nearest(replicas, group, least=2)}" if replicas > 1 else ""
-        ranks = f"the {replicas} ranks of context x data"
+        ranks = f"the {replicas} ranks of context × data"
         yield f"shard_group {group} must divide {ranks} in groups of 2 or more{near}"
 
 
@@ -107,7 +107,7 @@ def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
     ):
         if not rings and count % (layout.tensor * context):
             yield (
-                f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} x "
+                f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} × "
                 f"context {context}; context_exchange ring has no such rule"
             )
     if job.recipe.attention != "flash":
@@ -137,8 +137,8 @@ def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         )
     if layout.width % (ranks * shared):
         yield (
-            f"expert {ranks} x expert_tensor {shared} must divide the {layout.width} ranks of a stage "
-            "(tensor x context x data)"
+            f"expert {ranks} × expert_tensor {shared} must divide the {layout.width} ranks of a stage "
+            "(tensor × context × data)"
         )
     if layout.tensor > 1 and not layout.sequence_parallel:
         yield "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"
@@ -169,7 +169,7 @@ def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
     per_pass = layout.data * layout.micro_batch_size
     if job.global_batch_size % per_pass:
         yield (
-            f"global_batch_size {job.global_batch_size} is not a multiple of data {layout.data} x "
+            f"global_batch_size {job.global_batch_size} is not a multiple of data {layout.data} × "
             f"micro_batch_size {layout.micro_batch_size}; nearest: "
             f"{max(1, round(job.global_batch_size / per_pass)) * per_pass}"
         )

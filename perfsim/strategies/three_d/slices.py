@@ -56,6 +56,8 @@ def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> Layer
         fused_cross_entropy=recipe.fused_cross_entropy,
         fused=() if recipe.framework is None else recipe.framework.fused,
         precisions=recipe.narrow_kernels,
+        keeps=recipe.recompute_keeps,
+        selective="core" if recipe.framework is None else recipe.framework.selective,
         recompute_stops_early=layout.zero_stage == SHARDED,
         context=layout.context,
         context_exchange=layout.context_exchange,

@@ -36,25 +36,23 @@ def compute_work(
 def layer_works(part: LayerSlice, recompute: str) -> LayerWorks:
     """The compute of one layer under a recompute mode.
 
-    full: attention and MLP run forward again before their backward; selective: only the attention core.
+    full: attention and MLP run forward again before their backward; selective: only the attention core, or as
+    the framework says (`transformer/recompute.py`).
     """
     hidden = TensorClass("hidden", part.activation_bytes)
     saved = TensorClass("saved", transformer.layer_activation_bytes(part, recompute))
     attention = transformer.attention_forward(part)
     mlp = (*transformer.mlp_forward(part), *transformer.mlp_residual(part))
-    recomputed: tuple[Kernel, ...] = ()
-    if recompute == "selective":
-        recomputed = transformer.attention_core(part)
-    elif recompute == "full":
-        recomputed = attention
+    recomputed = transformer.attention_recompute(part, recompute)
+    recomputed_mlp = transformer.mlp_recompute(part, recompute)
     return LayerWorks(
         attention_forward=compute_work("attention.forward", "forward", attention, (hidden,)),
         mlp_forward=compute_work("mlp.forward", "forward", mlp, (hidden, saved)),
         attention_recompute=compute_work("attention.recompute", "recompute", recomputed, (hidden,))
         if recomputed
         else None,
-        mlp_recompute=compute_work("mlp.recompute", "recompute", transformer.mlp_recompute(part), (hidden,))
-        if recompute == "full"
+        mlp_recompute=compute_work("mlp.recompute", "recompute", recomputed_mlp, (hidden,))
+        if recomputed_mlp
         else None,
         mlp_backward=compute_work("mlp.backward", "backward", transformer.mlp_backward(part), (hidden,)),
         attention_backward=compute_work(

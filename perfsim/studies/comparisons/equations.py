@@ -40,8 +40,8 @@ def compare_equations(spec: ComparisonSpec, equations: EquationsSpec) -> Compari
         "where the model grows with the stages."
     )
     columns = {
-        "approach": "approach", "devices": "N", "equation": "equation", "equation_bytes": "bytes by it",
-        "simulated_bytes": "simulated bytes", "relative_error": "difference",
+        "approach": "approach", "devices": "N", "equation": "equation", "equation_bytes": "by equation",
+        "simulated_bytes": "simulated", "relative_error": "difference",
     }  # fmt: skip
     note = (
         "L layers, T bytes of an activation tensor of a sample, B samples, P bytes of all gradients, N GPUs; "

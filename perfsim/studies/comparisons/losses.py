@@ -25,13 +25,13 @@ def compare_losses(spec: ComparisonSpec, losses: LossesSpec) -> Comparison:
     rows, verdict = _fitted(losses) if losses.law is None else _by_law(loss_law(losses.law), losses.runs)
     columns = {
         "name": "run", "params": "parameters", "tokens": "tokens", "flop": "FLOP", "loss": "loss",
-        "law_loss": "by the law", "error": "difference", "times_flop": "FLOP, times the least",
+        "law_loss": "loss\nby law", "error": "difference", "times_flop": "FLOP over\nlaw's FLOP",
     }  # fmt: skip
     if all(row["loss"] is None for row in rows):
         columns = {key: name for key, name in columns.items() if key not in ("loss", "error")}
     note = (
-        "FLOP as published, else 6 N D. Times the least: over the FLOP with which the law reaches the run's "
-        "loss (the published one, else the law's own)."
+        "FLOP: as published, else 6 N D. Law's FLOP: the least with which the law reaches the run's "
+        "published loss, or its loss by law where none is published."
     )
     return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
 
@@ -74,7 +74,7 @@ def _fitted(losses: LossesSpec) -> tuple[list[dict[str, Value]], str]:
     said = [f"Loss = ({c_flop:.3g} / FLOP)^{gamma:.4f}, fitted to {len(fitted)} runs"]
     said += [f"predicts {', '.join(words)}" for words in told.values()]
     said += [
-        f"{family} takes {min(times):.2g} to {max(times):.2g} times the FLOP for its losses"
+        f"{family} takes {min(times):.2g} to {max(times):.2g} times the law's FLOP for its losses"
         for family, times in paid.items()
     ]
     return rows, f"{'; '.join(said)}."
@@ -110,9 +110,10 @@ def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[dict[str, Va
     share = least_flop(law, own)[0] / flop
     outside = [run.name for run in runs if law.outside(run.params, run.tokens)]
     verdict = (
-        f"By law {law.name}, {first.name} reaches {own:.3f} with {flop:.3g} FLOP. With as many, {size:.3g} "
-        f"parameters on {best.tokens:.3g} tokens ({best.tokens / size:.1f} a parameter) reach {least:.3f}; "
-        f"{100 * share:.0f} % of them are enough for {own:.3f}."
+        f"By law {law.name}, {first.name} reaches a loss of {own:.3f} with {flop:.3g} FLOP. With as many, "
+        f"{size / 1e9:.3g} billion parameters on {best.tokens / 1e9:.3g} billion tokens "
+        f"({best.tokens / size:.1f} a parameter) reach {least:.3f}; {100 * share:.0f} % of the FLOP are "
+        f"enough for {own:.3f}."
     )
     if outside:
         verdict += f" Outside the law's runs ({law.data}): {', '.join(outside)}."

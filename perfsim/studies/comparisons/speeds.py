@@ -41,14 +41,14 @@ def compare_speeds(spec: ComparisonSpec, speeds: SpeedsSpec) -> Comparison:
     last = rows[-1]
     times = speeds.runs[-1].devices / first.devices
     verdict = (
-        f"{times:g} times the {speeds.device} are {last['speedup']:.1f} times as fast: {times:g} x "
-        f"{last['statistical']:.2f} (statistics, by the law) x {last['hardware']:.2f} (hardware, read from "
-        f"published times). {words}"
+        f"{times:g} times the {speeds.device} are {last['speedup']:.1f} times as fast: {times:g} × "
+        f"{last['statistical']:.2f} (statistics, by the law) × {last['hardware']:.2f} (hardware, "
+        f"read from published times). {words}"
     )
     columns = {
         "name": "run", "devices": speeds.device, "batch": "batch", "examples": "examples",
-        "law_examples": "by the law", "time_s": "time", "speedup": "speedup", "statistical": "statistics",
-        "hardware": "hardware (published)",
+        "law_examples": "examples\nby law", "time_s": "time", "speedup": "speedup",
+        "statistical": "statistics", "hardware": "hardware\n(published)",
     }  # fmt: skip
     note = (
         "Statistics: examples of the first over those of the run, by the law. Hardware: what is left of the "

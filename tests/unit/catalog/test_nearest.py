@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import perfsim as ps
-from perfsim.catalog import Catalog, data_root
+from perfsim.catalog import Catalog
 from perfsim.errors import CatalogError
 from perfsim.hardware import DeviceSpec, GpuClusterSpec
 
@@ -28,9 +28,9 @@ def described(folder: Path, peak: str, bandwidth: str) -> DeviceSpec:
 
 
 def from_the_readme(folder: Path) -> Path:
-    """The example of docs/tutorials/own_hardware.md."""
-    text = (data_root() / "hardware" / "README.md").read_text(encoding="utf-8")
-    block = re.search(r"```yaml\n(name: my-cluster\n.*?)```", text, re.DOTALL)
+    """The data sheet in the README."""
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"```yaml file=my-cluster.yaml\n(name: my-cluster\n.*?)```", text, re.DOTALL)
     assert block is not None
     assert len(block[1].splitlines()) < 25
     path = folder / "my-cluster.yaml"

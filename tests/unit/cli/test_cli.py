@@ -407,11 +407,11 @@ def test_a_layout_that_does_not_divide_is_bad_input_for_every_reason(perfsim: Ru
     refused(
         result,
         2,
-        "tensor 3 x pipeline 5 x data 7 is 105 devices, the question has 8",
+        "tensor 3 × pipeline 5 × data 7 is 105 devices, the question has 8",
         "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2",
         "ffn_hidden_size 8192 is not a multiple of tensor 3",
         "24 layers do not divide over 5 stages; nearest: 4 or 6, or give layers_per_stage=5-5-5-5-4",
-        "global_batch_size 10 is not a multiple of data 7 x micro_batch_size 3; nearest: 21",
+        "global_batch_size 10 is not a multiple of data 7 × micro_batch_size 3; nearest: 21",
     )
 
 

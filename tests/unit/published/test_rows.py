@@ -155,6 +155,9 @@ def test_what_changes_nothing_is_not_refused(tmp_path: Path, path: str, value: A
 def test_settings_of_the_stack_that_a_prediction_leaves_out_are_named(tmp_path: Path) -> None:
     (case,) = read(tmp_path, changed("training.recompute_detail", "by operator")).cases
     assert ignored(case) == ["recompute_detail"]
+    (case,) = read(tmp_path, changed("training.recompute_detail", "remat_policy save_qkv_proj")).cases
+    assert not ignored(case)
+    assert case_job(case, default_catalog()).recipe.recompute_keeps == "qkv"
     (alone,) = read(tmp_path, changed("training.tp_comm_overlap", True)).cases
     assert "tp_comm_overlap" not in ignored(alone), "there is no tensor-parallel communication"
 

@@ -85,7 +85,7 @@ def test_numbers_of_devices_that_a_system_cannot_have_are_refused_together_at_th
 def test_illegal_layouts_are_refused_together_at_their_lines_where_none_can_be_run(tmp_path: Path) -> None:
     text = MACHINES + candidate(layout='"tp=2,mbs=5"') + candidate(layout='"tp=16"')
     said = lines_of(refusal(tmp_path, text))
-    assert said[0] == (8, "global_batch_size 16 is not a multiple of data 4 x micro_batch_size 5")
+    assert said[0] == (8, "global_batch_size 16 is not a multiple of data 4 × micro_batch_size 5")
     assert {line for line, _ in said} == {8, 9}
     path = tmp_path / "study.yaml"
     path.write_text(text + candidate(layout='"tp=2"'))

@@ -175,6 +175,8 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
     result = imported(tmp_path, text)
     assert result.parameters == 671_026_419_200 - 58 * 256
     assert not result.unsupported
+    overlapped = imported(tmp_path, text.replace("--swiglu", "--swiglu --overlap-moe-expert-parallel-comm"))
+    assert "overlap_moe_expert_parallel_comm: all-to-alls beside" in overlapped.unsupported[0]
     assert result.layout is not None
     assert "expert=64" in result.layout
     experts, latent = result.document["experts"], result.document["latent_attention"]
@@ -192,7 +194,7 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
         (("--hidden-size 12288", "--hidden-size"), "hidden_size: its value is missing"),
         (("--vocab-size 50257", ""), r"vocab_size is missing .*\n.*--set vocab_size=VALUE"),
         (("--num-layers 96", "--num-layers $LAYERS"), "num_layers: the file does not tell this value"),
-        (("PP=16", "PP=5"), "128 ranks are not a multiple of tensor 8 x pipeline 5"),
+        (("PP=16", "PP=5"), "128 ranks are not a multiple of tensor 8 × pipeline 5"),
         (("--fp16", "--fp16 --position-embedding-type rop"), r"'rop' is unknown\n.*\n.*did you mean `rope`"),
         (("--fp16", "--fp16 --recompute-granularity all"), "'all' is neither full nor selective"),
         (("--fp16", "--fp16 --pipeline-model-parallel-layout Et*3|t*4,L"), "has 96"),

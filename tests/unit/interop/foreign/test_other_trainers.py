@@ -238,7 +238,7 @@ def test_deepspeed_batches_must_agree_and_auto_is_absent(imported: Callable[...,
         imported(json.dumps(ZERO3 | {"train_batch_size": 255}), "ds.json")
     result = imported(json.dumps(ZERO3 | {"train_batch_size": "auto"}), "ds.json")
     assert (result.devices, result.layout) == (None, "zero=3,mbs=2,offload_optimizer=cpu")
-    assert any("2 x 4 x the number of replicas" in text for text in result.unsupported)
+    assert any("2 × 4 × the number of replicas" in text for text in result.unsupported)
 
 
 @pytest.mark.parametrize("layout", ["tp=8,dp=8,mbs=3,zero=2", "dp=64,mbs=1,zero=3", "dp=64,mbs=3"])
@@ -257,6 +257,23 @@ def test_torchtitan_is_read_from_toml(imported: Callable[..., Any], text: str) -
     assert (result.format, result.parameters) == ("torchtitan", LLAMA_8B)
     assert (result.layout, result.devices) == ("tp=2,dp=8,sp=true,zero=3,mbs=2,recompute=full", 16)
     assert (result.recipe["global_batch_size"], result.recipe["seq_length"]) == (16, 8192)
+
+
+def test_torchtitans_expert_degrees_are_the_layouts(imported: Callable[..., Any]) -> None:
+    text = TITAN.replace('"llama3"', '"llama4"').replace('"8B"', '"17bx16e_irope"')
+    degrees = "expert_parallel_degree = 8\nexpert_tensor_parallel_degree = 2\n"
+    text = text.replace("[parallelism]\n", f"[parallelism]\n{degrees}")
+    result = imported(text, "job.toml", model="llama4_scout")
+    assert "expert=8,expert_tensor=2" in result.layout
+    assert not any("expert" in gap for gap in result.unsupported)
+    dense = imported(TITAN.replace("[parallelism]\n", f"[parallelism]\n{degrees}"), "job.toml")
+    assert "its model has none" in dense.unsupported[0]
+
+
+def test_micro_batches_that_overlap_all_to_alls_are_named_on_import(imported: Callable[..., Any]) -> None:
+    pipeline = 'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "DualPipeV"\n'
+    result = imported(TITAN.replace("[parallelism]\n", f"[parallelism]\n{pipeline}"), "job.toml")
+    assert any(gap.startswith("DualPipeV: all-to-alls beside") for gap in result.unsupported)
 
 
 @pytest.mark.parametrize("form", ["json", "python"])
@@ -309,7 +326,7 @@ def test_what_perfsim_emits_for_torchtitan_is_read_back(planned: Callable[..., P
         (
             NEMO.replace("devices: 8", "devices: 7"),
             "n.yaml",
-            "14 ranks are not a multiple of tensor 2 x pipeline 2",
+            "14 ranks are not a multiple of tensor 2 × pipeline 2",
         ),
         (TITAN.replace('"full"', '"ful"'), "j.toml", "'ful' is none of none, selective, full"),
         ("Running with configs: {broken\n", "t.log", "t.log:1: the printed configuration cannot be read"),

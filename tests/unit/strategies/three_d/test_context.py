@@ -178,7 +178,7 @@ def test_states_are_sharded_over_context_ranks_too(toys: ModuleType) -> None:
         (
             {"context": 8, "context_exchange": "all_to_all", "tensor": 4},
             {},
-            "num_attention_heads 16 is not a multiple of tensor 4 x context 8",
+            "num_attention_heads 16 is not a multiple of tensor 4 × context 8",
         ),
     ],
 )

@@ -30,13 +30,13 @@ def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleTy
     with pytest.raises(LayoutError) as caught:
         strategy("3d").plan(toys.job(32), toys.topology(8), layout)
     assert [problem.message for problem in caught.value.problems] == [
-        "tensor 3 x pipeline 5 x data 3 is 45 devices, the question has 8",
+        "tensor 3 × pipeline 5 × data 3 is 45 devices, the question has 8",
         "zero_stage 4 is not available; allowed: 0, 1, 2, 3",
         "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2 or 4",
         "num_query_groups 16 is not a multiple of tensor 3; nearest: 2 or 4",
         "ffn_hidden_size 8192 is not a multiple of tensor 3; nearest: 2 or 4",
         "8 layers do not divide over 5 stages; nearest: 4, or give layers_per_stage=1-2-2-2-1",
-        "global_batch_size 32 is not a multiple of data 3 x micro_batch_size 4; nearest: 36",
+        "global_batch_size 32 is not a multiple of data 3 × micro_batch_size 4; nearest: 36",
     ]
     assert caught.value.exit_code == 2
 
