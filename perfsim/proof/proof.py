@@ -133,9 +133,10 @@ class Subject:
         """All ranks with their buffers, ready to run."""
         program, compiler = self.compiled
         layout = self.plan.layout
-        oracle = Oracle(self.training, layout.tensor, _shards(layout), compiler.rows, compiler.places)
+        of_rank = compiler.rows, compiler.places, compiler.share
+        oracle = Oracle(self.training, layout.tensor, _shards(layout), *of_rank)
         if isinstance(compiler, GpuCompiler):
-            oracle.share_of, oracle.sharding = compiler.share, compiler.sharding
+            oracle.sharding = compiler.sharding
         return Executor(program, self.unfolded, compiler.initial, oracle)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:

@@ -96,6 +96,8 @@ class GpuCompute(Compiler):
         self.slot_of: dict[tuple[int, int], Cell] = {}
         """Slot of the gathered weights of a block."""
         self.bucket_of: dict[tuple[int, int], Cell] = {}
+        self.homes: dict[int, list[int]] = {}
+        """Blocks of each device."""
         self.pending: dict[int, dict[int, None]] = {}
         """Blocks of each device whose gradients wait for their reduction."""
 

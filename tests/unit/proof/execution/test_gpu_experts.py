@@ -21,7 +21,7 @@ CASES = catalogue_cases(experts=True)
 EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=8)
 
 
-@pytest.mark.parametrize("number", range(0, len(CASES), 6))
+@pytest.mark.parametrize("number", range(0, len(CASES), 7))
 @pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3"])
 def test_expert_layouts_compute_what_serial_training_does(model: str, number: int) -> None:
     """DeepSeek-V3 has shared experts and a dense layer before them."""
