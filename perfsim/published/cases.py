@@ -292,6 +292,9 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         messages = "; ".join(refused_values(error.errors()))
         raise InputError(f"case {case.id}: {messages}") from None
     training = case.training
+    if training.moe_a2a_overlap:
+        text = "the all-to-alls of one micro-batch beside the compute of another have no model"
+        raise InputError(f"case {case.id}: moe_a2a_overlap: {text}")
     overlap = training.overlap_grad_reduce
     overlaps = case.strategy == "zero3" if overlap is None else overlap
     framework = framework_of(case, catalog)
