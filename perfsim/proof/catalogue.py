@@ -161,6 +161,7 @@ def _experts() -> Iterator[Case]:
         yield Case("3d", layout, 4)
     yield from _experts_of_tensor_peers()
     yield from _sharded_experts()
+    yield from _weight_streaming()
 
 
 def _experts_of_tensor_peers() -> Iterator[Case]:

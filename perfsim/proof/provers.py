@@ -157,8 +157,8 @@ class StreamingProver:
         return max(FEW_LAYERS, layout.recompute_layers + 1)
 
     def without_experts(self, _: StreamingLayout) -> str:
-        """Streamed blocks of a layer have no experts."""
-        return "weight streaming"
+        """All experts of a layer stream with it."""
+        return ""
 
     def parts(self, layout: StreamingLayout) -> Parts:
         """No parts."""
@@ -179,8 +179,9 @@ class StreamingProver:
         return math.inf
 
     def features(self, plan: StreamingPlan) -> list[str]:
-        """The memory policy."""
+        """Experts, and the memory policy."""
         layout, words = plan.layout, []
+        words += [] if plan.job.model.experts is None else ["experts"]
         words += [f"groups of {layout.recompute_layers}"] if layout.recompute_layers else []
         return [*words, "spilled"] if layout.spill else words
 

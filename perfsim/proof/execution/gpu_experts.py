@@ -100,7 +100,7 @@ class ExpertCompute(ContextCompute):
         """The rank's experts on the rows that arrived."""
         self.needs(1)
         block = task.block
-        home = self.homes_of(EXPERTS + block)
+        home = self.homes[self.place]
         if EXPERTS + block not in home:
             home.append(EXPERTS + block)
 
@@ -281,11 +281,6 @@ class ExpertCompute(ContextCompute):
         message = Message("rows", lambda inputs, _: int(inputs[0].values.size))
         reads = [self.operand(task.reads[0]), self._route("peers")]
         self.add(reads, self.handle(), kernel, joined=True, message=message)
-
-    # ---------------------------------------------------------------------------------- groups
-    def homes_of(self, block: int) -> list[int]:
-        """The blocks of the device that holds a block."""
-        raise NotImplementedError
 
 
 def _kept_attention(attention: AttentionKept, mode: str) -> AttentionKept:

@@ -26,8 +26,6 @@ class ReplicaCompute(ExpertCompute):
         super().__init__(graph, training, layout)
         self.rest_gathered: set[tuple[int, int]] = set()
         """Devices and blocks of which all but experts are gathered, and experts are next."""
-        self.homes: dict[int, list[int]] = {}
-        """Blocks of each device."""
         self.sharded: set[tuple[int, int]] = set()
         """(device, block) with reduce-scattered gradients, of which each replica updates a shard."""
         self.scatters: dict[int, list[int]] = {}
@@ -36,10 +34,6 @@ class ReplicaCompute(ExpertCompute):
         """The buffer of each block's shard, by the tensor that its reduction writes and the block."""
         self.copied: dict[tuple[int, int], Cell] = {}
         """Where the latest copy of a block's shard from the host is, if it came from there."""
-
-    def homes_of(self, _: int) -> list[int]:
-        """The blocks of the present device."""
-        return self.homes.setdefault(self.place, [])
 
     def _of_experts(self, rest: list[int]) -> bool:
         """Whether the present reduction is that of experts, which may have replicas of their own.

@@ -146,6 +146,12 @@ def in_lines(label: str) -> str:
     return BREAK.join(esc(line) for line in [machine, *lines])
 
 
+def wrapped(label: str) -> str:
+    """A label in lines of at most `LABEL_CHARS` characters, escaped."""
+    lines = textwrap.wrap(label, LABEL_CHARS, break_long_words=False, break_on_hyphens=False)
+    return BREAK.join(esc(line) for line in lines)
+
+
 def row_px(labels: Iterable[str], least: int) -> int:
     """The height of a row that holds the tallest of these labels."""
     return max([least, *(LINE_PX * (1 + label.count(BREAK)) for label in labels)])
