@@ -47,7 +47,7 @@ def resilience(result: StudyResult) -> go.Figure:
         )
     )
     style = base.layout(
-        "Step time with one slow device (relative to the step without)",
+        "Step time with one slow device (times)",
         height=420,
         xaxis=base.axis("slowdown of the device (times)"),
         yaxis=base.axis("step time (times)"),
