@@ -30,9 +30,12 @@ def write_error(text: str) -> None:
         char if char == "\n" or unicodedata.category(char)[0] != "C" else f"\\u{{{ord(char):x}}}"
         for char in text.expandtabs(1)
     )
-    click.echo(
-        _fitted(shown) if sys.stderr is not None and sys.stderr.isatty() else shown, err=True, nl=False
-    )
+    if not shown.isascii() and sys.stderr is not None:
+        from perfsim.report.text import encodable
+
+        shown = encodable(shown, sys.stderr.encoding or "ascii")
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    click.echo(_fitted(shown) if on_terminal else shown, err=True, nl=False)
 
 
 def _fitted(text: str) -> str:

@@ -53,6 +53,8 @@ class Proof:
     max_relative_error: float | None
     """None: nothing was compared. Infinite: a shape differed."""
     faults: tuple[Fault, ...] = ()
+    not_executed: tuple[str, ...] = ()
+    """Parts of the model that the small one does not have, in words."""
 
     @property
     def passed(self) -> bool:
@@ -71,6 +73,7 @@ class Proof:
             "microbatches": self.microbatches,
             "compared": self.compared,
             "faults": [str(fault) for fault in self.faults],
+            "not_executed": list(self.not_executed),
         }
 
 
@@ -258,6 +261,7 @@ def _proof(plan: Plan, tally: _Tally, tasks: int) -> Proof:
         compared=tally.compared,
         max_relative_error=tally.max_relative_error if tally.compared else None,
         faults=tuple(dict.fromkeys(tally.faults))[:MOST_FAULTS],
+        not_executed=plan.notes,
     )
 
 

@@ -14,13 +14,22 @@ from perfsim.workload import Experts, Job, Layout, TrainingRecipe, TransformerCo
 HEAD_SIZE = 4
 LEAST_SEQUENCE, VOCABULARY = 4, 13
 EXPERTS_OF_RANK = 2
+WINDOW = 3
+"""Positions of a window: fewer than a sequence has."""
+
+
+NOT_EXECUTED = {
+    "latent_attention": "latent attention",
+    "qk_layernorm": "norms of queries and keys",
+    "mtp_num_layers": "multi-token prediction",
+}
+"""Parts of models that the executor does not know, by their field."""
 
 
 def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> TransformerConfig:
     """A model with the same features and few layers, heads and words, divisible into the parts.
 
-    It has plain attention and no layers for further tokens: the executor does not know latent attention,
-    windows, norms of queries and keys, and multi-token prediction.
+    It has plain attention, in windows if the model has some, and nothing of `NOT_EXECUTED`.
     """
     shared = min(2, model.num_attention_heads // model.query_groups)
     groups = parts.heads if shared > 1 else max(parts.heads, 2)
@@ -36,7 +45,9 @@ def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> Tran
             "ffn_hidden_size": 2 * hidden,
             "vocab_size": VOCABULARY,
             "experts": experts,
-            **dict.fromkeys(("head_dim", "latent_attention", "sliding_window", "sliding_window_pattern")),
+            **dict.fromkeys(("head_dim", "latent_attention")),
+            "sliding_window": WINDOW if model.sliding_window else None,
+            "sliding_window_pattern": 2 if model.sliding_window_pattern else None,
             "qk_layernorm": False,
             "mtp_num_layers": 0,
             "max_position_embeddings": small_sequence(parts),
@@ -94,7 +105,8 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     model = small_model(job.model, parts, of_kind.small_layers(layout))
     small_job = Job(model, small_recipe(job.recipe, parts), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
-    return replace(plan, least_steps=STEPS)
+    left_out = tuple(words for name, words in NOT_EXECUTED.items() if getattr(job.model, name))
+    return replace(plan, least_steps=STEPS, notes=left_out)
 
 
 def training_of(plan: Plan, seed: int) -> SmallTraining:

@@ -191,6 +191,8 @@ class CaseTraining(CaseSpec):
     async_tp: bool | None = None
     cuda_graph: bool | None = None
     compiled: bool | None = None
+    attention_kernel: Literal["synchronous", "asynchronous", "one_block"] | None = None
+    """Its fused attention, as `attention` of a framework says it; None: as its framework has it."""
     moe_dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] | None = None
     moe_capacity_factor: Annotated[float, *number(0, 1e6)] | None = None
     moe_force_balance: bool = False

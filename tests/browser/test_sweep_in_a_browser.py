@@ -68,6 +68,18 @@ def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, 
     assert reason.is_visible()
 
 
+def test_printed_figures_fit_the_paper(open_page: Callable, report: Path) -> None:
+    page = open_page(report).page
+    widths = (
+        "() => [...document.querySelectorAll('.main-svg')].map((svg) => svg.getBoundingClientRect().width)"
+    )
+    assert max(page.evaluate(widths)) > 1000
+    page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
+    assert max(page.evaluate(widths)) <= 690
+    page.evaluate("() => window.dispatchEvent(new Event('afterprint'))")
+    assert max(page.evaluate(widths)) > 1000
+
+
 VARIANTS = """\
 title: Variants
 study: {extends: gpt3_20b, model: gpt3_xl}

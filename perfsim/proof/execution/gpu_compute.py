@@ -239,7 +239,8 @@ class GpuCompute(Compiler):
         block = task.block
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            return attention_forward(self.views(rank, block, buffers[0]), operands[0], self.share(rank))
+            share = self.share(rank).of_layer(block)
+            return attention_forward(self.views(rank, block, buffers[0]), operands[0], share)
 
         claims = self.completes("attention", block)
         self.compute(run, [self.weights(block)], [self.cell("attention kept")], claims)
@@ -267,10 +268,11 @@ class GpuCompute(Compiler):
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             saved: Kept = operands[0]
+            share = self.share(rank).of_layer(block)
             if saved.attention is not None:
-                recomputed = with_core(saved.attention, self.share(rank))
+                recomputed = with_core(saved.attention, share)
                 return recomputed.context, recomputed
-            return attention_forward(self.views(rank, block, buffers[0]), saved.x, self.share(rank))
+            return attention_forward(self.views(rank, block, buffers[0]), saved.x, share)
 
         claims = self.completes("attention", block) if self.layout.recompute == "full" else []
         self.compute(run, [self.weights(block)], [self.cell("recomputed attention")], claims)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -43,6 +43,16 @@ class Share:
     expert_peer: int = 0
     whole_layers: bool = False
     """Whether routed experts are in the block of their layer, as where layers stream."""
+    window: int | None = None
+    """Positions that a position attends to, in a layer with a window; None: all."""
+
+    def of_layer(self, layer: int) -> Share:
+        """The share with the attention window of a layer."""
+        return self if layer_kinds(self.model)[layer].window is None else self._in_window
+
+    @cached_property
+    def _in_window(self) -> Share:
+        return replace(self, window=self.model.sliding_window)
 
     @cached_property
     def own_experts(self) -> range:

@@ -168,7 +168,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     kept: list[LayerKept] = []
     for layer in range(training.model.num_layers):
         routing = training.routing(step, layer) if EXPERTS + layer in weights else None
-        x, attention, of_layer = layer_forward(_whole(weights, layer), x, routing, share)
+        x, attention, of_layer = layer_forward(_whole(weights, layer), x, routing, share.of_layer(layer))
         kept.append(of_layer)
         record.attention.append(attention)
         record.hidden.append(x)

@@ -328,7 +328,7 @@ class WaferCompiler(Compiler):
             if routed:
                 whole = self.training.routing(step, block)
                 routing = whole.of(self.rows(rank, tag), self.places(rank))
-            y, _, kept = layer_forward(w, values[1], routing, self.whole)
+            y, _, kept = layer_forward(w, values[1], routing, self.whole.of_layer(block))
             return (y, kept) if keeps else (y,)
 
         self.compute(run, [], [self.kept()] if keeps else [], self.claim("hidden", task.block + 1))

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from perfsim.cli import VERBS, main, progress
-from perfsim.cli.output import print_lines
+from perfsim.cli.output import print_lines, write_error
 from perfsim.cli.progress import Meter
 
 Run = Callable[..., Result]
@@ -305,6 +305,14 @@ def test_what_is_wrong_is_said_in_words_of_perfsim(
         "Error(",
     ):
         assert foreign not in result.stderr
+
+
+def test_an_error_has_only_characters_that_the_terminal_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stderr", screen)
+    write_error("tensor 3 × pipeline 1 → 5\n")
+    screen.flush()
+    assert screen.buffer.getvalue() == b"tensor 3 x pipeline 1 -> 5\n"  # type: ignore[attr-defined]
 
 
 def test_one_batch_may_be_written_without_brackets(perfsim: Run) -> None:

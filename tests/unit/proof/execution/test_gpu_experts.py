@@ -15,6 +15,7 @@ from perfsim.proof.execution.experts import Rows, drawn_routing
 from perfsim.proof.execution.movement import pieces
 from perfsim.proof.proof import prove_plan
 from perfsim.proof.prove import Request, plan_of_case, prove_all
+from perfsim.report.terminal.proof import proof_lines
 from perfsim.workload import Experts
 
 CASES = catalogue_cases(experts=True)
@@ -83,6 +84,16 @@ def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
         )
     result = prove_all(Request("mixtral_8x7b", layout="tp=2,sp=true,ep=2", batch=1, orders=0))
     assert not result.passed
+
+
+def test_a_proof_says_what_of_its_model_it_does_not_execute() -> None:
+    answer = prove_all(Request("deepseek_v3", layout="dp=1", batch=1, orders=0)).as_dict()
+    left_out = ["latent attention", "multi-token prediction"]
+    assert answer["strategies"]["3d"]["layouts"][0]["not_executed"] == left_out
+    said = " ".join(proof_lines(answer))
+    assert "Not executed: latent attention, multi-token prediction." in said
+    answer = prove_all(Request("gpt_oss_120b", layout="dp=1", batch=1, orders=0)).as_dict()
+    assert "Not executed" not in " ".join(proof_lines(answer))
 
 
 def test_what_is_not_executed_with_experts_is_refused() -> None:
