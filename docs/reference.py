@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
 import sys
 import tempfile
@@ -90,6 +91,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 # ------------------------------------------------------------------------------------- commands
 def commands_page() -> str:
     """Every verb with its help, and the exit codes."""
+    os.environ["COLUMNS"] = "100"  # examples are wrapped at the width of the terminal
     parts = ["# Commands\n", "Exit codes and JSON: [continuous use](../howto/continuous.md).\n"]
     for name, verb in _verbs("perfsim", main):
         parts.append(f"## {name}\n\n```text\n{_help(name, verb)}\n```\n")
@@ -125,7 +127,8 @@ def python_page() -> str:
 def _signature(name: str, value: Any) -> str:
     if inspect.isclass(value):
         return ""
-    text = re.sub(r"perfsim\.(?:\w+\.)+", "", str(inspect.signature(value))).replace("'", "")
+    text = re.sub(r"<function .*? at 0x\w+>", "...", str(inspect.signature(value)))
+    text = re.sub(r"perfsim\.(?:\w+\.)+", "", text).replace("'", "")
     return f"```text\nps.{name}{text}\n```\n\n"
 
 

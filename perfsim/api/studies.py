@@ -271,15 +271,30 @@ class StudyFigures:
 
         return memory(self.result)
 
+    def roofline(self, candidate: int = 0) -> go.Figure:
+        """The kernels of a candidate under the ceilings of its device.
+
+        Raises InputError for a machine whose kernels have no price of their own.
+        """
+        from perfsim.report.figures.roofline import roofline
+
+        chosen = self._candidate(candidate)
+        if chosen.roofline is None or not chosen.roofline.kernels:
+            raise InputError(f"candidate {candidate}: {chosen.label} has no roofline")
+        return roofline(chosen.roofline)
+
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""
         from perfsim.report.figures.timeline import cut_timelines, timeline
 
-        count = len(self.result.candidates)
-        if not 0 <= candidate < count:
-            raise InputError(f"candidate {candidate}: the candidates are 0 to {count - 1}")
-        chosen = self.result.candidates[candidate]
+        chosen = self._candidate(candidate)
         return timeline(chosen, cut_timelines([chosen])[0].bars)
+
+    def _candidate(self, number: int) -> CandidateResult:
+        count = len(self.result.candidates)
+        if not 0 <= number < count:
+            raise InputError(f"candidate {number}: the candidates are 0 to {count - 1}")
+        return self.result.candidates[number]
 
 
 def _days(band_s: tuple[float, float]) -> str:

@@ -11,9 +11,11 @@ import click
 
 from perfsim.cli.options import out_option
 from perfsim.cli.output import print_lines, write_error
+from perfsim.cli.progress import metered
 from perfsim.cli.verb import VerbGroup
 from perfsim.errors import InputError, refused_values, within_floats
 from perfsim.files import check_folder, must_exist
+from perfsim.sizes import MOST_DEVICES
 
 Given = ParamSpec("Given")
 source_option = click.option(
@@ -29,8 +31,11 @@ def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
     def checked(*args: Given.args, **kwargs: Given.kwargs) -> None:
         from pydantic import ValidationError
 
+        from perfsim.engine.limits import Limits, limited
+
         try:
-            within_floats(verb)(*args, **kwargs)
+            with metered() as meter, limited(Limits(tell=meter.tasks, tell_items=meter.items)):
+                within_floats(verb)(*args, **kwargs)
         except ValidationError as error:
             wrong = refused_values(error.errors())[0]
             raise InputError(f"no hardware has the constants that fit these measurements: {wrong}") from None
@@ -99,17 +104,33 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
 @click.option("--device", default=None, help="Only runs on this device of the catalogue. [default: all]")
 @out_option("Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
+@click.option("--only", multiple=True, metavar="CONSTANT", help="Fit only this constant; may be repeated.")
+@click.option(
+    "--most-devices",
+    type=click.IntRange(1, MOST_DEVICES),
+    default=MOST_DEVICES,
+    help="Leave out larger runs.",
+)
 @source_option
 @fitted
 def framework(
-    cases: tuple[Path, ...], device: str | None, out: Path | None, device_only: bool, source: str
+    cases: tuple[Path, ...],
+    device: str | None,
+    out: Path | None,
+    device_only: bool,
+    only: tuple[str, ...],
+    most_devices: int,
+    source: str,
 ) -> None:
     """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
     from perfsim.fitting.calibrate import calibrate_framework
 
     for path in cases:
         must_exist(path)
-    print_lines([calibrate_framework(cases, device, out, device_only=device_only, source=source)])
+    text = calibrate_framework(
+        cases, device, out, device_only=device_only, only=only, most_devices=most_devices, source=source
+    )
+    print_lines([text])
 
 
 @calibrate.command(short_help="Fit one scale for your cluster to steps measured on it.")

@@ -30,6 +30,40 @@ def complete(kind: str) -> Completed:
 
 studies = complete("study")
 
+LAYOUT = {
+    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recompute_every", "layers_per_stage"), ()),
+    "sp": ("true", "false"),
+    "zero": ("0", "1", "2", "3"),
+    "schedule": ("1f1b", "gpipe", "interleaved", "v-half", "v-min", "zb1p", "zb2p", "zbv"),
+    "recompute": ("none", "selective", "full"),
+}
+"""Settings of a layout, and their values where they are words; a copy, so that little is loaded."""
+
+
+def complete_layout(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
+    """The next setting of a layout that is not given yet, or its value."""
+    before, comma, item = start.rpartition(",")
+    name, equals, _ = item.partition("=")
+    given = {part.partition("=")[0] for part in before.split(",")}
+    items = [f"{name}={value}" for value in LAYOUT.get(name, ())] if equals else [f"{own}=" for own in LAYOUT]
+    kept = [own for own in items if own.startswith(item) and own.partition("=")[0] not in given]
+    return [CompletionItem(f"{before}{comma}{own}") for own in kept]
+
+
+BASH = (
+    ("    local response\n", """\
+    local response line="${COMP_LINE:0:COMP_POINT}" words prefix=""
+    IFS=' ' read -ra words <<< "$line"
+    [[ $line == *' ' ]] && words+=("")
+    local last="${words[-1]}"
+    [[ $COMP_WORDBREAKS == *=* && $last == *=* ]] && prefix="${last%=*}="
+"""),
+    ('COMP_WORDS="${COMP_WORDS[*]}"', 'COMP_WORDS="$line"'),
+    ("COMP_CWORD=$COMP_CWORD", "COMP_CWORD=$((${#words[@]} - 1))"),
+    ("COMPREPLY+=($value)", 'COMPREPLY+=("${value#"$prefix"}"); [[ $value == *= ]] && compopt -o nospace'),
+)  # fmt: skip
+"""What makes click's script for bash complete `--layout tp=8,pp=`: bash takes `=` for the end of a word."""
+
 
 EXAMPLES = """\b
 Once, in your shell:
@@ -47,4 +81,7 @@ def completion(shell: str) -> None:
 
     writer: Any = get_completion_class(shell)
     root = click.get_current_context().find_root().command
-    click.echo(writer(root, {}, "perfsim", VARIABLE).source())
+    source = writer(root, {}, "perfsim", VARIABLE).source()
+    for theirs, ours in BASH if shell == "bash" else ():
+        source = source.replace(theirs, ours)
+    click.echo(source)

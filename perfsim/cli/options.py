@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from perfsim.cli.completion import complete, studies
+from perfsim.cli.completion import complete, complete_layout, studies
 from perfsim.cli.progress import metered
 from perfsim.files import check_file
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
@@ -184,6 +184,13 @@ def workers_options(processes: str) -> Callable[[Function], Function]:
         return scheduler_option(jobs(verb))
 
     return options
+
+
+def layout_option(help_text: str) -> Callable[[Function], Function]:
+    """`--layout`, whose settings complete one after the other."""
+    return click.option(
+        "--layout", default="", metavar="tp=8,pp=4,mbs=1", shell_complete=complete_layout, help=help_text
+    )
 
 
 def study_argument(verb: Function) -> Function:

@@ -30,9 +30,12 @@ def write_error(text: str) -> None:
         char if char == "\n" or unicodedata.category(char)[0] != "C" else f"\\u{{{ord(char):x}}}"
         for char in text.expandtabs(1)
     )
-    click.echo(
-        _fitted(shown) if sys.stderr is not None and sys.stderr.isatty() else shown, err=True, nl=False
-    )
+    if not shown.isascii() and sys.stderr is not None:
+        from perfsim.report.text import encodable
+
+        shown = encodable(shown, sys.stderr.encoding or "ascii")
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    click.echo(_fitted(shown) if on_terminal else shown, err=True, nl=False)
 
 
 def _fitted(text: str) -> str:
@@ -134,7 +137,8 @@ def open_page(page: Path) -> None:
 
 
 def _needs_output() -> None:
-    """Raise PerfsimError where standard output is closed: an answer that nobody gets is no success."""
+    """Remove the bar, whose line the answer would share; PerfsimError where standard output is closed."""
+    present_meter().stop()
     if sys.stdout is None:
         raise PerfsimError("standard output is closed: the answer cannot be printed")
 

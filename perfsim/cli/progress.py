@@ -34,6 +34,7 @@ class Meter:
         self.started_s = self.shown_s = time.monotonic()
         self.owner = os.getpid()
         self.counts_items = False
+        self.step = _Step(self.started_s)
         self.bar: Progress | None = None
         self.row: TaskID | None = None
 
@@ -50,14 +51,18 @@ class Meter:
     def items(self, done: int, total: int) -> None:
         """So many of the items of a verb, such as published runs, are computed."""
         self.counts_items = True
-        self._draw("published runs", done, total)
+        self._draw("runs", done, total)
 
     def tasks(self, ended: int, total: int) -> None:
-        """So many tasks of the present simulation have ended; a verb of many items shows those instead."""
+        """So many tasks of the present simulation have ended; a verb of many items shows those instead.
+
+        A verb that simulates many short steps shows how many tasks it has simulated in all.
+        """
+        long = self.step.lasts(ended, total)
         if not sys.stderr.isatty():
             self._log(f"{ended:,} of {total:,} tasks simulated")
         elif not self.counts_items:
-            self._draw("tasks simulated", ended, total)
+            self._draw(*(("tasks of a step", ended, total) if long else ("tasks", self.step.all_tasks, None)))
 
     def stop(self) -> None:
         """Remove the bar."""
@@ -80,19 +85,41 @@ class Meter:
             return
         self.shown_s = now_s
         bar, row = self.bar or _new_bar(), self.row
-        if self.bar is None or row is None:
-            self.bar, row = bar, bar.add_task(words, total=total)
-            self.row = row
+        if self.bar is None:
+            self.bar = bar
             bar.start()
-        bar.update(row, description=words, completed=done, total=total)
+        if row is not None and (bar.tasks[-1].total is None) != (total is None):
+            bar.remove_task(row)  # its rate is of other things
+            row = None
+        self.row = bar.add_task(words, total=total) if row is None else row
+        bar.update(self.row, description=words, completed=done, total=total)
         bar.refresh()
+
+
+class _Step:
+    """The simulation that goes on, and how many tasks have ended in all of them."""
+
+    def __init__(self, now_s: float) -> None:
+        self.began_s = now_s
+        self.ended = self.total = self.before = 0
+
+    def lasts(self, ended: int, total: int) -> bool:
+        """Take so many tasks as ended; whether this simulation takes long enough for a bar of its own."""
+        if total != self.total or ended <= self.ended:
+            self.began_s, self.before, self.total = time.monotonic(), self.all_tasks, total
+        self.ended = ended
+        return time.monotonic() - self.began_s >= SECONDS_BEFORE_A_BAR
+
+    @property
+    def all_tasks(self) -> int:
+        """Tasks that have ended, of this simulation and those before."""
+        return self.before + self.ended
 
 
 def _new_bar() -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
-        MofNCompleteColumn,
         Progress,
         ProgressColumn,
         Task,
@@ -106,12 +133,20 @@ def _new_bar() -> Progress:
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text(f"{speed:.3g}/s" if speed else "")
+            digits = "{:,.0f}/s" if speed and speed >= 100 else "{:.3g}/s"
+            return Text(digits.format(speed) if speed else "")
+
+    class Count(ProgressColumn):
+        """How many are done, of how many where that is known."""
+
+        def render(self, task: Task) -> Text:
+            of = "" if task.total is None else f"/{task.total:,.0f}"
+            return Text(f"{task.completed:,.0f}{of}")
 
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        MofNCompleteColumn(),
+        Count(),
         Rate(),
         TimeRemainingColumn(),
         console=Console(stderr=True),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfsim.cli.options import json_option, limits
+from perfsim.cli.options import json_option, layout_option, limits
 from perfsim.cli.output import print_json, print_lines, progress
 from perfsim.cli.verb import Verb
 from perfsim.errors import InputError, PerfsimError
@@ -30,12 +30,7 @@ Examples:
 @click.command(cls=Verb, short_help="Compare schedules with serial training, in NumPy.", epilog=EXAMPLES)
 @click.argument("target", metavar="MODEL|STUDY")
 @click.option("--strategy", default="", help="Only this strategy. [default: all; 3d for a --layout]")
-@click.option(
-    "--layout",
-    default="",
-    metavar="tp=2,pp=4,schedule=zb1p",
-    help="Only this layout. [default: all strategies and schedules of the catalogue]",
-)
+@layout_option("Only this layout. [default: all strategies and schedules of the catalogue]")
 @click.option(
     "--devices",
     type=click.IntRange(1, MOST_DEVICES),

@@ -12,6 +12,7 @@ from perfsim.cli.options import (
     batch_of,
     emit_option,
     json_option,
+    layout_option,
     limits,
     path_option,
     question_options,
@@ -29,7 +30,7 @@ Examples:
 
 @click.command(cls=Verb, epilog=EXAMPLES)
 @question_options
-@click.option("--layout", default="", metavar="tp=8,pp=4,dp=4,mbs=1", help="[default: chosen by the planner]")
+@layout_option("[default: chosen by the planner]")
 @click.option(
     "--perturb",
     default="",

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from perfsim.cli.options import batch_of, json_option, limits, question_options_if_asked
+from perfsim.cli.options import batch_of, json_option, layout_option, limits, question_options_if_asked
 from perfsim.cli.output import print_json, print_lines
 from perfsim.cli.verb import Verb
 
@@ -33,7 +33,7 @@ Examples:
     help="Rank the inputs that would explain this step of --model on --system and --devices.",
 )
 @question_options_if_asked
-@click.option("--layout", default="", metavar="tp=8,pp=4,dp=4,mbs=1", help="[default: chosen by the planner]")
+@layout_option("[default: chosen by the planner]")
 @json_option
 @limits
 def why(study: str, compare: str, measured: str, as_json: bool, **asked: Any) -> None:

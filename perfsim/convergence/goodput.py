@@ -7,23 +7,11 @@ of a node for a system, or none on either side, so that the comparison favours n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from perfsim.convergence.uncertain import FloatArray
 from perfsim.errors import InputError
-from perfsim.units import DAY_S
-
-FAILURES_PER_NODE_DAY: Mapping[str, float] = {
-    "rsc-1": 6.5e-3,
-    "rsc-2": 2.34e-3,
-    "llama-3": 3.79e-3,
-    "opt-175b": 14.1e-3,
-}
-"""RSC: Kokolis et al. 2024, arXiv 2410.21680. Llama 3: arXiv 2407.21783 (419 in 54 days on 2048 nodes).
-OPT-175B: arXiv 2205.01068 (105 restarts in 60 days on 124 nodes, an upper estimate)."""
-DEFAULT_FAILURES_PER_NODE_DAY = FAILURES_PER_NODE_DAY["rsc-1"]
 
 MOST_MTTFS = 60.0
 """Times between failures that one stretch of work may take: a cap of e^60, far beyond any run."""
@@ -33,17 +21,6 @@ def _require_positive(**values: float) -> None:
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} must be positive and finite, got {value:g}")
-
-
-def mean_time_to_failure_s(
-    num_nodes: float, failures_per_node_day: float = DEFAULT_FAILURES_PER_NODE_DAY
-) -> float:
-    """Seconds between failures of a job on `num_nodes` nodes that fail independently: 1 / (nodes x rate).
-
-    The source of the default rate observed 7.9 h at 1,024 GPUs where this gives 28.8 h; at 16,384 they agree.
-    """
-    _require_positive(num_nodes=num_nodes, failures_per_node_day=failures_per_node_day)
-    return DAY_S / (num_nodes * failures_per_node_day)
 
 
 def young_interval_s(write_s: float, mttf_s: float) -> float:

@@ -34,7 +34,6 @@ class FairShare:
         self.calendar = calendar
         self.grid_s = grid_s
         self.last_end_s = 0.0
-        self.live_flows = 0
         self.solves = 0
         self.rate_changes = 0
         """Changes of the rate of a path class."""
@@ -76,7 +75,6 @@ class FairShare:
         self._touch(path)
         path.new.append((duration_s, self._number, flow.weight, on_done))
         path.change += flow.weight
-        self.live_flows += 1
 
     def _path_class(self, flow: Flow) -> PathClass:
         unknown = [link for link in flow.route if not 0 <= link < len(self._capacity)]
@@ -104,7 +102,6 @@ class FairShare:
         path.next_s = math.inf  # until the class is settled
         self.last_end_s = now_s = self.calendar.now_s
         done = path.take_done(now_s, self.grid_s)
-        self.live_flows -= len(done)
         self._touch(path)
         for _, _, weight, on_done in done:
             path.change -= weight

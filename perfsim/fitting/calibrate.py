@@ -35,6 +35,7 @@ from perfsim.hardware import DeviceSpec, LinkSpec
 from perfsim.interop.foreign.formats import format_of
 from perfsim.machines import machine_of
 from perfsim.prediction.cluster import spread_warning, wide
+from perfsim.sizes import MOST_DEVICES
 from perfsim.units import format_quantity
 
 _UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
@@ -100,13 +101,18 @@ def calibrate_framework(
     out: Path | None = None,
     *,
     device_only: bool = False,
+    only: Sequence[str] = (),
+    most_devices: int = MOST_DEVICES,
     source: str = "",
 ) -> str:
     """Fit constants of framework, network and devices to whole steps: one YAML file each.
 
-    `out` is a directory. Raises InputError for a bad file, an unknown device, or without SciPy.
+    `out` is a directory; `only` and `most_devices` are those of `fit_steps`. Raises InputError for a bad
+    file, an unknown device or constant, or without SciPy.
     """
-    fit = fit_steps(cases, device, device_only=device_only, source=source)
+    fit = fit_steps(
+        cases, device, device_only=device_only, only=only, most_devices=most_devices, source=source
+    )
     return "\n".join(
         _deliver(calibration, None if out is None else out / f"{calibration.name}.yaml")
         for calibration in fit.calibrations

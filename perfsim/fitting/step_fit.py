@@ -35,6 +35,7 @@ from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.prediction.run import Step
 from perfsim.published.placed_cases import PlacedCase, place_cases
 from perfsim.published.rows import step_cases
+from perfsim.sizes import MOST_DEVICES
 from perfsim.topology import FatTree
 
 OF_HOST = ("host_s_per_kernel", "host_blocking_s_per_kernel")
@@ -52,6 +53,8 @@ OF_KERNEL = ("attention_half_length", "attention_fraction")
 """Constants of the synchronous fused attention's code, the same on every device."""
 OF_DEVICE = ("sustained_fraction", "narrow_sustained_fraction")
 """Constants of one calibration of a GPU."""
+OF_EXPERTS = ("expert_pass_s", "grouped_rate", "all_to_all_slowdown")
+"""Those on which only runs of models with experts depend."""
 FIELDS = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL, *OF_DEVICE)
 """Fields of owners that may be fitted."""
 FRACTIONS = ("ceiling_share", "grouped_rate", *OF_DEVICE)
@@ -136,7 +139,7 @@ class Problem:
     """The runs of a fit, and the constants that are fitted."""
 
     cases: tuple[PlacedCase, ...]
-    device_only: bool = False
+    fields: tuple[str, ...] = FIELDS
 
     @cached_property
     def start(self) -> dict[str, float]:
@@ -146,7 +149,7 @@ class Problem:
             values |= {
                 name: value
                 for name, value in recorded_constants(placed).items()
-                if not self.device_only or name.startswith(OF_DEVICE)
+                if name.split(" of ")[0] in self.fields
             }
         return values
 
@@ -190,17 +193,23 @@ def fit_steps(
     device: str | None = None,
     *,
     device_only: bool = False,
+    only: Sequence[str] = (),
+    most_devices: int = MOST_DEVICES,
     catalog: Catalog | None = None,
     source: str = "",
 ) -> StepFit:
     """Fit the constants to the scored cases of files, all or those that run on `device`; needs scipy.
 
-    `device_only` keeps all but those of devices, for a device with too few runs.
+    `device_only` keeps all but those of devices, for a device with too few runs; `only` all but these fields.
+    Where these are of experts alone, the runs are those with experts. Raises InputError for an unknown field.
     """
+    if unknown := [field for field in only if field not in FIELDS]:
+        raise InputError(f"{unknown[0]} is no constant of a fit; there are {', '.join(FIELDS)}")
     optimize: Any = scipy_optimize()
     catalog = catalog or default_catalog()
-    cases = [placed for path in paths for placed in _cases(path, device, catalog)]
-    problem = Problem(tuple(cases), device_only)
+    sparse = bool(only) and set(only) <= set(OF_EXPERTS)
+    cases = [placed for path in paths for placed in _cases(path, device, catalog, most_devices, sparse)]
+    problem = Problem(tuple(cases), tuple(only) or (OF_DEVICE if device_only else FIELDS))
     need_more_than(len(problem.start), _distinct(cases), paths[0], "different runs on GPUs")
     result = optimize.least_squares(
         problem.residuals,
@@ -212,20 +221,32 @@ def fit_steps(
         ftol=1e-5,
     )
     options = f" --device {device}" * (device is not None) + " --device-only" * device_only
+    options += "".join(f" --only {field}" for field in only)
+    options += f" --most-devices {most_devices}" * (most_devices < MOST_DEVICES)
     record = _record(result, problem.weight, list(problem.start), paths, options)
     record = record.model_copy(update={"table": source or source_of(paths[0], record.table)})
     return StepFit(tuple(_recorded(problem, result.x, record)))
 
 
-def _cases(path: Path, device: str | None, catalog: Catalog) -> list[PlacedCase]:
-    """The scored cases of a file on GPUs: all, or those whose device has the calibration of `device`."""
+def _cases(
+    path: Path, device: str | None, catalog: Catalog, most_devices: int, sparse: bool
+) -> list[PlacedCase]:
+    """The scored cases of a file on GPUs: all, or those whose device has the calibration of `device`.
+
+    `sparse` leaves only those of models with experts.
+    """
     wanted = None
     if device is not None:
         calibration = catalog.device(device).calibration
         if not isinstance(calibration, GpuCalibration):
             raise InputError(f"{device} has no GPU calibration")
         wanted = calibration.name
-    cases = place_cases(step_cases(path, catalog), wanted, catalog)
+    chosen = [
+        case
+        for case in step_cases(path, catalog)
+        if case.system.num_devices <= most_devices and (case.model.experts or not sparse)
+    ]
+    cases = place_cases(chosen, wanted, catalog)
     if not cases:
         text = f"no scored case runs on a device with calibration {wanted or 'of a GPU'}"
         raise InputError([Wrong(text, str(path), 1)])

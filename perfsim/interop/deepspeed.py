@@ -133,6 +133,10 @@ GAPS: tuple[Limit, ...] = (
         lambda c: c.layout.context > 1,
         "context {c.layout.context}; the script wraps attention in DistributedAttention (Ulysses)",
     ),
+    where(
+        lambda c: c.layout.expert > 1,
+        "expert {c.layout.expert} and expert_tensor {c.layout.expert_tensor}; its MoE layers set ep_size",
+    ),
     where(lambda c: "nvme" in c.layout.offloads.values(), "nvme_path, the folder of the drives"),
     where(lambda c: c.layout.sequence_parallel, "sequence parallelism of the norms"),
     where(lambda _: True, "{c.job.recipe.attention} attention, which the model's code chooses"),

@@ -146,7 +146,7 @@ def _context() -> Iterator[Case]:
 
 
 def _experts() -> Iterator[Case]:
-    """Expert degrees, schedules with whole backwards, recompute, context ranks, ZeRO 1, dropped tokens."""
+    """Expert degrees, schedules, recompute, context ranks, dropped tokens, tensor peers and ZeRO stages."""
     for ranks, peers in ((1, 1), (2, 1), (4, 1), (2, 2)):
         for stage in (0, 1):
             layout = ParallelLayout(data=4, expert=ranks, expert_tensor=peers, zero_stage=stage)
@@ -156,10 +156,34 @@ def _experts() -> Iterator[Case]:
         yield Case("3d", replace(base, recompute=mode))
     yield Case("3d", replace(base, data=4, zero_stage=1, recompute="full"), 2, capacity=0.5)
     yield Case("3d", replace(base, context=2, expert=4, recompute="full"))
-    for name, schedule in SCHEDULES.items():
-        if not schedule.splits_backward:
-            layout = replace(base, pipeline=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=1)
-            yield Case("3d", layout, 4)
+    for name in SCHEDULES:
+        layout = replace(base, pipeline=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=1)
+        yield Case("3d", layout, 4)
+    yield from _experts_of_tensor_peers()
+    yield from _sharded_experts()
+    yield from _weight_streaming()
+
+
+def _experts_of_tensor_peers() -> Iterator[Case]:
+    """Tensor peers that compute their own positions; experts over the same peers, others or both."""
+    base = ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2)
+    yield Case("3d", replace(base, data=1, expert=1))
+    yield Case("3d", replace(base, expert_tensor=2, recompute="full"))
+    yield Case("3d", replace(base, context=2, expert=4, zero_stage=1), overlap=True)
+    yield Case("3d", replace(base, pipeline=2, recompute="selective"), 3)
+    yield Case("3d", replace(base, pipeline=2, data=4, schedule="zb1p", zero_stage=2), 3, overlap=True)
+
+
+def _sharded_experts() -> Iterator[Case]:
+    """Gradients and parameters of experts sharded over fewer ranks than the rest, as many, or none."""
+    base = ParallelLayout(data=4, expert=2)
+    for layout in (base, replace(base, data=2), replace(base, expert=1)):
+        yield Case("3d", replace(layout, zero_stage=2), 3, overlap=True, ahead=layout.data > base.expert)
+        yield Case("zero3", replace(layout, zero_stage=3, recompute="full"))
+    zbv = ParallelLayout(pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2)
+    yield Case("3d", zbv, 4)
+    with_tensor = ParallelLayout(tensor=2, data=4, sequence_parallel=True, zero_stage=3, expert=2)
+    yield Case("zero3", with_tensor)
 
 
 def _offload() -> Iterator[Case]:

@@ -8,6 +8,7 @@ in place, because their removal changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -93,12 +94,16 @@ def wrong_groups(subject: Subject) -> Iterator[Mutation]:
 
 
 def skipped_gradients(subject: Subject) -> Iterator[Mutation]:
-    """Disable each task that reduces or ties weight gradients, computes nothing else, or sums their norm."""
+    """Disable each task that reduces or ties weight gradients, computes nothing else, or sums their norm.
+
+    Where nothing is clipped, nothing uses the norm.
+    """
+    clips = math.isfinite(subject.training.max_norm)
 
     def skips(work: Work) -> bool:
         reduces = work.name in ("data.all_reduce", "data.reduce_scatter", "pipeline.tied_embedding")
-        computes = work.op in ("mlp.wgrad", "attention.wgrad", "head.wgrad", "embedding.backward")
-        return reduces or computes or work.op.startswith("reduce") or work.op == "norm"
+        computes = work.op.endswith(".wgrad") or work.op == "embedding.backward"
+        return reduces or computes or work.op.startswith("reduce") or (work.op == "norm" and clips)
 
     yield from _idle(subject, "gradient skipped", skips)
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.graph import EMBEDDING, HEAD, Kind, Work
 from perfsim.proof.execution.faults import Fault
-from perfsim.proof.execution.layout import Share
+from perfsim.proof.execution.layout import EXPERTS, Share
 from perfsim.proof.execution.program import Message, Program
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
@@ -119,6 +119,8 @@ class GpuPrices:
     def _difference(self, block: int, message: Message) -> float:
         """Priced elements of a block, less those that a rank holds."""
         plan, model = self.plan, self.plan.job.model
+        if block >= EXPERTS:
+            return 0.0
         held = Share(model, plan.job.seq_length, plan.layout.tensor).layouts[block]
         if block >= 0:
             whole = Share(model, plan.job.seq_length).layouts[block]

@@ -53,6 +53,8 @@ class Proof:
     max_relative_error: float | None
     """None: nothing was compared. Infinite: a shape differed."""
     faults: tuple[Fault, ...] = ()
+    not_executed: tuple[str, ...] = ()
+    """Parts of the model that the small one does not have, in words."""
 
     @property
     def passed(self) -> bool:
@@ -71,6 +73,7 @@ class Proof:
             "microbatches": self.microbatches,
             "compared": self.compared,
             "faults": [str(fault) for fault in self.faults],
+            "not_executed": list(self.not_executed),
         }
 
 
@@ -133,9 +136,10 @@ class Subject:
         """All ranks with their buffers, ready to run."""
         program, compiler = self.compiled
         layout = self.plan.layout
-        oracle = Oracle(self.training, layout.tensor, _shards(layout), compiler.rows, compiler.places)
+        of_rank = compiler.rows, compiler.places, compiler.share
+        oracle = Oracle(self.training, layout.tensor, _shards(layout), *of_rank)
         if isinstance(compiler, GpuCompiler):
-            oracle.share_of, oracle.sharding = compiler.share, compiler.sharding
+            oracle.sharding = compiler.sharding
         return Executor(program, self.unfolded, compiler.initial, oracle)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
@@ -257,6 +261,7 @@ def _proof(plan: Plan, tally: _Tally, tasks: int) -> Proof:
         compared=tally.compared,
         max_relative_error=tally.max_relative_error if tally.compared else None,
         faults=tuple(dict.fromkeys(tally.faults))[:MOST_FAULTS],
+        not_executed=plan.notes,
     )
 
 

@@ -88,8 +88,9 @@ def _worst(proofs: Sequence[Proof]) -> float | None:
 def prove_all(request: Request, progress: Progress = lambda _: None) -> ProofResult:
     """Prove a layout, the plans of a study, or the whole catalogue."""
     proofs = []
-    for plan in plans_of(request):
-        progress(f"{plan.strategy} on {plan.topology.num_devices} ranks")
+    plans = list(plans_of(request))
+    for done, plan in enumerate(plans):
+        progress(f"{done} of {len(plans)} layouts: {plan.strategy} on {plan.topology.num_devices} ranks")
         proofs.append(prove_plan(plan, request.orders, request.seed))
     if not proofs:
         raise InputError(f"nothing to prove for strategy {request.strategy}")

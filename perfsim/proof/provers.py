@@ -99,13 +99,8 @@ class GpuProver:
         return layout.num_stages * (2 if layout.num_stages <= FEW_STAGES else 1)
 
     def without_experts(self, layout: ParallelLayout) -> str:
-        """Tensor peers route parts of a sequence, and sharded gradients and split backwards are not known."""
-        if layout.tensor > 1:
-            return f"tensor {layout.tensor}"
-        if layout.zero_stage > 1:
-            return f"zero_stage {layout.zero_stage}"
-        splits = schedule_called(layout.schedule).splits_backward
-        return f"schedule {layout.schedule}, which splits backwards" if splits else ""
+        """Groups of replicas that shard: their sums are told from those of experts by their ranks."""
+        return "" if layout.shard_group is None else f"shard_group {layout.shard_group}"
 
     def parts(self, layout: ParallelLayout) -> Parts:
         """Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank."""
@@ -128,7 +123,10 @@ class GpuProver:
 
         And where ranks hold different experts: no task of the graph sums the norm over these.
         """
-        apart = plan.layout.expert * plan.layout.expert_tensor > 1
+        layout = plan.layout
+        apart = (
+            plan.job.model.experts is not None and layout.expert * layout.expert_tensor * layout.tensor > 1
+        )
         return math.inf if apart or schedule_called(plan.layout.schedule).skewed else MAX_NORM
 
     def features(self, plan: ThreeDPlan) -> list[str]:
@@ -159,8 +157,8 @@ class StreamingProver:
         return max(FEW_LAYERS, layout.recompute_layers + 1)
 
     def without_experts(self, _: StreamingLayout) -> str:
-        """Streamed blocks of a layer have no experts."""
-        return "weight streaming"
+        """All experts of a layer stream with it."""
+        return ""
 
     def parts(self, layout: StreamingLayout) -> Parts:
         """No parts."""
@@ -181,8 +179,9 @@ class StreamingProver:
         return math.inf
 
     def features(self, plan: StreamingPlan) -> list[str]:
-        """The memory policy."""
+        """Experts, and the memory policy."""
         layout, words = plan.layout, []
+        words += [] if plan.job.model.experts is None else ["experts"]
         words += [f"groups of {layout.recompute_layers}"] if layout.recompute_layers else []
         return [*words, "spilled"] if layout.spill else words
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from perfsim.errors import InputError, Problem
@@ -15,13 +14,22 @@ from perfsim.workload import Experts, Job, Layout, TrainingRecipe, TransformerCo
 HEAD_SIZE = 4
 LEAST_SEQUENCE, VOCABULARY = 4, 13
 EXPERTS_OF_RANK = 2
+WINDOW = 3
+"""Positions of a window: fewer than a sequence has."""
+
+
+NOT_EXECUTED = {
+    "latent_attention": "latent attention",
+    "qk_layernorm": "norms of queries and keys",
+    "mtp_num_layers": "multi-token prediction",
+}
+"""Parts of models that the executor does not know, by their field."""
 
 
 def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> TransformerConfig:
     """A model with the same features and few layers, heads and words, divisible into the parts.
 
-    It has plain attention and no layers for further tokens: the executor does not know latent attention,
-    windows, norms of queries and keys, and multi-token prediction.
+    It has plain attention, in windows if the model has some, and nothing of `NOT_EXECUTED`.
     """
     shared = min(2, model.num_attention_heads // model.query_groups)
     groups = parts.heads if shared > 1 else max(parts.heads, 2)
@@ -37,7 +45,9 @@ def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> Tran
             "ffn_hidden_size": 2 * hidden,
             "vocab_size": VOCABULARY,
             "experts": experts,
-            **dict.fromkeys(("head_dim", "latent_attention", "sliding_window", "sliding_window_pattern")),
+            **dict.fromkeys(("head_dim", "latent_attention")),
+            "sliding_window": WINDOW if model.sliding_window else None,
+            "sliding_window_pattern": 2 if model.sliding_window_pattern else None,
             "qk_layernorm": False,
             "mtp_num_layers": 0,
             "max_position_embeddings": small_sequence(parts),
@@ -53,7 +63,7 @@ def small_experts(experts: Experts, parts: Parts) -> Experts:
             "num_experts": EXPERTS_OF_RANK * parts.experts,
             "top_k": min(2, experts.top_k),
             "ffn_hidden_size": 2 * parts.expert_peers,
-            "shared_ffn_hidden_size": 3 if experts.shared_ffn_hidden_size else 0,
+            "shared_ffn_hidden_size": 3 * parts.heads if experts.shared_ffn_hidden_size else 0,
             "first_dense_layers": dense,
             "interval": 1 if dense else min(2, experts.interval),
             "groups": 1,
@@ -64,7 +74,7 @@ def small_experts(experts: Experts, parts: Parts) -> Experts:
 
 def small_sequence(parts: Parts) -> int:
     """A few tokens, equally many in each part, and as many for every expert."""
-    period = math.lcm(parts.positions, EXPERTS_OF_RANK * parts.experts if parts.experts > 1 else 1)
+    period = parts.positions * (EXPERTS_OF_RANK * parts.experts if parts.experts > 1 else 1)
     return -(-LEAST_SEQUENCE // period) * period
 
 
@@ -86,7 +96,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
             [
                 Problem(
                     f"experts are not executed with {beside}",
-                    help="prove data, context, pipeline and expert degrees with zero 0 or 1",
+                    help="prove it without",
                 )
             ]
         )
@@ -95,7 +105,8 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     model = small_model(job.model, parts, of_kind.small_layers(layout))
     small_job = Job(model, small_recipe(job.recipe, parts), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
-    return replace(plan, least_steps=STEPS)
+    left_out = tuple(words for name, words in NOT_EXECUTED.items() if getattr(job.model, name))
+    return replace(plan, least_steps=STEPS, notes=left_out)
 
 
 def training_of(plan: Plan, seed: int) -> SmallTraining:

@@ -191,6 +191,8 @@ class CaseTraining(CaseSpec):
     async_tp: bool | None = None
     cuda_graph: bool | None = None
     compiled: bool | None = None
+    attention_kernel: Literal["synchronous", "asynchronous", "one_block"] | None = None
+    """Its fused attention, as `attention` of a framework says it; None: as its framework has it."""
     moe_dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] | None = None
     moe_capacity_factor: Annotated[float, *number(0, 1e6)] | None = None
     moe_force_balance: bool = False
@@ -292,6 +294,9 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         messages = "; ".join(refused_values(error.errors()))
         raise InputError(f"case {case.id}: {messages}") from None
     training = case.training
+    if training.moe_a2a_overlap:
+        text = "the all-to-alls of one micro-batch beside the compute of another have no model"
+        raise InputError(f"case {case.id}: moe_a2a_overlap: {text}")
     overlap = training.overlap_grad_reduce
     overlaps = case.strategy == "zero3" if overlap is None else overlap
     framework = framework_of(case, catalog)

@@ -30,6 +30,9 @@ _GRAPHED = "26.06"
 def framework_of(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
     """The framework of a run, with the settings that the run gives.
 
+    A run without `cuda_graph` or `attention_kernel` has them by the container or the setting that its `notes`
+    name, which a public row has as its source's own words.
+
     Raises CatalogError for an unknown name.
     """
     chosen = catalog.framework(case.framework or suggested(case)[0])
@@ -39,7 +42,9 @@ def framework_of(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
         changes["cuda_graph"] = training.cuda_graph
     elif training.precision == "mxfp8" and (container := _CONTAINER.search(case.notes)):
         changes["cuda_graph"] = container[1] >= _GRAPHED
-    if UNFUSED_ATTENTION in case.notes:
+    if training.attention_kernel is not None:
+        changes["attention"] = training.attention_kernel
+    elif UNFUSED_ATTENTION in case.notes:
         changes["attention"] = "synchronous"
     if training.compiled is False:
         changes["fused"] = ()

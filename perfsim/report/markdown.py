@@ -18,6 +18,7 @@ def markdown(title: str, sections: Sequence[Section], head: Head | None = None) 
         blocks += [_plain(text) for text in (section.lead, section.note) if text]
         if section.table is not None:
             blocks.append(table_lines(section.table))
+        blocks += [table_lines(table) for _, table in section.topics]
     if head is not None and head.footer:
         blocks.append(_plain(head.footer))
     return "\n\n".join(blocks) + "\n"

@@ -140,9 +140,10 @@ def _named(point: PointResult) -> str:
 
 
 def _time(seconds: float) -> str:
-    for name, unit_s, least_s in (("days", DAY_S, 2 * DAY_S), ("h", 3600, 7200), ("min", 60, 0)):
+    for name, unit_s, least_s in (("days", DAY_S, 2 * DAY_S), ("h", 3600, 7200), ("min", 60, 120)):
         if seconds >= least_s:
-            return f"{seconds / unit_s:.3g} {name}"
+            value = seconds / unit_s
+            return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
     return f"{seconds:.3g} s"
 
 

@@ -32,9 +32,15 @@ def _compared(analysis: Analysis) -> str:
     series = analysis.series
     if len(analysis.targets) > 1:
         return " ".join(_scales(member) for member in series[:MAX_SENTENCES])
+    return (
+        f"{first_sentence(analysis)} {_matched(analysis.matches) if analysis.matches else _scales(series[0])}"
+    )
+
+
+def first_sentence(analysis: Analysis) -> str:
+    """Which point reaches the one target first, and when."""
     first = min(analysis.feasible, key=lambda point: point.target_time.time_s)
-    head = f"{_machine(first)} reaches the target first, in {_time(first)} ({_band(first)})."
-    return f"{head} {_matched(analysis.matches) if analysis.matches else _scales(series[0])}"
+    return f"{_machine(first)} reaches the target first, in {_time(first)} ({_band(first)})."
 
 
 def _of_variants(analysis: Analysis) -> list[str]:

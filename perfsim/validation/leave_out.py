@@ -148,13 +148,21 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
 def outside_scores(rows: Sequence[LeftOut]) -> dict[str, Any]:
     """The rows of `leave_out` as `perfsim validate --json` prints them.
 
-    Summary, `families`, and `groups` where a family is left out in parts.
+    Summary, `families`, `groups` where a family is left out in parts, and `experts`, the summary of all runs
+    of models with experts, where there are any.
     """
     runs = rows[-1].runs
     families = dict.fromkeys(run.family for run in runs)
     scores = {family: summary([run for run in runs if run.family == family]) for family in families}
     parts = {row.family: row.outside for row in rows[:-1] if row.family not in families}
-    return {"summary": rows[-1].outside, "families": scores, **({"groups": parts} if parts else {})}
+    sparse = [run for run in runs if run.experts]
+    of_experts = {"experts": summary(sparse)} if sparse else {}
+    return {
+        "summary": rows[-1].outside,
+        "families": scores,
+        **({"groups": parts} if parts else {}),
+        **of_experts,
+    }
 
 
 def refitted(

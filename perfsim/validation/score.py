@@ -25,6 +25,8 @@ class Scored:
     measured_s: float
     """NaN for a row that could not be read."""
     predicted_s: float | None
+    experts: bool = False
+    """Whether its model has experts."""
 
     @property
     def error(self) -> float | None:

@@ -220,7 +220,14 @@ def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
     """A case with its prediction, None if it failed."""
     layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
     return Scored(
-        case.id, case.family, case.evidence, case.sweep, layout, case.measured.step_time_s, predicted_s
+        case.id,
+        case.family,
+        case.evidence,
+        case.sweep,
+        layout,
+        case.measured.step_time_s,
+        predicted_s,
+        case.model.experts > 0,
     )
 
 

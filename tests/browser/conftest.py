@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +58,9 @@ class Opened:
     def asked_elsewhere(self) -> list[str]:
         return [url for url in self.requests if not url.startswith(LOCAL_SCHEMES)]
 
+    def close(self) -> None:
+        self.page.context.close()
+
 
 DRAWN = """() => {
   const plots = [...document.querySelectorAll('.plotly-graph-div')];
@@ -66,16 +69,14 @@ DRAWN = """() => {
 }"""
 
 
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Any]:
-    """Opens a file at a width, offline, and waits until every plot is drawn."""
-    contexts = []
+@pytest.fixture(scope="session")
+def opener(browser: Any) -> Callable[..., Opened]:
+    """Opens a file at a width, offline, and waits until every plot is drawn; `close()` ends it."""
 
     def opened(path: Path, *, width: int = 1400, height: int = 900, scheme: str = "light") -> Opened:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
         )
-        contexts.append(context)
         found = Opened(context.new_page())
         found.page.on("pageerror", lambda error: found.errors.append(str(error)))
         found.page.on(
@@ -89,9 +90,21 @@ def open_page(browser: Any) -> Iterator[Any]:
         found.page.wait_for_function(DRAWN)
         return found
 
+    return opened
+
+
+@pytest.fixture
+def open_page(opener: Callable[..., Opened]) -> Iterator[Callable[..., Opened]]:
+    """The same for one test: what it opens is closed at its end."""
+    visits: list[Opened] = []
+
+    def opened(path: Path, **look: Any) -> Opened:
+        visits.append(opener(path, **look))
+        return visits[-1]
+
     yield opened
-    for context in contexts:
-        context.close()
+    for own in visits:
+        own.close()
 
 
 @pytest.fixture(scope="session")

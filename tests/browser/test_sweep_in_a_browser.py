@@ -52,8 +52,9 @@ def test_the_page_opens_without_errors_requests_or_sideways_scrolling(
 def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, report: Path) -> None:
     page = open_page(report).page
     assert page.evaluate(TYPES) == {
-        "figure-scaling": ["scatter"] * 4,
-        "figure-speed-up": ["scatter"] * 4,
+        "figure-scaling": ["scatter"] * 6,
+        "figure-cost": ["scatter"] * 2,
+        "figure-efficiency": ["scatter"] * len(page.evaluate(TYPES)["figure-efficiency"]),
         "figure-equals": ["scatter"] * 4,
         "figure-step-time": ["bar"] * len(page.evaluate(TYPES)["figure-step-time"]),
         "figure-map-cs-2-weight-streaming": ["heatmap"],
@@ -65,6 +66,18 @@ def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, 
     reason = page.get_by_text("global_batch_size 2 gives some of 4 systems nothing").first
     reason.scroll_into_view_if_needed()
     assert reason.is_visible()
+
+
+def test_printed_figures_fit_the_paper(open_page: Callable, report: Path) -> None:
+    page = open_page(report).page
+    widths = (
+        "() => [...document.querySelectorAll('.main-svg')].map((svg) => svg.getBoundingClientRect().width)"
+    )
+    assert max(page.evaluate(widths)) > 1000
+    page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
+    assert max(page.evaluate(widths)) <= 690
+    page.evaluate("() => window.dispatchEvent(new Event('afterprint'))")
+    assert max(page.evaluate(widths)) > 1000
 
 
 VARIANTS = """\

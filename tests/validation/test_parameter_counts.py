@@ -56,6 +56,7 @@ COUNTS = {
     "qwen3_235b_a22b": Published(235e9, 1e9),
     "gpt_oss_120b": Published(116.8e9, 1e8),
     "llama4_maverick": Published(400e9, 1e9),
+    "llama4_scout": Published(108e9, 1e9),  # printed 109 with the vision encoder, of one billion
 }
 """From model cards, checkpoints and papers, with the digits that these print."""
 
@@ -68,6 +69,7 @@ ACTIVE = {
     "qwen3_235b_a22b": Published(22e9, 1e9),
     "gpt_oss_120b": Published(5.13e9, 1e7),
     "llama4_maverick": Published(17e9, 1e9),
+    "llama4_scout": Published(17e9, 1e9),
 }
 """Parameters that compute a token, as printed, rounded or cut off.
 

@@ -81,6 +81,9 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
     experts = settings.integer("expert_model_parallel_size", default=1, most=MOST_DEVICES)
     sharing = settings.integer("expert_tensor_parallel_size", most=MOST_DEVICES) or tensor
     has_experts = settings.raw("num_experts") is not None or settings.raw("num_moe_experts") is not None
+    if settings.flag("overlap_moe_expert_parallel_comm"):
+        text = "overlap_moe_expert_parallel_comm: all-to-alls beside the compute of another micro-batch"
+        gaps.append(Gap(f"{text}; predicted one after the other, which takes longer"))
     if settings.raw("rampup_batch_size") is not None:
         gaps.append(Gap("a batch that grows at the start of the run"))
     ways = tensor * pipeline * context

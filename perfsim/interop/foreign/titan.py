@@ -147,8 +147,10 @@ def _layout(
     experts = max(1, _degree(settings, "expert_parallel_degree"))
     replicas = max(1, _degree(settings, "data_parallel_replicate_degree"))
     shards = _degree(settings, "data_parallel_shard_degree", default=-1)
-    if experts > 1:
-        gaps.append(Gap(f"expert parallelism over {experts} ranks"))
+    sharing = max(1, _degree(settings, "expert_tensor_parallel_degree"))
+    if experts > 1 and shape is not None and shape.experts is None:
+        gaps.append(Gap(f"expert parallelism over {experts} ranks: its model has none"))
+        experts = sharing = 1
     if shards < 1 and world is not None:
         ways = tensor * pipeline * context * replicas
         if world % ways:
@@ -170,10 +172,12 @@ def _layout(
         recompute_every=every,
         context=context,
         shard_group=shards * context if stage and replicas > 1 else None,
+        expert=experts,
+        expert_tensor=sharing if experts > 1 else 1,
     )
     if settings.flag("training.enable_cpu_offload") and stage == 3:
         layout = replace(layout, offload_optimizer="cpu", offload_param="cpu")
-    layout = _staged(settings, layout, shape)
+    layout = _staged(settings, layout, shape, gaps)
     return layout, None if data is None else layout.num_devices
 
 
@@ -195,10 +199,15 @@ def _recompute(settings: Settings) -> tuple[Any, int]:
     return "selective" if mode == "memory_budget" else mode, 1
 
 
-def _staged(settings: Settings, layout: ParallelLayout, shape: Shape | None) -> ParallelLayout:
+def _staged(
+    settings: Settings, layout: ParallelLayout, shape: Shape | None, gaps: list[Gap]
+) -> ParallelLayout:
     """The layout with its schedule and the layers of its stages."""
     names = ("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
     schedule = settings.choice(names, SCHEDULES, "1f1b")
+    if settings.text(*names) == "DualPipeV":
+        text = "DualPipeV: all-to-alls beside the compute of another micro-batch; predicted as zbv"
+        gaps.append(Gap(f"{text}, one after the other, which takes longer"))
     modules = settings.values.get("parallelism.module_fqns_per_model_part")
     settings.ignore(
         "parallelism.module_fqns_per_model_part",

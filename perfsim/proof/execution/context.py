@@ -127,20 +127,23 @@ class ContextCompute(GpuCompute):
 
         self.compute(run, [self.weights(block)])
 
-    def attention_block(self, _: Task) -> None:
+    def attention_block(self, task: Task) -> None:
         """The core on one block of keys and values, or on all positions of some heads."""
         self.needs(1)
+        block = task.block
 
         def ring(rank: int, operands: Values, _: Values) -> tuple[Any, ...]:
             kept, message, *before = operands
-            return (running_softmax(kept.q, message.pair, self.share(rank), before[0] if before else None),)
+            share = self.share(rank).of_layer(block)
+            return (running_softmax(kept.q, message.pair, share, before[0] if before else None),)
 
         def heads(rank: int, operands: Values, _: Values) -> tuple[Any, ...]:
             q, k, v = operands[0]
-            scores = masked_scores(q, k, self._all_places, self.share(rank), self._first_head(rank))
+            share = self.share(rank).of_layer(block)
+            scores = masked_scores(q, k, self._all_places, share, self._first_head(rank))
             e = np.exp(scores - scores.max(axis=-1, keepdims=True))
             p = e / e.sum(axis=-1, keepdims=True)
-            return (Core((p @ repeated(v, self.share(rank)),), Heads(q, k, v, p)),)
+            return (Core((p @ repeated(v, share),), Heads(q, k, v, p)),)
 
         self.compute(ring if self._rings else heads)
 
@@ -187,11 +190,12 @@ class ContextCompute(GpuCompute):
     def attention_block_backward(self, task: Task) -> None:
         """Gradients of queries, keys and values by one block, or of all positions of some heads."""
         self.needs(2)
-        recomputed, _ = self._kept_cells(task.block)
+        block = task.block
+        recomputed, _ = self._kept_cells(block)
 
         def ring(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             first, saved, *later = operands
-            kept, share = self._kept(saved, buffers), self.share(rank)
+            kept, share = self._kept(saved, buffers), self.share(rank).of_layer(block)
             pair = later[0].pair if later else self._own_pair(kept, rank)
             made = block_gradients(kept, first.arrays[0], pair, share)
             queries = made[0] + later[1].arrays[0] if later else made[0]

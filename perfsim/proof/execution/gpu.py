@@ -6,13 +6,14 @@ too. Tasks of their own sum the norm of all gradients; without them an optimizer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfsim.costs.host import UPDATES
-from perfsim.graph import EMBEDDING, HEAD, WHOLE_DEVICE, Kind, Task
+from perfsim.graph import EMBEDDING, HEAD, WAIT_OF_EXPERTS, WHOLE_DEVICE, Kind, Task
 from perfsim.proof.execution.adam import Moments, adam, clipping
 from perfsim.proof.execution.context import CONTEXT_OPERATIONS
 from perfsim.proof.execution.gpu_compute import Partial
@@ -68,7 +69,7 @@ class GpuCompiler(ReplicaCompute):
     def translate(self, task: Task) -> None:
         """Add the action of one task; an unknown operation is refused by name."""
         key = task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
-        operation = OPERATIONS.get(key)
+        operation = GpuCompiler.wait if task.work.name == WAIT_OF_EXPERTS else OPERATIONS.get(key)
         if operation is None:
             detail = f"the executor knows no operation {key!r}; known: {', '.join(OPERATIONS)}"
             raise self.refuse("its operation", detail)
@@ -94,23 +95,17 @@ class GpuCompiler(ReplicaCompute):
         info = self.partial.get(task.reads[0], Partial(None))
         scatters = task.work.op == "reduce_scatter"
         axis = HIDDEN if info.statistics else SEQUENCE
-        part, total = self.norm_cells(*info.norm, info.later) if info.norm else (None, None)
-        adds = not self.scattered and info.later is None
+        norm_reads, norm_writes = self._norm_sums(info)
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             whole = combined([inputs[0] for inputs in values], statistics=info.statistics)
             given = pieces(whole, len(members), axis) if scatters else [whole.copy() for _ in members]
-            if total is None:
-                return [(piece,) for piece in given]
-            norm = summed([inputs[1] for inputs in values])
-            sums = [inputs[2] + norm if adds else norm.copy() for inputs in values]
-            return list(zip(given, sums, strict=True))
+            return _with_norms(given, values)
 
         claims = [(0, info.claim)] if info.claim and not scatters else []
-        norm_reads = [part, total][: 2 if adds else 1] if part and total else []
         self.add(
             [self.operand(task.reads[0]), *norm_reads],
-            [*self.handle(), *([total] if total else [])],
+            [*self.handle(), *norm_writes],
             kernel,
             joined=True,
             claims=claims,
@@ -118,6 +113,14 @@ class GpuCompiler(ReplicaCompute):
         )
         if scatters:
             self.partial[task.writes[0]] = Partial(info.claim, info.statistics, axis=axis)
+
+    def _norm_sums(self, info: Partial) -> tuple[list[Cell], list[Cell]]:
+        """The gradients of a norm that are summed with a tensor: what is read, and the sum."""
+        if info.norm is None:
+            return [], []
+        part, total = self.norm_cells(*info.norm, info.later)
+        adds = not self.scatters_block(info.norm[1]) and info.later is None
+        return [part, total] if adds else [part], [total]
 
     def tensor_gather(self, task: Task) -> None:
         """Concatenate the parts of the tensor peers."""
@@ -127,11 +130,13 @@ class GpuCompiler(ReplicaCompute):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             whole = np.concatenate([inputs[0] for inputs in values], axis=axis)
-            return [(whole.copy(),) for _ in members]
+            return _with_norms([whole.copy() for _ in members], values)
 
         claims = [(0, info.claim)] if info.claim else []
-        operands, sizes = [self.operand(task.reads[0])], self._activations(task, first_made)
-        self.add(operands, self.handle(), kernel, joined=True, claims=claims, message=sizes)
+        norm_reads, norm_writes = self._norm_sums(info)
+        operands, sizes = [self.operand(task.reads[0]), *norm_reads], self._activations(task, first_made)
+        written = [*self.handle(), *norm_writes]
+        self.add(operands, written, kernel, joined=True, claims=claims, message=sizes)
 
     def _activations(self, task: Task, count: Callable[[Values, tuple[Any, ...]], int]) -> Message:
         """The message of tensor peers: activations, or the statistics of a softmax."""
@@ -144,7 +149,8 @@ class GpuCompiler(ReplicaCompute):
         self.needs(1)
         operand, (_, target) = self.operand(task.reads[0]), self._ends(task)
         peers, shares = self.layout.tensor, not self.layout.sequence_parallel and self.layout.tensor > 1
-        claim = self.claim_of(operand)
+        claim, info = self.claim_of(operand), self.partial.get(task.reads[0])
+        own_positions = info is not None and info.axis == SEQUENCE
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             return [
@@ -160,7 +166,9 @@ class GpuCompiler(ReplicaCompute):
             self.handle(0, target),
             kernel,
             claims=claims,
-            message=Message("activations", first_made),
+            message=Message(
+                "activations", lambda _, made: int(made[0].size) * (peers if own_positions else 1)
+            ),
         )
 
     def claim_of(self, cell: Cell) -> Claim | None:
@@ -270,8 +278,8 @@ class GpuCompiler(ReplicaCompute):
 
         self.norms.add(task.writes[0])
         # The graph's norm does not reach the ranks with other experts, and nothing is clipped there.
-        apart = self.layout.expert * self.layout.expert_tensor > 1
-        whole = (bool(parts) or self.layout.pipeline == 1) and not apart
+        clips = math.isfinite(self.training.max_norm)
+        whole = (bool(parts) or self.layout.pipeline == 1) and clips
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
         if parts:
             self.add(parts, self.handle(), per_rank(across), claims=claims)
@@ -297,7 +305,7 @@ class GpuCompiler(ReplicaCompute):
             reads += states
             claims.append((len(writes), Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
             claims.append((len(writes) + 1, Claim(f"weights{kind}", block, self.step, -1)))
-            apart = shard and not (self.scattered or hosted)
+            apart = shard and not (self.scatters_block(block) or hosted)
             cleared = [*cells, *(self.gradient_cells(block) if apart else [])]
             self.on_host.discard((self.place, block))
             record = Cell(self.place, f"gradient used in step {self.step + 1}", block)
@@ -309,7 +317,7 @@ class GpuCompiler(ReplicaCompute):
         states = first + sum(len(of.cells) for of in own)
         clears = [
             len(of.cells)
-            if hosted or not of.shard or self.scattered
+            if hosted or not of.shard or self.scatters_block(of.block)
             else 1 + len(self.gradient_cells(of.block))
             for of in own
         ]
@@ -346,9 +354,20 @@ class GpuCompiler(ReplicaCompute):
             return Moments.zero(layout.shard(zero, data, replica).size if shard else layout.size)
         if cell.name == "gradient shard":
             return layout.shard(zero, data, replica)
-        if cell.name.endswith("gradient") or cell.name == "slot of gradients":
+        if cell.name.endswith("gradient") or cell.name.startswith("slot of gradients"):
             return zero
         raise KeyError(cell)
+
+
+def _with_norms(given: Sequence[Array], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+    """What each member of a collective gets, with the sum of a norm's gradients if it reads some of these."""
+    if len(values[0]) == 1:
+        return [(piece,) for piece in given]
+    norm = summed([inputs[1] for inputs in values])
+    return [
+        (piece, inputs[2] + norm if len(inputs) > 2 else norm.copy())
+        for piece, inputs in zip(given, values, strict=True)
+    ]
 
 
 OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {

@@ -28,7 +28,7 @@ from perfsim.proof.execution.layers import (
     with_core,
     without_core,
 )
-from perfsim.proof.execution.layout import Array, Share, Weights
+from perfsim.proof.execution.layout import EXPERTS, Array, Share, Weights
 from perfsim.proof.execution.program import Cell, Claim, Compiler, per_rank
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.vocabulary import (
@@ -96,6 +96,8 @@ class GpuCompute(Compiler):
         self.slot_of: dict[tuple[int, int], Cell] = {}
         """Slot of the gathered weights of a block."""
         self.bucket_of: dict[tuple[int, int], Cell] = {}
+        self.homes: dict[int, list[int]] = {}
+        """Blocks of each device."""
         self.pending: dict[int, dict[int, None]] = {}
         """Blocks of each device whose gradients wait for their reduction."""
 
@@ -109,6 +111,10 @@ class GpuCompute(Compiler):
         """Whether gradients are reduced after every micro-batch (ZeRO 2 and 3)."""
         stage = self.layout.zero_stage
         return stage == SHARDED_PARAMETERS or (stage == SHARDED_GRADIENTS and self.layout.replicas > 1)
+
+    def scatters_block(self, block: int) -> bool:
+        """Whether a block's gradients are reduced after every micro-batch; other ranks must hold it too."""
+        return self.scattered and (block < EXPERTS or self.layout.expert_replicas > 1)
 
     def share(self, rank: int) -> Share:
         """The share of a rank, by its offset among peers: tensor innermost, then context, then data."""
@@ -163,10 +169,11 @@ class GpuCompute(Compiler):
 
     def gradient(self, block: int, *, begins: bool) -> Cell:
         """Buffer in which a block's gradients are computed; under ZeRO 2 two buckets are used in turn."""
-        if not (self.layout.zero_stage == SHARDED_GRADIENTS and self.scattered and block >= 0):
+        if not (self.layout.zero_stage == SHARDED_GRADIENTS and self.scatters_block(block) and block >= 0):
             return self.cell("gradient", block)
         if begins:
-            self.bucket_of[self.place, block] = self.in_turn("slot of gradients")[0]
+            name = "slot of gradients" if block < EXPERTS else "slot of gradients of experts"
+            self.bucket_of[self.place, block] = self.in_turn(name)[0]
         return self.bucket_of[self.place, block]
 
     def norm_cells(self, name: str, block: int, later: int | None = None) -> tuple[Cell, Cell]:
@@ -232,7 +239,8 @@ class GpuCompute(Compiler):
         block = task.block
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            return attention_forward(self.views(rank, block, buffers[0]), operands[0], self.share(rank))
+            share = self.share(rank).of_layer(block)
+            return attention_forward(self.views(rank, block, buffers[0]), operands[0], share)
 
         claims = self.completes("attention", block)
         self.compute(run, [self.weights(block)], [self.cell("attention kept")], claims)
@@ -260,10 +268,11 @@ class GpuCompute(Compiler):
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             saved: Kept = operands[0]
+            share = self.share(rank).of_layer(block)
             if saved.attention is not None:
-                recomputed = with_core(saved.attention, self.share(rank))
+                recomputed = with_core(saved.attention, share)
                 return recomputed.context, recomputed
-            return attention_forward(self.views(rank, block, buffers[0]), saved.x, self.share(rank))
+            return attention_forward(self.views(rank, block, buffers[0]), saved.x, share)
 
         claims = self.completes("attention", block) if self.layout.recompute == "full" else []
         self.compute(run, [self.weights(block)], [self.cell("recomputed attention")], claims)
@@ -343,7 +352,7 @@ class GpuCompute(Compiler):
         block, begins = self.task.block, not norm.startswith("attention")
         split_norm = self.layout.tensor > 1
         buffer = [self.making(block, begins=begins)] if whole else []
-        adds = not (self.scattered and begins)
+        adds = not (self.scatters_block(block) and begins)
 
         def kernel(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             dx, inputs, *left = dgrad(rank, operands, buffers)
@@ -384,7 +393,7 @@ class GpuCompute(Compiler):
     def _norm_of(self, op: str) -> str:
         """The norm whose gradients come with those of a block."""
         of_mlp = "MLP norm1" if self.training.model.norms_per_layer == 1 else "MLP norm2"
-        return {"mlp": of_mlp, "attention": "attention norm1", "head": "head norm1"}[op.partition(".")[0]]
+        return {"attention": "attention norm1", "head": "head norm1"}.get(op.partition(".")[0], of_mlp)
 
     def embedding_backward(self, task: Task) -> None:
         """Gradients of words and positions."""
@@ -400,7 +409,8 @@ class GpuCompute(Compiler):
         self, gradients: Callable[[int, Any], Weights], sums: list[Cell], *, begins: bool
     ) -> None:
         """Add weight gradients computed from the first operand, and those summed before."""
-        block, adds = self.task.block, not (self.scattered and begins)
+        block = self.task.block
+        adds = not (self.scatters_block(block) and begins)
         buffer = self.making(block, begins=begins)
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:

@@ -30,10 +30,12 @@ from perfsim.proof.execution.experts import (
 from perfsim.proof.execution.gpu_compute import Kept, Values
 from perfsim.proof.execution.layers import AttentionKept, without_core
 from perfsim.proof.execution.layout import EXPERTS, Array
-from perfsim.proof.execution.movement import summed
+from perfsim.proof.execution.movement import pieces, summed
 from perfsim.proof.execution.program import Cell, Message
 
 RECOMPUTED = "recomputed MLP"
+SEQUENCE = 1
+"""The axis of positions."""
 
 
 class Travelled(NamedTuple):
@@ -53,12 +55,17 @@ class ExpertCompute(ContextCompute):
     """Compiles blocks with experts."""
 
     def routing(self, rank: int, step: int, block: int, microbatch: int) -> Routing:
-        """The experts of the tokens of a rank."""
+        """The experts of the tokens of a rank, at its own positions among those of its tensor peers."""
         whole = self.training.routing(step, block)
-        return whole.of(self.rows(rank, microbatch), self.places(rank))
+        places = np.array(self.share(rank).places)
+        return whole.of(self.rows(rank, microbatch), self.own(rank, places, axis=0))
 
-    def _experts(self, block: int) -> Cell:
-        return self.cell("weights", EXPERTS + block)
+    def own(self, rank: int, values: Any, axis: int = SEQUENCE) -> Any:
+        """A rank's own positions of values, if they are of all positions of its tensor peers."""
+        peers = self.layout.tensor
+        if peers == 1 or values.shape[axis] < len(self.share(rank).places):
+            return values
+        return pieces(values, peers, axis)[rank % peers]
 
     def _route(self, name: str) -> Cell:
         return self.cell(f"route of {name}")
@@ -72,7 +79,7 @@ class ExpertCompute(ContextCompute):
         beside = [self.cell("recomputed attention")] if recomputes else []
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            attention, x = operands[0], buffers[1].x if recomputes else operands[1]
+            attention, x = operands[0], self.own(rank, buffers[1].x if recomputes else operands[1])
             total, routing = x + attention, self.routing(rank, step, block, tag)
             rows, kept = router_forward(self.views(rank, block, buffers[0]), total, routing)
             return rows, (kept, total)
@@ -93,7 +100,7 @@ class ExpertCompute(ContextCompute):
         """The rank's experts on the rows that arrived."""
         self.needs(1)
         block = task.block
-        home = self.homes_of(EXPERTS + block)
+        home = self.homes[self.place]
         if EXPERTS + block not in home:
             home.append(EXPERTS + block)
 
@@ -102,7 +109,7 @@ class ExpertCompute(ContextCompute):
             y, kept = experts_forward(w, _rows_of(operands[0]), self.share(rank))
             return Rows(y, kept.rows.expert), kept
 
-        self.compute(run, [self._experts(block)], [self.cell("experts kept")])
+        self.compute(run, [self.weights(EXPERTS + block)], [self.cell("experts kept")])
 
     def combine_forward(self, task: Task) -> None:
         """Rows summed to tokens; what the block keeps goes to the backward, or to that of its recompute."""
@@ -142,52 +149,86 @@ class ExpertCompute(ContextCompute):
         self.needs(2)
         again = self._kept_block(task.block)
 
-        def run(_: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            kept = buffers[0] if again else operands[1].mlp
-            return combine_backward(operands[0], kept.router), (operands[0], kept)
+        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            kept, dy = buffers[0] if again else operands[1].mlp, self.own(rank, operands[0])
+            return combine_backward(dy, kept.router), (dy, kept)
 
         self.compute(run, again, [self.cell("block backward")])
 
     def shared_backward(self, task: Task) -> None:
         """Backward of shared experts, while gradients of rows travel."""
         block = task.block
-        buffer = self.making(block, begins=True)
 
         def run(rank: int, _: Values, buffers: Values) -> tuple[Any, ...]:
-            w, (dy, kept), made = self.views(rank, block, buffers[0]), buffers[1], buffers[2]
+            w, (dy, kept) = self.views(rank, block, buffers[0]), buffers[1]
             dz, grads = shared_backward(w, kept.shared, kept.router.z, dy, self.share(rank))
-            return dz, made + self.flat(rank, block, grads)
+            return dz, self.flat(rank, block, grads)
 
-        self.compute(run, [self.weights(block), self.cell("block backward"), buffer], [buffer])
+        reads = [self.weights(block), self.cell("block backward")]
+        self.compute(run, reads, [self.cell("gradients of shared experts")])
 
     def experts_backward(self, task: Task) -> None:
-        """Backward of the rank's experts, and the gradients of their weights."""
+        """Backward of the rank's experts, with the gradients of their weights or the inputs of these."""
         self.needs(1)
-        block = task.block
-        buffer = self.making(EXPERTS + block, begins=True)
+        block, whole = EXPERTS + task.block, task.work.op.endswith("backward")
+        buffer = [self.making(block, begins=True)] if whole else []
+        adds = not self.scatters_block(block)
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            flat, (_, kept), made = buffers
-            w = self.views(rank, EXPERTS + block, flat)
-            dx, grads = experts_backward(w, kept.experts, _rows_of(operands[0]).values, self.share(rank))
-            return Rows(dx, kept.experts.rows.expert), made + self.flat(rank, EXPERTS + block, grads)
+            (flat, (_, kept)), dy = buffers[:2], _rows_of(operands[0]).values
+            dx, grads = experts_backward(self.views(rank, block, flat), kept.experts, dy, self.share(rank))
+            rows = Rows(dx, kept.experts.rows.expert)
+            if not whole:
+                return rows, (kept.experts, dy)
+            made = self.flat(rank, block, grads)
+            return rows, (buffers[2] + made if adds else made)
 
-        self.compute(run, [self._experts(block), self.cell("block backward"), buffer], [buffer])
+        self.compute(run, [self.weights(block), self.cell("block backward"), *buffer], buffer)
 
     def router_backward(self, task: Task) -> None:
-        """Gradient of the block's input, and those of router and norm."""
+        """Gradient of the block's input, and those of router, norm and shared experts.
+
+        Tensor peers have their own positions, so these gradients are parts that the next collective sums. A
+        pass of its own adds them, if there is one.
+        """
         self.needs(1)
-        block, shared = task.block, self._has_shared
-        buffer = self.making(block, begins=True)
+        block, shared, whole = task.block, self._has_shared, task.work.op.endswith("backward")
+        beside = [self.cell("gradients of shared experts")] if shared else []
+        norm = self._norm_of("mlp")
+        part, later = self.norm_cells(norm, block, task.tag)
+        alone, adds = self.layout.tensor == 1, not self.scatters_block(block)
+        buffer = [self.making(block, begins=True)] if whole else []
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            w, (dy, kept), made = self.views(rank, block, buffers[0]), buffers[1], buffers[2]
+            w, (dy, kept) = self.views(rank, block, buffers[0]), buffers[1]
             d_shared = operands[-1] if shared else None
             dx, grads = router_backward(w, kept.router, kept.outputs, operands[0].values, dy, d_shared)
-            return dx, made + self.flat(rank, block, grads)
+            made = sum(buffers[2 : 2 + len(beside)], self.flat(rank, block, grads))
+            if not whole:
+                return dx, made
+            before = buffers[-1] if adds else np.zeros_like(made)
+            return (dx, before + made) if alone else (dx, made, before.copy())
 
-        reads = [self.weights(block), self.cell("block backward"), buffer]
-        self.compute(run, reads, [buffer], self.completes("middle", block))
+        reads = [self.weights(block), self.cell("block backward"), *beside, *buffer]
+        writes = [part] if not alone else [] if whole else [later]
+        self.compute(run, reads, [*writes, *buffer], self.completes("middle", block, (norm, block)))
+
+    def experts_weights(self, task: Task) -> None:
+        """Weight gradients of a block: of its experts, and those that came with its input gradient."""
+        self.needs(1)
+        block, experts = task.block, EXPERTS + task.block
+        sums = self.norm_cells(self._norm_of("mlp"), block, task.tag)[1]
+        buffers = [self.making(number, begins=True) for number in (block, experts)]
+        adds = [not self.scatters_block(number) for number in (block, experts)]
+
+        def run(rank: int, operands: Values, values: Values) -> tuple[Any, ...]:
+            (kept, dy), (flat, rest, *before) = operands[0], values
+            _, grads = experts_backward(self.views(rank, experts, flat), kept, dy, self.share(rank))
+            made = (rest, self.flat(rank, experts, grads))
+            summed_up = zip(made, before, adds, strict=True)
+            return None, *(own + old if add else own.copy() for own, old, add in summed_up)
+
+        self.compute(run, [self.weights(experts), sums, *buffers], buffers)
 
     # -------------------------------------------------------------------------------- movement
     def rows_trade(self, task: Task) -> None:
@@ -241,11 +282,6 @@ class ExpertCompute(ContextCompute):
         reads = [self.operand(task.reads[0]), self._route("peers")]
         self.add(reads, self.handle(), kernel, joined=True, message=message)
 
-    # ---------------------------------------------------------------------------------- groups
-    def homes_of(self, block: int) -> list[int]:
-        """The blocks of the device that holds a block."""
-        raise NotImplementedError
-
 
 def _kept_attention(attention: AttentionKept, mode: str) -> AttentionKept:
     return without_core(attention) if mode == "selective" else attention
@@ -290,11 +326,16 @@ EXPERT_OPERATIONS = {
     "combine.forward": ExpertCompute.combine_forward,
     "combine.recompute": ExpertCompute.combine_forward,
     "combine.backward": ExpertCompute.combine_backward,
+    "combine.dgrad": ExpertCompute.combine_backward,
     "shared_experts.backward": ExpertCompute.shared_backward,
+    "shared_experts.dgrad": ExpertCompute.shared_backward,
     "experts.backward": ExpertCompute.experts_backward,
+    "experts.dgrad": ExpertCompute.experts_backward,
     "router.backward": ExpertCompute.router_backward,
+    "router.dgrad": ExpertCompute.router_backward,
+    "experts.wgrad": ExpertCompute.experts_weights,
     "expert_communication: all_to_all": ExpertCompute.rows_trade,
     "expert_communication: all_gather": ExpertCompute.rows_gather,
     "expert_communication: reduce_scatter": ExpertCompute.rows_scatter,
 }
-"""Operations of blocks with experts; split backwards are not among them."""
+"""Operations of blocks with experts."""

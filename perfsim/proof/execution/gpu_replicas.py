@@ -14,7 +14,7 @@ from perfsim.proof.execution.layout import EXPERTS, Array
 from perfsim.proof.execution.movement import summed
 from perfsim.proof.execution.program import Cell, Claim, Message, Values
 from perfsim.proof.execution.serial import SmallTraining
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, layer_kinds
 
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 
@@ -25,9 +25,7 @@ class ReplicaCompute(ExpertCompute):
     def __init__(self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout) -> None:
         super().__init__(graph, training, layout)
         self.rest_gathered: set[tuple[int, int]] = set()
-        """Devices and steps of which all but experts are gathered."""
-        self.homes: dict[int, list[int]] = {}
-        """Blocks of each device."""
+        """Devices and blocks of which all but experts are gathered, and experts are next."""
         self.sharded: set[tuple[int, int]] = set()
         """(device, block) with reduce-scattered gradients, of which each replica updates a shard."""
         self.scatters: dict[int, list[int]] = {}
@@ -36,10 +34,6 @@ class ReplicaCompute(ExpertCompute):
         """The buffer of each block's shard, by the tensor that its reduction writes and the block."""
         self.copied: dict[tuple[int, int], Cell] = {}
         """Where the latest copy of a block's shard from the host is, if it came from there."""
-
-    def homes_of(self, _: int) -> list[int]:
-        """The blocks of the present device."""
-        return self.homes.setdefault(self.place, [])
 
     def _of_experts(self, rest: list[int]) -> bool:
         """Whether the present reduction is that of experts, which may have replicas of their own.
@@ -100,7 +94,7 @@ class ReplicaCompute(ExpertCompute):
             if partial
             else self._shards(blocks)
         )
-        kept = shards if scatters and self.sums_shards and not partial else []
+        kept = shards if scatters and self._sums_shards(blocks) and not partial else []
         self.scatters[task.writes[0]] = blocks
         self.sharded |= {(self.place, block) for block in blocks if scatters}
         operands = self.operands()
@@ -138,7 +132,7 @@ class ReplicaCompute(ExpertCompute):
         self.scatters[task.writes[0]] = blocks
         parts = [self.cell(f"gradient part[{self.graph_tag(task.reads[0])}]", block) for block in blocks]
         shards = self._shards(blocks)
-        kept, first = shards if self.sums_shards else [], len(operands)
+        kept, first = shards if self._sums_shards(blocks) else [], len(operands)
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             totals = [summed([inputs[first + number] for inputs in values]) for number in range(len(blocks))]
@@ -164,10 +158,9 @@ class ReplicaCompute(ExpertCompute):
         """Whether the shards of a reduction go to the host, which sums them."""
         return self.scattered and self.layout.offload_optimizer != "none"
 
-    @property
-    def sums_shards(self) -> bool:
-        """Whether a reduction adds to the shards of earlier micro-batches."""
-        return self.scattered and not self.leaves
+    def _sums_shards(self, blocks: list[int]) -> bool:
+        """Whether the reduction of some blocks adds to the shards of earlier micro-batches."""
+        return all(self.scatters_block(block) for block in blocks) and not self.leaves
 
     def _shards(self, blocks: list[int]) -> list[Cell]:
         """The buffers of reduced shards: their own, or if they leave for the host two in turn."""
@@ -199,28 +192,31 @@ class ReplicaCompute(ExpertCompute):
             position += len(cells)
         return claims
 
-    def _gathered(self, home: list[int]) -> list[int]:
-        """The blocks of a gather after the update: those of experts have one of their own, the second."""
-        rest = [block for block in home if block < EXPERTS]
-        first = (self.place, self.step) not in self.rest_gathered
-        layout, group = self.layout, self.task.work.group
+    def _gathered(self, rest: list[int]) -> list[int]:
+        """The blocks of a gather: those given, or their experts, which have one of their own, the second."""
+        kinds = layer_kinds(self.training.model)
+        experts = [EXPERTS + block for block in rest if block >= 0 and kinds[block].experts]
+        if not experts:
+            return rest
+        layout, group, key = self.layout, self.task.work.group, (self.place, self.task.block)
         apart = (layout.expert * layout.expert_tensor, layout.expert_replicas)
         if apart != (layout.tensor, layout.replicas) and group is not None:
-            first = (group.stride, group.size) != apart
-        self.rest_gathered.add((self.place, self.step))
-        return rest if first else [block for block in home if block >= EXPERTS]
+            return experts if (group.stride, group.size) == apart else rest
+        self.rest_gathered ^= {key}
+        return rest if key in self.rest_gathered else experts
 
     def data_gather(self, task: Task) -> None:
         """Gather the parameter shards of the other replicas; after an update those of the whole device."""
         home = self.homes[self.place]
         if task.block == WHOLE_DEVICE:
-            blocks = self._gathered(home)
+            blocks = self._gathered([block for block in home if block < EXPERTS])
         else:
             layers = list(range(task.block, task.block + len(task.writes)))
-            blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else layers
+            blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else self._gathered(layers)
         if self.layout.zero_stage == SHARDED_PARAMETERS and task.block >= 0:
             # Two layers are gathered at once (`limit_all_gathers`).
-            self.slot_of[self.place, task.block] = self.in_turn("slot of gathered weights")[0]
+            name = "slot of gathered weights" if blocks[0] < EXPERTS else "slot of gathered experts"
+            self.slot_of[self.place, blocks[0]] = self.in_turn(name)[0]
         operands = self.operands()
         masters = [self.copied.get((self.place, block), self.cell("weight shard", block)) for block in blocks]
 

@@ -263,11 +263,11 @@ def softmax(x: Array) -> Array:
 def masked_scores(q: Array, k: Array, places: Places, share: Share, first_head: int = 0) -> Array:
     """Scores of queries and keys at these places, with terms added to them.
 
-    They are minus infinity for the future if causal, and ALiBi's slopes [2108.12409]. `q` begins with the
-    peer's head `first_head`.
+    They are minus infinity for the future if causal and before a window, and ALiBi's slopes [2108.12409].
+    `q` begins with the peer's head `first_head`.
     """
     scores = q @ np.swapaxes(repeated(k, share), -1, -2) / math.sqrt(share.model.head_size)
-    scores = scores + _future(*places, causal=share.model.causal)
+    scores = scores + _hidden(*places, causal=share.model.causal, window=share.window)
     if share.model.position_embedding != "alibi":
         return np.asarray(scores)
     number = share.peer * share.heads + first_head + np.arange(q.shape[1])
@@ -277,9 +277,10 @@ def masked_scores(q: Array, k: Array, places: Places, share: Share, first_head: 
 
 
 @lru_cache(maxsize=64)
-def _future(queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool) -> Array:
-    later = np.array(queries)[:, None] < np.array(keys)[None, :]
-    return np.where(later & causal, -np.inf, 0.0)
+def _hidden(queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool, window: int | None) -> Array:
+    distance = np.array(queries)[:, None] - np.array(keys)[None, :]
+    before = False if window is None else distance >= window
+    return np.where(((distance < 0) & causal) | before, -np.inf, 0.0)
 
 
 def _rotated(x: Array, share: Share, direction: float) -> Array:

@@ -8,8 +8,8 @@ distributed optimizers. A tensor peer holds columns or rows of the matrices and 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -41,6 +41,18 @@ class Share:
     expert_peers: int = 1
     """Ranks that share every expert, of which it is the `expert_peer`-th."""
     expert_peer: int = 0
+    whole_layers: bool = False
+    """Whether routed experts are in the block of their layer, as where layers stream."""
+    window: int | None = None
+    """Positions that a position attends to, in a layer with a window; None: all."""
+
+    def of_layer(self, layer: int) -> Share:
+        """The share with the attention window of a layer."""
+        return self if layer_kinds(self.model)[layer].window is None else self._in_window
+
+    @cached_property
+    def _in_window(self) -> Share:
+        return replace(self, window=self.model.sliding_window)
 
     @cached_property
     def own_experts(self) -> range:
@@ -160,7 +172,7 @@ class Layouts:
         self.share = share
 
     def layer(self, kind: LayerKind) -> BlockLayout:
-        """Layout of a layer, without routed experts."""
+        """Layout of a layer, without routed experts unless they are in its block."""
         share, model = self.share, self.share.model
         hidden, size = model.hidden_size, model.head_size
         qkv, ffn = (share.heads + 2 * share.groups) * size, model.ffn_hidden_size // share.peers
@@ -172,7 +184,8 @@ class Layouts:
         if model.norms_per_layer > 1:
             shapes |= self._norm("norm2")
         if kind.experts and model.experts is not None:
-            return self._layout(shapes | self._router(model.experts))
+            experts = self.experts.shapes if share.whole_layers else {}
+            return self._layout(shapes | self._router(model.experts) | experts)
         shapes |= {"fc1": (hidden, width), "fc2": (ffn, hidden)}
         if model.bias:
             shapes |= {"fc1_bias": (width,), "fc2_bias": (hidden,)}
@@ -252,6 +265,12 @@ def blocks(model: TransformerConfig) -> list[int]:
     layers = range(model.num_layers)
     experts = [EXPERTS + layer for layer in layers if layer_kinds(model)[layer].experts]
     return [EMBEDDING, *layers, *experts, HEAD]
+
+
+def with_experts(blocks: Mapping[int, Weights], block: int, share: Share) -> Weights:
+    """The named tensors of a block, with those of a layer's experts if the share has them in it."""
+    experts = blocks.get(EXPERTS + block, {}) if share.whole_layers and block >= 0 else {}
+    return blocks[block] | experts
 
 
 def cut(whole: Weights, share: Share) -> Weights:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from perfsim.proof.execution.layout import Array, Share, Weights, cut
+from perfsim.proof.execution.layout import Array, Share, Weights, cut, with_experts
 from perfsim.proof.execution.program import Claim
 from perfsim.proof.execution.serial import Record, SmallTraining, train
 from perfsim.proof.execution.vocabulary import Tokens
@@ -26,8 +26,8 @@ class Oracle:
     """Serial training, partitioned as a schedule partitions it.
 
     `rows(rank, microbatch)` are the samples of the batch that a rank has in a micro-batch, and `places(rank)`
-    their positions; `shards` is the number of ranks that divide optimizer states, and rank // peers % shards
-    is the shard of a rank.
+    their positions; `share(rank)` is its share of the model. `shards` is the number of ranks that divide
+    optimizer states, and rank // peers % shards is the shard of a rank.
     """
 
     training: SmallTraining
@@ -35,8 +35,7 @@ class Oracle:
     shards: int
     rows: Callable[[int, int], Tokens]
     places: Callable[[int], Tokens | slice]
-    share_of: Callable[[int], Share] | None = None
-    """The share of a rank where it depends on more than its tensor peer."""
+    share: Callable[[int], Share]
     sharding: Callable[[int, int], tuple[int, int]] | None = None
     """The number of shards of a block's states and that of a rank, where these differ by block."""
     _cache: dict[tuple[Claim, int], Array] = field(default_factory=dict)
@@ -45,12 +44,6 @@ class Oracle:
     def records(self) -> list[Record]:
         """Serial training, one record per step."""
         return train(self.training)
-
-    def share(self, rank: int) -> Share:
-        """The share of the model of a rank, by its offset among its peers."""
-        if self.share_of is not None:
-            return self.share_of(rank)
-        return Share(self.training.model, self.training.seq_length, self.peers, rank % self.peers)
 
     def expected(self, claim: Claim, rank: int) -> Array:
         """The value that a claim states for a rank."""
@@ -66,10 +59,10 @@ class Oracle:
         if claim.quantity == NORM:
             return np.array(record.squared_norm)
         if claim.quantity.startswith("weight gradient"):
-            gradient = self._flat(record.weight_gradients[number], number, rank, claim.quantity)
+            gradient = self._flat(record.weight_gradients, number, rank, claim.quantity)
             return record.clipping * gradient if CLIPPED in claim.quantity else gradient
         if claim.quantity.startswith("weights"):
-            return self._flat(record.weights[number], number, rank, claim.quantity)
+            return self._flat(record.weights, number, rank, claim.quantity)
         activations: dict[str, list[Array] | dict[int, Array]] = {
             "hidden": record.hidden,
             "attention": record.attention,
@@ -82,9 +75,10 @@ class Oracle:
         """What a rank has of values of all samples and positions."""
         return values[self.rows(rank, claim.microbatch)][:, self.places(rank)]
 
-    def _flat(self, whole: Weights, block: int, rank: int, quantity: str) -> Array:
-        layout = self.share(rank).layouts[block]
-        flat = layout.flat(cut(whole, self.share(rank)))
+    def _flat(self, blocks: Mapping[int, Weights], block: int, rank: int, quantity: str) -> Array:
+        share = self.share(rank)
+        layout = share.layouts[block]
+        flat = layout.flat(cut(with_experts(blocks, block, share), share))
         return layout.shard(flat, *self._sharding(rank, block)) if quantity.endswith("shard") else flat
 
     def _sharding(self, rank: int, block: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ Programs are compiled in the order of ids, so each read knows the task that must
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from perfsim.graph import Task, TaskGraph, block_name
 from perfsim.graph.task_graph import rank_of
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
+from perfsim.proof.execution.layout import Share
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.vocabulary import Tokens
 
@@ -114,7 +116,7 @@ def task_name(graph: TaskGraph, task: Task) -> str:
     return f"{task.name} of {block_name(task.block)} on {task.stream} in step {step}"
 
 
-class Compiler:
+class Compiler(ABC):
     """Compiles a graph task by task; subclasses implement the operations."""
 
     def __init__(self, graph: TaskGraph, training: SmallTraining) -> None:
@@ -147,13 +149,17 @@ class Compiler:
         names = [self.program.tensor(cell) for cell in cells] or [tensor.name for tensor in task.work.writes]
         return ", ".join(names[:2]) or "its operands"
 
+    @abstractmethod
     def translate(self, task: Task) -> None:
         """Add the action of one task."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self, rank: int, microbatch: int) -> Tokens:
         """The samples of the batch that a rank has in a micro-batch."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def share(self, rank: int) -> Share:
+        """The share of the model that a rank has."""
 
     def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
         """Inputs and targets of a rank in a micro-batch."""
@@ -165,9 +171,9 @@ class Compiler:
         """The positions of each sample that a rank has: all, unless others share its sequences."""
         return slice(None)
 
+    @abstractmethod
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
-        raise NotImplementedError
 
     @property
     def place(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -164,16 +165,11 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     tokens, targets = training.words(step)
     x = embedding_forward(weights[EMBEDDING], tokens, share)
     record.hidden.append(x)
-    kept: list[tuple[AttentionKept, MlpKept | BlockKept]] = []
+    kept: list[LayerKept] = []
     for layer in range(training.model.num_layers):
-        attention, of_attention = attention_forward(weights[layer], x, share)
-        of_mlp: MlpKept | BlockKept
-        if EXPERTS + layer in weights:
-            own = weights[layer], weights[EXPERTS + layer]
-            x, of_mlp = _experts_forward(*own, x + attention, training.routing(step, layer), share)
-        else:
-            x, of_mlp = mlp_forward(weights[layer], x, attention, share)
-        kept.append((of_attention, of_mlp))
+        routing = training.routing(step, layer) if EXPERTS + layer in weights else None
+        x, attention, of_layer = layer_forward(_whole(weights, layer), x, routing, share.of_layer(layer))
+        kept.append(of_layer)
         record.attention.append(attention)
         record.hidden.append(x)
     statistics, of_head = head_forward(weights[HEAD], x, targets, share)
@@ -184,7 +180,10 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     record.weight_gradients[HEAD] = head_wgrad(inputs, share) | inputs.norm
     for layer in reversed(range(training.model.num_layers)):
         record.gradient[layer + 1] = d
-        d = _layer_backward(weights, *kept[layer], d, share, record, layer)
+        d, record.middle[layer], grads = layer_backward(_whole(weights, layer), kept[layer], d, share)
+        for block in (layer, EXPERTS + layer):
+            if block in weights:
+                record.weight_gradients[block] = {name: grads[name] for name in weights[block]}
     record.gradient[0] = d
     record.weight_gradients[EMBEDDING] = embedding_backward(d, tokens, share)
     if training.model.tied_embeddings:
@@ -193,53 +192,57 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     return record
 
 
-def _experts_forward(
-    w: Weights, w_experts: Weights, total: Array, routing: Routing, share: Share
-) -> tuple[Array, BlockKept]:
+class LayerKept(NamedTuple):
+    """What a layer keeps for its backward."""
+
+    attention: AttentionKept
+    mlp: MlpKept | BlockKept
+
+
+def _whole(weights: dict[int, Weights], layer: int) -> Weights:
+    """The weights of a layer with its experts."""
+    return weights[layer] | weights.get(EXPERTS + layer, {})
+
+
+def layer_forward(
+    w: Weights, x: Array, routing: Routing | None, share: Share
+) -> tuple[Array, Array, LayerKept]:
+    """A whole layer, with experts if tokens are routed: its output, its attention's, and what it keeps."""
+    attention, of_attention = attention_forward(w, x, share)
+    if routing is None:
+        y, of_mlp = mlp_forward(w, x, attention, share)
+        return y, attention, LayerKept(of_attention, of_mlp)
+    total = x + attention
     rows, router = router_forward(w, total, routing)
-    outputs, of_experts = experts_forward(w_experts, rows, share)
+    outputs, of_experts = experts_forward(w, rows, share)
     shared, of_shared = shared_forward(w, router.z, share) if "shared_fc1" in w else (None, None)
     y = combine_forward(outputs, router, total, shared)
-    return y, BlockKept(router, of_experts, of_shared, outputs)
+    return y, attention, LayerKept(of_attention, BlockKept(router, of_experts, of_shared, outputs))
 
 
-def _experts_backward(
-    w: Weights, w_experts: Weights, kept: BlockKept, dy: Array, share: Share
-) -> tuple[Array, Weights, Weights]:
-    """Gradients of the input, of the layer's own weights and of its experts."""
+def layer_backward(w: Weights, kept: LayerKept, dy: Array, share: Share) -> tuple[Array, Array, Weights]:
+    """Gradients of a whole layer's input, of its MLP's input and of its weights."""
+    if isinstance(kept.mlp, BlockKept):
+        middle, grads = _experts_backward(w, kept.mlp, dy, share)
+    else:
+        middle, mlp = mlp_dgrad(w, kept.mlp, dy, share)
+        grads = mlp_wgrad(mlp, share) | mlp.norm
+    d_attention = dy if share.model.norms_per_layer == 1 else middle
+    dx, attention = attention_dgrad(w, kept.attention, d_attention, share)
+    grads |= attention_wgrad(attention, share)
+    for name, value in attention.norm.items():
+        grads[name] = grads[name] + value if name in grads else value
+    return dx + middle, middle, grads
+
+
+def _experts_backward(w: Weights, kept: BlockKept, dy: Array, share: Share) -> tuple[Array, Weights]:
+    """Gradients of the input and of all weights of a block with experts."""
     made = combine_backward(dy, kept.router)
-    rows, of_experts = experts_backward(w_experts, kept.experts, made.values, share)
+    own = {name: value for name, value in w.items() if name.startswith("expert_")}
+    rows, of_experts = experts_backward(own, kept.experts, made.values, share)
     d_shared: Array | None = None
     grads: Weights = {}
     if kept.shared is not None:
         d_shared, grads = shared_backward(w, kept.shared, kept.router.z, dy, share)
     dx, of_router = router_backward(w, kept.router, kept.outputs, rows, dy, d_shared)
-    return dx, grads | of_router, of_experts
-
-
-def _layer_backward(
-    weights: dict[int, Weights],
-    of_attention: AttentionKept,
-    of_mlp: MlpKept | BlockKept,
-    dy: Array,
-    share: Share,
-    record: Record,
-    layer: int,
-) -> Array:
-    w = weights[layer]
-    if isinstance(of_mlp, BlockKept):
-        experts = EXPERTS + layer
-        middle, of_block, record.weight_gradients[experts] = _experts_backward(
-            w, weights[experts], of_mlp, dy, share
-        )
-    else:
-        middle, mlp = mlp_dgrad(w, of_mlp, dy, share)
-        of_block = mlp_wgrad(mlp, share) | mlp.norm
-    record.middle[layer] = middle
-    d_attention = dy if share.model.norms_per_layer == 1 else middle
-    dx, attention = attention_dgrad(w, of_attention, d_attention, share)
-    grads = of_block | attention_wgrad(attention, share)
-    for name, value in attention.norm.items():
-        grads[name] = grads[name] + value if name in grads else value
-    record.weight_gradients[layer] = grads
-    return dx + middle
+    return dx, of_experts | grads | of_router

@@ -13,15 +13,7 @@ import numpy as np
 
 from perfsim.graph import EMBEDDING, HEAD, Task, TaskGraph
 from perfsim.proof.execution.adam import Moments, adam
-from perfsim.proof.execution.layers import (
-    attention_dgrad,
-    attention_forward,
-    attention_wgrad,
-    mlp_dgrad,
-    mlp_forward,
-    mlp_wgrad,
-)
-from perfsim.proof.execution.layout import Array, Share, Weights
+from perfsim.proof.execution.layout import Array, Share, Weights, with_experts
 from perfsim.proof.execution.movement import summed
 from perfsim.proof.execution.program import (
     SHARED,
@@ -34,7 +26,7 @@ from perfsim.proof.execution.program import (
     first_read,
     per_rank,
 )
-from perfsim.proof.execution.serial import SmallTraining
+from perfsim.proof.execution.serial import SmallTraining, layer_backward, layer_forward
 from perfsim.proof.execution.vocabulary import (
     Tokens,
     embedding_backward,
@@ -44,7 +36,7 @@ from perfsim.proof.execution.vocabulary import (
     head_wgrad,
     losses_of,
 )
-from perfsim.workload import StreamingLayout
+from perfsim.workload import StreamingLayout, layer_kinds
 
 ROOM = 2
 """Buffers of a wafer for tensors that leave it, and for tensors that return."""
@@ -68,7 +60,7 @@ class WaferCompiler(Compiler):
         self.returns = 0
         self.sample_slot = Cell(0, "slot of samples")
         self.batches = 0
-        self.share = Share(training.model, training.seq_length)
+        self.whole = Share(training.model, training.seq_length, whole_layers=True)
         self.slot_of: dict[int, Cell] = {}
         self.arrivals = 0
         self.vocabulary_gradients: dict[int, Cell] = {}
@@ -94,9 +86,13 @@ class WaferCompiler(Compiler):
         first = rank * share + microbatch * size
         return np.arange(min(first, batch), min(first + size, (rank + 1) * share, batch))
 
+    def share(self, _rank: int) -> Share:
+        """The whole model, with the experts of a layer in its block."""
+        return self.whole
+
     def views(self, block: int, flat: Array) -> Weights:
         """The named weights of a block."""
-        return self.share.layouts[block].views(flat)
+        return self.whole.layouts[block].views(flat)
 
     def claim(self, quantity: str, number: int) -> list[tuple[int, Claim]]:
         """Claim the first tensor of the task."""
@@ -231,7 +227,7 @@ class WaferCompiler(Compiler):
         """Adam in MemoryX; embedding and LM head that share a word table are updated once, together."""
         operands = self.operands()
         block, tied = task.block, self.training.model.tied_embeddings
-        layout, count = self.share.layouts[block], len(operands)
+        layout, count = self.whole.layouts[block], len(operands)
         states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
         both = tied and block == EMBEDDING
         if both:
@@ -270,7 +266,7 @@ class WaferCompiler(Compiler):
 
     def _update_both(self, gradient: Array, of_head: Array, states: Sequence[Any]) -> tuple[Any, ...]:
         """Update the embedding with the sum of both gradients, and copy its words to the LM head."""
-        layout, head = self.share.layouts[EMBEDDING], self.share.layouts[HEAD]
+        layout, head = self.whole.layouts[EMBEDDING], self.whole.layouts[HEAD]
         flat, moments, of_head_flat, head_moments = states
         gradient[layout.parts["words"]] += of_head[head.parts["words"]]
         updated, state = adam(flat, gradient, moments)
@@ -312,7 +308,7 @@ class WaferCompiler(Compiler):
         """Look up the words; LM head and backward read the samples from the wafer."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            return embedding_forward(w, values[-1][0], self.share), values[-1]
+            return embedding_forward(w, values[-1][0], self.whole), values[-1]
 
         self.compute(run, [self.sample_slot], [self.samples_cell()], self.claim("hidden", 0))
 
@@ -324,26 +320,26 @@ class WaferCompiler(Compiler):
         """One layer forward or recomputed; a forward keeps activations unless they will be recomputed."""
         keeps = task.work.op == "layer.recompute" or not self.layout.recompute_layers
 
-        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            x = values[1]
-            attention, of_attention = attention_forward(w, x, self.share)
-            y, of_mlp = mlp_forward(w, x, attention, self.share)
-            return (y, (of_attention, of_mlp)) if keeps else (y,)
+        step, tag, block = self.step, task.tag, task.block
+        routed = layer_kinds(self.training.model)[block].experts
+
+        def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            routing = None
+            if routed:
+                whole = self.training.routing(step, block)
+                routing = whole.of(self.rows(rank, tag), self.places(rank))
+            y, _, kept = layer_forward(w, values[1], routing, self.whole.of_layer(block))
+            return (y, kept) if keeps else (y,)
 
         self.compute(run, [], [self.kept()] if keeps else [], self.claim("hidden", task.block + 1))
 
     def layer_backward(self, task: Task) -> None:
         """One layer backward: gradients of its input and its weights."""
+        block = task.block
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            dy, (of_attention, of_mlp) = values[1], values[-1]
-            middle, mlp = mlp_dgrad(w, of_mlp, dy, self.share)
-            d_out = dy if self.share.model.norms_per_layer == 1 else middle
-            dx, attention = attention_dgrad(w, of_attention, d_out, self.share)
-            layout = self.share.layouts[0]
-            made = layout.flat(mlp_wgrad(mlp, self.share) | mlp.norm)
-            made += layout.flat(attention_wgrad(attention, self.share) | attention.norm)
-            return dx + middle, made
+            dx, _middle, grads = layer_backward(w, values[-1], values[1], self.whole)
+            return dx, self.whole.layouts[block].flat(grads)
 
         self._backward(run, [self.kept()], claims=self.claim("gradient", task.block))
 
@@ -369,7 +365,7 @@ class WaferCompiler(Compiler):
         """Logits, and the statistics of their softmax."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            return head_forward(w, values[1], values[-1][1], self.share)
+            return head_forward(w, values[1], values[-1][1], self.whole)
 
         self.compute(run, [self.samples_cell()], [self.kept()])
 
@@ -380,8 +376,8 @@ class WaferCompiler(Compiler):
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
             statistics, kept, count = values[1], values[-2], self.training.num_tokens
             targets = values[-1][1]
-            dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.share, self.training.seq_length)
-            made = self.share.layouts[HEAD].flat(head_wgrad(inputs, self.share) | inputs.norm)
+            dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.whole, self.training.seq_length)
+            made = self.whole.layouts[HEAD].flat(head_wgrad(inputs, self.whole) | inputs.norm)
             return dx, made, np.asarray(losses_of(statistics, count).sum())
 
         claims = self.claim("gradient", self.training.model.num_layers)
@@ -394,17 +390,17 @@ class WaferCompiler(Compiler):
         """Gradients of words and positions; the embedding has no input gradient."""
 
         def run(_: int, __: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            made = embedding_backward(values[1], values[-1][0], self.share)
-            return None, self.share.layouts[EMBEDDING].flat(made)
+            made = embedding_backward(values[1], values[-1][0], self.whole)
+            return None, self.whole.layouts[EMBEDDING].flat(made)
 
         self._backward(run, [self.samples_cell()])
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
-        layout = self.share.layouts[cell.number]
+        layout = self.whole.layouts[cell.number]
         if cell.name in ("weights", "weights in flash"):
-            return layout.flat(self.training.initial[cell.number])
+            return layout.flat(with_experts(self.training.initial, cell.number, self.whole))
         if cell.name in ("moments", "moments in flash"):
             return Moments.zero(layout.size)
         raise KeyError(cell)

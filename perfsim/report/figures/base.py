@@ -25,6 +25,8 @@ MOST_TICKS = 8
 """Of an axis; more would overlap on a phone."""
 LABEL_CHARS = 24
 """Most characters in a line of a label that is wrapped, unless a word is longer."""
+MOST_CHARS = 34
+"""Most characters in a line of a label of two lines."""
 LINE_PX = 15
 """Height of a line of a label, with the space between two rows."""
 SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
@@ -130,8 +132,10 @@ def union(groups: Iterable[Mapping[str, float]]) -> list[str]:
 
 
 def two_lines(label: str) -> str:
-    """A label `128 x system, strategy` broken before its last part, escaped."""
+    """A label `128 x system, strategy` broken before its last part, escaped; in more if those are long."""
     head, comma, tail = label.rpartition(", ")
+    if max(len(head), len(tail)) > MOST_CHARS:
+        return in_lines(label)
     return f"{esc(head)}{BREAK}{esc(tail)}" if comma else esc(label)
 
 
@@ -140,6 +144,12 @@ def in_lines(label: str) -> str:
     machine, _, rest = label.partition(", ")
     lines = textwrap.wrap(rest, LABEL_CHARS, break_long_words=False, break_on_hyphens=False)
     return BREAK.join(esc(line) for line in [machine, *lines])
+
+
+def wrapped(label: str) -> str:
+    """A label in lines of at most `LABEL_CHARS` characters, escaped."""
+    lines = textwrap.wrap(label, LABEL_CHARS, break_long_words=False, break_on_hyphens=False)
+    return BREAK.join(esc(line) for line in lines)
 
 
 def row_px(labels: Iterable[str], least: int) -> int:

@@ -21,10 +21,12 @@ class _Row:
     candidate: str
     place: str
     bar: MemoryBar
+    machine: str
+    """The short name of the candidate."""
 
     @property
     def label(self) -> str:
-        return f"{base.in_lines(self.candidate)}<br>{base.esc(self.place)}"
+        return f"{self.machine}<br>{base.esc(self.place)}"
 
     @property
     def total(self) -> float:
@@ -59,18 +61,20 @@ def memory(result: StudyResult) -> go.Figure:
 def _rows(result: StudyResult) -> list[_Row]:
     """One row per place; neighbours that hold exactly the same share a row."""
     rows: list[_Row] = []
-    for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True):
+    machines = [base.wrapped(name) for name in text.names(result.candidates)]
+    named = zip(text.labels(result.candidates), result.candidates, machines, strict=True)
+    for name, candidate, machine in named:
         run: list[MemoryBar] = []
         for bar in candidate.memory:
             if run and (dict(run[0].parts_bytes), run[0].capacity_bytes) != (
                 dict(bar.parts_bytes),
                 bar.capacity_bytes,
             ):
-                rows.append(_Row(name, _place(run), run[0]))
+                rows.append(_Row(name, _place(run), run[0], machine))
                 run = []
             run.append(bar)
         if run:
-            rows.append(_Row(name, _place(run), run[0]))
+            rows.append(_Row(name, _place(run), run[0], machine))
     return rows
 
 
@@ -92,7 +96,7 @@ def _unit(groups: Sequence[Sequence[_Row]]) -> tuple[str, float]:
     return text.memory_unit(*(row.bar.capacity_bytes for rows in groups for row in rows))
 
 
-_ROW_PX, _GAP_PX, _FRAME_PX = 54, 92, 150
+_ROW_PX, _GAP_PX, _FRAME_PX = 44, 92, 150
 
 
 def _height(groups: Sequence[Sequence[_Row]]) -> int:

@@ -25,18 +25,19 @@ class PartsRow:
 
 def parts_figure(rows: Sequence[PartsRow]) -> go.Figure:
     """Stacked horizontal bars in per cent of each step; seconds on hover."""
+    names = [_numbered(index, row.name) for index, row in enumerate(rows)]
     return stacked_shares(
         "Step time by cause (% of the step)",
-        [_numbered(index, row.name) for index, row in enumerate(rows)],
+        names,
         [row.parts_s for row in rows],
         [row.step_time_s for row in rows],
-        height=170 + 34 * len(rows),
+        height=170 + base.row_px(names, 34) * len(rows),
         bargap=0.3,
     )
 
 
 def _numbered(index: int, name: str) -> str:
-    """The name in at most two lines; an invisible suffix keeps equal names apart."""
+    """The name in lines; an invisible suffix keeps equal names apart."""
     return base.two_lines(name) + "\u200b" * index
 
 

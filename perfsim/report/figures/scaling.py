@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,13 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
+
+LABELLED = 4
+"""Most series that are named beside their lines; more have a legend."""
+APART = 0.09
+"""Least distance of two names, as a share of the height of the axes."""
+WIDTH = 0.4
+"""Width of a name, as a share of that of the axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +32,8 @@ class ScalingPoint:
     """Scaling efficiency relative to the smallest machine of the series."""
     note: str = ""
     """Shown on hover, for example the layout."""
+    band: tuple[float, float] | None = None
+    """The 90 % band of the value."""
 
 
 def scaling_curve(
@@ -32,35 +42,125 @@ def scaling_curve(
     quantity: str = "time to the target",
     unit: str = "days",
     better: Literal["lower", "higher"] = "lower",
-    linear: bool = False,
 ) -> go.Figure:
-    """One line per series, and the ideal from its first point: dotted, or broad and pale where `linear`.
+    """One line per series with its band, and dotted the ideal from its first point, on logarithmic axes.
 
-    Axes are logarithmic unless `linear`. Ideal: a time falls as 1/devices (better="lower"), a rate rises
-    with them (better="higher").
+    Ideal: a time falls as 1/devices (better="lower"), a rate rises with them (better="higher").
     """
-    traces: list[Any] = []
-    for index, (name, own) in enumerate(_by_series(points).items()):
-        line, dotted = _series(name, own, index, unit, better)
-        if linear:  # a thin ideal would vanish behind lines that follow it
-            dotted.line.update(width=6, dash="solid", color=base.translucent(dotted.line.color, 0.3))
-        traces += [dotted, line] if linear else [line, dotted]
-    devices, values = [point.num_devices for point in points], [point.value for point in points]
-    if linear:
-        xaxis = base.axis("devices", rangemode="tozero")
-        yaxis = base.axis(f"{quantity} ({unit})", rangemode="tozero")
-    else:
-        counts = sorted({float(count) for count in devices})
-        shown = {"tickvals": counts, "ticktext": [base.short(count) for count in counts]}
-        xaxis = base.log_axis("devices", devices, **(shown if len(counts) <= base.MOST_TICKS else {}))
-        yaxis = base.log_axis(f"{quantity} ({unit})", values)
+    series = _by_series(points)
+    traces: list[Any] = [
+        trace
+        for index, (name, own) in enumerate(series.items())
+        for trace in _series(name, own, index, unit, better)
+    ]
+    traces += [
+        _band(name, own, index) for index, (name, own) in enumerate(series.items()) if own[0].band is not None
+    ]
+    values = [value for point in points for value in (point.value, *(point.band or ()))]
+    ends = {
+        name: [(float(point.num_devices), point.value) for point in (own[0], own[-1])]
+        for name, own in series.items()
+    }
     style = base.layout(
         f"{quantity.capitalize()} ({unit}) by number of devices",
         height=460,
-        xaxis=xaxis,
-        yaxis=yaxis,
+        xaxis=devices_axis(point.num_devices for point in points),
+        yaxis=base.log_axis(f"{quantity} ({unit})", values),
+        **direct_labels(ends),
     )
     return base.figure(traces, style)
+
+
+def efficiency_curve(points: Sequence[ScalingPoint]) -> go.Figure:
+    """Scaling efficiency in per cent on a logarithmic axis of devices, beside the ideal of 100 %.
+
+    `value` is the efficiency in throughput; `efficiency` that in time to the target, dashed where it differs.
+    """
+    series, traces = _by_series(points), []
+    for index, (name, own) in enumerate(series.items()):
+        look = base.series_style(index)
+        common: dict[str, Any] = {
+            "x": [point.num_devices for point in own],
+            "legendgroup": base.esc(name),
+            "customdata": [base.esc(point.note) for point in own],
+        }
+        kinds = [("solid", "throughput", [point.value for point in own])]
+        if max(abs(point.value - point.efficiency) for point in own) >= SAME:
+            kinds.append(("dash", "time to the target", [point.efficiency for point in own]))
+        for dash, what, shares in kinds:
+            traces.append(
+                go.Scatter(
+                    y=[round(100 * share, 3) for share in shares],
+                    name=base.esc(name) if dash == "solid" else f"in {what}",
+                    mode="lines+markers",
+                    line={"color": look["color"], "width": 2, "dash": dash},
+                    marker={"symbol": look["symbol"], "size": 8 if dash == "solid" else 5},
+                    hovertemplate=f"<b>{base.esc(name)}</b><br>%{{x:,}} devices: %{{y:.1f}} % in {what}"
+                    "<br>%{customdata}<extra></extra>",
+                    **common,
+                )
+            )
+    top = max([1.0, *(share for point in points for share in (point.value, point.efficiency))])
+    style = base.layout(
+        "Scaling efficiency (%) by number of devices",
+        height=400,
+        xaxis=devices_axis(point.num_devices for point in points),
+        yaxis=base.axis("scaling efficiency (%)", range=[0, 108 * top]),
+        shapes=[{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100, "y1": 100, "line": IDEAL}],
+        showlegend=True,
+    )
+    return base.figure(traces, style)
+
+
+SAME = 0.02
+"""Differences of efficiencies below this are not drawn."""
+IDEAL = {"color": base.GREY, "width": 1.5, "dash": "dot"}
+
+
+def devices_axis(counts: Iterable[int]) -> dict[str, Any]:
+    """A logarithmic axis of numbers of devices, with ticks at the numbers that were asked for."""
+    known = sorted({float(count) for count in counts}, reverse=True)
+    ticks = sorted(known[:: math.ceil(len(known) / base.MOST_TICKS)])
+    return base.log_axis("devices", known, tickvals=ticks, ticktext=[base.short(tick) for tick in ticks])
+
+
+def direct_labels(ends: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
+    """Names beside the lines where they have room, else a legend.
+
+    `ends` are the first and last point of each falling line on logarithmic axes. A name stands above the
+    first point, or below the last one where the first place is taken.
+    """
+    spots = [(math.log10(x), math.log10(y)) for own in ends.values() for x, y in own]
+    wide, high = (max(axis) - min(axis) or 1.0 for axis in zip(*spots, strict=True))
+    taken: list[tuple[float, float]] = []
+    labels = []
+    for index, (name, own) in enumerate(ends.items()):
+        for (x, y), above in zip(own, (True, False), strict=True):
+            left = math.log10(x) / wide - (0.0 if above else WIDTH)
+            top = math.log10(y) / high + (APART if above else 0.0)
+            if all(abs(left - a) > WIDTH or abs(top - b) > APART for a, b in taken):
+                taken.append((left, top))
+                labels.append(_label(name, math.log10(x), math.log10(y), index, above=above))
+                break
+    if len(labels) < len(ends) or len(ends) > LABELLED:
+        return {"showlegend": True}
+    return {"showlegend": False, "annotations": labels}
+
+
+def _label(name: str, x: float, y: float, index: int, *, above: bool) -> dict[str, Any]:
+    """An annotation; a colour would not suit both themes, so a mark in the line's colour stands before it."""
+    colour = base.series_style(index)["color"]
+    return {
+        "x": x,
+        "y": y,
+        "text": f'<span style="color:{colour}">\u25cf</span> {base.two_lines(name)}',
+        "showarrow": False,
+        "align": "left",
+        "xanchor": "left" if above else "right",
+        "yanchor": "bottom" if above else "top",
+        "xshift": 6 if above else -8,
+        "yshift": 2 if above else -6,
+    }
 
 
 def _by_series(points: Sequence[ScalingPoint]) -> dict[str, list[ScalingPoint]]:
@@ -89,9 +189,9 @@ def _series(
         mode="lines+markers",
         line={"color": look["color"], "width": 2},
         marker={"symbol": look["symbol"], "size": 8},
-        customdata=[base.esc(_hover(point)) for point in own],
-        hovertemplate=f"<b>%{{fullData.name}}</b><br>%{{x}} devices: %{{y:.4g}} {unit}"
-        "<br>%{customdata}<extra></extra>",
+        customdata=[_hover(point) for point in own],
+        hovertemplate=f"<b>%{{fullData.name}}</b><br>%{{x:,}} devices: %{{y:.4g}} {unit}"
+        "%{customdata}<extra></extra>",
     )
     dotted = go.Scatter(
         x=devices,
@@ -105,23 +205,61 @@ def _series(
     return [line, dotted]
 
 
+def _band(name: str, own: Sequence[ScalingPoint], index: int) -> go.Scatter:
+    """The 90 % bands of a series as an area."""
+    devices = [point.num_devices for point in own]
+    low, high = zip(*(point.band or (point.value, point.value) for point in own), strict=True)
+    return go.Scatter(
+        x=[*devices, *reversed(devices)],
+        y=[*high, *reversed(low)],
+        name=f"{base.esc(name)}, 90 % band",
+        legendgroup=base.esc(name),
+        mode="lines",
+        line={"width": 0},
+        fill="toself",
+        fillcolor=base.translucent(base.series_style(index)["color"]),
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
 def _hover(point: ScalingPoint) -> str:
-    return f"scaling efficiency {text.percent(point.efficiency)}" + (f", {point.note}" if point.note else "")
+    """The band on the line of the value, and below it efficiency and note; escaped."""
+    band = "" if point.band is None else f" (band {_to(point.band)})"
+    words = [f"scaling efficiency {text.percent(point.efficiency)}", point.note]
+    return f"{band}<br>{base.esc(', '.join(filter(None, words)))}"
+
+
+def _to(band: tuple[float, float]) -> str:
+    return " to ".join(text.number(end) for end in band)
 
 
 def scaling_table(points: Sequence[ScalingPoint], *, unit: str = "days") -> Table:
-    """Every point with its scaling efficiency."""
+    """Every point with its scaling efficiency, and its band where points have one."""
+    banded = any(point.band is not None for point in points)
     rows = [
         [
             name,
             text.integer(point.num_devices),
             text.number(point.value),
+            *([text.NONE if point.band is None else _to(point.band)] if banded else []),
             text.percent(point.efficiency),
             point.note,
         ]
         for name, own in _by_series(points).items()
         for point in own
     ]
-    columns = ("series", "devices", unit, "scaling efficiency", "note")
+    columns = ("series", "devices", unit, *(["90 % band"] if banded else []), "scaling efficiency", "note")
     caption = "Scaling efficiency is relative to the smallest machine of the series."
-    return Table(columns, rows, caption, frozenset({1, 2, 3}))
+    return Table(columns, rows, caption, frozenset(range(1, len(columns) - 1)))
+
+
+def efficiency_table(points: Sequence[ScalingPoint]) -> Table:
+    """Every point with its efficiency in throughput and in time to the target."""
+    rows = [
+        [name, text.integer(p.num_devices), text.percent(p.value), text.percent(p.efficiency), p.note]
+        for name, own in _by_series(points).items()
+        for p in own
+    ]
+    columns = ("series", "devices", "in throughput", "in time to the target", "note")
+    return Table(columns, rows, "Relative to the smallest machine of the series.", frozenset({1, 2, 3}))

@@ -13,7 +13,7 @@ from perfsim.studies.result import StudyResult
 
 def step_breakdown(result: StudyResult) -> go.Figure:
     """Stacked horizontal bars, one per candidate, in per cent of the step; seconds on hover."""
-    names = [base.in_lines(name) for name in text.labels(result.candidates)]
+    names = [base.wrapped(name) for name in text.names(result.candidates)]
     parts = [candidate.breakdown_s for candidate in result.candidates]
     return stacked_shares(
         "Step time by what it is spent on (% of the step)",

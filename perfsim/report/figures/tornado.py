@@ -9,6 +9,9 @@ from perfsim.report.figures import base
 from perfsim.report.table import Table
 from perfsim.studies.decided import Decision, Lever
 
+NEAR = 0.12
+"""Share of the axis within which the names of two lines would cover one another."""
+
 
 def tornado(decision: Decision, *, of_money: bool = False) -> go.Figure:
     """One bar for each input, from the ratio at its low end to that at its high end; dotted, at 1."""
@@ -32,6 +35,8 @@ def tornado(decision: Decision, *, of_money: bool = False) -> go.Figure:
             ("ratio_at_high", "high", "input at its high end", base.ORANGE, "/"),
         )
     ]
+    ratios = [1.0, *(end for lever in levers for end in (lever.ratio_at_low, lever.ratio_at_high))]
+    span = max(ratios) - min(ratios)
     style = base.layout(
         f"{_what(of_money=of_money).capitalize()} over that of the first (times)",
         height=150 + sum(base.row_px([label], 34) for label in labels),
@@ -44,6 +49,11 @@ def tornado(decision: Decision, *, of_money: bool = False) -> go.Figure:
                 (middle, {"color": base.INK, "width": 1}),
                 (1.0, {"color": base.INK, "width": 1.5, "dash": "dot"}),
             )
+        ],
+        annotations=[
+            {"x": at, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "text": words}
+            for at, words in ((middle, f"{middle:.2f}"), (1.0, "order flips"))
+            if at == middle or abs(at - middle) > NEAR * span
         ],
     )
     return base.figure(traces, style)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -25,16 +25,28 @@ class ValidationPoint:
     error: float
     """Signed relative error: predicted / measured - 1."""
     evidence: str = ""
+    band_s: tuple[float, float] | None = None
+    """The 90 % band of the prediction."""
+
+    @property
+    def allowed(self) -> tuple[float, float] | None:
+        """The signed errors that its band allows; None without a band."""
+        if self.band_s is None:
+            return None
+        low, high = self.band_s
+        return self.predicted_s / high - 1.0, self.predicted_s / low - 1.0
+
+    @property
+    def outside(self) -> bool:
+        """Whether the measured time lies outside the band."""
+        return self.band_s is not None and not self.band_s[0] <= self.measured_s <= self.band_s[1]
 
 
-SYMBOLS = {"C": "circle-open"}
-"""Marks by evidence; a full circle for all others."""
-
-
-def residuals(points: Sequence[ValidationPoint], *, band: float = 0.10) -> go.Figure:
+def residuals(points: Sequence[ValidationPoint]) -> go.Figure:
     """The signed error of every run, a row for each family, the closest family first; a bar at its median.
 
-    Runs that are not scored (evidence C) have open marks. The shade holds errors up to `band`.
+    A pale bar spans the errors that the family's 90 % bands allow, at the median of its runs. A run outside
+    its own band has a diamond; runs that are not scored (evidence C) have open marks.
     """
     families = _by_family(points)
     rows = {name: f"{base.esc(name)} ({len(own)})" for name, own in families.items()}
@@ -43,10 +55,10 @@ def residuals(points: Sequence[ValidationPoint], *, band: float = 0.10) -> go.Fi
         y=[rows[name] for name, own in families.items() for _ in own],
         mode="markers",
         marker={
-            "symbol": [
-                "circle-open" if p.evidence == "C" else "circle" for own in families.values() for p in own
+            "symbol": [_symbol(point) for own in families.values() for point in own],
+            "color": [
+                base.VERMILLION if point.outside else base.BLUE for own in families.values() for point in own
             ],
-            "color": base.BLUE,
             "size": 9,
             "opacity": 0.8,
         },
@@ -58,19 +70,46 @@ def residuals(points: Sequence[ValidationPoint], *, band: float = 0.10) -> go.Fi
         x=[round(100.0 * median(point.error for point in own), 3) for own in families.values()],
         y=list(rows.values()),
         mode="markers",
-        marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": base.VERMILLION}},
+        marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": base.ORANGE}},
         hovertemplate="median %{x:+.1f} %<extra>%{y}</extra>",
         name="median of the family",
     )
-    shade = {"type": "rect", "x0": -100 * band, "x1": 100 * band, "yref": "paper", "y0": 0, "y1": 1}
     style = base.layout(
-        "Error of the step time by family (%)",
+        "Predicted over measured, minus 1, by family (%)",
         height=150 + 30 * len(families),
-        xaxis=base.axis("predicted over measured, minus 1 (%)", zeroline=True, zerolinecolor=base.INK),
+        xaxis=base.axis("error of the step time (%)", zeroline=True, zerolinecolor=base.INK),
         yaxis=base.axis("", autorange="reversed"),
-        shapes=[shade | {"fillcolor": "rgba(128,128,128,0.18)", "line": {"width": 0}, "layer": "below"}],
+        barmode="overlay",
+        bargap=0.45,
     )
-    return base.figure([runs, middles], style)
+    return base.figure([*_bands(families, rows), runs, middles], style)
+
+
+def _symbol(point: ValidationPoint) -> str:
+    return ("diamond" if point.outside else "circle") + ("-open" if point.evidence == "C" else "")
+
+
+def _bands(families: Mapping[str, Sequence[ValidationPoint]], rows: Mapping[str, str]) -> list[go.Bar]:
+    """A pale bar for each family with bands, from the least to the largest error that they allow."""
+    ends = {
+        name: [median(side) for side in zip(*allowed, strict=True)]
+        for name, own in families.items()
+        if (allowed := [point.allowed for point in own if point.allowed is not None])
+    }
+    if not ends:
+        return []
+    return [
+        go.Bar(
+            orientation="h",
+            name="errors that the 90 % bands allow",
+            y=[rows[name] for name in ends],
+            base=[round(100.0 * low, 3) for low, _ in ends.values()],
+            x=[round(100.0 * (high - low), 3) for low, high in ends.values()],
+            marker={"color": base.translucent(base.GREY, 0.32)},
+            customdata=[f"{100 * low:+.1f} % to {100 * high:+.1f} %" for low, high in ends.values()],
+            hovertemplate="bands allow %{customdata}<extra>%{y}</extra>",
+        )
+    ]
 
 
 def _by_family(points: Sequence[ValidationPoint]) -> dict[str, list[ValidationPoint]]:
@@ -84,7 +123,8 @@ def _by_family(points: Sequence[ValidationPoint]) -> dict[str, list[ValidationPo
 
 def _hover(point: ValidationPoint) -> str:
     times = f"measured {text.duration(point.measured_s)}, predicted {text.duration(point.predicted_s)}"
-    return f"<b>{base.esc(point.id)}</b><br>{times}<br>error {100 * point.error:+.1f} %"
+    band = "" if point.band_s is None else f"<br>band {text.duration_band(point.band_s)}"
+    return f"<b>{base.esc(point.id)}</b><br>{times}<br>error {100 * point.error:+.1f} %{band}"
 
 
 def validation_table(points: Sequence[ValidationPoint]) -> Table:

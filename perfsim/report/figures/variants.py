@@ -54,11 +54,13 @@ def change_bars(changes: Changes) -> go.Figure:
 
 def time_dots(series: Sequence[Series]) -> go.Figure:
     """One dot with its 90 % band for every series, on a logarithmic axis of time."""
-    points = [(member.label, point.target_time) for member in series for point in member.points]
+    points = [
+        (base.two_lines(member.label), point.target_time) for member in series for point in member.points
+    ]
     unit, scale = text.time_unit(time.time_s for _, time in points)
     dots = go.Scatter(
         x=[float(f"{time.time_s / scale:.6g}") for _, time in points],
-        y=[base.two_lines(name) for name, _ in points],
+        y=[name for name, _ in points],
         mode="markers",
         marker={"color": base.BLUE, "size": 9},
         error_x={
@@ -78,7 +80,7 @@ def time_dots(series: Sequence[Series]) -> go.Figure:
     )
     style = base.layout(
         f"Time to the target ({unit})",
-        height=150 + 38 * len(points),
+        height=150 + base.row_px((name for name, _ in points), 38) * len(points),
         xaxis=base.log_axis(
             f"time to the target ({unit})", [end / scale for _, time in points for end in time.band_s]
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from perfsim.report.figures import base
 from perfsim.report.table import Table
 from perfsim.studies.result import CandidateResult
 
+MINUS = "\u2212"
 SMALL = 0.02
 """Differences below this share of the longer step are drawn as one."""
 
@@ -64,7 +66,10 @@ def waterfall(own: Bridge) -> go.Figure:
     starts.append(0.0)
     sizes.append(own.ends_s[1])
     colours.append(base.GREY)
-    written = [_seconds(own.ends_s[0], scale), *(_signed(change, scale) for change in own.changes_s.values())]
+    written = [
+        _seconds(own.ends_s[0], scale),
+        *(_signed(change, own, scale) for change in own.changes_s.values()),
+    ]
     written.append(_seconds(own.ends_s[1], scale))
     bars = go.Bar(
         orientation="h",
@@ -72,7 +77,7 @@ def waterfall(own: Bridge) -> go.Figure:
         base=[round(start / scale, 6) for start in starts],
         x=[round(size / scale, 6) for size in sizes],
         marker={"color": colours},
-        text=written,
+        text=[f"{number} {unit}" for number in written],
         textposition="outside",
         cliponaxis=False,
         customdata=written,
@@ -84,7 +89,7 @@ def waterfall(own: Bridge) -> go.Figure:
         f"Step time for the same tokens ({unit})",
         height=130 + 34 * len(labels),
         bargap=0.3,
-        xaxis=base.axis(f"{unit} for {text.large(own.tokens)} tokens", range=[0, 1.16 * reach]),
+        xaxis=base.axis(f"{unit} for {text.large(own.tokens)} tokens", range=[0, 1.25 * reach]),
         yaxis=base.axis("", autorange="reversed"),
     )
     return base.figure([bars], style)
@@ -95,7 +100,7 @@ def waterfall_table(own: Bridge) -> Table:
     unit, scale = text.time_unit([max(own.ends_s)])
     rows = [
         [own.names[0], _seconds(own.ends_s[0], scale)],
-        *([text.human(part), _signed(change, scale)] for part, change in own.changes_s.items()),
+        *([text.human(part), _signed(change, own, scale)] for part, change in own.changes_s.items()),
         [own.names[1], _seconds(own.ends_s[1], scale)],
     ]
     return Table(("", f"step, {unit}"), rows, f"For {text.large(own.tokens)} tokens.", frozenset({1}))
@@ -105,7 +110,7 @@ def waterfall_alt(own: Bridge) -> str:
     """The ends and differences in words."""
     unit, scale = text.time_unit([max(own.ends_s)])
     words = ", ".join(
-        f"{text.human(part)} {_signed(change, scale)}" for part, change in own.changes_s.items()
+        f"{text.human(part)} {_signed(change, own, scale)}" for part, change in own.changes_s.items()
     )
     ends = [f"{name} {_seconds(end, scale)} {unit}" for name, end in zip(own.names, own.ends_s, strict=True)]
     return f"Bars from {ends[0]} to {ends[1]} for the same tokens: {words}."
@@ -115,6 +120,7 @@ def _seconds(value: float, scale: float) -> str:
     return text.number(value / scale)
 
 
-def _signed(value: float, scale: float) -> str:
-    sign = "+" if value >= 0 else "\u2212"
-    return f"{sign}{text.number(abs(value) / scale)}"
+def _signed(value: float, own: Bridge, scale: float) -> str:
+    """A difference with a sign, all of a figure with as many digits."""
+    digits = max(0, 3 - math.floor(math.log10(max(own.ends_s) / scale)))
+    return f"{'+' if value >= 0 else MINUS}{abs(value) / scale:,.{digits}f}"

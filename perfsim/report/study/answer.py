@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from perfsim.prediction.shared_caveats import confidence
 from perfsim.report import text
-from perfsim.report.figures.base import log_ticks, short
-from perfsim.report.sections import Badge, Card, Interval, Scale
+from perfsim.report.scale import Row, scale_of
+from perfsim.report.sections import Badge, Card, Scale
 from perfsim.report.study.verdict import ratios_to_first
 from perfsim.studies.decided import Outcome
 from perfsim.studies.decision_words import amount
@@ -27,16 +26,23 @@ def headline(result: StudyResult) -> str:
         return ""
     first, rival = pair
     names = names_of(result)
-    time = f"{text.duration(first.time_to_accuracy_s)} ({_to(first.time_to_accuracy_band_s)})"
+    unit, scale = _unit(result)
+    low, middle, high = (
+        text.number(end / scale)
+        for end in (
+            first.time_to_accuracy_band_s[0], first.time_to_accuracy_s, first.time_to_accuracy_band_s[1],
+        )
+    )  # fmt: skip
+    time = f"{middle} {unit} ({low} to {high})"
     if rival is None:
         return f"{names[id(first)]} {_verb(first, 'reach', 'reaches')} the target in {time}."
-    low, high = result.ratio_bands.get(rival.label, (math.nan, math.nan))
+    least, most = result.ratio_bands.get(rival.label, (math.nan, math.nan))
     ratio = rival.time_to_accuracy_s / first.time_to_accuracy_s
-    open_order = ", so the order is not certain" if low <= 1 else ""
+    open_order = ", so the order is not certain" if least <= 1 else ""
     return (
         f"{names[id(first)]} {_verb(first, 'finish', 'finishes')} first, in {time}. "
         f"{names[id(rival)]} {_verb(rival, 'take', 'takes')} {ratio:.2f} times as long "
-        f"({low:.2f} to {high:.2f}){open_order}."
+        f"({least:.2f} to {most:.2f}){open_order}."
     )
 
 
@@ -49,10 +55,17 @@ def _verb(candidate: CandidateResult, many: str, single: str) -> str:
     return single if candidate.num_devices == 1 else many
 
 
-def _to(band_s: tuple[float, float]) -> str:
-    """A band in the unit of its middle, such as `16.7 to 26.7`."""
-    _, scale = text.time_unit([math.sqrt(band_s[0] * band_s[1])])
-    return f"{text.number(band_s[0] / scale)} to {text.number(band_s[1] / scale)}"
+def _unit(result: StudyResult) -> tuple[str, float]:
+    """The unit of all times to the target, with its seconds."""
+    return text.time_unit(own.time_to_accuracy_s for own in result.candidates)
+
+
+def shortened(words: str, result: StudyResult) -> str:
+    """Words in which candidates have their short names."""
+    labels, names = text.labels(result.candidates), text.names(result.candidates)
+    for label, name in sorted(zip(labels, names, strict=True), key=lambda pair: -len(pair[0])):
+        words = words.replace(label, name)
+    return words
 
 
 def first_and_rival(result: StudyResult) -> tuple[CandidateResult, CandidateResult | None] | None:
@@ -75,37 +88,22 @@ def badge(result: StudyResult) -> Badge | None:
 
 def intervals(result: StudyResult) -> Scale | None:
     """All candidates, fastest first, on one logarithmic scale of time to the target."""
-    ratios = [own for own in ratios_to_first(result) if math.isfinite(own.time_s)]
-    if not ratios:
-        return None
-    unit, scale = text.time_unit(own.time_s for own in ratios)
-    ends = [end / scale for own in ratios for end in (*own.band_s, own.time_s) if end > 0]
-    ticks = log_ticks(ends)
-    low, high = min([*ends, *ticks]), max([*ends, *ticks])
-
+    unit, scale = _unit(result)
     outcomes = result.decision.outcomes if result.decision else ()
     currency = result.decision.currency if result.decision else ""
-    notes = [_extra(outcome, currency) for outcome in outcomes]
+    notes = [_extra(outcome, currency, unit, scale) for outcome in outcomes]
     extra = dict(zip(text.labels(result.candidates), notes, strict=False))
     names = dict(zip(text.labels(result.candidates), text.names(result.candidates), strict=True))
-    place = partial(_place, low=low, high=high)
-    rows = []
-    for own in ratios:
-        least, middle, most = (end / scale for end in (own.band_s[0], own.time_s, own.band_s[1]))
-        value = f"{text.number(middle)} {unit} ({text.number(least)} to {text.number(most)})"
-        places = place(least), place(middle), place(most)
-        rows.append(Interval(names[own.name], value, extra.get(own.name, ""), *places, own.is_first))
-    return Scale(unit, [(place(tick), short(tick)) for tick in ticks], rows)
+    return scale_of(
+        [
+            Row(names[own.name], own.time_s, own.band_s, own.is_first, extra.get(own.name, ""))
+            for own in ratios_to_first(result)
+        ]
+    )
 
 
-def _place(value: float, low: float, high: float) -> float:
-    """Where a value lies between the ends of a logarithmic scale, in per cent."""
-    return round(100 * math.log(value / low) / math.log(high / low), 2) if high > low else 50.0
-
-
-def _extra(outcome: Outcome, currency: str) -> str:
-    """What else a candidate takes: days on the wall, and money where prices are given."""
-    unit, scale = text.time_unit([outcome.wall_s.typical])
+def _extra(outcome: Outcome, currency: str, unit: str, scale: float) -> str:
+    """What else a candidate takes: time on the wall, and money where prices are given."""
     wall = f"{text.number(outcome.wall_s.typical / scale)} {unit} on the wall"
     money = "" if outcome.money is None else amount(outcome.money, currency)
     return "; ".join(filter(None, [wall, money]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from perfsim.report import text
 from perfsim.report.figures import tornado as figure
 from perfsim.report.sections import Section, drawn
+from perfsim.report.study.answer import shortened
 from perfsim.report.table import Table
 from perfsim.studies.decided import BreakEven, Decision, Outcome, Spread
 from perfsim.studies.decision_words import amount, chance, time_unit
@@ -26,6 +28,13 @@ def decision_sections(result: StudyResult) -> list[Section]:
         "they have in common."
     )
     sections = [Section("The decision", lead, table=outcome_table(decision, labels), slug="decision")]
+    decision = replace(
+        decision,
+        rival=shortened(decision.rival, result),
+        first=shortened(decision.first, result),
+        levers=tuple(replace(own, name=shortened(own.name, result)) for own in decision.levers),
+        money_levers=tuple(replace(own, name=shortened(own.name, result)) for own in decision.money_levers),
+    )
     shown = figure.tornado, figure.tornado_table, figure.tornado_alt
     if decision.levers:
         lead = (

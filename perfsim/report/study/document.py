@@ -18,6 +18,8 @@ _OF_CANDIDATE = (
     "time_to_accuracy_band_s",
     "memory",
     "batch_curve",
+    "roofline",
+    "network",
     "notes",
     "batch_at_edge",
     "whole_run",

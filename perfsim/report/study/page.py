@@ -17,7 +17,15 @@ from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.figures import waterfall as bridge_figure
 from perfsim.report.figures.topology import topology
 from perfsim.report.sections import Drawing, Head, Link, Section, drawn
-from perfsim.report.study.answer import badge, differences, first_and_rival, headline, intervals, names_of
+from perfsim.report.study.answer import (
+    badge,
+    differences,
+    first_and_rival,
+    headline,
+    intervals,
+    names_of,
+    shortened,
+)
 from perfsim.report.study.decision import decision_sections
 from perfsim.report.study.evidence import accuracy_table, assumptions_tables, sampling_table
 from perfsim.report.study.laws import laws_section
@@ -77,15 +85,19 @@ def _head(result: StudyResult) -> Head:
     wall = wall_sentence(result.candidates)
     note = "Point: estimate at each machine's best batch and layout. Bar: 90 % range."
     decision = result.decision.sentence if result.decision else ""
+    said, trust = headline(result), badge(result)
+    # With a headline and a badge the verdict would say the same again.
+    told = [decision] if said and decision else [result.verdict, decision]
+    quoted = (trust.text if trust else "") if said and decision else result.verdict
     return Head(
         result.question,
-        " ".join(filter(None, [result.verdict, decision])),
-        head_remarks(result.caveats, result.verdict),
+        shortened(" ".join(filter(None, told)), result),
+        head_remarks(result.caveats, quoted),
         cards_note=f"{note} {wall[0].upper()}{wall[1:]}." if wall else note,
         command=result.command,
         digest=result.inputs_digest,
-        headline=headline(result),
-        badge=badge(result),
+        headline=said,
+        badge=trust,
         scale=intervals(result),
     )
 
@@ -153,7 +165,7 @@ def _why(result: StudyResult) -> list[Section]:
         "What explains the ratio of the first two, and what limits each candidate: the largest wait, or "
         "computing where no wait takes a tenth of the step."
     )
-    table = why_table(list(zip(text.labels(result.candidates), result.candidates, strict=True)))
+    table = why_table(list(zip(text.names(result.candidates), result.candidates, strict=True)))
     cards = differences(result)
     return [Section("Why", lead, table=table, slug="why", cards=cards)] if table.rows else []
 

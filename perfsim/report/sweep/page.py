@@ -1,4 +1,4 @@
-"""The page of a sweep: cards, curves, maps, tables."""
+"""The page of a sweep: curves, maps, tables."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from pathlib import Path
 
 from perfsim.files import write_file
 from perfsim.report import text
-from perfsim.report.caveats import caveats_section, head_remarks
+from perfsim.report.caveats import caveats_section
 from perfsim.report.figures.equal_time import equal_time, equal_time_alt
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
 from perfsim.report.page import write_page
-from perfsim.report.sections import Head, Section
-from perfsim.report.sweep.cards import cards_of, production_notes
+from perfsim.report.sections import Section
+from perfsim.report.sweep.cost import time_and_cost
 from perfsim.report.sweep.document import sweep_text
+from perfsim.report.sweep.head import head_of
 from perfsim.report.sweep.maps import map_sections
-from perfsim.report.sweep.tables import inputs_table, matches_table, points_table
+from perfsim.report.sweep.tables import inputs_tables, matches_table, points_table
 from perfsim.report.sweep.variants import (
     MAX_MARKS,
     changed_steps,
     differences,
+    efficiency,
     named_points,
     policies,
-    speedup,
     times,
     where_steps_go,
 )
@@ -37,64 +38,39 @@ MAX_SERIES = 12
 
 def write_sweep(result: SweepResult, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page. The same result gives the same bytes."""
-    page = write_page(result.title, sweep_sections(result), folder / "index.html", head=_head(result))
+    page = write_page(result.title, sweep_sections(result), folder / "index.html", head=head_of(result))
     write_file(folder / "summary.json", sweep_text(result))
     return page
 
 
 def sweep_sections(result: SweepResult) -> list[Section]:
-    """The page: curve, matches, maps, caveats, every point, inputs."""
+    """The page: curves, matches, maps, caveats, points without a plan, every point, inputs."""
     sections = _drawn(result.analysis) if result.feasible else []
     sections += caveats_section(result.caveats, result.verdict)
-    sections.append(
-        Section(
-            "All points",
-            "Every point of the grid in its order. For a point without a feasible plan the reason says what "
-            "would have to change.",
-            table=points_table(result),
-            slug="points",
-        )
-    )
+    every, words = points_table(result), "Every point of the grid in its order, with and without a plan."
+    if not result.feasible:
+        sections.append(Section("All points", words, table=every, slug="points"))
+    else:
+        if len(result.feasible) < len(result.points):
+            lead = "For each of these points the reason says what would have to change."
+            table = points_table(result, feasible=False)
+            sections.append(Section("Without a plan", lead, table=table, slug="without"))
+        topics = [(f"{len(every.rows):,} points", every)]
+        sections.append(Section("All points", words, topics=topics, slug="points"))
     inputs = "What every answer above rests on. To change an input, change the sweep's file and run it again."
-    return [*sections, Section("Inputs", inputs, table=inputs_table(result), slug="inputs")]
+    return [*sections, Section("Inputs", inputs, topics=inputs_tables(result), slug="inputs")]
 
 
 def _drawn(analysis: Analysis) -> list[Section]:
-    """Everything with a figure; what variants are comes first where there are any."""
+    """Everything with a figure: the answer, then why, then what the variants are."""
     series = analysis.series
     parts = where_steps_go(named_points(analysis))
+    scaled = [_scaling(series), *time_and_cost(analysis), *efficiency(analysis)]
     if not analysis.variants:
-        return [
-            _scaling(series),
-            *speedup(analysis),
-            *parts,
-            *_matches(analysis),
-            *map_sections(analysis.maps),
-        ]
-    scaled = [*speedup(analysis), _scaling(series)] if analysis.scalings else []
+        return [*scaled[:1], *_matches(analysis), *scaled[1:], *parts, *map_sections(analysis.maps)]
     changed = changed_steps(analysis)
-    return [
-        *changed,
-        *policies(analysis),
-        *differences(analysis),
-        *(scaled or ([] if changed else times(series))),
-        *parts,
-    ]
-
-
-def _head(result: SweepResult) -> Head:
-    cards, note = ([], "") if result.analysis.changes else cards_of(result.analysis)
-    note = " ".join(filter(None, [note, *production_notes(result.feasible)]))
-    caveats = head_remarks(result.caveats, result.verdict)
-    return Head(
-        result.question,
-        result.verdict,
-        caveats,
-        cards,
-        note,
-        command=result.command,
-        digest=result.inputs_digest,
-    )
+    answer = scaled if analysis.scalings else [] if changed else times(series)
+    return [*changed, *answer, *parts, *policies(analysis), *differences(analysis)]
 
 
 def _scaling(series: Sequence[Series]) -> Section:
@@ -106,6 +82,7 @@ def _scaling(series: Sequence[Series]) -> Section:
             point.target_time.time_s / scale,
             member.efficiency(point),
             _note(point),
+            band=(point.target_time.band_s[0] / scale, point.target_time.band_s[1] / scale),
         )
         for member in series[:MAX_SERIES]
         for point in text.thinned(member.points, MAX_MARKS)
@@ -114,7 +91,8 @@ def _scaling(series: Sequence[Series]) -> Section:
     return Section(
         "Scaling",
         "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
-        f"further device saves. Each point runs at its best batch of the grid.{left_out}",
+        "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid."
+        f"{left_out}",
         figure=scaling_curve(points, unit=unit),
         table=scaling_table(points, unit=unit),
         alt="; ".join(_alt(member) for member in series[:MAX_SERIES]),

@@ -55,21 +55,25 @@ def _count(count: int | None, match: Match) -> str:
     return f"\u2264 {text.integer(count)}" if count == counts[0] else text.integer(count)
 
 
-def points_table(result: SweepResult) -> Table:
-    """The points, at most `MOST_ROWS`, with their answers or the reasons why they have none."""
-    paths = list(dict.fromkeys(path for point in result.points for path, _ in point.circumstances))
-    columns = ("system", "strategy", "devices", "batch", *(text.human(path) for path in paths))
-    metrics = ("time to the target", "90 % band", "on the wall", "step", "MFU", "layout", "reason")
-    points = text.thinned(result.points, MOST_ROWS)
-    rows = [[*_question(point, paths), *_answer(point)] for point in points]
-    numeric = frozenset({2, 3, *range(len(columns), len(columns) + 5)})
+def points_table(result: SweepResult, *, feasible: bool = True) -> Table:
+    """The points, at most `MOST_ROWS`, with their answers or the reasons why they have none.
+
+    With `feasible` false only the points without a plan, and no columns of answers.
+    """
+    asked = [point for point in result.points if feasible or not point.feasible]
+    paths = list(dict.fromkeys(path for point in asked for path, _ in point.circumstances))
+    columns = ["system", "strategy", "devices", "batch", *(text.human(path) for path in paths)]
+    metrics = ["time to the target", "90 % band", "on the wall", "step", "MFU", "layout"] if feasible else []
+    points = text.thinned(asked, MOST_ROWS)
+    rows = [[*_question(point, paths), *_answer(point)[-1 - len(metrics) :]] for point in points]
+    numeric = frozenset({2, 3, *(len(columns) + index for index in range(len(metrics) - 1))})
     caption = "In the order of the grid."
-    if len(points) < len(result.points):
+    if len(points) < len(asked):
         caption = (
-            f"{len(points):,} of {len(result.points):,} points, evenly spread in the order of the grid; "
+            f"{len(points):,} of {len(asked):,} points, evenly spread in the order of the grid; "
             "summary.json has all, and so has the file of --table."
         )
-    return Table((*columns, *metrics), rows, caption, numeric)
+    return Table((*columns, *metrics, "reason"), rows, caption, numeric)
 
 
 def _question(point: PointResult, paths: Sequence[str]) -> list[str]:
@@ -102,13 +106,20 @@ def wall_text(point: PointResult) -> str:
     return text.NONE if point.wall_s is None else text.duration(point.wall_s)
 
 
-def inputs_table(result: SweepResult) -> Table:
-    """Inputs by topic, each with its source and whether it was read, fitted or assumed."""
+def inputs_tables(result: SweepResult) -> list[tuple[str, Table]]:
+    """For each topic its inputs, each with its source and whether it was read, fitted or assumed."""
     topics = dict.fromkeys(item.topic for item in result.assumptions)
-    rows = [
-        [item.name, item.value, item.kind, item.source, item.topic]
+    return [
+        (
+            topic,
+            Table(
+                ("input", "value", "kind", "source"),
+                [
+                    [item.name, item.value, item.kind, item.source]
+                    for item in result.assumptions
+                    if item.topic == topic
+                ],
+            ),
+        )
         for topic in topics
-        for item in result.assumptions
-        if item.topic == topic
     ]
-    return Table(("input", "value", "kind", "source", "topic"), rows)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from perfsim.report import text
 from perfsim.report.figures.parts import PartsRow, parts_alt, parts_figure, parts_table
-from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
+from perfsim.report.figures.scaling import ScalingPoint, efficiency_curve, efficiency_table
 from perfsim.report.figures.variants import Changes, change_bars, change_table, time_dots, time_table
 from perfsim.report.sections import Section
 from perfsim.report.table import Table
@@ -18,14 +18,13 @@ MAX_LINES = 12
 MAX_MARKS = 200
 """Points of one line."""
 MAX_ROWS = 40
-MAX_SENTENCES = 4
 MAX_DIFFERENCES = 12
 MAX_COLUMNS = 8
 """Variants that stand side by side in one table."""
 
 
-def speedup(analysis: Analysis) -> list[Section]:
-    """Throughput over devices beside the ideal, and why a line leaves it; only where devices vary."""
+def efficiency(analysis: Analysis) -> list[Section]:
+    """How much of the ideal throughput further devices give, and why not all; only where devices vary."""
     scalings = analysis.scalings[:MAX_LINES]
     if not scalings:
         return []
@@ -33,26 +32,28 @@ def speedup(analysis: Analysis) -> list[Section]:
         ScalingPoint(
             scaling.series.label,
             point.num_devices,
-            scaling.speedup(point),
             scaling.efficiency(point),
+            scaling.series.efficiency(point),
             _note(point),
         )
         for scaling in scalings
         for point in text.thinned(scaling.series.points, MAX_MARKS)
     ]
     alt = "; ".join(
-        f"{scaling.series.label}: {scaling.speedup(scaling.last):.3g} times" for scaling in scalings
+        f"{scaling.series.label}: {text.percent(scaling.efficiency(scaling.last))} with "
+        f"{scaling.last.num_devices:,} devices"
+        for scaling in scalings
     )
-    sentences = [scaling.sentence for scaling in scalings[:MAX_SENTENCES]]
     return [
         Section(
-            "Speed-up",
-            "Shows how much work each further device adds. Throughput relative to the smallest machine; the "
-            "broad pale line is the ideal. " + " ".join(sentences),
-            figure=scaling_curve(points, quantity="speed-up", unit="times", better="higher", linear=True),
-            table=scaling_table(points, unit="times"),
-            alt=f"Speed-up against devices, beside the ideal. {alt}.",
-            slug="speed-up",
+            "Scaling efficiency",
+            "Shows how much work each further device adds: throughput over that of as many devices which "
+            "work like those of the smallest machine. Dashed: the same in time to the target, where a larger "
+            "batch needs more tokens.",
+            figure=efficiency_curve(points),
+            table=efficiency_table(points),
+            alt=f"Scaling efficiency against devices. {alt}.",
+            slug="efficiency",
         )
     ]
 

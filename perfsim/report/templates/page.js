@@ -87,10 +87,10 @@ drawn.then(() => {
     }
     const legend = plot.querySelector(".legend");
     const more = legend ? Math.max(0, legend.getBBox().height - RESERVED) : 0;
-    const height = entry.height + Math.round(more);
-    if (height === plot.layout.height) return;
+    const height = entry.height + Math.round(more), room = plot.parentElement.clientWidth;
+    if (height === plot.layout.height && room === plot._fullLayout.width) return;
     plot.style.height = plot.parentElement.style.height = height + "px";
-    await Plotly.relayout(plot, { height });
+    await Plotly.relayout(plot, room ? { height, width: room } : { height });
   };
   let width = 0, timer = 0;
   const fitAll = async () => {
@@ -101,4 +101,19 @@ drawn.then(() => {
   };
   fitAll();
   window.addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(fitAll, 200); });
+  const PAPER = 690; // pixels between the margins of A4
+  const printed = (paper) => plots.forEach(({ plot }) => {
+    const own = paper || plot.parentElement.clientWidth;
+    if (own) Plotly.relayout(plot, { width: own });
+  });
+  window.addEventListener("beforeprint", () => printed(PAPER));
+  window.addEventListener("afterprint", () => printed(0));
 });
+// A table that is wider than its place can be scrolled with the keyboard.
+(() => {
+  const watch = new ResizeObserver((boxes) => boxes.forEach(({ target }) => {
+    if (target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }));
+  document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
+})();

@@ -22,7 +22,12 @@ def proof_lines(answer: Mapping[str, Any]) -> list[str]:
     for strategy, layout in proofs:
         for fault in layout["faults"]:
             lines += paragraph(f"* {strategy}, {layout['layout']}: {fault}", width)
-    return [*lines, "", *paragraph(_sentence(answer, [layout for _, layout in proofs]), width)]
+    lines += ["", *paragraph(_sentence(answer, [layout for _, layout in proofs]), width)]
+    left_out = dict.fromkeys(part for _, layout in proofs for part in layout["not_executed"])
+    if left_out:
+        said = f"Not executed: {', '.join(left_out)}. The small model has plain attention instead."
+        lines += paragraph(said, width)
+    return lines
 
 
 def _table(proofs: list[tuple[str, Mapping[str, Any]]]) -> Table:

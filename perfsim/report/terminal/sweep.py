@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from perfsim.report import text
-from perfsim.report.sweep.cards import production_notes
+from perfsim.report.sweep.head import production_notes
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import caveat_lines, paragraph, table_lines, terminal_width
 from perfsim.sweeps.analysis import Analysis

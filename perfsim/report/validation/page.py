@@ -52,8 +52,12 @@ def _head(page: AccuracyPage) -> Head:
         summary = accuracy.result["summary"]
         if summary["n"]:
             spread = f"p90 {text.percent(summary['p90_ape'])}, {summary['n']} runs"
+            if accuracy.outside is not None:
+                spread += f"; left out of the fit {text.percent(accuracy.outside['summary']['median_ape'])}"
+            if accuracy.result["baseline"].get("median_ape") is not None:
+                spread += f"; one constant {text.percent(accuracy.result['baseline']['median_ape'])}"
             if summary["band_coverage"] is not None:
-                spread += f", {text.percent(summary['band_coverage'])} in their 90 % bands"
+                spread += f"; {text.percent(summary['band_coverage'])} in their 90 % bands"
             name = f"median, {_name(accuracy.result)}"
             cards.append(Card(text.percent(summary["median_ape"]), spread, name))
     for result in page.convergence:
@@ -81,23 +85,26 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
     yield Section(
         f"{name}: families beside a baseline",
         "Shows where and by how much the model is better than one efficiency for all runs.",
-        table=tables.score_table(result),
+        table=tables.score_table(result, accuracy.outside),
         slug=f"{slug}-families",
+        level=3,
     )
     if result["sweeps"]:
         yield Section(
             f"{name}: choosing a layout",
             "One model on one number of devices in several layouts: does the prediction find the fastest?",
-            table=tables.sweeps_table(result),
+            topics=[(f"{len(result['sweeps'])} sweeps", tables.sweeps_table(result))],
             slug=f"{slug}-sweeps",
+            level=3,
         )
     yield from _far_off(accuracy, slug)
     if accuracy.removed:
         yield Section(
             f"{name}: ablation",
             "The error of the model without each of its mechanisms.",
-            table=tables.ablation_table(accuracy.removed),
+            topics=[("without each mechanism", tables.ablation_table(accuracy.removed))],
             slug=f"{slug}-ablation",
+            level=3,
         )
         yield _left_out(accuracy, slug, leaves_out)
     if result["without_release"]:
@@ -109,7 +116,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
 def _scatter(accuracy: StepAccuracy, slug: str) -> Section:
     result = accuracy.result
     points = [
-        ValidationPoint(**{name: case[name] for name in _POINT})
+        ValidationPoint(**{name: case[name] for name in _POINT}, band_s=case.get("band_s"))
         for case in result["cases"]
         if case["predicted_s"] is not None
     ]
@@ -117,7 +124,8 @@ def _scatter(accuracy: StepAccuracy, slug: str) -> Section:
     lead = (
         f"{len(points)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence A: "
         "exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored, an "
-        "open mark."
+        "open mark. A diamond is a run outside its 90 % band; the pale bar of a family spans what its bands "
+        "allow."
     )
     return Section(
         f"{_name(result)}: errors by family",
@@ -138,58 +146,64 @@ def _far_off(accuracy: StepAccuracy, slug: str) -> Iterator[Section]:
         "long.",
         table=tables.worst_table(accuracy, scored=True),
         slug=f"{slug}-worst",
+        level=3,
     )
     weak = tables.worst_table(accuracy, scored=False)
     if weak.rows:
         lead = "Runs with weak evidence."
-        yield Section(f"{name}: shown, not scored", lead, table=weak, slug=f"{slug}-weak")
+        topics = [(f"{len(weak.rows)} runs", weak)]
+        yield Section(f"{name}: shown, not scored", lead, topics=topics, slug=f"{slug}-weak", level=3)
     if accuracy.result["failed"]:
         table = tables.refusals_table("run", accuracy.result)
-        yield Section(f"{name}: not predicted", "Runs that are refused.", table=table, slug=f"{slug}-refused")
+        topics, lead = [(f"{len(table.rows)} runs", table)], "Runs that are refused."
+        yield Section(f"{name}: not predicted", lead, topics=topics, slug=f"{slug}-refused", level=3)
 
 
 def _left_out(accuracy: StepAccuracy, slug: str, leaves_out: bool) -> Section:
     heading = f"{_name(accuracy.result)}: leaving one family out"
     if not accuracy.left_out:
         lead = "Not computed; add --leave-out." if not leaves_out else "No family could be left out."
-        return Section(heading, lead, slug=f"{slug}-left-out")
+        return Section(heading, lead, slug=f"{slug}-left-out", level=3)
     return Section(
         heading,
         "Errors on runs that the model was not fitted to: the constants fitted to whole steps are fitted "
         "again to all other families, then the family is predicted.",
-        table=tables.left_out_table(accuracy.left_out),
+        topics=[("each family, and the constants without it", tables.left_out_table(accuracy.left_out))],
         slug=f"{slug}-left-out",
+        level=3,
     )
 
 
 def _releases_left_out(accuracy: StepAccuracy, slug: str) -> Section:
     heading = f"{_name(accuracy.result)}: leaving one release out"
     if accuracy.releases_left_out is None:
-        return Section(heading, "Not computed; add --leave-out.", slug=f"{slug}-left-out")
+        return Section(heading, "Not computed; add --leave-out.", slug=f"{slug}-left-out", level=3)
     lead = (
         "Errors on a release that the model was not fitted to: efficiencies are fitted to the logs of the "
         "other releases, then its logs are predicted."
     )
     table = tables.releases_left_out_table(accuracy.releases_left_out, accuracy.result)
-    return Section(heading, lead, table=table, slug=f"{slug}-left-out")
+    return Section(heading, lead, table=table, slug=f"{slug}-left-out", level=3)
 
 
 def _scaling(scaling: Mapping[str, Any], name: str, slug: str) -> Iterator[Section]:
     """Published ratios of speeds on more systems than any log has."""
     lead = f"Published ratios beside predicted ones. {scaling['source']}."
-    yield Section(f"{name}: more systems", lead, table=ratios_table(scaling), slug=f"{slug}-scaling")
+    yield Section(f"{name}: more systems", lead, table=ratios_table(scaling), slug=f"{slug}-scaling", level=3)
     yield Section(
         f"{name}: published scaling",
         "Throughput of many systems over as many times that of fewer; 'band from' is the least that the band "
         "of many systems allows.",
         table=efficiencies_table(scaling),
         slug=f"{slug}-efficiencies",
+        level=3,
     )
     yield Section(
         f"{name}: what would explain the loss",
         "Each cause is set so that it alone makes the step as slow as the published lower bound.",
         table=explanations_table(scaling),
         slug=f"{slug}-explanations",
+        level=3,
     )
 
 
@@ -208,4 +222,5 @@ def _convergence(result: Mapping[str, Any]) -> Iterator[Section]:
             "Benchmarks whose points do not determine a fit have no prediction.",
             table=tables.refusals_table("benchmark", result),
             slug=f"{slugify(name)}-refused",
+            level=3,
         )

@@ -21,26 +21,36 @@ _HEADINGS = {
 _FIGURES = ("median_ape", "p90_ape", "mape")
 
 
-def score_table(result: Mapping[str, Any]) -> Table:
-    """All runs and each family, beside the baseline of one constant efficiency."""
-    rows = [_score_row("all runs", result["summary"], result["baseline"])]
+def score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None = None) -> Table:
+    """All runs and each family, beside the baseline of one constant efficiency.
+
+    With `outside`, also the errors of each family under constants that were fitted without it.
+    """
+    left_out = (outside or {}).get("families", {})
+    without = (outside or {}).get("summary", {})
+    rows = [_score_row("all runs", result["summary"], without, result["baseline"])]
     for family, figures in result["families"].items():
         if figures["n"]:
-            rows.append(_score_row(family, figures, result["families_baseline"].get(family, {})))
+            baseline = result["families_baseline"].get(family, {})
+            rows.append(_score_row(family, figures, left_out.get(family, {}), baseline))
     for release, figures in result["without_release"].items():
-        rows.append(_score_row(f"all runs without {release}", figures, {}))
-    figures = ("median", "p90", "mean", "bias", "tau", "regret", "in band", "baseline", "baseline, mean")
-    columns = ("family", "runs", *figures)
+        rows.append(_score_row(f"all runs without {release}", figures, {}, {}))
+    figures = ("median", "p90", "mean", "bias", "tau", "regret", "in band")
+    beside = ("left out", "left out, mean", "baseline", "baseline, mean")
+    columns = ("family", "runs", *figures, *beside)
     caption = (
         "Absolute errors of the step time; bias is the mean signed error. Tau (mean) and regret (largest) "
         "are over the family's sweeps. In band: the share of runs whose measured time lies in its 90 % band, "
         "which comes from constants and errors without the run's family (of a wafer: without its release). "
-        "Baseline: one efficiency for all runs, with its median and its mean error."
+        "Left out: median and mean error with constants that were fitted without the family (of a wafer: "
+        "without the release). Baseline: one efficiency for all runs, with its median and its mean error."
     )
-    return Table(columns, rows, caption, frozenset(range(1, 11)))
+    return Table(columns, rows, caption, frozenset(range(1, len(columns))))
 
 
-def _score_row(name: str, figures: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:
+def _score_row(
+    name: str, figures: Mapping[str, Any], left_out: Mapping[str, Any], baseline: Mapping[str, Any]
+) -> list[str]:
     tau = figures.get("kendall_tau")
     return [
         name,
@@ -50,8 +60,7 @@ def _score_row(name: str, figures: Mapping[str, Any], baseline: Mapping[str, Any
         text.NONE if tau is None else f"{tau:.2f}",
         _percent(figures.get("regret")),
         _percent(figures.get("band_coverage")),
-        _percent(baseline.get("median_ape")),
-        _percent(baseline.get("mape")),
+        *(_percent(other.get(key)) for other in (left_out, baseline) for key in ("median_ape", "mape")),
     ]
 
 

@@ -91,7 +91,13 @@ def test_frames_ask_for_pandas_by_name_where_it_is_missing(
 
 def test_every_figure_is_a_plotly_figure_with_something_in_it(answer: ps.StudyAnswer) -> None:
     figures = answer.figures
-    for figure in (figures.memory(), figures.step_time(), figures.time_to_accuracy(), figures.timeline(1)):
+    for figure in (
+        figures.memory(),
+        figures.step_time(),
+        figures.time_to_accuracy(),
+        figures.timeline(1),
+        figures.roofline(1),
+    ):
         assert isinstance(figure, go.Figure)
         assert len(figure.data) > 0
 

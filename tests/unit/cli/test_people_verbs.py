@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from subprocess import run
 
 import pytest
 from click.testing import CliRunner, Result
 
 from perfsim.cli import VERBS, main, progress
-from perfsim.cli.output import print_lines
+from perfsim.cli.output import print_lines, write_error
 from perfsim.cli.progress import Meter
 
 Run = Callable[..., Result]
@@ -90,6 +94,8 @@ def test_each_shell_has_a_script_that_completes(perfsim: Run, shell: str) -> Non
         ("perfsim run --system dgx", "dgx-h100"),
         ("perfsim study cerebras", "cerebras_gpt"),
         ("perfsim exp", "explain"),
+        ("perfsim run --layout tp=8,sch", "tp=8,schedule="),
+        ("perfsim run --layout tp=8,schedule=zb", "tp=8,schedule=zb1p"),
     ],
 )
 def test_names_of_the_catalogue_complete(words: str, completed: str) -> None:
@@ -100,6 +106,46 @@ def test_names_of_the_catalogue_complete(words: str, completed: str) -> None:
     }
     result = CliRunner().invoke(main, [], env=variables, prog_name="perfsim")
     assert completed in {line.partition(",")[2] for line in result.stdout.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("perfsim run --model gpt3_20", ["gpt3_20b"]),
+        ("perfsim study whole", ["whole_run_20b"]),
+        ("perfsim run --layout tp=8,schedule=zb1", ["zb1p"]),
+        ("perfsim run --layout tp=8,sch", ["8,schedule="]),
+        ("perfsim why --system cs-2-", ["cs-2-peak"]),
+    ],
+)
+def test_bash_itself_completes(perfsim: Run, line: str, completed: list[str]) -> None:
+    """As readline calls the function; it inserts behind the last `=`, where a word begins for it."""
+    Path("complete.sh").write_text(perfsim("completion", "bash").stdout, "utf-8")
+    Path("bin").mkdir()
+    command = Path("bin/perfsim")
+    code = "import perfsim.cli as c; c.main(prog_name='perfsim')"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
+    command.chmod(0o755)
+    script = f"""
+        compopt() {{ :; }}
+        . ./complete.sh
+        COMP_WORDBREAKS=$' =:' COMP_LINE='{line}' COMP_POINT={len(line)}
+        _perfsim_completion perfsim
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    variables = {**os.environ, "PATH": f"{command.parent.resolve()}{os.pathsep}{os.environ['PATH']}"}
+    done = run(["bash", "-c", script], capture_output=True, text=True, check=True, env=variables)
+    assert done.stdout.split() == completed, done.stderr
+
+
+def test_the_settings_that_complete_are_those_that_there_are() -> None:
+    from perfsim.cli.completion import LAYOUT
+    from perfsim.machines.layout_text import SHORT_NAMES
+    from perfsim.strategies.schedules import SCHEDULES
+    from perfsim.workload import ParallelLayout
+
+    assert sorted(LAYOUT["schedule"]) == sorted(SCHEDULES)
+    assert set(LAYOUT) <= {*SHORT_NAMES, *(field.name for field in fields(ParallelLayout))}
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
@@ -157,6 +203,36 @@ def test_one_bar_shows_what_takes_long_and_goes_when_it_is_done(monkeypatch: pyt
     assert "3d on 8 A100-80GB" in drawn
     meter.stop()
     assert meter.bar is None
+
+
+def test_many_short_simulations_have_one_bar_that_counts_all_their_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_DRAWINGS", 0.0)
+    meter = Meter()
+    meter.started_s -= 60.0
+    for _ in range(3):
+        meter.tasks(400, 400)
+    meter.tasks(10, 500)
+    assert meter.bar is not None
+    assert len(meter.bar.tasks) == 1
+    assert (meter.bar.tasks[0].completed, meter.bar.tasks[0].total) == (1210, None)
+    meter.step.began_s -= 60.0
+    meter.tasks(250, 500)
+    assert [(task.completed, task.total) for task in meter.bar.tasks] == [(250, 500)]
+    meter.stop()
+
+
+def test_the_bar_is_gone_before_an_answer_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with progress.metered() as meter:
+        meter.started_s -= 60.0
+        meter.tell("3 of 26 points")
+        assert meter.bar is not None
+        print_lines(LINES)
+        assert meter.bar is None
 
 
 def test_nothing_is_drawn_early_in_a_pipe_or_when_asked_to_be_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +305,14 @@ def test_what_is_wrong_is_said_in_words_of_perfsim(
         "Error(",
     ):
         assert foreign not in result.stderr
+
+
+def test_an_error_has_only_characters_that_the_terminal_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stderr", screen)
+    write_error("tensor 3 × pipeline 1 → 5\n")
+    screen.flush()
+    assert screen.buffer.getvalue() == b"tensor 3 x pipeline 1 -> 5\n"  # type: ignore[attr-defined]
 
 
 def test_one_batch_may_be_written_without_brackets(perfsim: Run) -> None:

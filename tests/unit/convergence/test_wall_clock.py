@@ -9,12 +9,12 @@ from pydantic import ValidationError
 from perfsim.catalog import default_catalog
 from perfsim.convergence.goodput import (
     failing_time_s,
-    mean_time_to_failure_s,
     stopped_share,
     young_interval_s,
 )
 from perfsim.convergence.uncertain import Draws, interval, typical
 from perfsim.convergence.wall_clock import RunPart, Training, wall_s, whole_run
+from perfsim.units import DAY_S
 from perfsim.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
 
 RUN = Training(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2)
@@ -63,7 +63,7 @@ def test_the_first_weights_of_gpt_j_take_what_its_log_says() -> None:
 
 def test_failures_cost_what_the_failing_run_does() -> None:
     spec = clock().model_copy(update={"stragglers": None})
-    mttf_s = mean_time_to_failure_s(RUN.num_nodes, 0.0065)
+    mttf_s = DAY_S / (RUN.num_nodes * 0.0065)
     sent_s, write_s = 4 * RUN.num_parameters / 240e6, 12 * RUN.num_parameters / 170e6
     interval_s = young_interval_s(write_s, mttf_s)
     failing_s = failing_time_s(RUN.time_s, interval_s, write_s, 600.0 + 247.0 + sent_s, 1 / mttf_s)

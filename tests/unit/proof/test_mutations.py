@@ -32,6 +32,7 @@ FEW = {
     "zero 2, overlapped": Case("3d", ParallelLayout(tensor=2, data=2, zero_stage=2), 2, overlap=True),
     "zero 3": Case("zero3", ParallelLayout(data=2, zero_stage=3), 2),
     "zero bubble": Case("pipeline", ParallelLayout(pipeline=2, schedule="zb2p"), 3),
+    "experts": Case("3d", ParallelLayout(tensor=2, sequence_parallel=True, expert=2), 1),
     "weight streaming": Case("weight-streaming", StreamingLayout(data=2, micro_batch_size=2), 2),
 }
 EVERY = 9
@@ -42,7 +43,9 @@ FEW_OF_ALL = 43
 
 def subject(case: Case) -> Subject:
     catalog = default_catalog()
-    return subject_of(plan_of_case(case, catalog.model("gpt3_20b"), catalog))
+    experts = isinstance(case.layout, ParallelLayout) and case.layout.expert > 1
+    model = catalog.model("mixtral_8x7b" if experts else "gpt3_20b")
+    return subject_of(plan_of_case(case, model, catalog))
 
 
 def test_faults_of_every_kind_are_made() -> None:
@@ -137,10 +140,11 @@ def test_explained_survivors_are_told_by_class() -> None:
 
 
 @pytest.mark.slow
-def test_every_fault_in_a_spread_of_the_catalogue_is_caught() -> None:
+@pytest.mark.parametrize(("model", "least"), [("gpt3_20b", 500), ("deepseek_v3", 250)])
+def test_every_fault_in_a_spread_of_the_catalogue_is_caught(model: str, least: int) -> None:
     """A few of all faults in every case, each begun elsewhere; what is left has a reason."""
-    found = try_plans("gpt3_20b", plans_of(Request("gpt3_20b")), FEW_OF_ALL)
-    assert found["injected"] > 500
+    found = try_plans(model, plans_of(Request(model)), FEW_OF_ALL)
+    assert found["injected"] > least
     assert found["unexplained"] == []
 
 

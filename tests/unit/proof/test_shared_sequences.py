@@ -23,6 +23,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "bias": False,
     },
     "attention beside the MLP": {"norms_per_layer": 1},
+    "windows": {"sliding_window": 4, "sliding_window_pattern": 4},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsim.catalog import default_catalog
+from perfsim.errors import InputError
 from perfsim.hardware import Precision
 from perfsim.published.cases import StepCase, case_job
 
@@ -41,3 +42,10 @@ def test_fsdp_that_reduces_in_16_bits_trains_in_pure_16_bits(
 ) -> None:
     recipe = case_job(case(strategy, reduced), default_catalog()).recipe
     assert (recipe.reduce_precision, recipe.optimizer_precision) == (reduced, states)
+
+
+def test_a_run_that_overlaps_all_to_alls_of_two_micro_batches_is_refused_by_name() -> None:
+    plain = case("3d", None)
+    training = plain.training.model_copy(update={"moe_a2a_overlap": True})
+    with pytest.raises(InputError, match="case a: moe_a2a_overlap: the all-to-alls of one micro-batch"):
+        case_job(plain.model_copy(update={"training": training}), default_catalog())

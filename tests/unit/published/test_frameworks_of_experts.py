@@ -59,6 +59,13 @@ def test_a_run_without_fused_attention_has_that_of_the_a100() -> None:
     assert printed.recipe.framework.attention == "synchronous"
 
 
+def test_a_declared_setting_decides_whatever_the_notes_say() -> None:
+    run = case("container 26.08; NVTE_FUSED_ATTN=0.", attention_kernel="one_block", cuda_graph=False)
+    framework = case_job(run, default_catalog()).recipe.framework
+    assert framework is not None
+    assert (framework.attention, framework.cuda_graph) == ("one_block", False)
+
+
 def test_settings_of_experts_reach_recipe_and_layout() -> None:
     said = {"moe_dispatcher": "hybridep", "moe_force_balance": True, "moe_capacity_factor": 1.5}
     run = case(**said, moe_grouped_gemm=False)

@@ -111,3 +111,23 @@ def test_with_prices_a_second_tornado_is_about_money(result: StudyResult) -> Non
     assert table.caption.startswith("Ratio: money of")
     assert sections["tornado-money"].figure.layout.xaxis.title.text == "ratio"
     assert "Money over that of the first" in str(sections["tornado-money"].figure.layout.title.text)
+
+
+def test_a_tornado_names_its_two_lines(result: StudyResult) -> None:
+    decision = decided(result).decision
+    assert decision is not None
+    notes = {note.text: note.x for note in tornado(decision).layout.annotations}
+    assert notes == {"1.20": 1.2, "order flips": 1.0}
+
+
+def test_levers_and_the_sentence_below_the_answer_have_short_names(result: StudyResult) -> None:
+    shown = decided(result)
+    assert shown.decision is not None
+    first = result.candidates[0].label
+    lever = replace(shown.decision.levers[0], name=f"step time of {first}")
+    decision = replace(shown.decision, levers=(lever,), sentence=f"{first} is first.")
+    _, sections, head = study_page(replace(shown, decision=decision))
+    tornado_section = next(own for own in sections if own.slug == "tornado")
+    assert tornado_section.table is not None
+    assert tornado_section.table.rows[0][0] == "step time of 128 A100-80GB (16 DGX)"
+    assert head.verdict == "128 A100-80GB (16 DGX) is first."

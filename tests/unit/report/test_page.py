@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 import re
+import zlib
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +16,7 @@ from plotly.offline import get_plotlyjs_version
 
 import perfsim.report
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
+from perfsim.report.figures.timeline import timeline
 from perfsim.report.figures.waterfall import bridge, waterfall
 from perfsim.report.page import linked, plotly_source, render_page, write_page
 from perfsim.report.sections import Head, Section
@@ -210,3 +214,16 @@ def test_a_page_without_figures_does_not_carry_plotly() -> None:
 def test_two_sections_of_one_id_are_refused() -> None:
     with pytest.raises(ValueError, match=r"memory; give every section its own slug"):
         render_page("Twice", [Section("Memory"), Section("Memory")])
+
+
+def test_a_figure_of_many_bars_is_compressed_and_can_be_read_back(result: StudyResult) -> None:
+    wafer = result.candidates[1]
+    bars = [bar for bar in wafer.timeline for _ in range(6)]
+    figure = timeline(wafer, bars)
+    page = render_page("Many", [Section("Many", figure=figure, alt="Bars.")])
+    packed = re.search(r'data-figure="figure-many">([^<]*)<', page)
+    assert packed is not None
+    document = json.loads(zlib.decompress(base64.b64decode(packed[1])))
+    assert document["figure"] == json.loads(figure.to_json())
+    assert len(packed[1]) < len(figure.to_json()) / 4
+    assert 'id="figure-many" class="plotly-graph-div"' in page

@@ -14,7 +14,13 @@ from perfsim.report.figures.memory import memory, memory_alt, memory_table
 from perfsim.report.figures.resilience import resilience, resilience_alt, resilience_table
 from perfsim.report.figures.step_time import step_breakdown, step_breakdown_table
 from perfsim.report.figures.time_to_accuracy import time_to_accuracy, time_to_accuracy_table
-from perfsim.report.figures.timeline import CutTimeline, cut_timelines, timeline, timeline_table
+from perfsim.report.figures.timeline import (
+    CutTimeline,
+    cut_timelines,
+    shared,
+    timeline,
+    timeline_table,
+)
 from perfsim.report.study.page import study_page
 from perfsim.report.text import duration
 from perfsim.studies.result import StudyResult
@@ -213,3 +219,33 @@ def test_every_curve_is_named_in_place_and_names_do_not_cover_one_another(result
     ]
     for place, box in enumerate(boxes):
         assert canvas.hidden(box, boxes[:place]) == 0
+
+
+def test_a_tooltip_has_layers_flops_bytes_and_the_number_of_tasks(result: StudyResult) -> None:
+    candidate = result.candidates[1]
+    bar = replace(candidate.timeline[0], flop=3.4e12, n_bytes=1.25e9, layers=(3, 7), tasks=5)
+    (trace,) = timeline(candidate, [bar]).data
+    assert trace.text == ("layers 3 to 7, 3.4 TFLOP, 1.25 GB, 5 tasks",)
+    assert "%{text}" in trace.hovertemplate
+    assert "takes %{customdata[2]}" in trace.hovertemplate
+
+
+def test_a_lane_of_short_bars_far_apart_is_not_empty(result: StudyResult) -> None:
+    wafer = result.candidates[1]
+    bars = [replace(wafer.timeline[0], start_s=float(at), end_s=at + 1e-5) for at in range(200)]
+    (trace,) = timeline(replace(wafer, timeline=tuple(bars)), bars).data
+    assert set(trace.marker.line.width) == {1.0}, "an outline makes each visible"
+    assert all(length > 0 for length in trace.x)
+
+
+def test_timelines_together_keep_to_the_budget_without_losing_the_end(
+    result: StudyResult, factory: ModuleType
+) -> None:
+    long = replace(result.candidates[0], timeline=factory.pipeline_timeline(4, 500, 0.004))
+    joined, small = shared([long, result.candidates[1]], budget=2000)
+    assert len(joined.timeline) + len(small.timeline) <= 2000
+    assert small.timeline == result.candidates[1].timeline
+    assert joined.timeline[-1].end_s == pytest.approx(max(bar.end_s for bar in long.timeline), rel=0.02)
+    assert sum(bar.tasks for bar in joined.timeline) == len(long.timeline)
+    (cut,) = cut_timelines([joined])
+    assert cut.note().startswith(f"{len(long.timeline):,} tasks are drawn as {len(joined.timeline):,} bars")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
-from perfsim.report.sweep.cards import cards_of
 from perfsim.report.sweep.document import sweep_document
+from perfsim.report.sweep.head import head_of, rows_of
 from perfsim.report.sweep.maps import map_sections
 from perfsim.report.sweep.page import sweep_sections, write_sweep
 from perfsim.report.sweep.tables import matches_table, points_table
@@ -103,14 +105,16 @@ def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_
 ) -> None:
     slugs = [section.anchor for section in sweep_sections(result)]
     maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
-    assert slugs == ["scaling", "speed-up", "step-time", "equals", "equals-back", *maps, "points", "inputs"]
+    curves = ["scaling", "equals", "equals-back", "cost", "efficiency", "step-time"]
+    assert slugs == [*curves, *maps, "without", "points", "inputs"]
 
 
 def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult) -> None:
     figure = sweep_sections(result)[0].figure
     names = [trace.name for trace in figure.data]
     machines = ["CS-2, weight-streaming", "slow, weight-streaming"]
-    assert names == [name for machine in machines for name in (machine, f"{machine}, ideal")]
+    lines = [name for machine in machines for name in (machine, f"{machine}, ideal")]
+    assert names == [*lines, *(f"{machine}, 90 % band" for machine in machines)]
     days = [point.target_time.time_s / 86400 for point in result.feasible]
     assert min(days) == pytest.approx(min(figure.data[0].y))
 
@@ -181,10 +185,11 @@ def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_cha
     sections = {section.anchor: section for section in sweep_sections(swept)}
     assert list(sections) == [
         "variants",
-        "differences",
-        "speed-up",
         "scaling",
+        "cost",
+        "efficiency",
         "step-time",
+        "differences",
         "points",
         "inputs",
     ]
@@ -208,7 +213,7 @@ def test_every_step_of_a_sweep_is_told_by_cause(result: SweepResult) -> None:
 
 def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None:
     series = result.analysis.series
-    cards, note = cards_of(result.analysis)
+    cards, note = rows_of(result.analysis)
     times = {
         card.name: min(point.target_time.time_s for point in member.points)
         for card, member in zip(cards, series, strict=True)
@@ -216,7 +221,7 @@ def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None
     (marked,) = (card.name for card in cards if card.marked)
     assert marked == min(times, key=times.__getitem__)
     assert "Marked: the fastest." in note
-    cards, note = cards_of(
+    cards, note = rows_of(
         Analysis(
             tuple(
                 replace(point, point=replace(point.point, settings={**point.settings, "x": number}))
@@ -235,12 +240,46 @@ def test_no_card_wins_across_models_and_the_page_tells_what_the_planner_changed(
     path = tmp_path / "tiny.yaml"
     path.write_text(SWEEP.replace(", 2, 4]", "]").replace("[1, 4]", "[1]") + text, encoding="utf-8")
     swept = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
-    cards, note = cards_of(swept.analysis)
+    cards, note = rows_of(swept.analysis)
     assert [card.marked for card in cards] == [True, False, True, False]
     assert "Targets differ" in note
-    alone, note = cards_of(Analysis(tuple(point for point in swept.points if point.system == "cs-2")))
+    alone, note = rows_of(Analysis(tuple(point for point in swept.points if point.system == "cs-2")))
     assert not any(card.marked for card in alone)
     assert "Marked" not in note
     sections = {section.anchor: section for section in sweep_sections(swept)}
     assert sections["policies"].table is not None
     assert len(sections["policies"].table.rows) == 2
+
+
+def test_the_page_names_a_command_that_reads_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "my grid.yaml"
+    path.write_text(SWEEP + "  batch_sizes: [[8]]\n", encoding="utf-8")
+    asked = load_sweep(str(path))
+    result = run_sweep(asked, tmp_path / "points.sqlite", jobs=1)
+    assert shlex.split(result.command) == ["perfsim", "sweep", str(path)]
+    assert str(escape(result.command)) in write_sweep(result, tmp_path / "out").read_text("utf-8")
+    assert sweep_document(result)["command"] == result.command
+
+
+def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_path: Path) -> None:
+    grid = "  batch_sizes: [[8]]\n"
+    (section,) = [own for own in sweep_sections(answer(tmp_path, grid)) if own.anchor == "cost"]
+    assert section.heading == "Time against device-days"
+    priced = SWEEP.replace("system: cs-2, devices", "system: cs-2, price: {device_hour: 100}, devices")
+    priced = priced.replace("      devices: [1, 4]", "      price: {device_hour: 50}\n      devices: [1, 4]")
+    (tmp_path / "priced.yaml").write_text(priced + grid, encoding="utf-8")
+    result = run_sweep(load_sweep(str(tmp_path / "priced.yaml")), tmp_path / "priced.sqlite", jobs=1)
+    (section,) = [own for own in sweep_sections(result) if own.anchor == "cost"]
+    assert section.heading == "Time against cost"
+    first = result.feasible[0]
+    money = first.target_time.time_s / 3600 * first.num_devices * 100
+    assert section.figure.data[0].y[-1] == pytest.approx(money)
+
+
+def test_the_head_says_the_answer_in_one_sentence_and_nothing_twice(result: SweepResult) -> None:
+    head = head_of(result)
+    assert head.headline.startswith("4 CS-2 reach the target first, in ")
+    assert "the target first" not in head.verdict
+    assert head.badge is not None
+    assert head.badge.text not in head.verdict
+    assert [row.marked for row in head.scale.rows].count(True) == 1

@@ -175,6 +175,8 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
     result = imported(tmp_path, text)
     assert result.parameters == 671_026_419_200 - 58 * 256
     assert not result.unsupported
+    overlapped = imported(tmp_path, text.replace("--swiglu", "--swiglu --overlap-moe-expert-parallel-comm"))
+    assert "overlap_moe_expert_parallel_comm: all-to-alls beside" in overlapped.unsupported[0]
     assert result.layout is not None
     assert "expert=64" in result.layout
     experts, latent = result.document["experts"], result.document["latent_attention"]

@@ -259,6 +259,23 @@ def test_torchtitan_is_read_from_toml(imported: Callable[..., Any], text: str) -
     assert (result.recipe["global_batch_size"], result.recipe["seq_length"]) == (16, 8192)
 
 
+def test_torchtitans_expert_degrees_are_the_layouts(imported: Callable[..., Any]) -> None:
+    text = TITAN.replace('"llama3"', '"llama4"').replace('"8B"', '"17bx16e_irope"')
+    degrees = "expert_parallel_degree = 8\nexpert_tensor_parallel_degree = 2\n"
+    text = text.replace("[parallelism]\n", f"[parallelism]\n{degrees}")
+    result = imported(text, "job.toml", model="llama4_scout")
+    assert "expert=8,expert_tensor=2" in result.layout
+    assert not any("expert" in gap for gap in result.unsupported)
+    dense = imported(TITAN.replace("[parallelism]\n", f"[parallelism]\n{degrees}"), "job.toml")
+    assert "its model has none" in dense.unsupported[0]
+
+
+def test_micro_batches_that_overlap_all_to_alls_are_named_on_import(imported: Callable[..., Any]) -> None:
+    pipeline = 'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "DualPipeV"\n'
+    result = imported(TITAN.replace("[parallelism]\n", f"[parallelism]\n{pipeline}"), "job.toml")
+    assert any(gap.startswith("DualPipeV: all-to-alls beside") for gap in result.unsupported)
+
+
 @pytest.mark.parametrize("form", ["json", "python"])
 def test_torchtitan_is_read_from_what_it_prints(imported: Callable[..., Any], form: str) -> None:
     config: dict[str, Any] = {

@@ -10,17 +10,19 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.errors import InputError
 from perfsim.proof.catalogue import catalogue_cases
-from perfsim.proof.execution import gpu_experts
+from perfsim.proof.execution import gpu, gpu_experts
 from perfsim.proof.execution.experts import Rows, drawn_routing
+from perfsim.proof.execution.movement import pieces
 from perfsim.proof.proof import prove_plan
 from perfsim.proof.prove import Request, plan_of_case, prove_all
+from perfsim.report.terminal.proof import proof_lines
 from perfsim.workload import Experts
 
 CASES = catalogue_cases(experts=True)
 EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=8)
 
 
-@pytest.mark.parametrize("number", range(0, len(CASES), 4))
+@pytest.mark.parametrize("number", range(0, len(CASES), 7))
 @pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3"])
 def test_expert_layouts_compute_what_serial_training_does(model: str, number: int) -> None:
     """DeepSeek-V3 has shared experts and a dense layer before them."""
@@ -49,17 +51,54 @@ def test_rows_that_come_back_to_the_wrong_token_are_found(monkeypatch: pytest.Mo
     assert not result.passed
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3", "gpt_oss_120b", "llama4_maverick"])
+def test_every_expert_layout_is_proven(model: str) -> None:
+    result = prove_all(Request(model, orders=3))
+    assert len(result.proofs) == len(CASES)
+    assert result.passed
+
+
 @pytest.mark.parametrize(
-    ("layout", "said"),
-    [
-        ("tp=2,sp=true", "experts are not executed with tensor 2"),
-        ("dp=2,ep=2,zero=3", "experts are not executed with zero_stage 3"),
-        ("pp=2,schedule=zb1p", "which splits backwards"),
-    ],
+    "layout",
+    ["tp=2,sp=true", "dp=2,ep=2,zero=3", "pp=2,schedule=zb1p", "tp=2,sp=true,dp=2,ep=4,etp=1,zero=2"],
 )
-def test_what_is_not_executed_with_experts_is_refused(layout: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        prove_all(Request("mixtral_8x7b", layout=layout, orders=1))
+@pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3"])
+def test_layouts_with_experts_are_proven_as_the_command_line_asks_for_them(model: str, layout: str) -> None:
+    """Tensor peers, sharded parameters, split backwards, and what they have in common."""
+    (proof,) = prove_all(Request(model, layout=layout, batch=4, orders=1)).proofs
+    assert proof.faults == ()
+    assert proof.compared > 0
+
+
+@pytest.mark.parametrize("wrong", ["parts", "positions"])
+def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """A fault is named without the sum of the router's gradients, or with one peer's positions on both."""
+    if wrong == "parts":
+        monkeypatch.setattr(gpu, "summed", lambda parts: parts[0].copy())
+    else:
+        monkeypatch.setattr(
+            gpu_experts, "pieces", lambda whole, count, axis: [pieces(whole, count, axis)[0]] * 2
+        )
+    result = prove_all(Request("mixtral_8x7b", layout="tp=2,sp=true,ep=2", batch=1, orders=0))
+    assert not result.passed
+
+
+def test_a_proof_says_what_of_its_model_it_does_not_execute() -> None:
+    answer = prove_all(Request("deepseek_v3", layout="dp=1", batch=1, orders=0)).as_dict()
+    left_out = ["latent attention", "multi-token prediction"]
+    assert answer["strategies"]["3d"]["layouts"][0]["not_executed"] == left_out
+    said = " ".join(proof_lines(answer))
+    assert "Not executed: latent attention, multi-token prediction." in said
+    answer = prove_all(Request("gpt_oss_120b", layout="dp=1", batch=1, orders=0)).as_dict()
+    assert "Not executed" not in " ".join(proof_lines(answer))
+
+
+def test_what_is_not_executed_with_experts_is_refused() -> None:
+    with pytest.raises(InputError, match="experts are not executed with shard_group 2"):
+        prove_all(Request("mixtral_8x7b", layout="dp=4,zero=1,shard_group=2", orders=1))
 
 
 def test_every_expert_has_equally_many_tokens_of_a_sequence_in_an_order_of_its_own() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from perfsim.proof.execution.adam import BETA1, BETA2, EPSILON, LEARNING_RATE, Moments, adam
+from perfsim.proof.execution.layers import attention_forward
 from perfsim.proof.execution.layout import Share, cut
 from perfsim.proof.execution.serial import SmallTraining, gradients, train
 from perfsim.workload import TransformerConfig
@@ -43,6 +44,7 @@ MAKES: dict[str, dict[str, Any]] = {
         "bias": False,
     },
     "alibi": {"position_embedding": "alibi"},
+    "windows": {"sliding_window": 2, "sliding_window_pattern": 2},
 }
 
 
@@ -80,6 +82,16 @@ def test_every_gradient_is_the_difference_quotient_of_the_loss(make: str) -> Non
                 losses.append(gradients(asked, weights, 0).loss)
             quotient = (losses[0] - losses[1]) / 2e-5
             assert found[block][name][place] == pytest.approx(quotient, rel=1e-5, abs=1e-8), (block, name)
+
+
+def test_in_a_window_a_position_sees_itself_and_those_just_before_it() -> None:
+    asked = training(sliding_window=2, num_layers=1)
+    share, x = asked.share.of_layer(0), np.random.default_rng(0).standard_normal((1, 5, 8))
+    changed = x.copy()
+    changed[0, 2, 0] += 1.0
+    outputs = [attention_forward(asked.initial[0], values, share)[0] for values in (x, changed)]
+    differs = np.abs(outputs[0] - outputs[1]).max(axis=(0, 2)) > 1e-9
+    assert differs.tolist() == [False, False, True, True, False]
 
 
 def test_adam_is_its_closed_form() -> None:

@@ -1,0 +1,243 @@
+"""The pages of all shipped studies and sweeps in a real browser: both widths, both themes, offline.
+
+Each page is made once, with fewer points and batches than its file asks for, and opened once; the tests
+read what the visit saw.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsim.report import text
+from perfsim.report.study.write import write_study
+from perfsim.report.sweep.page import write_sweep
+from perfsim.report.sweep.variants import named_points
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import run_study
+from perfsim.sweeps.runner import load_sweep, run_sweep
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+FILES = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in Path("studies").glob("*.yaml")}
+COMPARED = {"losses", "speeds", "equations"}
+"""What a comparison is about; it has no page."""
+SWEEPS = sorted(name for name, file in FILES.items() if "study" in file)
+STUDIES = sorted(
+    name for name, file in FILES.items() if "study" not in file and {"candidates", "extends"} & set(file)
+)
+LOOKS = [(1400, "light"), (1400, "dark"), (400, "light"), (400, "dark")]
+ALL_RULES = ("1400 light", "400 dark")
+"""Looks in which axe checks everything; in the others, colours."""
+COLOURS = ["color-contrast"]
+MOST_BYTES = 2_000_000
+AXE = gzip.decompress((Path(__file__).parent / "vendor" / "axe-4.14.1.min.js.gz").read_bytes()).decode()
+"""The npm package axe-core, as published; LICENSE.axe-core beside it."""
+
+BATCHES: dict[str, tuple[int, ...]] = {
+    "deepseek_v3": (3840,),
+    "llama31_70b_2026": (512,),
+    "offload_against_streaming": (48, 64),
+    "opt_175b": (992,),
+}
+"""Batches of a study that are tried here; of the others `(768, 1536)`."""
+PARTS = {
+    "experts_or_dense": ("dense", "8 experts"),
+    "hybrid_parallelism": ("1.2B", "20B", "175B"),
+    "long_context": ("8k", "32k"),
+}
+"""Variants of a sweep that are answered here; of the others all."""
+
+
+@dataclass
+class Page:
+    """A page that was written, and the durations that its first bar of step times may say."""
+
+    path: Path
+    parts: Mapping[str, str]
+
+
+@dataclass
+class Visit:
+    """What a browser saw on a page, by width and theme where these matter."""
+
+    plots: list[dict[str, Any]]
+    tooltip: str
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    sideways_px: dict[str, float] = field(default_factory=dict)
+    clipped: dict[str, list[str]] = field(default_factory=dict)
+    violations: dict[str, list[str]] = field(default_factory=dict)
+
+
+def thinned_study(name: str, folder: Path) -> Page:
+    """The page of a study with each candidate at its last number of devices and at a few batches."""
+    spec = load_study(name)
+    last = tuple(own.model_copy(update={"devices": own.devices[-1:]}) for own in spec.candidates)
+    batches = BATCHES.get(name, (768, 1536))
+    run = run_study(spec.model_copy(update={"candidates": last, "batch_sizes": batches}))
+    first = run.result.candidates[0]
+    named = {text.human(part): text.duration(seconds) for part, seconds in first.breakdown_s.items()}
+    return Page(write_study(run, folder), named)
+
+
+def thinned_sweep(name: str, folder: Path) -> Page:
+    """The page of a sweep with some of its points, and at one batch where it tries many."""
+    sweep = load_sweep(name)
+    variants = PARTS.get(name)
+    points = [own for own in sweep.points if not variants or own.settings["variant"] in variants]
+    if name == "capacity_20b":
+        study = {"batch_sizes": (768,)}
+        points = [replace(own, study=own.study.model_copy(update=study)) for own in points if ends(own)]
+    result = run_sweep(replace(sweep, points=tuple(points)), folder / "points.sqlite", jobs=1)
+    _, first = named_points(result.analysis)[0]
+    named = {part: text.duration(seconds) for part, seconds in first.parts_s.items()}
+    return Page(write_sweep(result, folder), named)
+
+
+def ends(point: Any) -> bool:
+    """Whether a point of `capacity_20b` is kept: a few numbers of devices that overlap."""
+    return point.num_devices in {1, 4, 16, 32, 128, 512}
+
+
+TYPES = """() => [...document.querySelectorAll('.plotly-graph-div')].map((plot) => ({
+  id: plot.id,
+  asked: plot.data.map((trace) => trace.type || 'scatter'),
+  drawn: plot._fullData.map((trace) => trace.type),
+  marks: plot.querySelectorAll('.point path, .points path, .lines path, .heatmaplayer image').length,
+}))"""
+SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+CLIPPED = """() => {
+  const cut = [];
+  const inside = (part, box) => part.left >= box.left - 1.5 && part.right <= box.right + 1.5;
+  const page = { left: 0, right: document.documentElement.clientWidth };
+  for (const part of document.querySelectorAll('h1, h2, h3, .answer, .sub, .verdict, .badge, .value')) {
+    const box = part.getBoundingClientRect();
+    if (box.width > 1 && (!inside(box, page) || part.scrollWidth > part.clientWidth + 1 && box.height > 1
+        && getComputedStyle(part).display !== 'inline')) cut.push(part.textContent);
+  }
+  const written = '.gtitle, .xtitle, .ytitle, .xtick text, .ytick text, .legendtext, .annotation-text';
+  for (const plot of document.querySelectorAll('.js-plotly-plot')) {
+    const box = plot.getBoundingClientRect();
+    for (const part of plot.querySelectorAll(written)) {
+      const own = part.getBoundingClientRect();
+      if (own.width > 1 && !inside(own, box)) cut.push(`${plot.id}: ${part.textContent}`);
+    }
+  }
+  return cut;
+}"""
+VIOLATIONS = """async (rules) => (await axe.run({ resultTypes: ['violations'], ...rules })).violations
+  .filter((found) => ['serious', 'critical'].includes(found.impact))
+  .map((found) => `${found.id}: ${found.nodes.map((node) => node.target.join(' ')).join(', ')}`)"""
+LARGEST_PART = """() => {
+  const plot = document.getElementById('figure-step-time');
+  const parts = plot.data.map((trace, index) => [trace.x[0] || 0, index]).sort((a, b) => b[0] - a[0]);
+  const trace = plot.querySelectorAll('.barlayer .trace')[parts[0][1]];
+  const bar = trace.querySelector('.point');
+  bar.scrollIntoView({ block: 'center' });
+  const box = bar.getBoundingClientRect();
+  return [box.left + box.width / 2, box.top + box.height / 2];
+}"""
+
+
+def visited(opened: Any) -> Visit:
+    """What is seen of an open page; closes it."""
+    page = opened.page
+    seen = Visit(page.evaluate(TYPES), hover(page), opened.errors, opened.requests)
+    page.evaluate(AXE)
+    for width, scheme in LOOKS:
+        look = f"{width} {scheme}"
+        page.emulate_media(color_scheme=scheme)
+        if page.viewport_size["width"] != width:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_function(f"() => document.documentElement.dataset.fitted == {width}")
+        seen.sideways_px[look] = page.evaluate(SIDEWAYS)
+        seen.clipped[look] = page.evaluate(CLIPPED)
+        seen.violations[look] = page.evaluate(VIOLATIONS, {} if look in ALL_RULES else {"runOnly": COLOURS})
+    opened.close()
+    return seen
+
+
+def hover(page: Any) -> str:
+    """The tooltip of the largest part of the first step."""
+    plot = page.locator("#figure-step-time")
+    x, y = page.evaluate(LARGEST_PART)
+    page.mouse.move(x - 2, y)
+    page.mouse.move(x, y, steps=3)
+    label = plot.locator(".hoverlayer .hovertext").first
+    label.wait_for()
+    said = label.text_content()
+    page.mouse.move(0, 0)
+    return str(said)
+
+
+@pytest.fixture(scope="session")
+def visit(
+    opener: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Page, Visit]]:
+    """The page of a study or sweep, and what a visit saw."""
+
+    @cache
+    def once(name: str) -> tuple[Page, Visit]:
+        make = thinned_sweep if name in SWEEPS else thinned_study
+        page = make(name, tmp_path_factory.mktemp(name))
+        return page, visited(opener(page.path))
+
+    return once
+
+
+each_page = pytest.mark.parametrize("name", [*SWEEPS, *STUDIES])
+
+
+def test_all_shipped_studies_and_sweeps_are_visited() -> None:
+    assert len(STUDIES) >= 7
+    assert len(SWEEPS) >= 10
+
+
+@each_page
+def test_a_page_has_at_most_two_megabytes(visit: Callable, name: str) -> None:
+    page, _ = visit(name)
+    assert page.path.stat().st_size <= MOST_BYTES
+
+
+@each_page
+def test_a_page_opens_without_complaint_and_asks_for_nothing(visit: Callable, name: str) -> None:
+    page, seen = visit(name)
+    assert seen.errors == []
+    assert seen.requests == [page.path.as_uri()]
+
+
+@each_page
+def test_every_trace_of_a_page_is_drawn_as_its_type(visit: Callable, name: str) -> None:
+    _, seen = visit(name)
+    assert len(seen.plots) > 1
+    for plot in seen.plots:
+        assert plot["asked"] == plot["drawn"], plot["id"]
+        assert plot["marks"] > 0, plot["id"]
+
+
+@each_page
+def test_nothing_is_clipped_in_any_look(visit: Callable, name: str) -> None:
+    _, seen = visit(name)
+    assert {look: pixels for look, pixels in seen.sideways_px.items() if pixels > 0} == {}
+    assert {look: cut for look, cut in seen.clipped.items() if cut} == {}
+
+
+@each_page
+def test_axe_finds_nothing_serious_in_any_look(visit: Callable, name: str) -> None:
+    _, seen = visit(name)
+    assert {look: found for look, found in seen.violations.items() if found} == {}
+
+
+@each_page
+def test_a_tooltip_says_what_the_answer_holds(visit: Callable, name: str) -> None:
+    page, seen = visit(name)
+    assert any(f"{part}{seconds}, " in seen.tooltip for part, seconds in page.parts.items()), seen.tooltip
+    assert seen.tooltip.endswith(" % of the step")
