@@ -43,7 +43,7 @@ class CutTimeline:
         tasks = sum(bar.tasks for bar in self.bars)
         if not self.left_out:
             drawn = f"{text.integer(tasks)} tasks are drawn as {text.integer(len(self.bars))} bars"
-            joined = "short ones are gathered by kind, idle time after them; a tooltip has their number"
+            joined = "short neighbours of one kind are one, idle time after it; a tooltip has their number"
             return f"{drawn}: {joined}." if tasks > len(self.bars) else ""
         until = text.duration(max((bar.start_s for bar in self.bars), default=0.0))
         return f"{text.integer(self.left_out)} bars after {until} are not drawn."

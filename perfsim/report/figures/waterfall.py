@@ -89,7 +89,7 @@ def waterfall(own: Bridge) -> go.Figure:
         f"Step time for the same tokens ({unit})",
         height=130 + 34 * len(labels),
         bargap=0.3,
-        xaxis=base.axis(f"{unit} for {text.large(own.tokens)} tokens", range=[0, 1.25 * reach]),
+        xaxis=base.axis(f"{unit} for {text.large(own.tokens)} tokens", range=[0, 1.4 * reach]),
         yaxis=base.axis("", autorange="reversed"),
     )
     return base.figure([bars], style)

@@ -52,9 +52,10 @@ def match_lines(planned: Planned, matched: Matched | None) -> list[str]:
         f"{point.devices:,} take {text.duration(point.time.time_s)} with batch {point.global_batch_size:,}"
         for point in matched.points
     )
+    first = f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}"
     words = (
-        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}: as long as "
-        f"{middle} {matched.devices_noun} (90 %: {low} to {high}), each at its best batch. Tried: {tried}."
+        f"{first}: as long as {middle} {matched.devices_noun} (90 %: {low} to {high}), each at its own best "
+        f"batch. Tried: {tried}."
     )
     return ["", *paragraph(words, terminal_width())]
 
