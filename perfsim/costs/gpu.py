@@ -230,9 +230,6 @@ class GpuCosts(GpuKernels, Costs):
             if work.kind.is_communication:
                 alike.setdefault((*self._collective(work), work.fan_out), []).append(work)
         for (op, group, fan_out), members in alike.items():
-            if group.size == 1:  # nothing is sent, and no kernel is launched
-                self._works |= dict.fromkeys(members, 0.0)
-                continue
             sizes = [work.comm_bytes for work in members]
             if fan_out > 1:
                 seconds = self.collectives.dispatch_s(sizes, group, fan_out)

@@ -42,9 +42,14 @@ def head_remarks(caveats: Sequence[SharedCaveat], verdict: str) -> list[Remark]:
     return [Remark(caveat.severity, about(caveat), caveat.text) for caveat in split(caveats, verdict)[0]]
 
 
-def caveats_section(caveats: Sequence[SharedCaveat], verdict: str) -> list[Section]:
-    """The caveats that are not at the head of a page; nothing without any."""
-    rest = split(caveats, verdict)[1]
+def caveats_section(caveats: Sequence[SharedCaveat], verdict: str, badge: str = "") -> list[Section]:
+    """The caveats that are not among the remarks at the head of a page; nothing without any.
+
+    What the badge quotes stands here too, with the machines that it is about.
+    """
+    at_head = split(caveats, verdict or badge)[0]
+    shown, others = split(caveats, verdict)
+    rest = [caveat for caveat in (*shown, *others) if caveat not in at_head]
     if not rest:
         return []
     rows = [[about(caveat), caveat.severity, caveat.text] for caveat in rest]

@@ -170,7 +170,8 @@ def test_every_flow_ends_when_the_slow_solver_says(network: tuple[list[float], l
     capacities, started = network
     ends, share = run(capacities, started)
     assert ends == pytest.approx(slow_ends(capacities, started), rel=1e-9, abs=1e-9)
-    assert share.live_flows == 0
+    live = [path for path in share._classes.values() if path.weight or path.change or path.new or path.ends]
+    assert live == []
     assert share.last_end_s == max(ends)
 
 

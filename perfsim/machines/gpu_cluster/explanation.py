@@ -58,6 +58,13 @@ def _optimizer(plan: Plan) -> str:
     return "optimizer states sharded over replicas (ZeRO 1), or a larger batch"
 
 
+def _data(plan: Plan) -> str:
+    layout = plan.layout
+    if isinstance(layout, ParallelLayout) and layout.replicas == 1:
+        return "nothing is sent: the host launches collectives of one rank; fewer and larger gradient buckets"
+    return "a larger batch, so that gradients are reduced less often, or faster links between nodes"
+
+
 _REMEDIES: Mapping[str, Callable[[Plan], str]] = {
     "bubble": _bubble,
     "exposed tensor communication": lambda plan: (
@@ -67,9 +74,7 @@ _REMEDIES: Mapping[str, Callable[[Plan], str]] = {
         "a smaller expert degree or one inside a node, one copy of a token a node (dispatcher: deepep), or "
         "faster links"
     ),
-    "exposed data communication": lambda _: (
-        "a larger batch, so that gradients are reduced less often, or faster links between nodes"
-    ),
+    "exposed data communication": _data,
     "exposed pipeline communication": lambda plan: (
         f"fewer than {plan.layout.pipeline} stages, or faster links between them"
     ),

@@ -53,7 +53,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> tuple
         *_timelines(result, trace_names),
         *tornado,
         *_resilience(result),
-        *caveats_section(result.caveats, result.verdict),
+        *caveats_section(result.caveats, _verdict_in_head(result), _trusted(result)),
         *_remarks(result),
         *_evidence(result),
     ]
@@ -86,9 +86,8 @@ def _head(result: StudyResult) -> Head:
     note = "Point: estimate at each machine's best batch and layout. Bar: 90 % range."
     decision = result.decision.sentence if result.decision else ""
     said, trust = headline(result), badge(result)
-    # With a headline and a badge the verdict would say the same again.
-    told = [decision] if said and decision else [result.verdict, decision]
-    quoted = (trust.text if trust else "") if said and decision else result.verdict
+    told = [_verdict_in_head(result), decision]
+    quoted = _verdict_in_head(result) or _trusted(result)
     return Head(
         result.question,
         shortened(" ".join(filter(None, told)), result),
@@ -100,6 +99,17 @@ def _head(result: StudyResult) -> Head:
         badge=trust,
         scale=intervals(result),
     )
+
+
+def _verdict_in_head(result: StudyResult) -> str:
+    """The verdict, unless headline, badge and decision say the same."""
+    return "" if headline(result) and result.decision and result.decision.sentence else result.verdict
+
+
+def _trusted(result: StudyResult) -> str:
+    """What the badge says."""
+    trust = badge(result)
+    return trust.text if trust else ""
 
 
 def _verdict(result: StudyResult) -> Section:
