@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,16 @@ def test_every_legal_layout_is_proven(
     job = toys.job(8, recipe, tied_embeddings=bool(seed % 2))
     plan = planned(toys, job, layout, microbatches)
     assert subject_of_toys(toys, plan, seed).faults() == []
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("context", [1, 2])
+def test_buckets_of_zero_2_take_turns_also_where_a_rank_has_a_single_layer(
+    toys: ModuleType, layers: int, context: int
+) -> None:
+    layout = ParallelLayout(data=2, context=context, zero_stage=2, layers_per_stage=(layers,))
+    plan = planned(toys, toys.job(8), layout, 1)
+    assert subject_of_toys(toys, plan, 0).faults() == []
 
 
 def planned(toys: ModuleType, job: Job, layout: ParallelLayout, microbatches: int) -> Plan:

@@ -340,6 +340,8 @@ class GpuCompiler(ReplicaCompute):
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
         share = self.share(rank)
+        if cell in self.first_in:
+            return np.zeros(share.layouts[self.first_in[cell]].size)
         layout, (data, replica) = share.layouts[cell.number], self.sharding(rank, cell.number)
         shard = (cell.place, cell.number) in self.sharded
         if cell.name in ("weights", "weight shard"):
@@ -354,7 +356,7 @@ class GpuCompiler(ReplicaCompute):
             return Moments.zero(layout.shard(zero, data, replica).size if shard else layout.size)
         if cell.name == "gradient shard":
             return layout.shard(zero, data, replica)
-        if cell.name.endswith("gradient") or cell.name.startswith("slot of gradients"):
+        if cell.name.endswith("gradient"):
             return zero
         raise KeyError(cell)
 

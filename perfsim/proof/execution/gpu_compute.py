@@ -96,6 +96,8 @@ class GpuCompute(Compiler):
         self.slot_of: dict[tuple[int, int], Cell] = {}
         """Slot of the gathered weights of a block."""
         self.bucket_of: dict[tuple[int, int], Cell] = {}
+        self.first_in: dict[Cell, int] = {}
+        """The block whose gradients a bucket of ZeRO 2 holds first."""
         self.homes: dict[int, list[int]] = {}
         """Blocks of each device."""
         self.pending: dict[int, dict[int, None]] = {}
@@ -173,7 +175,8 @@ class GpuCompute(Compiler):
             return self.cell("gradient", block)
         if begins:
             name = "slot of gradients" if block < EXPERTS else "slot of gradients of experts"
-            self.bucket_of[self.place, block] = self.in_turn(name)[0]
+            bucket = self.bucket_of[self.place, block] = self.in_turn(name)[0]
+            self.first_in.setdefault(bucket, block)
         return self.bucket_of[self.place, block]
 
     def norm_cells(self, name: str, block: int, later: int | None = None) -> tuple[Cell, Cell]:
