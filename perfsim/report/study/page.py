@@ -9,7 +9,6 @@ from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.figures import memory as memory_figure
 from perfsim.report.figures import network as network_figure
-from perfsim.report.figures import resilience as resilience_figure
 from perfsim.report.figures import roofline as roofline_figure
 from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
@@ -29,6 +28,7 @@ from perfsim.report.study.answer import (
 from perfsim.report.study.decision import decision_sections
 from perfsim.report.study.evidence import accuracy_table, assumptions_tables, sampling_table
 from perfsim.report.study.laws import laws_section
+from perfsim.report.study.resilience import resilience_sentence, resilience_table
 from perfsim.report.study.verdict import remarks_table, verdict_table
 from perfsim.report.study.whole_run import wall_sentence, whole_run_section
 from perfsim.report.study.why import why_table
@@ -249,12 +249,12 @@ def _resilience(result: StudyResult) -> list[Section]:
     if not result.resilience:
         return []
     lead = (
-        "Shows what one slow GPU or wafer costs until it is found and replaced. Where all others wait for "
-        "it, the step follows the dotted line; below the line, existing waits hide a part of the delay. "
-        f"Every rank that the slow one ({result.resilience[0].rank}) delays is simulated on its own."
+        f"{resilience_sentence(result)} That is what one slow GPU or wafer costs until it "
+        f"is replaced. Every rank that the slow one ({result.resilience[0].rank}) delays is simulated on its "
+        "own."
     )
-    shown = resilience_figure.resilience, resilience_figure.resilience_table, resilience_figure.resilience_alt
-    return [drawn(Section("One slow device", lead, slug="resilience"), *shown, result)]
+    table = resilience_table(result)
+    return [Section("One slow device", lead, table=table, slug="resilience")]
 
 
 def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]:

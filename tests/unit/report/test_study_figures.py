@@ -11,7 +11,6 @@ import pytest
 from perfsim.prediction.result import Resilience, ResiliencePoint
 from perfsim.report.figures.labels import Canvas, Spot
 from perfsim.report.figures.memory import memory, memory_alt, memory_table
-from perfsim.report.figures.resilience import resilience, resilience_alt, resilience_table
 from perfsim.report.figures.step_time import step_breakdown, step_breakdown_table
 from perfsim.report.figures.time_to_accuracy import time_to_accuracy, time_to_accuracy_table
 from perfsim.report.figures.timeline import (
@@ -22,6 +21,7 @@ from perfsim.report.figures.timeline import (
     timeline_table,
 )
 from perfsim.report.study.page import study_page
+from perfsim.report.study.resilience import resilience_sentence, resilience_table
 from perfsim.report.text import duration
 from perfsim.studies.result import StudyResult
 
@@ -189,20 +189,24 @@ def test_a_candidate_with_nothing_to_draw_breaks_no_figure(sparse: StudyResult) 
     assert step_breakdown_table(sparse).rows[1][1] == "150 s"
 
 
-def test_resilience_is_drawn_over_each_candidates_own_step(result: StudyResult) -> None:
+def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step(result: StudyResult) -> None:
     curves = (
         Resilience("gpus", 0, (ResiliencePoint(1.0, 4.0), ResiliencePoint(2.0, 6.0))),
         Resilience("wafers", 0, (ResiliencePoint(1.0, 9.0), ResiliencePoint(1.5, 13.5))),
     )
     asked = replace(result, resilience=curves)
-    figure = resilience(asked)
-    assert [list(trace.y) for trace in figure.data] == [[1.0, 1.5], [1.0, 1.5], [1.0, 1.5, 2.0]]
     table = resilience_table(asked)
+    assert [row[-1] for row in table.rows] == ["6.00 s (1.500)", "–"]
     assert len(table.columns) == 1 + 3
     assert [len(row) for row in table.rows] == [4, 4]
-    assert "gpus: 1.50 times as long with a device 2 times as slow" in resilience_alt(asked)
+    assert resilience_sentence(asked) == (
+        "A step of gpus takes 1.50 times as long with one device 2 times as slow (waits that are there anyway "
+        "hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
+    )
     _, sections, _ = study_page(asked)
-    assert "resilience" in [section.slug for section in sections]
+    own = next(section for section in sections if section.slug == "resilience")
+    assert resilience_sentence(asked) in own.lead
+    assert own.figure is None
     _, sections, _ = study_page(result)
     assert "resilience" not in [section.slug for section in sections], "only where a study asks for it"
 
