@@ -22,7 +22,7 @@ from perfsim.report.figures.timeline import (
 )
 from perfsim.report.study.page import study_page
 from perfsim.report.study.resilience import resilience_sentence, resilience_table
-from perfsim.report.text import duration
+from perfsim.report.text import NONE, duration
 from perfsim.studies.result import StudyResult
 
 
@@ -196,12 +196,12 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
     )
     asked = replace(result, resilience=curves)
     table = resilience_table(asked)
-    assert [row[-1] for row in table.rows] == ["6.00 s (1.500)", "–"]
+    assert [row[-1] for row in table.rows] == ["6.00 s (1.500)", NONE]
     assert len(table.columns) == 1 + 3
     assert [len(row) for row in table.rows] == [4, 4]
     assert resilience_sentence(asked) == (
-        "A step of gpus takes 1.50 times as long with one device 2 times as slow (waits that are there anyway "
-        "hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
+        "A step of gpus takes 1.50 times as long with one device 2 times as slow (waits that are there "
+        "anyway hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
     )
     _, sections, _ = study_page(asked)
     own = next(section for section in sections if section.slug == "resilience")
