@@ -199,6 +199,6 @@ def test_offload_is_not_compute_and_its_remedies_do_not_ask_for_what_is_there() 
     assert parts["compute"] == pytest.approx(
         sum(seconds[name] for name in ("forward", "backward", "recompute"))
     )
-    assert not seconds.get("data_communication")
+    assert seconds["data_communication"] < 0.02 * answer.step_time_s, "one rank launches and sends nothing"
     assert answer.why.cause in ("optimizer", "exposed offload")
     assert "ZeRO 1" not in answer.why.remedy
