@@ -115,6 +115,7 @@ def test_hovering_a_curve_names_the_layout(open_page: Callable, report: Path) ->
     assert "tp8 pp4 dp4 mbs1" in label.first.text_content()
 
 
+@pytest.mark.slow
 def test_dark_and_light_pages_write_figures_in_their_own_ink(open_page: Callable, report: Path) -> None:
     def ink(scheme: str) -> list[str]:
         page = open_page(report, scheme=scheme).page
@@ -127,6 +128,7 @@ def test_dark_and_light_pages_write_figures_in_their_own_ink(open_page: Callable
     assert set(ink("dark")) == {"rgb(196, 203, 212)"}
 
 
+@pytest.mark.slow
 def test_a_phones_tall_legend_takes_no_room_from_the_bars(open_page: Callable, report: Path) -> None:
     page = open_page(report, width=400).page
     bars, legend = page.evaluate(

@@ -20,6 +20,7 @@ def test_the_tour_is_short_and_holds_no_stored_output(tour: nbformat.NotebookNod
 
 
 @pytest.mark.filterwarnings("ignore")  # of the kernel's own libraries
+@pytest.mark.slow
 def test_the_tour_runs_from_end_to_end(tour: nbformat.NotebookNode, tmp_path: Path) -> None:
     """Every cell runs in a folder of its own, and every code cell but the first shows something."""
     NotebookClient(tour, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()

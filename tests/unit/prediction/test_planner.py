@@ -147,6 +147,7 @@ def test_only_layouts_of_the_strategys_space_are_screened(toys: ModuleType, topo
 
 
 # ---------------------------------------------------------------------------------------- confirmation
+@pytest.mark.slow
 def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(toys: ModuleType) -> None:
     job, small = toys.job(16), toys.topology(8)
     costs = toys.ToyCosts(small.system)
