@@ -257,24 +257,29 @@ def _allowed(plan: Plan, code: str) -> str:
     return "".join(f"; {unknown.words}" for unknown in unknowns_of(plan) if unknown.code == code)
 
 
+def rounded(factor: float) -> str:
+    """A factor in two digits and without an exponent: `0.031`, `1.4`, `120`."""
+    return f"{float(f'{factor:.2g}'):,.10g}"
+
+
 def _above(
     code: str, value: float, published: Sequence[float], words: Callable[[str, float], str]
 ) -> Iterator[Caveat]:
     """A caveat where a value is above the published ones; its words take the factor and the largest."""
     most = max(published, default=inf)
     if value > most:
-        yield Caveat(code, _severity(code, value / most), words(f"{value / most:.2g}", most))
+        yield Caveat(code, _severity(code, value / most), words(rounded(value / most), most))
 
 
 def _size(value: float, published: Sequence[float]) -> Iterator[Caveat]:
     """A caveat where a model is much larger or smaller than all published ones."""
     code, least, most = "parameters-outside", min(published), max(published)
     if value > most * LIKE_SIZE:
-        words = f"{value / most:.2g} times the parameters of any published run ({most / 1e9:.3g} billion)"
+        words = f"{rounded(value / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"
         yield Caveat(code, _severity(code, value / most), words)
     elif value * LIKE_SIZE < least:
         smallest = f"the smallest published run ({least / 1e9:.2g} billion)"
-        words = f"{value / least:.2g} times the parameters of {smallest}"
+        words = f"{rounded(value / least)} times the parameters of {smallest}"
         yield Caveat(code, _severity(code, least / value), words)
 
 

@@ -15,7 +15,7 @@ import pytest
 import perfsim as ps
 from perfsim.calibration import ClusterCalibration, MeasuredStep
 from perfsim.prediction.accuracy import hidden_of
-from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch
+from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch, rounded
 from perfsim.prediction.documents import prediction_from, run_document
 from perfsim.prediction.predict import predict, prediction_of
 from perfsim.prediction.result import Caveat
@@ -436,3 +436,8 @@ def test_a_study_keeps_the_edge_of_its_batches_under_its_own_key_too() -> None:
     candidate = studied("batch-at-edge")
     assert "of 2 tried (128 to 256 sequences)" in candidate.batch_at_edge
     assert candidate.batch_at_edge not in candidate.notes
+
+
+@pytest.mark.parametrize(("factor", "words"), [(0.0314, "0.031"), (1.44, "1.4"), (124.0, "120")])
+def test_a_factor_has_two_digits_and_no_exponent(factor: float, words: str) -> None:
+    assert rounded(factor) == words
