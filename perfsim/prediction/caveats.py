@@ -275,7 +275,9 @@ def _size(value: float, published: Sequence[float]) -> Iterator[Caveat]:
     """A caveat where a model is much larger or smaller than all published ones."""
     code, least, most = "parameters-outside", min(published), max(published)
     if value > most * LIKE_SIZE:
-        words = f"{rounded(value / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"
+        words = (
+            f"{rounded(value / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"
+        )
         yield Caveat(code, _severity(code, value / most), words)
     elif value * LIKE_SIZE < least:
         smallest = f"the smallest published run ({least / 1e9:.2g} billion)"
