@@ -5,11 +5,10 @@ the run unlike the published ones. The half-width of a 90 % band in log time, at
 
     w(u) = sqrt(base^2 + (slope u)^2 + unknown^2),   band = [t exp(-w), t exp(w)]
 
-`base` is the larger of two: the 90th percentile of |log error| over all runs that were left out of the fit,
-and Student's quantile t_95(k) s sqrt(1 + 1/k) of a new run of a new family, from k families with the variance
-s^2 between and within them together. `slope` is Student's quantile of the fitted growth
-(`perfsim.validation.band_fit`). `unknown` is the half-width of what no published run shows of this plan, such
-as more communication behind compute than in any of them (`perfsim.prediction.accuracy`).
+`base` and `slope` are the scale of errors on runs that were left out of the fit and its growth with u, times
+the quantile of |log error| over that scale which holds 90 % of new runs (`perfsim.validation.band_fit`).
+`unknown` is the half-width of what no published run shows of this plan, such as more communication behind
+compute than in any of them (`perfsim.prediction.accuracy`).
 """
 
 from __future__ import annotations

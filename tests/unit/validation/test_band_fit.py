@@ -9,7 +9,13 @@ import pytest
 
 from perfsim.prediction.bands import BandWidths
 from perfsim.prediction.likeness import Traits
-from perfsim.validation.band_fit import LeftOutRun, _points, fitted_widths, student_quantile
+from perfsim.validation.band_fit import (
+    LeftOutRun,
+    _points,
+    conformal_quantile,
+    fitted_widths,
+    student_quantile,
+)
 
 HERE = Traits(
     "chip",
@@ -52,6 +58,12 @@ def test_bands_of_simulated_families_hold_90_percent_of_the_families_left_out() 
             widths = fitted_widths([run for run in runs if run.family != left_out])
             held += [abs(run.log_error) <= widths.log_width(0.0) for run in runs if run.family == left_out]
     assert 0.88 <= np.mean(held) <= 0.93
+
+
+@pytest.mark.parametrize(("count", "place"), [(9, 9), (10, 10), (19, 18), (99, 90)])
+def test_the_quantile_of_a_new_run_is_an_order_statistic_of_the_known_ones(count: int, place: int) -> None:
+    known = np.random.default_rng(0).permutation(np.arange(1.0, count + 1))
+    assert conformal_quantile(known) == place
 
 
 def test_the_growth_of_errors_with_unlikeness_is_seen() -> None:
