@@ -70,7 +70,7 @@ def fitted_widths(runs: Sequence[LeftOutRun], others: BandWidths | None = None) 
 
 
 def conformal_quantile(normalised: Floats) -> float:
-    """The width that holds 90 % of new runs, in units of the scale of an error: a quantile of n known ones."""
+    """The width that holds 90 % of new runs, from errors of known ones; both over the scale of an error."""
     count = len(normalised)
     place = min(count, int(np.ceil(COVERAGE * (count + 1))))
     return float(np.sort(normalised)[place - 1])
