@@ -5,8 +5,9 @@ unlikeness to the most similar of the other families. Scale and growth are the m
 the scale holds the spread of families and the spread within them; the degrees of freedom are the number of
 families. A family of n runs has the weight sqrt(n), for its errors are neither independent nor all the same.
 The width is q s(u), where q is the quantile of |log error| / s(u) that holds 90 % of exchangeable new runs:
-the k-th smallest of n, k = ceil(0.9 (n + 1)) (conformal prediction with normalised errors, Vovk et al. 2005).
-Without unlikeness it is at least the 90th percentile of |log error| over all runs.
+the k-th smallest of n, k = 0.9 (n + 1), between two of them by interpolation (conformal prediction with
+normalised errors, Vovk et al. 2005).
+Without unlikeness it is at least the same quantile of |log error| itself.
 The share of a width that two runs of one machine do not share is the 90th percentile of
 |difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and device.
 """
@@ -56,8 +57,8 @@ def fitted_widths(runs: Sequence[LeftOutRun], others: BandWidths | None = None) 
     sizes = Counter(run.family for run in runs)
     several = len(sizes) >= FEWEST_FAMILIES
     freedom = len(sizes) if several else len(runs)
-    percentile = float(np.percentile(np.abs(errors), 100 * COVERAGE))
     if not several:
+        percentile = float(np.percentile(np.abs(errors), 100 * COVERAGE))
         base = max(percentile, student_quantile(freedom) * float(np.sqrt(np.mean(errors**2))))
         if others is None:
             return BandWidths(base, 0.0, 1.0)
@@ -66,15 +67,13 @@ def fitted_widths(runs: Sequence[LeftOutRun], others: BandWidths | None = None) 
     weights = np.array([1.0 / np.sqrt(sizes[run.family]) for run in runs])
     scale, growth = scale_and_growth(errors, points, weights, freedom)
     factor = conformal_quantile(np.abs(errors) / np.hypot(scale, growth * points))
-    base, slope = max(percentile, factor * scale), factor * growth
+    base, slope = max(conformal_quantile(np.abs(errors)), factor * scale), factor * growth
     return BandWidths(base, slope, _unshared(runs, np.hypot(base, slope * points)))
 
 
 def conformal_quantile(normalised: Floats) -> float:
     """The width that holds 90 % of new runs, from errors of known ones; both over the scale of an error."""
-    count = len(normalised)
-    place = min(count, int(np.ceil(COVERAGE * (count + 1))))
-    return float(np.sort(normalised)[place - 1])
+    return float(np.quantile(normalised, COVERAGE, method="weibull"))
 
 
 def student_quantile(freedom: int) -> float:
