@@ -304,15 +304,7 @@ def _paths(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for item in value:
             yield from _paths(item, f"{path}[]")
     else:
-        names = {
-            bool: "true or false",
-            int: "integer",
-            float: "number",
-            str: "text",
-            list: "list",
-            dict: "mapping",
-        }
-        yield path, names.get(type(value), "null")
+        yield path, JSON_TYPES[type(value)]
 
 
 def _unit(path: str) -> str:

@@ -61,9 +61,12 @@ class LossLaw(ABC):
     @property
     def data(self) -> str:
         """Its runs in words."""
+        (smallest, largest), (fewest, most) = (
+            (f"{low / 1e9:.3g}", f"{high / 1e9:.3g}") for low, high in (self.params, self.tokens)
+        )
         return (
-            f"{self.corpus}, models of {self.params[0]:.2g} to {self.params[1]:.2g} parameters on "
-            f"{self.tokens[0]:.2g} to {self.tokens[1]:.2g} tokens"
+            f"{self.corpus}, models of {smallest} to {largest} billion parameters on {fewest} to {most} "
+            "billion tokens"
         )
 
     def outside(self, params: float, tokens: float) -> str:

@@ -131,14 +131,14 @@ def _link_words(cable: Cables, use: LinkUse | None, x: float, y: float) -> Itera
 
 def _place_words(place: Place, noun: str, x: float, y: float) -> Iterator[Words]:
     named = noun if place.kind == "device" else PLACES.get(place.kind, place.kind)
-    each = place.count // place.homes
-    repeats = place.home in HOMES and place.homes > 1 and (each > 1 or place.kind != "device")
+    in_a_home = place.count // place.homes
+    repeats = place.home in HOMES and place.homes > 1 and (in_a_home > 1 or place.kind != "device")
     times = " " if place.kind == "device" else f" {text.TIMES} "
     yield Words(
         x, y + (-2 if repeats else 5), f"{text.integer(place.count)}{times}{named}", "middle", "strong"
     )
     if repeats:
-        folded = f"{each} in each of {text.integer(place.homes)} {HOMES[place.home]}"
+        folded = f"{in_a_home} in each of {text.integer(place.homes)} {HOMES[place.home]}"
         yield Words(x, y + 14, folded, "middle", "soft")
 
 
