@@ -15,7 +15,7 @@ what it makes of them. Compute waits while rows travel, but for shared experts, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -30,6 +30,7 @@ EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
 Forward = Literal["forward", "recompute"]
 Backward = Literal["backward", "dgrad"]
+Which = Forward | Backward
 
 
 class ExpertWorks(NamedTuple):
@@ -46,21 +47,17 @@ class ExpertWorks(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def expert_works(part: LayerSlice, which: Forward | Backward, recompute: str = "none") -> ExpertWorks:
+def expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> ExpertWorks:
     """The compute of a block with experts; `recompute` decides what its forward keeps."""
-    beside = _beside_experts(replace(part, expert=1, expert_tensor=1, expert_load=1.0), which)
-    end, rows = beside.end, TensorClass("rows", transformer.row_bytes(part))
+    alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
+    begin, end = router_works(alone, which)
     if which == "forward":
         saved = TensorClass("saved", transformer.layer_activation_bytes(part, recompute))
         end = replace(end, writes=(*end.writes, saved))
-    writes = [rows]
-    if which == "dgrad":
-        writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
-    experts = _work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
-    return ExpertWorks(beside.begin, beside.shared, experts, end)
+    return ExpertWorks(begin, shared_work(alone, which), experts_work(part, which), end)
 
 
-_PASS: dict[Forward | Backward, Literal["forward", "backward", "dgrad"]] = {
+_PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
     "forward": "forward",
     "recompute": "forward",
     "backward": "backward",
@@ -68,33 +65,39 @@ _PASS: dict[Forward | Backward, Literal["forward", "backward", "dgrad"]] = {
 }
 
 
-class _BesideExperts(NamedTuple):
-    """The parts of `ExpertWorks` that are the same however experts are divided."""
-
-    begin: Work
-    shared: Work | None
-    end: Work
-    """Without what a forward saves."""
-
-
 @lru_cache(maxsize=512)
-def _beside_experts(part: LayerSlice, which: Forward | Backward) -> _BesideExperts:
-    """The parts before, beside and after the experts; `part` has expert degrees of 1."""
-    begin, shared, end = {
-        "forward": (transformer.router_forward, transformer.shared_forward, transformer.combine_forward),
-        "backward": (transformer.combine_backward, transformer.shared_backward, transformer.router_backward),
-        "dgrad": (transformer.combine_backward, transformer.shared_dgrad, transformer.router_dgrad),
+def router_works(part: LayerSlice, which: Which) -> tuple[Work, Work]:
+    """The begin and the end of a block, the latter without what a forward saves; `part` has all experts."""
+    begin, end = {
+        "forward": (transformer.router_forward, transformer.combine_forward),
+        "backward": (transformer.combine_backward, transformer.router_backward),
+        "dgrad": (transformer.combine_backward, transformer.router_dgrad),
     }[_PASS[which]]
     rows = TensorClass("rows", transformer.row_bytes(part))
     hidden = TensorClass("hidden", part.activation_bytes)
     last = (*end(part), *(transformer.mlp_residual(part) if which == "forward" else ()))
     names = ("router", "combine") if _PASS[which] == "forward" else ("combine", "router")
-    beside = shared(part)
-    return _BesideExperts(
-        begin=_work(names[0], which, begin(part), rows),
-        shared=_work("shared_experts", which, beside, hidden) if beside else None,
-        end=_work(names[1], which, last, hidden),
-    )
+    return _work(names[0], which, begin(part), rows), _work(names[1], which, last, hidden)
+
+
+@lru_cache(maxsize=512)
+def shared_work(part: LayerSlice, which: Which) -> Work | None:
+    """Shared experts; None without any. `part` has all experts."""
+    block = {
+        "forward": transformer.shared_forward,
+        "backward": transformer.shared_backward,
+        "dgrad": transformer.shared_dgrad,
+    }[_PASS[which]]
+    hidden = TensorClass("hidden", part.activation_bytes)
+    return _work("shared_experts", which, kernels, hidden) if (kernels := block(part)) else None
+
+
+def experts_work(part: LayerSlice, which: Which) -> Work:
+    """The rank's experts on the rows that arrived."""
+    writes = [TensorClass("rows", transformer.row_bytes(part))]
+    if which == "dgrad":
+        writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
+    return _work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
 
 
 @lru_cache(maxsize=2048)
@@ -110,9 +113,7 @@ def _experts_kernels(
     return block(part)
 
 
-def _work(
-    name: str, which: Forward | Backward, kernels: tuple[transformer.Kernel, ...], *writes: TensorClass
-) -> Work:
+def _work(name: str, which: Which, kernels: tuple[transformer.Kernel, ...], *writes: TensorClass) -> Work:
     return compute_work(f"{name}.{which}", "backward" if which == "dgrad" else which, kernels, writes)
 
 
@@ -181,16 +182,6 @@ class ExpertGroup:
         """The weight gradients of the block, from what its input gradients saved."""
         work = expert_weights_work(self.part)
         return template.task(work, f"{self.device}/{COMPUTE}", reads, after, block=block).tensor
-
-    def terms(self, which: Forward | Backward) -> Iterator[Work]:
-        """The works of a pass that run one after the other."""
-        works = expert_works(self.part, which)
-        yield works.begin
-        yield from self.to_experts()
-        yield from () if works.shared is None else (works.shared,)
-        yield works.experts
-        yield from self.from_experts()
-        yield works.end
 
     def host_works(self, begin: Work) -> list[Work]:
         """What the host does beside the device, from the counts of rows to the end of the block."""
