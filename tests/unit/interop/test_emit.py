@@ -182,22 +182,6 @@ def test_offload_is_read_back(planned: Callable[..., Plan], tool: str, tmp_path:
     assert import_file(path).layout == "dp=64,zero=3,mbs=1,offload_optimizer=cpu,offload_param=cpu"
 
 
-@pytest.mark.parametrize(
-    ("tool", "layout", "reason"),
-    [
-        ("megatron", INFINITY.format("cpu", "cpu"), "it offloads the optimizer to the CPU, nothing else"),
-        ("torchtitan", INFINITY.format("nvme", "cpu"), "parameters and optimizer together, to the CPU"),
-        ("deepspeed", "tp=2,dp=32,zero=2,offload_optimizer=nvme", "to nvme with ZeRO 3, not 2"),
-        ("deepspeed", "tp=2,dp=32,offload_optimizer=cpu", "with ZeRO 1 to 3, not without"),
-    ],
-)
-def test_offload_that_a_tool_has_not_is_refused(
-    planned: Callable[..., Plan], tool: str, layout: str, reason: str
-) -> None:
-    with pytest.raises(LayoutError, match=reason):
-        emit(tool, planned(layout))
-
-
 @pytest.mark.parametrize("tool", ["megatron", "deepspeed", "torchtitan"])
 def test_a_gpu_tool_refuses_a_wafer(planned: Callable[..., Plan], tool: str) -> None:
     with pytest.raises(InputError, match="trains on GPUs; cs-2 is a wafer-cluster"):
@@ -214,13 +198,17 @@ def test_the_model_zoo_refuses_gpus(planned: Callable[..., Plan]) -> None:
 @pytest.mark.parametrize(
     ("tool", "layout", "reason"),
     [
+        ("megatron", INFINITY.format("cpu", "cpu"), "it offloads the optimizer to the CPU, nothing else"),
+        ("torchtitan", INFINITY.format("nvme", "cpu"), "parameters and optimizer together, to the CPU"),
+        ("deepspeed", "tp=2,dp=32,zero=2,offload_optimizer=nvme", "to nvme with ZeRO 3, not 2"),
+        ("deepspeed", "tp=2,dp=32,offload_optimizer=cpu", "with ZeRO 1 to 3, not without"),
         ("megatron", "tp=8,pp=4,dp=2,mbs=1,schedule=zb1p", "not zb1p"),
         ("deepspeed", LAYOUTS["interleaved"], "not interleaved"),
         ("deepspeed", "tp=8,pp=4,dp=2,mbs=1,zero=2", "ZeRO 2 does not go with its pipelines"),
         ("torchtitan", "tp=8,pp=4,dp=2,mbs=1,schedule=zb1p", "not zb1p"),
     ],
 )
-def test_another_step_than_the_predicted_one_is_refused(
+def test_offload_and_schedules_that_a_tool_has_not_are_refused(
     planned: Callable[..., Plan], tool: str, layout: str, reason: str
 ) -> None:
     with pytest.raises(LayoutError, match=reason):
