@@ -19,6 +19,7 @@ from perfsim.strategies.three_d.works import COMPUTE, compute_work
 from perfsim.transformer import LayerSlice
 from perfsim.transformer.context import (
     around_core,
+    context_bytes,
     merge_backward_kernel,
     merge_kernel,
     pair_bytes,
@@ -60,17 +61,18 @@ def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWor
     before, after = around_core(whole, core)
     merge = merge_kernel(part) if forward else merge_backward_kernel(part)
     queries, hidden = TensorClass("queries", query_bytes(part)), TensorClass("hidden", part.activation_bytes)
+    context = TensorClass("context", context_bytes(part))
     pair = TensorClass("keys_values", pair_bytes(part))
     kept = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
     first, last = ("qkv", "output") if forward else ("output", "qkv")
-    made = (queries,) if forward else (queries, pair)
+    made = (context,) if forward else (queries, pair)
     category = "backward" if which == "dgrad" else which
 
     def work(name: str, kernels: tuple[transformer.Kernel, ...], writes: tuple[TensorClass, ...]) -> Work:
         return compute_work(f"attention.{name}.{which}", category, kernels, writes)
 
     return AttentionWorks(
-        first=work(first, before, (queries, pair) if forward else (queries,)),
+        first=work(first, before, (queries, pair) if forward else (context,)),
         block=work("block", core[:1], made),
         later=work("block", (*core[:1], merge), made),
         last=work(last, after, (hidden, kept) if which == "dgrad" else (hidden,)),
@@ -107,17 +109,25 @@ class ContextGroup:
             writes=(TensorClass(contents, n_bytes),),
         )
 
+    def exchanges(self, which: Forward | Backward) -> tuple[tuple[str, float], tuple[str, float]]:
+        """The messages of both all-to-all of a pass: queries, keys and values, and the core's result."""
+        before, after = query_bytes(self.part) + pair_bytes(self.part), context_bytes(self.part)
+        if which in ("backward", "dgrad"):
+            before, after = after, before
+        return ("heads", before), ("positions", after)
+
     def forward(
         self, template: Template, which: Forward, reads: Sequence[int], block: int
     ) -> tuple[int, int]:
         """An attention block; returns its output, and the keys and values of the rank itself."""
         works, compute = attention_works(self.part, which), f"{self.device}/{COMPUTE}"
         first = template.task(works.first, compute, reads, block=block).tensor
-        queries, n_bytes = query_bytes(self.part), pair_bytes(self.part)
+        n_bytes = pair_bytes(self.part)
         if not self.rings:
-            heads = self._exchanged(template, ("heads", queries + n_bytes), [first], block)
+            to_heads, to_positions = self.exchanges("forward")
+            heads = self._exchanged(template, to_heads, [first], block)
             core = template.task(works.block, compute, [heads], block=block).tensor
-            back = self._exchanged(template, ("positions", queries), [core], block)
+            back = self._exchanged(template, to_positions, [core], block)
             return template.task(works.last, compute, [back, first, core], block=block).tensor, first
         pair, done = first + 1, list[int]()
         for number in range(self.ranks.size):
@@ -138,10 +148,10 @@ class ContextGroup:
         works, compute = attention_works(self.part, which), f"{self.device}/{COMPUTE}"
         first = template.task(works.first, compute, [gradient, saved], block=block).tensor
         if not self.rings:
-            queries, n_bytes = query_bytes(self.part), pair_bytes(self.part)
-            heads = self._exchanged(template, ("heads", queries), [first], block)
+            to_heads, to_positions = self.exchanges(which)
+            heads = self._exchanged(template, to_heads, [first], block)
             core = template.task(works.block, compute, [heads, saved], block=block).tensor
-            arrived = [self._exchanged(template, ("positions", queries + n_bytes), [core], block)]
+            arrived = [self._exchanged(template, to_positions, [core], block)]
         else:
             arrived = self._ring_backward(template, works, (first, saved, kept), block)
         reads = [gradient, saved, first, *arrived]
@@ -207,6 +217,5 @@ def attention_terms(group: ContextGroup | None, which: Forward | Backward, whole
     works = attention_works(group.part, which)
     if group.rings:
         return works.first, works.last
-    queries, pair = query_bytes(group.part), pair_bytes(group.part)
-    exchanges = group.exchange_work("heads", queries), group.exchange_work("positions", queries + pair)
+    exchanges = (group.exchange_work(*message) for message in group.exchanges(which))
     return works.first, works.block, works.last, *exchanges
