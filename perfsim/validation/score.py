@@ -65,7 +65,7 @@ def summary(cases: Iterable[Scored]) -> dict[str, Any]:
 
 
 def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-    """The summaries of runs of models without experts and with them; empty unless some scored run has them."""
+    """The summaries of runs without experts and with them; empty unless some scored run has them."""
     kinds = {
         "dense": summary(case for case in cases if not case.experts),
         "experts": summary(case for case in cases if case.experts),
