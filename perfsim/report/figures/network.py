@@ -75,8 +75,8 @@ def overload_note(result: StudyResult) -> str:
     if max(peaks, default=0.0) <= 1.0:
         return ""
     return (
-        f"A peak of {text.percent(max(peaks), 0)} is more than a link carries: samples, or updates in the memory "
-        "of a weight server, run beside streamed weights, and in the simulation neither waits for the other. "
+        f"A peak of {text.percent(max(peaks), 0)} is more than a link carries: samples, or updates in the "
+        "memory of a weight server, run beside streamed weights, and in the simulation neither waits for the other. "
         f"While both run they would take up to {text.percent(max(peaks) - 1, 0)} longer."
     )
 
