@@ -76,8 +76,8 @@ def overload_note(result: StudyResult) -> str:
         return ""
     return (
         f"A peak of {text.percent(max(peaks), 0)} is more than a link carries: samples, or updates in the "
-        "memory of a weight server, run beside streamed weights, and in the simulation neither waits for the other. "
-        f"While both run they would take up to {text.percent(max(peaks) - 1, 0)} longer."
+        "memory of a weight server, run beside streamed weights, and in the simulation neither waits for "
+        f"the other. While both run they would take up to {text.percent(max(peaks) - 1, 0)} longer."
     )
 
 
