@@ -7,7 +7,7 @@ overrides what it writes (`context.py`, `expert.py`); `layer.py` joins two halve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
@@ -22,6 +22,8 @@ Forward = Literal["forward", "recompute"]
 Backward = Literal["backward", "dgrad"]
 """A backward, or its input gradients where the schedule splits it."""
 HalfPass = Literal["forward", "recompute", "backward", "dgrad", "wgrad"]
+Block = Callable[[LayerSlice], tuple[Kernel, ...]]
+"""The kernels of a block in one pass."""
 
 
 def compute_work(
@@ -40,27 +42,28 @@ def half_work(name: str, which: HalfPass, kernels: tuple[Kernel, ...], *writes: 
 @lru_cache(maxsize=4096)
 def attention_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
     """The compute of an attention block; `mode` decides what its recompute runs again."""
-    kernels: tuple[Kernel, ...] = {
+    blocks: dict[HalfPass, Block] = {
         "forward": transformer.attention_forward,
         "recompute": partial(transformer.attention_recompute, recompute=mode),
         "backward": transformer.attention_backward,
         "dgrad": transformer.attention_dgrad,
         "wgrad": transformer.attention_wgrad,
-    }[which](part)
+    }
     inputs = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
-    return half_work("attention", which, kernels, *_written(part, which, {"dgrad": inputs}))
+    return half_work("attention", which, blocks[which](part), *_written(part, which, {"dgrad": inputs}))
 
 
 @lru_cache(maxsize=4096)
 def mlp_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
     """The compute of an MLP block; `mode` decides what its forward keeps and its recompute runs again."""
-    kernels: tuple[Kernel, ...] = {
+    blocks: dict[HalfPass, Block] = {
         "forward": transformer.mlp_forward,
         "recompute": partial(transformer.mlp_recompute, recompute=mode),
         "backward": transformer.mlp_backward,
         "dgrad": transformer.mlp_dgrad,
         "wgrad": transformer.mlp_wgrad,
-    }[which](part)
+    }
+    kernels = blocks[which](part)
     if which == "forward":
         kernels += transformer.mlp_residual(part)
     saved = TensorClass("saved", transformer.layer_activation_bytes(part, mode))
