@@ -200,6 +200,7 @@ def _network(result: StudyResult) -> list[Section]:
             figure=None if drawings else network_figure.network_use(result),
             table=network_figure.network_use_table(result),
             alt=network_figure.network_use_alt(result),
+            note=network_figure.overload_note(result),
             slug="network",
         )
     ]

@@ -14,10 +14,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.errors import GraphError
-from perfsim.graph import RankGroup, TensorClass, Work
+from perfsim.graph import RankGroup, Work
 from perfsim.strategies.three_d.columns import Columns, distinct_rows
-from perfsim.strategies.three_d.context import attention_terms, ring_terms
+from perfsim.strategies.three_d.context import ring_terms
 from perfsim.strategies.three_d.expert import (
     ExpertGroup,
     Which,
@@ -26,9 +25,10 @@ from perfsim.strategies.three_d.expert import (
     router_works,
     shared_work,
 )
+from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.slices import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.stages import group_of
-from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, TensorGroup
+from perfsim.strategies.three_d.stages import experts_of, group_of, layer_of
+from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between
 from perfsim.strategies.three_d.virtual_stage import (
     VirtualStage,
     embedding_backward_work,
@@ -41,8 +41,6 @@ from perfsim.strategies.three_d.virtual_stage import (
     softmax_sum_bytes,
     transfer_work,
 )
-from perfsim.strategies.three_d.works import compute_work, layer_works, split_works
-from perfsim.transformer import Kernel, LayerSlice, attention_recompute, mlp_recompute
 from perfsim.workload import Job, LayerKind
 
 Floats = NDArray[np.float64]
@@ -101,89 +99,74 @@ def attention_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
 
     These are of `tensor` to `exchange` of `Degrees`, as in the following functions.
     """
-    group = _group(job, kind, degrees)
-    works = layer_works(group.part, "none")
-    sums, sums_backward = _sums(group, kind, FORWARD), _sums(group, kind, BACKWARD)
+    layer = _layer(job, kind, degrees)
+    forward, backward = (layer.attention.works(which) for which in ("forward", "backward"))
     return {
-        "forward": (*attention_terms(group.context, "forward", works.attention_forward), *sums),
-        "backward": (
-            *attention_terms(group.context, "backward", works.attention_backward),
-            *sums_backward,
-        ),
-        **ring_terms(group.context)._asdict(),
+        "forward": (*forward, *_sums(layer, kind, FORWARD)),
+        "backward": (*backward, *_sums(layer, kind, BACKWARD)),
+        **ring_terms(layer.attention)._asdict(),
     }
 
 
 @lru_cache(maxsize=4096)
 def attention_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """Attention where weight gradients are a pass of their own."""
-    group = _group(job, kind, degrees)
-    works = split_works(group.part)
-    inputs = attention_terms(group.context, "dgrad", works.attention_dgrad)
-    return {"inputs": (*inputs, *_sums(group, kind, BACKWARD)), "weights": (works.attention_wgrad,)}
+    layer = _layer(job, kind, degrees)
+    inputs, weights = (layer.attention.works(which) for which in ("dgrad", "wgrad"))
+    return {"inputs": (*inputs, *_sums(layer, kind, BACKWARD)), "weights": weights}
 
 
 @lru_cache(maxsize=4096)
 def attention_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """Attention that full recompute repeats."""
-    group = _group(job, kind, degrees)
-    again = _recompute_work("attention.recompute", attention_recompute(group.part, "full"), group.part)
-    works = (*attention_terms(group.context, "recompute", *again), *_sums(group, kind, FORWARD))
+    layer = _layer(job, kind, degrees, "full")
+    works = (*layer.attention.works("recompute"), *_sums(layer, kind, FORWARD))
     return {"layer": works, "layer_early": works}
 
 
 @lru_cache(maxsize=4096)
 def core_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """What selective recompute repeats."""
-    group = _group(job, kind, degrees)
-    core = _recompute_work("attention.recompute", attention_recompute(group.part, "selective"), group.part)
-    again = () if kind.experts else mlp_recompute(group.part, "selective")
-    if again:
-        core = (*core, *_recompute_work("mlp.recompute", again, group.part), *_sums(group, kind, FORWARD))
-    return {"core": core}
+    """What selective recompute repeats, which is nothing of experts."""
+    layer = _layer(job, kind, degrees, "selective")
+    core = layer.attention.works("recompute")
+    if kind.experts or not layer.mlp.repeats:
+        return {"core": core}
+    return {"core": (*core, *layer.mlp.works("recompute"), *_sums(layer, kind, FORWARD))}
 
 
 @lru_cache(maxsize=4096)
 def mlp_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """The MLP forward and backward."""
-    works = layer_works(_group(job, kind, degrees).part, "none")
-    return {"forward": (works.mlp_forward,), "backward": (works.mlp_backward,)}
+    mlp = _layer(job, kind, degrees).mlp
+    return {"forward": mlp.works("forward"), "backward": mlp.works("backward")}
 
 
 @lru_cache(maxsize=4096)
 def mlp_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """The MLP where weight gradients are a pass of their own."""
-    works = split_works(_group(job, kind, degrees).part)
-    return {"inputs": (works.mlp_dgrad,), "weights": (works.mlp_wgrad,)}
+    mlp = _layer(job, kind, degrees).mlp
+    return {"inputs": mlp.works("dgrad"), "weights": mlp.works("wgrad")}
 
 
 @lru_cache(maxsize=4096)
 def mlp_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """The MLP that full recompute repeats, whole and up to the last tensor that the backward reads."""
-    part = _group(job, kind, degrees).part
-    early = replace(part, recompute_stops_early=True)
-    return {
-        "layer": _recompute_work("mlp.recompute", mlp_recompute(part, "full"), part),
-        "layer_early": _recompute_work("mlp.recompute", mlp_recompute(early, "full"), part),
-    }
+    mlp = _layer(job, kind, degrees, "full").mlp
+    stopped = replace(mlp, part=replace(mlp.part, recompute_stops_early=True))
+    return {"layer": mlp.works("recompute"), "layer_early": stopped.works("recompute")}
 
 
-def _group(job: Job, kind: LayerKind, degrees: Sequence[int]) -> TensorGroup:
-    """The group that computes a layer of one kind; where it has experts, its attention."""
-    return group_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False))
+def _layer(job: Job, kind: LayerKind, degrees: Sequence[int], mode: str = "none") -> Layer:
+    """A layer of one kind; of one with experts, its attention."""
+    return layer_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False), mode)
 
 
-def _sums(group: TensorGroup, kind: LayerKind, between: Sequence[Between]) -> tuple[Work, ...]:
+def _sums(layer: Layer, kind: LayerKind, between: Sequence[Between]) -> tuple[Work, ...]:
     """The collectives of a layer's forward or backward; one with experts has those of attention alone."""
     if kind.experts:
         attention, other = between if between is FORWARD else reversed(between)
         between = [Between(attention.before, other.after)]
-    return tuple(work for products in between for work in group.all_reduce_works(products))
-
-
-def _recompute_work(name: str, kernels: tuple[Kernel, ...], part: LayerSlice) -> tuple[Work, ...]:
-    """Compute that a recompute mode repeats."""
-    return (compute_work(name, "recompute", kernels, (TensorClass("hidden", part.activation_bytes),)),)
+    return tuple(work for products in between for work in layer.group.all_reduce_works(products))
 
 
 # ------------------------------------------------------------------------------------------- experts
@@ -246,10 +229,7 @@ def weights_terms(job: Job, kind: LayerKind, *degrees: int) -> Named:
 def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1) -> ExpertGroup:
     """The experts of a layer whose rows are those of `ranks` ranks with so many sequences together."""
     degrees = Degrees(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
-    group = group_of(job, degrees.layout, 0, EXPERTS).experts
-    if group is None:
-        raise GraphError(f"{job.model.name} has no experts")
-    return group
+    return experts_of(job, degrees.layout, group_of(job, degrees.layout, 0, EXPERTS))
 
 
 # ------------------------------------------------------------------------------------------- ends
@@ -291,5 +271,4 @@ def _stage(job: Job, kind: LayerKind, degrees: Sequence[int]) -> VirtualStage:
     """A stage with embedding and LM head around layers of one kind."""
     part = Degrees(*degrees)
     group = group_of(job, part.layout, 0, kind)
-    positions = head_positions(job, part.context)
-    return VirtualStage(0, 1, 0, 0, 0, group, (), None, None, "none", positions)
+    return VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, part.context))

@@ -126,7 +126,7 @@ def test_sampling_covers_each_candidate_unless_switched_off(run: StudyRun, quick
 
 def test_the_soonest_candidate_is_the_one_the_verdict_names(run: StudyRun) -> None:
     soonest = min(run.result.candidates, key=lambda each: each.time_to_accuracy_s)
-    assert run.result.verdict.startswith(f"{soonest.label} reaches the target first")
+    assert run.result.verdict.startswith(f"{soonest.label} reach the target first")
     assert run.result.ratio_bands[soonest.label] == (1.0, 1.0)
 
 
