@@ -19,6 +19,7 @@ from perfsim.strategies.three_d.halves import Attention, Backward, Forward, Half
 from perfsim.transformer import LayerSlice
 from perfsim.transformer.context import (
     around_core,
+    context_bytes,
     merge_backward_kernel,
     merge_kernel,
     pair_bytes,
@@ -58,12 +59,13 @@ def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWor
     before, after = around_core(whole, core)
     merge = merge_kernel(part) if forward else merge_backward_kernel(part)
     queries, hidden = TensorClass("queries", query_bytes(part)), TensorClass("hidden", part.activation_bytes)
-    pair = TensorClass("keys_values", pair_bytes(part))
+    context, pair = TensorClass("context", context_bytes(part)), TensorClass("keys_values", pair_bytes(part))
     kept = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
     first, last = ("qkv", "output") if forward else ("output", "qkv")
-    made = (queries,) if forward else (queries, pair)
+    made = (context,) if forward else (queries, pair)
+    begun = (queries, pair) if forward else (context,)
     return AttentionWorks(
-        first=half_work(f"attention.{first}", which, before, queries, *([pair] if forward else [])),
+        first=half_work(f"attention.{first}", which, before, *begun),
         block=half_work("attention.block", which, core[:1], *made),
         later=half_work("attention.block", which, (*core[:1], merge), *made),
         last=half_work(f"attention.{last}", which, after, hidden, *([kept] if which == "dgrad" else [])),
@@ -88,9 +90,15 @@ class ContextGroup(Attention):
         works = attention_works(self.part, which)
         if self.rings:
             return works.first, works.last
-        queries, pair = query_bytes(self.part), pair_bytes(self.part)
-        exchanges = self.exchange_work("heads", queries), self.exchange_work("positions", queries + pair)
+        exchanges = (self.exchange_work(*message) for message in self._all_to_alls(which))
         return works.first, works.block, works.last, *exchanges
+
+    def _all_to_alls(self, which: Forward | Backward) -> tuple[tuple[str, float], tuple[str, float]]:
+        """Contents and bytes of both of a pass: queries, keys and values, and what the core makes of them."""
+        before, after = query_bytes(self.part) + pair_bytes(self.part), context_bytes(self.part)
+        if which in ("backward", "dgrad"):
+            before, after = after, before
+        return ("heads", before), ("positions", after)
 
     def exchange_work(self, contents: str, n_bytes: float) -> Work:
         """A message of every rank to the next, or an all-to-all of what every rank has.
@@ -113,11 +121,12 @@ class ContextGroup(Attention):
         """Write the forward or its repetition; it keeps the keys and values of the rank itself."""
         works = attention_works(self.part, which)
         first = self._task(template, works.first, reads, block).output
-        queries, n_bytes = query_bytes(self.part), pair_bytes(self.part)
+        n_bytes = pair_bytes(self.part)
         if not self.rings:
-            heads = self._exchanged(template, ("heads", queries + n_bytes), [first], block)
+            to_heads, to_positions = self._all_to_alls(which)
+            heads = self._exchanged(template, to_heads, [first], block)
             core = self._task(template, works.block, [heads], block).output
-            back = self._exchanged(template, ("positions", queries), [core], block)
+            back = self._exchanged(template, to_positions, [core], block)
             return Made(self._task(template, works.last, [back, first, core], block).output, first)
         pair, done = first + 1, list[int]()
         for number in range(self.ranks.size):
@@ -136,10 +145,10 @@ class ContextGroup(Attention):
         works = attention_works(self.part, which)
         first = self._task(template, works.first, [gradient, saved], block, after).output
         if not self.rings:
-            queries, n_bytes = query_bytes(self.part), pair_bytes(self.part)
-            heads = self._exchanged(template, ("heads", queries), [first], block)
+            to_heads, to_positions = self._all_to_alls(which)
+            heads = self._exchanged(template, to_heads, [first], block)
             core = self._task(template, works.block, [heads, saved], block).output
-            arrived = [self._exchanged(template, ("positions", queries + n_bytes), [core], block)]
+            arrived = [self._exchanged(template, to_positions, [core], block)]
         else:
             arrived = self._ring_backward(template, works, (first, saved, kept), block)
         return self._task(template, works.last, [gradient, saved, first, *arrived], block)
