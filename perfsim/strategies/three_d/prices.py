@@ -128,9 +128,14 @@ def slices_of(columns: Columns) -> Slices:
     def occurs(rows: Booleans) -> Booleans:
         return np.bincount(of_row[rows], minlength=len(first)) > 0
 
-    modes = (occurs(columns.recompute == MODES.index(name)) for name in ("selective", "full"))
-    splits, sends = occurs(columns.of_schedules("splits_backward")), occurs(columns.pipeline > 1)
-    return Slices(columns.rows(first), of_row, splits, *modes, sends)
+    return Slices(
+        columns.rows(first),
+        of_row,
+        splits=occurs(columns.of_schedules("splits_backward")),
+        selective=occurs(columns.recompute == MODES.index("selective")),
+        full=occurs(columns.recompute == MODES.index("full")),
+        sends=occurs(columns.pipeline > 1),
+    )
 
 
 class Passes:
@@ -158,17 +163,14 @@ class Passes:
         *ends, send_inside, send_across, receive, begin = taken[3 * kinds :, :, None]
         mode = np.where(columns.zero == SHARDED, _EARLY[columns.recompute], columns.recompute)
         pipelined, far = columns.pipeline[:, None] > 1, _share_across(columns, self._topology)[:, None]
-        return PassPrices(
-            forward,
-            backward,
-            weights,
-            self._redone.take(of_row + self._slices * mode, axis=1).T,
-            *ends,
-            send=np.where(pipelined, far * send_across + (1 - far) * send_inside, 0.0),
-            farthest_send=np.where(pipelined, np.where(far > 0, send_across, send_inside), 0.0),
-            receive=np.where(pipelined & (columns.sequence_parallel[:, None] == 0), receive, 0.0),
-            begin=np.where(columns.virtual[:, None] > 1, begin, 0.0),
+        redone = self._redone.take(of_row + self._slices * mode, axis=1).T
+        sends = (
+            np.where(pipelined, far * send_across + (1 - far) * send_inside, 0.0),
+            np.where(pipelined, np.where(far > 0, send_across, send_inside), 0.0),
+            np.where(pipelined & (columns.sequence_parallel[:, None] == 0), receive, 0.0),
+            np.where(columns.virtual[:, None] > 1, begin, 0.0),
         )
+        return PassPrices(forward, backward, weights, redone, *ends, *sends)
 
 
 _EARLY = np.array([len(MODES) if mode == "full" else number for number, mode in enumerate(MODES)])
