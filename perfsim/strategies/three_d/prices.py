@@ -164,13 +164,13 @@ class Passes:
         mode = np.where(columns.zero == SHARDED, _EARLY[columns.recompute], columns.recompute)
         pipelined, far = columns.pipeline[:, None] > 1, _share_across(columns, self._topology)[:, None]
         redone = self._redone.take(of_row + self._slices * mode, axis=1).T
-        sends = (
+        ends += [
             np.where(pipelined, far * send_across + (1 - far) * send_inside, 0.0),
             np.where(pipelined, np.where(far > 0, send_across, send_inside), 0.0),
             np.where(pipelined & (columns.sequence_parallel[:, None] == 0), receive, 0.0),
             np.where(columns.virtual[:, None] > 1, begin, 0.0),
-        )
-        return PassPrices(forward, backward, weights, redone, *ends, *sends)
+        ]
+        return PassPrices(forward, backward, weights, redone, *ends)
 
 
 _EARLY = np.array([len(MODES) if mode == "full" else number for number, mode in enumerate(MODES)])
