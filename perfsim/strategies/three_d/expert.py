@@ -77,11 +77,16 @@ class _BesideExperts(NamedTuple):
 
 @lru_cache(maxsize=512)
 def _beside_experts(part: LayerSlice, which: Forward | Backward) -> _BesideExperts:
-    """The parts before, beside and after the experts; `part` has expert degrees of 1."""
+    """The parts before, beside and after the experts; `part` has expert degrees of 1.
+
+    A recompute runs no LM head of multi-token prediction again.
+    """
+    if which == "recompute":
+        part = replace(part, kind=replace(part.kind, mtp=False))
     begin, shared, end = {
         "forward": (transformer.router_forward, transformer.shared_forward, transformer.combine_forward),
         "backward": (transformer.combine_backward, transformer.shared_backward, transformer.router_backward),
-        "dgrad": (transformer.combine_backward, transformer.shared_dgrad, transformer.router_dgrad),
+        "dgrad": (transformer.combine_dgrad, transformer.shared_dgrad, transformer.router_dgrad),
     }[_PASS[which]]
     rows = TensorClass("rows", transformer.row_bytes(part))
     hidden = TensorClass("hidden", part.activation_bytes)
