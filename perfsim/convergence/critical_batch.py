@@ -148,7 +148,7 @@ def _data_law(inputs: LawInputs) -> CriticalBatch:
     if tokens < FLOOR_TOKENS:
         notes.append(f"raised to the floor of {FLOOR_TOKENS:g} tokens: the law does not reach down here")
     if not low <= d_min <= high:
-        notes.append(f"extrapolated: the law was fitted on {low:.1e} to {high:.1e} training tokens")
+        notes.append(f"extrapolated: the law was fitted on {low / 1e9:g} to {high / 1e9:g} billion tokens")
     return CriticalBatch(
         max(tokens, FLOOR_TOKENS),
         _band(inputs, DEFAULT_BAND_FACTOR),

@@ -133,7 +133,7 @@ def test_data_law_within_its_fitted_range_carries_no_note(parameters: float) -> 
 @pytest.mark.parametrize("parameters", [84e6, 1.21e9])
 def test_data_law_outside_its_fitted_range_is_called_extrapolated(parameters: float) -> None:
     (note,) = critical_batch("data_law", LawInputs(d_min_tokens=20 * parameters)).notes
-    assert "extrapolated: the law was fitted on 1.7e+09 to 2.4e+10 training tokens" in note
+    assert "extrapolated: the law was fitted on 1.7 to 24 billion tokens" in note
 
 
 def test_data_law_is_floored_where_its_formula_turns_negative() -> None:
