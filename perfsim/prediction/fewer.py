@@ -30,22 +30,44 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LONG_TASKS = 50_000
-"""Tasks from which on a step is found from a shorter one; others take less than a second in full."""
+"""Tasks from which on a step that is compared with others is found from a shorter one."""
+MOST_IN_FULL = 200_000
+"""Tasks up to which a step that is reported on its own is simulated in full, in about two seconds."""
 FEWEST = 8
 """Micro-batches of a short step at least, so that some are neither among the first nor among the last."""
 MIDDLE = 4
 """The middle of a short step is this part of its first half."""
 
 
-def evaluate_from_fewer(question: Question, plan: Plan, graph: TaskGraph, step: Step) -> Evaluation:
-    """The evaluation of a placed plan, from fewer micro-batches if that is much shorter, else in full."""
+def evaluate_from_fewer(
+    question: Question, plan: Plan, graph: TaskGraph, step: Step, long_tasks: int | None = None
+) -> Evaluation:
+    """The evaluation of a placed plan; a step of `long_tasks` tasks is found from fewer micro-batches.
+
+    `long_tasks` is `LONG_TASKS` unless given. Steps with too few micro-batches are simulated in full.
+    """
     ranks = plan.layout.pipeline
     few = max(few_microbatches(plan), -(-FEWEST // ranks) * ranks)
-    if len(graph) >= LONG_TASKS and 2 * few <= plan.num_microbatches:
+    trace = None
+    if len(graph) >= (LONG_TASKS if long_tasks is None else long_tasks) and 2 * few <= plan.num_microbatches:
         trace = _from_fewer(question, plan, few, step)
-        if trace is not None:
-            return evaluation_of(plan, graph, step, trace, question.cluster)
-    return evaluation_of(plan, graph, step, step.run(), question.cluster)
+    return evaluation_of(plan, graph, step, step.run() if trace is None else trace, question.cluster)
+
+
+def evaluate_reported(question: Question, plan: Plan) -> Evaluation:
+    """The evaluation of a plan that is reported on its own, in full unless its graph is very large."""
+    graph = graph_of(plan, question.chosen)
+    step = Step(place(graph, question.topology), question.costs, question.scale)
+    return evaluate_from_fewer(question, plan, graph, step, MOST_IN_FULL)
+
+
+def in_full(run: Evaluation) -> Evaluation:
+    """The same plan with all its micro-batches simulated, unless its graph is very large."""
+    counts = run.trace.simulated
+    if counts is None or counts.microbatches is None or len(run.graph) >= MOST_IN_FULL:
+        return run
+    trace = run.step.run()
+    return replace(run, trace=trace, breakdown_s=trace.mean_breakdown())
 
 
 def _from_fewer(question: Question, plan: Plan, few: int, step: Step) -> Trace | None:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from perfsim.engine.limits import present_limits
 from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.placement.place import place
-from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
-from perfsim.prediction.fewer import evaluate_from_fewer
+from perfsim.prediction.evaluation import Evaluation, graph_of
+from perfsim.prediction.fewer import evaluate_from_fewer, evaluate_reported, in_full
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step
 from perfsim.strategies import Plan
@@ -229,21 +229,10 @@ def best_plan(question: Question) -> Evaluation:
     A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
     """
     if question.layout is not None:
-        plan = plan_of(question)
-        graph = graph_of(plan, question.chosen)
-        return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
+        return evaluate_reported(question, plan_of(question))
     searched = search(question)
     best = in_full(confirmed(searched)[0])
     return replace(best, plan=_with_headroom(best.plan, searched))
-
-
-def in_full(run: Evaluation) -> Evaluation:
-    """The same plan with all its micro-batches simulated."""
-    counts = run.trace.simulated
-    if counts is None or counts.microbatches is None:
-        return run
-    trace = run.step.run()
-    return replace(run, trace=trace, breakdown_s=trace.mean_breakdown())
 
 
 def _with_headroom(plan: Plan, searched: Search) -> Plan:

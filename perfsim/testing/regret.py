@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.prediction.evaluation import evaluate, graph_of, longest_path_s
-from perfsim.prediction.planner import Search, confirmed, in_full, search
+from perfsim.prediction.fewer import in_full
+from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.question import Question
 
 Floats = NDArray[np.float64]

@@ -10,8 +10,8 @@ import perfsim as ps
 from perfsim.placement.place import place
 from perfsim.prediction import fewer
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
-from perfsim.prediction.fewer import evaluate_from_fewer
-from perfsim.prediction.planner import best_plan, confirmed, in_full, plan_of, search
+from perfsim.prediction.fewer import evaluate_from_fewer, in_full
+from perfsim.prediction.planner import best_plan, confirmed, plan_of, search
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step
 
