@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from perfsim.convergence.hyperbola import HyperbolaFit
+from perfsim.convergence.uncertain import require_positive
 from perfsim.errors import InputError, UnknownNameError
 
 DEFAULT_LAW = "data_law"
@@ -147,7 +148,7 @@ def _data_law(inputs: LawInputs) -> CriticalBatch:
     if tokens < FLOOR_TOKENS:
         notes.append(f"raised to the floor of {FLOOR_TOKENS:g} tokens: the law does not reach down here")
     if not low <= d_min <= high:
-        notes.append(f"extrapolated: the law was fitted on {low:.1e} to {high:.1e} training tokens")
+        notes.append(f"extrapolated: the law was fitted on {low / 1e9:g} to {high / 1e9:g} billion tokens")
     return CriticalBatch(
         max(tokens, FLOOR_TOKENS),
         _band(inputs, DEFAULT_BAND_FACTOR),
@@ -210,17 +211,13 @@ LAWS: Mapping[str, Callable[[LawInputs], CriticalBatch]] = {
 """Name in a study's YAML to the law. A new law is one function and one line here."""
 
 
-def _positive(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} must be positive and finite, got {value:g}")
-    return value
-
-
 def deepseek_tokens(compute_flop: float) -> float:
     """B_opt = 0.2920 C^0.3271 tokens, C without embeddings. DeepSeek LLM, arXiv 2401.02954, eq. 1."""
-    return 0.2920 * math.pow(_positive("compute_flop", compute_flop), 0.3271)
+    require_positive(compute_flop=compute_flop)
+    return 0.2920 * math.pow(compute_flop, 0.3271)
 
 
 def minicpm_tokens(loss: float) -> float:
     """B_opt = 1.21e9 / L^6.24 tokens, L on the scale of C4. MiniCPM, arXiv 2404.06395, section 3.2."""
-    return 1.21e9 / math.pow(_positive("loss", loss), 6.24)
+    require_positive(loss=loss)
+    return 1.21e9 / math.pow(loss, 6.24)

@@ -10,22 +10,15 @@ import math
 
 import numpy as np
 
-from perfsim.convergence.uncertain import FloatArray
-from perfsim.errors import InputError
+from perfsim.convergence.uncertain import FloatArray, require_positive
 
 MOST_MTTFS = 60.0
 """Times between failures that one stretch of work may take: a cap of e^60, far beyond any run."""
 
 
-def _require_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} must be positive and finite, got {value:g}")
-
-
 def young_interval_s(write_s: float, mttf_s: float) -> float:
     """Checkpoint interval of least loss, to first order: sqrt(2 delta M) (Young 1974)."""
-    _require_positive(write_s=write_s, mttf_s=mttf_s)
+    require_positive(write_s=write_s, mttf_s=mttf_s)
     return math.sqrt(2 * write_s * mttf_s)
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from perfsim.convergence.uncertain import FloatArray, require_positive
 from perfsim.errors import InputError, PerfsimError
 
-FloatArray = npt.NDArray[np.float64]
 Batch = TypeVar("Batch", float, FloatArray)
 
 RUN_KINDS = ("pre-training", "fine-tuning", "warm-start")
@@ -59,31 +58,21 @@ class OutlierError(InputError):
     """A measured point so far from the others that a typing error is the likely cause."""
 
 
-def _require_positive(**values: float | FloatArray) -> None:
-    for name, value in values.items():
-        if isinstance(value, float | int):  # np.all takes twenty times as long
-            positive = 0 < value < math.inf
-        else:
-            positive = bool(np.all(np.asarray(value) > 0) and np.all(np.isfinite(value)))
-        if not positive:
-            raise InputError(f"{name} must be positive and finite, got {value}")
-
-
 def overhead(batch: Batch, b_crit: float) -> Batch:
     """E / E_min = 1 + B / B_crit: examples used over the minimum."""
-    _require_positive(batch=batch, b_crit=b_crit)
+    require_positive(batch=batch, b_crit=b_crit)
     return 1.0 + batch / b_crit
 
 
 def examples(batch_tokens: Batch, d_min_tokens: float, b_crit_tokens: float) -> Batch:
     """Examples to the target at a fixed batch, E = E_min (1 + B / B_crit); all three in one unit."""
-    _require_positive(d_min_tokens=d_min_tokens)
+    require_positive(d_min_tokens=d_min_tokens)
     return d_min_tokens * overhead(batch_tokens, b_crit_tokens)
 
 
 def steps_for_tokens(tokens: Batch, batch_tokens: Batch) -> Batch:
     """Optimizer steps that consume `tokens` at a fixed batch, S = E / B."""
-    _require_positive(tokens=tokens, batch_tokens=batch_tokens)
+    require_positive(tokens=tokens, batch_tokens=batch_tokens)
     return tokens / batch_tokens
 
 
@@ -125,7 +114,7 @@ class HyperbolaFit:
         four times 31 %. These are the errors of fits to MLPerf reference runs. Raises
         NotIdentifiableError beyond.
         """
-        _require_positive(batch=batch)
+        require_positive(batch=batch)
         beyond = batch / max(self.batches)
         if beyond > 4:
             raise NotIdentifiableError(
@@ -184,7 +173,7 @@ def _mean_by_batch(batches: Sequence[float], measured: Sequence[float]) -> tuple
     if len(batches) != len(measured):
         raise InputError(f"{len(batches)} batches but {len(measured)} measured values")
     b, e = np.asarray(batches, dtype=np.float64), np.asarray(measured, dtype=np.float64)
-    _require_positive(batches=b, measured=e)
+    require_positive(batches=b, measured=e)
     sizes = np.unique(b)
     return sizes, np.log([_mean_of_repeats(size, e[b == size]) for size in sizes])
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsim.convergence.uncertain import require_positive
 from perfsim.errors import InputError, PlanError, UnknownNameError
 
 REACH = 1.5
@@ -20,12 +21,6 @@ SEED_ERROR = 0.02
 """Scatter of the loss by the seed alone, in nats [Kaplan et al., arXiv 2001.08361]."""
 RAY = 20.0
 """Tokens a parameter of Cerebras-GPT and of compute-optimal training."""
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} must be positive and finite, got {value:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +94,17 @@ class ChinchillaLaw(LossLaw):
 
     def loss(self, params: float, tokens: float) -> float:
         """Nats per token after `tokens` tokens with `params` parameters."""
-        _positive(params=params, tokens=tokens)
+        require_positive(params=params, tokens=tokens)
         return self.smallest_loss(params) + self.b / math.pow(tokens, self.beta)
 
     def smallest_loss(self, params: float) -> float:
         """The loss that a model of this size approaches with unlimited data."""
-        _positive(params=params)
+        require_positive(params=params)
         return self.irreducible + self.a / math.pow(params, self.alpha)
 
     def tokens_to_loss(self, loss: float, params: float) -> float:
         """D_min = (b / (L - irreducible - a / N^alpha))^(1 / beta); PlanError for a model too small."""
-        _positive(loss=loss)
+        require_positive(loss=loss)
         floor = self.smallest_loss(params)
         if loss <= floor:
             raise self._too_small(loss, params, floor)
@@ -127,7 +122,7 @@ class KaplanLaw(LossLaw):
 
     def loss(self, params: float, tokens: float) -> float:
         """Nats per token after `tokens` tokens with `params` parameters."""
-        _positive(params=params, tokens=tokens)
+        require_positive(params=params, tokens=tokens)
         return math.pow(self._of_params(params) + self.d_c / tokens, self.alpha_d)
 
     def _of_params(self, params: float) -> float:
@@ -135,7 +130,7 @@ class KaplanLaw(LossLaw):
 
     def tokens_to_loss(self, loss: float, params: float) -> float:
         """D = d_c / (L^(1 / alpha_d) - (n_c / N)^(alpha_n / alpha_d)); PlanError for a model too small."""
-        _positive(loss=loss, params=params)
+        require_positive(loss=loss, params=params)
         left = math.pow(loss, 1 / self.alpha_d) - self._of_params(params)
         if left <= 0:
             raise self._too_small(loss, params, math.pow(self._of_params(params), self.alpha_d))
@@ -154,12 +149,12 @@ class ComputeLaw(LossLaw):
 
     def loss(self, params: float, tokens: float) -> float:
         """Nats per token after `tokens` tokens with `params` parameters."""
-        _positive(params=params, tokens=tokens)
+        require_positive(params=params, tokens=tokens)
         return math.pow(self.c_flop / (6.0 * params * tokens), self.gamma)
 
     def tokens_to_loss(self, loss: float, params: float) -> float:
         """D = c / (6 N L^(1 / gamma))."""
-        _positive(loss=loss, params=params)
+        require_positive(loss=loss, params=params)
         return self.c_flop / (6.0 * params * math.pow(loss, 1 / self.gamma))
 
     def outside(self, params: float, tokens: float) -> str:

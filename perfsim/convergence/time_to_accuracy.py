@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.hyperbola import examples, overhead, steps_for_tokens
+from perfsim.convergence.uncertain import require_positive
 from perfsim.errors import InputError
 
 WEAK_BELOW = 0.2
@@ -148,8 +149,7 @@ def regime(batch_tokens: float, b_crit_tokens: float) -> str:
 
 
 def _check(step_time_s: float, goodput: float, errors: Mapping[str, float]) -> None:
-    if not (math.isfinite(step_time_s) and step_time_s > 0):
-        raise InputError(f"step_time_s must be positive and finite, got {step_time_s:g}")
+    require_positive(step_time_s=step_time_s)
     if not 0 < goodput <= 1:
         raise InputError(f"goodput must lie above 0 and at most at 1, got {goodput:g}")
     for name, error in errors.items():
@@ -202,15 +202,15 @@ def _log_overhead_ratio(a: TimeToAccuracy, b: TimeToAccuracy, b_crit: float) -> 
     return math.log(overhead(a.batch_tokens, b_crit) / overhead(b.batch_tokens, b_crit))
 
 
-def _positive_all(*values: float) -> None:
-    if not all(math.isfinite(value) and value > 0 for value in values):
-        raise InputError(f"times, devices, steps and the critical batch must be positive, got {values}")
-
-
 def split_speedup(
     speedup: float, device_ratio: float, examples_small: float, examples_large: float
 ) -> SpeedupSplit:
     """Split a larger machine's loss of speedup into extra samples and slower devices."""
-    _positive_all(speedup, device_ratio, examples_small, examples_large)
+    require_positive(
+        speedup=speedup,
+        device_ratio=device_ratio,
+        examples_small=examples_small,
+        examples_large=examples_large,
+    )
     statistical = examples_small / examples_large
     return SpeedupSplit(statistical, speedup / (device_ratio * statistical))

@@ -21,6 +21,17 @@ Place = Callable[[str], FloatArray | float]
 """By the name of an input: standard deviations from its typical value. Inputs of one name move together."""
 
 
+def require_positive(**values: float | FloatArray) -> None:
+    """Raise InputError, with the name, for a value that is not positive and finite, or an array with one."""
+    for name, value in values.items():
+        if isinstance(value, float | int):  # np.all takes twenty times as long
+            positive, shown = 0 < value < math.inf, f"{value:g}"
+        else:
+            positive, shown = bool(np.all(value > 0) and np.all(np.isfinite(value))), str(value)
+        if not positive:
+            raise InputError(f"{name} must be positive and finite, got {shown}")
+
+
 @dataclass(frozen=True, slots=True)
 class Uncertain:
     """An input with its 90 % range; a normal variable in the log, each side with its own width.

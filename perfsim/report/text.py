@@ -58,8 +58,8 @@ def number(value: float, digits: int = 3) -> str:
         return MISSING
     if value == 0:
         return "0"
-    decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    rounded = round(value, decimals)
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))  # of 1.00, not of 0.9996
     return f"{rounded:,.{min(max(decimals, 0), 12)}f}"
 
 

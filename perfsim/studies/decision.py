@@ -55,7 +55,7 @@ def decide(options: Sequence[Option], currency: str, seed: int = 0, draws: int =
         seed=seed,
         draws=draws,
         currency=currency,
-        sentence=sentence(outcomes, first, rival, sure, currency),
+        sentence=sentence(outcomes, first, options[first].rates.devices, rival, sure, currency),
         outcomes=outcomes,
         first=options[first].label,
         rival="" if rival is None else options[rival].label,

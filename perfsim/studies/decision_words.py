@@ -9,14 +9,16 @@ from perfsim.studies.decided import Outcome, Spread
 from perfsim.units import DAY_S
 
 
-def sentence(outcomes: Sequence[Outcome], first: int, rival: int | None, sure: float, currency: str) -> str:
-    """One sentence about the candidate that is first on the wall, and the cheapest one where that differs."""
+def sentence(
+    outcomes: Sequence[Outcome], first: int, devices: int, rival: int | None, sure: float, currency: str
+) -> str:
+    """One sentence: who is first on the wall, of so many devices, and the cheapest one where that differs."""
     own = outcomes[first]
     unit, scale = time_unit(own.wall_s.typical)
     low, high = (f"{end / scale:.3g}" for end in (own.wall_s.low, own.wall_s.high))
     said = (
-        f"{own.label} is at the target after {own.wall_s.typical / scale:.3g} {unit} on the wall "
-        f"({low} to {high}; {own.basis})"
+        f"{own.label} {verb(devices, 'are', 'is')} at the target after {own.wall_s.typical / scale:.3g} "
+        f"{unit} on the wall ({low} to {high}; {own.basis})"
     )
     if own.money is not None:
         said += f" for {amount(own.money, currency)}"
@@ -57,6 +59,11 @@ def _gaps(outcomes: Sequence[Outcome]) -> str:
     return f" Not given: {', '.join(gaps)}." if gaps else ""
 
 
+def verb(devices: int, many: str, single: str) -> str:
+    """The form of a verb after a number of devices: `16 CS-2` take, `1 CS-2` takes."""
+    return single if devices == 1 else many
+
+
 def time_unit(seconds: float) -> tuple[str, float]:
     """Days, hours, minutes or seconds, the largest of which there are two, with their seconds."""
     units = (("days", DAY_S), ("hours", 3600.0), ("minutes", 60.0))
@@ -77,8 +84,9 @@ def amount(spread: Spread | None, unit: str = "") -> str:
 
 def _number(value: float) -> str:
     """Three digits without an exponent."""
+    value = float(f"{value:.3g}")  # 0.9996 is 1.00
     digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return f"{round(value, digits):,.{max(digits, 0)}f}"
+    return f"{value:,.{max(digits, 0)}f}"
 
 
 def chance(probability: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.prediction.shared_caveats import confidence, shared_caveats
-from perfsim.studies.decision_words import time_unit
+from perfsim.studies.decision_words import time_unit, verb
 from perfsim.studies.result import CandidateResult
 
 
@@ -22,6 +22,7 @@ class Answer:
 def verdict(answers: Sequence[Answer]) -> str:
     """One comparison sentence with a range, and the reason for the difference."""
     first, *others = sorted(answers, key=lambda answer: answer.time.time_s)
+    reach = verb(first.candidate.num_devices, "reach", "reaches")
     alike = [answer.candidate.label for answer in others if _is_same_plan(answer, first)]
     same = f"; the same layout answers {', '.join(alike)}" if alike else ""
     unlike = [answer for answer in others if not _is_same_plan(answer, first)]
@@ -29,7 +30,7 @@ def verdict(answers: Sequence[Answer]) -> str:
         unit, scale = time_unit(first.time.time_s)
         low, high = (bound / scale for bound in first.time.band_s)
         return (
-            f"{first.candidate.label} reaches the target in {first.time.time_s / scale:.1f} {unit} "
+            f"{first.candidate.label} {reach} the target in {first.time.time_s / scale:.1f} {unit} "
             f"({low:.1f} to {high:.1f}){same}{_trust(first)}."
         )
     rival = _rival(first, unlike)
@@ -38,7 +39,7 @@ def verdict(answers: Sequence[Answer]) -> str:
     certainty += _trust(first, rival)
     unit, scale = time_unit(first.time.time_s)
     return (
-        f"{first.candidate.label} reaches the target first, in {first.time.time_s / scale:.1f} {unit}: "
+        f"{first.candidate.label} {reach} the target first, in {first.time.time_s / scale:.1f} {unit}: "
         f"{band.ratio:.2f} times ({band.low:.2f} to {band.high:.2f}) faster than "
         f"{rival.candidate.label} with {rival.time.time_s / scale:.1f} {unit}{certainty}. "
         f"Why: {_reason(first, rival)}."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.result import SharedCaveat
 from perfsim.prediction.shared_caveats import confidence
-from perfsim.studies.decision_words import time_unit
+from perfsim.studies.decision_words import time_unit, verb
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import Circumstances, PointResult, settings_text
 from perfsim.sweeps.scaling import Match, Series
@@ -40,7 +40,8 @@ def _compared(analysis: Analysis) -> str:
 def first_sentence(analysis: Analysis) -> str:
     """Which point reaches the one target first, and when."""
     first = min(analysis.feasible, key=lambda point: point.target_time.time_s)
-    return f"{_machine(first)} reaches the target first, in {_time(first)} ({_band(first)})."
+    reach = verb(first.num_devices, "reach", "reaches")
+    return f"{_machine(first)} {reach} the target first, in {_time(first)} ({_band(first)})."
 
 
 def _of_variants(analysis: Analysis) -> list[str]:
@@ -102,12 +103,12 @@ def _match_sentence(match: Match) -> str:
             f"({_certainty(match, count)})."
         )
     smallest = " or fewer" if 1 < count == match.series.counts[0] else ""
-    verb = "matches" if count == 1 else "match"
-    return f"{_machine(fewest)}{smallest} {verb} {rival}: {_time(fewest)} ({_certainty(match, count)})."
+    matches = verb(count, "match", "matches")
+    return f"{_machine(fewest)}{smallest} {matches} {rival}: {_time(fewest)} ({_certainty(match, count)})."
 
 
 def _takes(point: PointResult) -> str:
-    return f"{point.num_devices:,} {'takes' if point.num_devices == 1 else 'take'} {_time(point)}"
+    return f"{point.num_devices:,} {verb(point.num_devices, 'take', 'takes')} {_time(point)}"
 
 
 def _certainty(match: Match, count: int) -> str:
@@ -121,7 +122,9 @@ def _certainty(match: Match, count: int) -> str:
 def _scales(series: Series) -> str:
     first, last = series.points[0], series.points[-1]
     if first is last:
-        return f"{_machine(first)} takes {_time(first)} at its best batch."
+        return (
+            f"{_machine(first)} {verb(first.num_devices, 'take', 'takes')} {_time(first)} at its best batch."
+        )
     small, large = first.target_time, last.target_time
     ratio = last.num_devices / first.num_devices
     split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)

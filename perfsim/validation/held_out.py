@@ -73,18 +73,20 @@ def releases_left_out(path: Path, catalog: Catalog) -> dict[str, Any] | None:
         return None
     predicted, _ = leave_releases_out(path, WAFER, catalog)
     scored = [scored_case(case, predicted.get(case.id)) for case in logs]
-    rows = [
-        {"id": run.id, "measured_s": run.measured_s, "predicted_s": run.predicted_s, "error": run.error}
-        for run in scored
-    ]
-    return {"summary": _band_of_few(scored), "families": _by_family(scored), "cases": rows}
+    return {
+        "by": "release",
+        "summary": _band_of_few(scored),
+        "families": _by_family(scored),
+        "cases": [run.as_dict() for run in scored],
+    }
 
 
 def left_out(path: Path) -> dict[str, Any]:
     """Scores of a file of step-time cases, each predicted by a fit without it; takes minutes, needs scipy.
 
-    GPU runs are left out by family, wafer logs by release: `summary` and `families`, of wafers also `cases`.
-    Of a file with both, the scores of the logs stand under `wafers`.
+    GPU runs are left out `by` family, wafer logs by release: `summary`, `families` and `cases`; of GPU runs
+    also `dense` and `experts`, where some have them. Of a file with both, the scores of the logs stand under
+    `wafers`.
     """
     catalog = default_catalog()
     wafers = releases_left_out(path, catalog)

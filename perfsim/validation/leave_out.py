@@ -35,7 +35,7 @@ from perfsim.fitting.step_fit import (
 from perfsim.published.cases import StepCase
 from perfsim.published.placed_cases import PlacedCase, place_case
 from perfsim.published.processes import mapped
-from perfsim.validation.score import Scored, summary
+from perfsim.validation.score import Scored, dense_and_experts, summary
 
 Floats = NDArray[np.float64]
 
@@ -148,20 +148,20 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
 def outside_scores(rows: Sequence[LeftOut]) -> dict[str, Any]:
     """The rows of `leave_out` as `perfsim validate --json` prints them.
 
-    Summary, `families`, `groups` where a family is left out in parts, and `experts`, the summary of all runs
-    of models with experts, where there are any.
+    Summary, `families`, `groups` where a family is left out in parts, `dense` and `experts`, the summaries of
+    runs of models without and with experts, where some have them, and each run in `cases`.
     """
     runs = rows[-1].runs
     families = dict.fromkeys(run.family for run in runs)
     scores = {family: summary([run for run in runs if run.family == family]) for family in families}
     parts = {row.family: row.outside for row in rows[:-1] if row.family not in families}
-    sparse = [run for run in runs if run.experts]
-    of_experts = {"experts": summary(sparse)} if sparse else {}
     return {
+        "by": "family",
         "summary": rows[-1].outside,
         "families": scores,
         **({"groups": parts} if parts else {}),
-        **of_experts,
+        **dense_and_experts(runs),
+        "cases": [run.as_dict() for run in runs],
     }
 
 

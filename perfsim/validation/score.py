@@ -33,6 +33,15 @@ class Scored:
         """Relative error: predicted over measured, minus 1."""
         return None if self.predicted_s is None else self.predicted_s / self.measured_s - 1.0
 
+    def as_dict(self) -> dict[str, Any]:
+        """The run as JSON lists it."""
+        return {
+            "id": self.id,
+            "measured_s": self.measured_s,
+            "predicted_s": self.predicted_s,
+            "error": self.error,
+        }
+
     @property
     def counts(self) -> bool:
         """Whether it is scored; evidence C is only predicted and shown."""
@@ -53,6 +62,15 @@ def summary(cases: Iterable[Scored]) -> dict[str, Any]:
         "mape": float(apes.mean()),
         "bias": float(np.mean(errors)) if errors else None,
     }
+
+
+def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
+    """The summaries of runs without experts and with them; empty unless some scored run has them."""
+    kinds = {
+        "dense": summary(case for case in cases if not case.experts),
+        "experts": summary(case for case in cases if case.experts),
+    }
+    return {name: figures for name, figures in kinds.items() if kinds["experts"]["n"] and figures["n"]}
 
 
 def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:

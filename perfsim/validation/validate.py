@@ -28,7 +28,7 @@ from perfsim.validation.case_bands import CaseBand, case_band
 from perfsim.validation.convergence_validation import validate_convergence
 from perfsim.validation.family_traits import family_traits
 from perfsim.validation.scaling import scaling_comparison
-from perfsim.validation.score import Scored, families, one_constant, rankings, summary
+from perfsim.validation.score import Scored, dense_and_experts, families, one_constant, rankings, summary
 
 GIB = 2**30
 
@@ -83,6 +83,7 @@ def validate_cases(
         "failed": failed,
         "summary": {**summary(scored), "band_coverage": coverage(scored, bands)},
         "summary_predicted": summary([run for run in scored if run.predicted_s is not None]),
+        **dense_and_experts(scored),
         "baseline": baseline,
         "memory": memory_summary(answered),
         "families": {

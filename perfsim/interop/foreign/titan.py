@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from perfsim.errors import InputError
+from perfsim.interop.foreign.families import LLAMA
 from perfsim.interop.foreign.imported import Reading
 from perfsim.interop.foreign.settings import Settings
 from perfsim.interop.foreign.shape import Gap, Shape
@@ -31,15 +32,6 @@ SCHEDULES = {name: schedule for schedule, name in EMITTED_SCHEDULES.items()} | {
     "InterleavedZeroBubble": "interleaved",
 }
 HALVES = {name: precision for precision, name in PRECISIONS.items() if precision != "tf32"}
-LLAMA: dict[str, Any] = {
-    "gated": True,
-    "tied": False,
-    "embedding": "rotary",
-    "norm_vectors": 1,
-    "bias_qkv": False,
-    "bias_out": False,
-    "bias_mlp": False,
-}
 FLAVORS: Mapping[tuple[str, str], tuple[int, int, int, int, int, int]] = {
     ("llama2", "7b"): (32, 4096, 32, 32, 11008, 32000),
     ("llama2", "13b"): (40, 5120, 40, 40, 13824, 32000),

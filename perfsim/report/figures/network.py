@@ -69,6 +69,18 @@ def network_use_table(result: StudyResult) -> Table:
     return Table(["candidate", "kind of link", "mean", "peak"], rows, caption, frozenset({2, 3}))
 
 
+def overload_note(result: StudyResult) -> str:
+    """What a peak above the capacity means; empty where there is none."""
+    peaks = [peak for *_, peak in _rows(result)]
+    if max(peaks, default=0.0) <= 1.0:
+        return ""
+    return (
+        f"A peak of {text.percent(max(peaks), 0)} is more than a link carries: samples, or updates in the "
+        "memory of a weight server, run beside streamed weights, and in the simulation neither waits for "
+        f"the other. While both run they would take up to {text.percent(max(peaks) - 1, 0)} longer."
+    )
+
+
 def network_use_alt(result: StudyResult) -> str:
     """The busiest kind of link of each candidate in words."""
     busiest: dict[str, tuple[str, float, float]] = {}

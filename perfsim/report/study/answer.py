@@ -11,7 +11,7 @@ from perfsim.report.scale import Row, scale_of
 from perfsim.report.sections import Badge, Card, Scale
 from perfsim.report.study.verdict import ratios_to_first
 from perfsim.studies.decided import Outcome
-from perfsim.studies.decision_words import amount
+from perfsim.studies.decision_words import amount, verb
 from perfsim.studies.result import CandidateResult, StudyResult
 
 COMPUTING = ("forward", "backward", "compute")
@@ -35,13 +35,13 @@ def headline(result: StudyResult) -> str:
     )  # fmt: skip
     time = f"{middle} {unit} ({low} to {high})"
     if rival is None:
-        return f"{names[id(first)]} {_verb(first, 'reach', 'reaches')} the target in {time}."
+        return f"{names[id(first)]} {verb(first.num_devices, 'reach', 'reaches')} the target in {time}."
     least, most = result.ratio_bands.get(rival.label, (math.nan, math.nan))
     ratio = rival.time_to_accuracy_s / first.time_to_accuracy_s
     open_order = ", so the order is not certain" if least <= 1 else ""
     return (
-        f"{names[id(first)]} {_verb(first, 'finish', 'finishes')} first, in {time}. "
-        f"{names[id(rival)]} {_verb(rival, 'take', 'takes')} {ratio:.2f} times as long "
+        f"{names[id(first)]} {verb(first.num_devices, 'finish', 'finishes')} first, in {time}. "
+        f"{names[id(rival)]} {verb(rival.num_devices, 'take', 'takes')} {ratio:.2f} times as long "
         f"({least:.2f} to {most:.2f}){open_order}."
     )
 
@@ -49,10 +49,6 @@ def headline(result: StudyResult) -> str:
 def names_of(result: StudyResult) -> dict[int, str]:
     """The short name of each candidate, by its identity."""
     return dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
-
-
-def _verb(candidate: CandidateResult, many: str, single: str) -> str:
-    return single if candidate.num_devices == 1 else many
 
 
 def _unit(result: StudyResult) -> tuple[str, float]:

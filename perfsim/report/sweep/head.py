@@ -10,6 +10,7 @@ from perfsim.report.caveats import head_remarks
 from perfsim.report.scale import Row, scale_of
 from perfsim.report.sections import Badge, Head
 from perfsim.report.study.whole_run import production_rate
+from perfsim.studies.decision_words import verb
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.result import SweepResult
@@ -59,7 +60,7 @@ def headline(analysis: Analysis) -> str:
         return f"From {first.num_devices:,} to {last.machine}, throughput grows {grown}."
     if analysis.variants or len(analysis.targets) > 1:
         return _of_targets(analysis)
-    return first_sentence(analysis).replace(" reaches ", " reach ", 1)
+    return first_sentence(analysis)
 
 
 def _most_change(analysis: Analysis) -> str:
@@ -85,12 +86,21 @@ def _of_targets(analysis: Analysis) -> str:
         ends = [f"{text.duration(own.target_time.time_s)} ({own.variant})" for own in (times[0], times[-1])]
         return f"{times[0].devices_noun}: from {ends[0]} to {ends[1]}."
     winners = [min(group, key=_time_s) for group in analysis.targets]
-    wins = {machine: [own.machine for own in winners].count(machine) for machine in machines}
-    names = {member.machine: member.devices_noun for member in analysis.series}
-    if max(wins.values()) == len(winners):
-        return f"{names[max(wins, key=wins.__getitem__)]} are first to all {len(winners)} targets."
-    words = [f"{names[machine]} are first to {count}" for machine, count in wins.items() if count]
+    wins: dict[tuple[str, str], list[PointResult]] = {}
+    for own in winners:
+        wins.setdefault(own.machine, []).append(own.fastest)
+    if len(wins) == 1:
+        return f"{_winners(*wins.values())} first to all {len(winners)} targets."
+    words = [f"{_winners(points)} first to {len(points)}" for points in wins.values()]
     return f"Of {len(winners)} targets, {', '.join(words)}."
+
+
+def _winners(points: Sequence[PointResult]) -> str:
+    """`256 H100-80GB (32 DGX) are`; the devices without their number where it differs."""
+    machines = {point.machine for point in points}
+    if len(machines) > 1:
+        return f"{points[0].devices_noun} are"
+    return f"{points[0].machine} {verb(points[0].num_devices, 'are', 'is')}"
 
 
 def rows_of(analysis: Analysis) -> tuple[list[Row], str]:

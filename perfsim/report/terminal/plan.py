@@ -162,13 +162,16 @@ def _errors(errors: Sequence[float]) -> str:
 
 def _experiment(experiment: Experiment) -> str:
     first, second = experiment.trials
-    left_out = " Fewer replicas do the same work; communication between the others is left out."
-    fewer = left_out if experiment.fewer_replicas else ""
+    apart, hours = text.percent(abs(experiment.ratio - 1)), text.trim(text.number(experiment.device_hours))
+    runs = (
+        f"{first.entry} on {text.counted(first.devices, 'device')} and of {second.entry} on "
+        f"{text.integer(second.devices)}"
+    )
+    fewer = " Fewer replicas do the same work; communication between the others is left out."
     return (
-        f"To tell {first.entry} and {second.entry} apart, which by prediction are "
-        f"{text.percent(abs(experiment.ratio - 1))} apart: run {experiment.steps} steps of {first.entry} on "
-        f"{text.counted(first.devices, 'device')} and of {second.entry} on {text.integer(second.devices)}, "
-        f"{text.trim(text.number(experiment.device_hours))} device-hours in all.{fewer}"
+        f"To tell {first.entry} and {second.entry} apart, which by prediction are {apart} apart: run "
+        f"{experiment.steps} steps of {runs}, {hours} device-hours in all."
+        f"{fewer if experiment.fewer_replicas else ''}"
     )
 
 

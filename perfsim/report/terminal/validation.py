@@ -26,22 +26,40 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     rows = [_row("all (a failure counts 1)", result["summary"])]
     if "summary_predicted" in result and failed:
         rows.append(_row("all that were predicted", result["summary_predicted"]))
+    rows += _kinds(result)
     rows.append(_row("baseline", result["baseline"]))
     if "larger_batch" in result:
         rows.append(_row("larger batch", result["larger_batch"]))
     rows += [_row(f"  {name}", figures) for name, figures in result["families"].items()]
     for release, figures in result.get("without_release", {}).items():
         rows.append(_row(f"all without {release}", figures))
-    if result.get("left_out"):
-        part = "release" if "cases" in result["left_out"] else "family"
-        rows.append(_row(f"each {part} left out", result["left_out"]["summary"]))
+    if outside := result.get("left_out"):
+        rows.append(_row(f"each {outside['by']} left out", outside["summary"]))
+        rows += _kinds(outside)
     lines = [f"{result['file']}: {text.counted(result['count'], 'case')}, {len(failed)} failed"]
     lines += table_lines(Table(_COLUMNS, rows, _CAPTION, frozenset(range(1, len(_COLUMNS)))), width)
-    if result.get("left_out"):
-        lines.append("p90 of the last row: the half-width of a 90 % band")
+    if outside:
+        lines += _parts(outside, width)
     lines += [*_coverage(result["summary"], width), *_memory(result.get("memory", {}), width)]
     lines += [*_failures(failed, width), *_worst(result["cases"], worst, width)]
     return [*lines, *_scaling(result["scaling"], width)] if result.get("scaling") else lines
+
+
+def _kinds(scores: Mapping[str, Any]) -> list[list[str]]:
+    """Runs without experts and with them, where a file has both."""
+    return [_row(f"  {name}", scores[name]) for name in ("dense", "experts") if name in scores]
+
+
+def _parts(outside: Mapping[str, Any], width: int) -> list[str]:
+    """What was left out together with each run."""
+    families = {name.rsplit(", ", 1)[0] for name in outside.get("groups", {})}
+    if not families:
+        return []
+    return paragraph(
+        f"Left out by model and number of devices, for no other family has their framework or device: "
+        f"{', '.join(sorted(families))}.",
+        width,
+    )
 
 
 def _row(name: str, figures: Mapping[str, Any]) -> list[str]:

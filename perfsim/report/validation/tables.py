@@ -29,6 +29,11 @@ def score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None = N
     left_out = (outside or {}).get("families", {})
     without = (outside or {}).get("summary", {})
     rows = [_score_row("all runs", result["summary"], without, result["baseline"])]
+    rows += [
+        _score_row(f"all runs, {kind}", result[kind], (outside or {}).get(kind, {}), {})
+        for kind in ("dense", "experts")
+        if kind in result
+    ]
     for family, figures in result["families"].items():
         if figures["n"]:
             baseline = result["families_baseline"].get(family, {})

@@ -19,26 +19,8 @@ from perfsim import __version__
 from perfsim.catalog import data_root
 from perfsim.cli import main
 
-STUDY = """\
-name: small
-title: Ein größeres Modell
-question: Which is first?
-model: gpt3_xl
-recipe: gpt3_20b_chinchilla
-candidates:
-  - {strategy: 3d, system: dgx-a100-80gb, devices: [4]}
-  - {strategy: weight-streaming, system: cs-2, devices: [1]}
-batch_sizes: [16]
-sampling: {tasks: 1}
-"""
-SWEEP = """\
-title: A grid
-study: study.yaml
-grid:
-  candidates:
-    - {strategy: weight-streaming, system: cs-2, devices: [1, 2]}
-  recipe.global_batch_size: [2, 8]
-"""
+HERE = Path(__file__).parent
+STUDY, SWEEP = ((HERE / f"{name}.yaml").read_text("utf-8") for name in ("study", "sweep"))
 WAFERS = ("run", "--model", "gpt3_xl", "--system", "cs-2", "--strategy", "weight-streaming")
 GPUS = ("run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--strategy", "3d")
 NO_HOST = "mi300x-192gb"

@@ -27,32 +27,11 @@ COPIED = ("1 in full: --layout", "Report: ", "Trace: ")
 """Lines that are copied as a whole, such as the place of a file."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "16")
-FILES = {
-    "study.yaml": """\
-title: A small study
-question: Which is first?
-model: gpt3_xl
-recipe: gpt3_20b_chinchilla
-candidates:
-  - {strategy: 3d, system: dgx-a100-80gb, devices: 4, layout: "dp=4,mbs=1"}
-  - {strategy: weight-streaming, system: cs-2, devices: 1}
-batch_sizes: 16
-sampling: {tasks: 1}
-""",
-    "sweep.yaml": """\
-title: A grid
-study: study.yaml
-grid:
-  candidates:
-    - {strategy: weight-streaming, system: cs-2, devices: [1, 2]}
-  recipe.global_batch_size: [8, 16]
-""",
-}
 ANSWERS = {
     "calibrate": ("calibrate", "--help"),
     "check": ("check", "study.yaml"),
     "completion": ("completion", "--help"),
-    "diff": ("diff", "reports/study/summary.json", "reports/study/summary.json"),
+    "diff": ("diff", "reports/small/summary.json", "reports/small/summary.json"),
     "explain": ("explain",),
     "import": ("import", "--help"),
     "init": ("init", "a_study_with_a_long_name.yaml"),
@@ -84,8 +63,9 @@ ASKED_ONCE = (
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with an answered study and sweep; no verb computes its answer twice."""
     path = tmp_path_factory.mktemp("widths")
-    for name, text in FILES.items():
-        (path / name).write_text(text, "utf-8")
+    for name in ("study.yaml", "sweep.yaml"):
+        text = (Path(__file__).parent / name).read_text("utf-8")
+        (path / name).write_text(text.replace("devices: [4]", 'devices: 4, layout: "dp=4,mbs=1"'), "utf-8")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(path)
         for module, name in ASKED_ONCE:

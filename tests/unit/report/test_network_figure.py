@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from perfsim.report.figures.network import network_use, network_use_alt, network_use_table
+from dataclasses import replace
+
+from perfsim.prediction.result import LinkUse
+from perfsim.report.figures.network import network_use, network_use_alt, network_use_table, overload_note
 from perfsim.report.study.page import study_page
 from perfsim.studies.result import StudyResult
 
@@ -36,6 +39,15 @@ def test_a_study_whose_network_is_unknown_has_no_such_section(sparse: StudyResul
     bare = sparse.candidates[1]
     _, sections, _ = study_page(type(sparse)(**{**_fields(sparse), "candidates": (bare,)}))
     assert "network" not in [section.slug for section in sections]
+
+
+def test_a_peak_above_the_capacity_is_explained_and_only_there(result: StudyResult) -> None:
+    assert overload_note(result) == ""
+    busy = replace(result.candidates[1], utilisation={"dram": LinkUse(0.1, 1.083)})
+    _, sections, _ = study_page(replace(result, candidates=(result.candidates[0], busy)))
+    note = next(section.note for section in sections if section.slug == "network")
+    assert note.startswith("A peak of 108 % is more than a link carries: ")
+    assert note.endswith("up to 8 % longer.")
 
 
 def _fields(result: StudyResult) -> dict[str, object]:

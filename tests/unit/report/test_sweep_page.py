@@ -243,6 +243,7 @@ def test_no_card_wins_across_models_and_the_page_tells_what_the_planner_changed(
     cards, note = rows_of(swept.analysis)
     assert [card.marked for card in cards] == [True, False, True, False]
     assert "Targets differ" in note
+    assert head_of(swept).headline == "1 CS-2 is first to all 2 targets."
     alone, note = rows_of(Analysis(tuple(point for point in swept.points if point.system == "cs-2")))
     assert not any(card.marked for card in alone)
     assert "Marked" not in note

@@ -150,7 +150,7 @@ def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> No
     wafers = option("b", "wafer", error=0.05, step_s=6.0, rates=priced("wafer", None))
     said = decide([gpus, wafers], "EUR").sentence
     assert said.startswith(
-        "a is at the target after 27.8 days on the wall (26 to 29.7; healthy steps alone) for 428,000 EUR ("
+        "a are at the target after 27.8 days on the wall (26 to 29.7; healthy steps alone) for 428,000 EUR ("
     )
     assert ", before b with a probability of more than 99 %" in said
     gaps = "power of gpu, PUE (energy is before cooling), carbon intensity, power of wafer, price of wafer"

@@ -66,7 +66,7 @@ def wafers(days: float, devices: int = 1, **changes: Any) -> Answer:
 def test_one_candidate_is_told_with_its_band() -> None:
     alone = answer(10.0)
     low, high = (bound / DAY_S for bound in alone.time.band_s)
-    assert verdict([alone]) == f"8 gpus, 3d reaches the target in 10.0 days ({low:.1f} to {high:.1f})."
+    assert verdict([alone]) == f"8 gpus, 3d reach the target in 10.0 days ({low:.1f} to {high:.1f})."
 
 
 def test_of_two_the_sooner_leads_with_ratio_range_and_reason() -> None:

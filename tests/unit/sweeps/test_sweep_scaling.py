@@ -88,7 +88,7 @@ def test_what_is_faster_than_the_largest_machine_is_matched_by_none(result: Swee
 def test_one_machine_alone_is_matched_with_nobody_and_its_scaling_is_told(result: SweepResult) -> None:
     assert result.analysis.matches == []
     verdict = result.verdict
-    assert verdict.startswith("4 CS-2 reaches the target first, in ")
+    assert verdict.startswith("4 CS-2 reach the target first, in ")
     assert "From 1 to 4 CS-2 the time falls" in verdict
 
 
@@ -111,7 +111,7 @@ def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> 
     own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
     rival = in_days(renamed(series.points[-1], "rival", 1.0), 50.5)
     verdict = replace(result, points=(*own, rival)).verdict
-    assert verdict.startswith("4 CS-2 reaches the target first, in 25 days (")
+    assert verdict.startswith("4 CS-2 reach the target first, in 25 days (")
     matched = (
         "About 1.98 CS-2 match 4 devices of rival (50.5 days): 1 takes 100 days, 2 take 50 days "
         "(90 % band 2 to 4)."
@@ -139,7 +139,7 @@ def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, 
     other = [in_days(point, days) for point, days in zip(fast.points, (90, 40), strict=True)]
     rivals = [in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (60, 30), strict=True)]
     verdict = replace(result, points=(*own, *other, *rivals)).verdict
-    assert "2 devices of rival with bandwidth 5 GB/s reaches the target first" in verdict
+    assert "2 devices of rival with bandwidth 5 GB/s reach the target first" in verdict
     assert "match 1 device of rival with bandwidth 5 GB/s (60 days): 1 takes 100 days" in verdict
     assert "CS-2 with bandwidth 5 GB/s match" in verdict
 
