@@ -91,8 +91,8 @@ def _stretch(short: Step, trace: Trace, graph: TaskGraph, few: int, count: int) 
     stream = np.array([streams.get(name, -1) for name in graph.streams])
     if (work < 0).any() or (stream < 0).any():
         return None
-    keys = _keys(known, np.arange(len(works)), np.arange(len(streams)), known.tag)
-    wanted = _keys(graph, work, stream, _like(graph.tag, few, count))
+    keys = _keys(known, np.arange(len(works)), np.arange(len(streams)), known.tag.astype(np.int64))
+    wanted = _keys(graph, work, stream, _like(graph.tag.astype(np.int64), few, count))
     alone_s = short.duration_s
     took = np.divide(trace.end_s - trace.start_s, alone_s, where=alone_s > 0.0, out=np.ones(len(alone_s)))
     kinds, kind = np.unique(keys, return_inverse=True)
