@@ -1,4 +1,4 @@
-"""Layouts in grids: all combinations of experts, divisions, micro-batches, ZeRO stages and recompute modes."""
+"""Layouts in grids: combinations of experts, divisions, micro-batches, ZeRO stages and recompute modes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Grid:
             yield slice(start, end), replace(self.columns, division=self.columns.division[:, start:end])
 
     def without_passes(self, table: Table) -> Table:
-        """The first row along the axes of sequence parallelism and recompute, of arrays with one axis more."""
+        """The first along the axes of sequence parallelism and recompute, of arrays with one axis more."""
         return type(table)(*(column[..., :1, :1, :] for column in table))
 
 
