@@ -67,11 +67,16 @@ _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
 
 @lru_cache(maxsize=512)
 def router_works(part: LayerSlice, which: Which) -> tuple[Work, Work]:
-    """The begin and the end of a block, the latter without what a forward saves; `part` has all experts."""
+    """The begin and the end of a block, the latter without what a forward saves; `part` has all experts.
+
+    A recompute runs no LM head of multi-token prediction again.
+    """
+    if which == "recompute":
+        part = replace(part, kind=replace(part.kind, mtp=False))
     begin, end = {
         "forward": (transformer.router_forward, transformer.combine_forward),
         "backward": (transformer.combine_backward, transformer.router_backward),
-        "dgrad": (transformer.combine_backward, transformer.router_dgrad),
+        "dgrad": (transformer.combine_dgrad, transformer.router_dgrad),
     }[_PASS[which]]
     rows = TensorClass("rows", transformer.row_bytes(part))
     hidden = TensorClass("hidden", part.activation_bytes)
