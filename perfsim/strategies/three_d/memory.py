@@ -1,8 +1,8 @@
 """Peak memory of the ranks of layouts, in columns.
 
-Every part is an array of shape (rows, ranks), one row per layout, or of shapes that broadcast to (*grid, ranks)
-for a grid of layouts. A rank holds its model states, the
-activations of micro-batches in flight, the temporaries of one pass, and the buffers of sharded states:
+Every part is an array of shape (rows, ranks), one row per layout; for a grid of layouts, of a shape that
+broadcasts to (*grid, ranks). A rank holds its model states, the activations of micro-batches in flight, the
+temporaries of one pass, and the buffers of sharded states:
 
     states + max over moments of (activations held x layers x bytes + weight inputs held x bytes)
     + working set + gathered parameters [ZeRO 3] + gradient buckets [ZeRO 2, 3] + reserved
