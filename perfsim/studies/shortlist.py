@@ -55,6 +55,7 @@ class Entry:
     prediction: Prediction = field(repr=False)
     """Its simulated step."""
     step_time_band_s: tuple[float, float]
+    """90 % band of the step time."""
     ratio: float
     """Step time over that of the first entry."""
     ratio_error: float
@@ -126,6 +127,7 @@ class Planned:
     question: Question = field(repr=False)
     search: Search = field(repr=False)
     objective: Objective
+    """What the shortlist is ranked by."""
     shortlist: tuple[Entry, ...]
     """Ascending by step time; every entry is simulated."""
     within: int
@@ -137,6 +139,7 @@ class Planned:
     above_limit: AboveLimit | None = None
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
+    """Global batches that were tried."""
 
     @property
     def best(self) -> Entry:

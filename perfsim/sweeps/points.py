@@ -112,6 +112,7 @@ class PointResult:
 
     @property
     def settings(self) -> Mapping[str, Any]:
+        """The variant, a fixed layout, and the grid's values except strategy, system and devices."""
         return self.point.settings
 
     @property
