@@ -67,6 +67,12 @@ class Columns:
         return *in_context, self.expert, self.expert_tensor
 
     @property
+    def state_keys(self) -> tuple[Ints, ...]:
+        """What determines the model states of a rank, and their communication over replicas."""
+        on_ranks = self.tensor, self.data, self.division, self.context, self.expert, self.expert_tensor
+        return *on_ranks, self.zero, self.shards
+
+    @property
     def pipeline(self) -> Ints:
         """Pipeline ranks."""
         return self.divisions.pipeline[self.division]
@@ -171,7 +177,7 @@ def blocks_of(rows: int) -> Iterator[slice]:
     return (slice(start, start + _BLOCK) for start in range(0, rows, _BLOCK))
 
 
-def taken(table: Table, rows: slice) -> Table:
+def taken(table: Table, rows: Ints) -> Table:
     """The rows of a named tuple of columns."""
     return type(table)(*(column[rows] for column in table))
 

@@ -27,10 +27,12 @@ from perfsim.costs.memory import state_bytes
 from perfsim.sizes import MOST_LAYER_PASSES
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.columns import FIELDS, MODES, Columns, distinct_rows, from_table
+from perfsim.strategies.three_d.context import context_problems
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, divided, kind_numbers
-from perfsim.strategies.three_d.rules import context_problems, expert_problems, tensor_problems
+from perfsim.strategies.three_d.expert import expert_problems
 from perfsim.strategies.three_d.slices import EXCHANGES
+from perfsim.strategies.three_d.tensor import tensor_problems
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
 from perfsim.transformer import parameters

@@ -76,7 +76,9 @@ def test_rates_of_a_borrowed_link_are_scaled_by_its_bandwidth(tmp_path: Path) ->
     link, measured = system.node.scale_up, Catalog().link("nvlink4")
     assert link.calibration is not None
     assert measured.calibration is not None
-    ours, theirs = (each.collectives["all_gather"][-1] for each in (link.calibration, measured.calibration))
+    ours, theirs = (
+        calibration.collectives["all_gather"][-1] for calibration in (link.calibration, measured.calibration)
+    )
     assert ours.bandwidth_bytes_per_s == pytest.approx(theirs.bandwidth_bytes_per_s * 600 / 450)
     assert ours.latency_base_s == theirs.latency_base_s
     assert system.node.nic.calibration is not None

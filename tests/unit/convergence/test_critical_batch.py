@@ -179,8 +179,8 @@ def test_a_run_of_given_length_needs_the_same_tokens_at_every_batch_and_has_no_b
     given = critical_batch("given_length")
     assert given.given_length
     times = [time_to_accuracy(batch, 2.0, 1e11, given, step_time_error=0.0) for batch in (1e5, 1e8)]
-    assert [each.examples_tokens for each in times] == [1e11, 1e11]
-    assert all(each.band_s == (each.time_s, each.time_s) for each in times)
+    assert [time.examples_tokens for time in times] == [1e11, 1e11]
+    assert all(time.band_s == (time.time_s, time.time_s) for time in times)
     assert "given number of tokens" in times[0].regime_text
 
 
