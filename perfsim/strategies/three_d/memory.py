@@ -10,6 +10,7 @@ temporaries of one pass, and the buffers of sharded states:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -184,29 +185,25 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     counts = columns.pipeline[..., None], columns.virtual[..., None], columns.microbatches(job)[..., None]
     schedules = columns.by_schedule
     if len(schedules) == 1:
-        parts = _in_flight_bytes(*schedules, ranks.rank, *counts, *whole)
+        parts = _in_flight_bytes(next(iter(schedules)), (ranks.rank, *counts), whole)
     else:
         parts = np.empty(kept.shape), np.empty(kept.shape)
         for name, rows in schedules.items():
-            own = _in_flight_bytes(name, *(column[rows] for column in (ranks.rank, *counts, *whole)))
-            parts[0][rows], parts[1][rows] = own
+            own = [column[rows] for column in (ranks.rank, *counts)], [part[rows] for part in whole]
+            parts[0][rows], parts[1][rows] = _in_flight_bytes(name, *own)
     names = "activations", "weight gradient inputs"
     return dict(zip(names, parts, strict=True)) | {"working set": _working_bytes(columns, ranks, sizes)}
 
 
-def _in_flight_bytes(
-    schedule: str,
-    rank: Ints,
-    pipeline: Ints,
-    virtual: Ints,
-    microbatches: Ints,
-    activations: Floats,
-    weight_inputs: Floats,
-) -> tuple[Floats, Floats]:
-    """Activations and inputs of weight gradients at the moment at which a rank holds most of both."""
+def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """Activations and inputs of weight gradients at the moment at which a rank holds most of both.
+
+    `counts` are rank, pipeline, virtual pipeline and micro-batches, `whole` what a micro-batch has of each.
+    """
+    activations, weight_inputs = whole
     (activated, inputs), *others = (
         (moment.activations * activations, moment.weight_inputs * weight_inputs)
-        for moment in in_flight(schedule, rank, pipeline, virtual, microbatches)
+        for moment in in_flight(schedule, *counts)
     )
     for more, more_inputs in others:
         larger = more + more_inputs > activated + inputs
