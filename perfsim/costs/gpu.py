@@ -92,7 +92,7 @@ class GpuKernels:
         kernels = {
             kernel: None
             for work in works
-            for kernel in work.kernels
+            for kernel in (*work.kernels, *_beside(work))
             if kernel.op == "gemm" and kernel not in self._kernels
         }
         if not kernels:
@@ -248,8 +248,7 @@ class GpuCosts(GpuKernels, Costs):
         if product is None or work.group is None or not self.recipe.overlap_tensor:
             return alone_s
         chunks = work.group.size
-        chunk = replace(product, m=max(1, product.m // chunks), flop=product.flop / chunks)
-        chunk_s, exchange_s = self.kernel_s(chunk), self.framework.exchange_slowdown * alone_s / (chunks - 1)
+        chunk_s, exchange_s = self.kernel_s(_chunk(product, chunks)), self.framework.exchange_slowdown * alone_s / (chunks - 1)
         units = min(MOST_TAKEN, self._taken(work, exchange_s * (chunks - 1)).units)
         beside_s = max(exchange_s, chunk_s + units * exchange_s)
         return max(0.0, chunk_s + (chunks - 1) * beside_s - self.kernel_s(product))
@@ -322,6 +321,18 @@ class GpuCosts(GpuKernels, Costs):
         if group is None:
             group = self._groups[ranks] = self.topology.group_shape(ranks.ranks)
         return group
+
+
+def _beside(work: Work) -> tuple[Kernel, ...]:
+    """The product beside which a collective is exchanged, and one of its chunks."""
+    if work.beside is None or work.group is None:
+        return ()
+    return work.beside, _chunk(work.beside, work.group.size)
+
+
+def _chunk(product: Kernel, chunks: int) -> Kernel:
+    """One of so many chunks of a product."""
+    return product._replace(m=max(1, product.m // chunks), flop=product.flop / chunks)
 
 
 def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:

@@ -99,6 +99,15 @@ class Columns:
             return {names[index]: slice(None) for index in np.flatnonzero(counts)}
         return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
 
+    def alike(self) -> Ints:
+        """Rows in the order of ZeRO stage, schedule and number of ranks, so that few blocks have several.
+
+        A block has the terms of ZeRO 2 and 3, and as many ranks, as any of its rows.
+        """
+        size, schedule = (table[self.division] for table in (self.divisions.sizes, self.divisions.schedule))
+        code = (self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
+        return np.argsort(code.astype(np.int16), kind="stable")
+
     def of_schedules(self, name: str) -> NDArray[np.bool_]:
         """A property of every layout's schedule, such as `tight`."""
         values = np.array([bool(getattr(schedule, name)) for schedule in SCHEDULES.values()])
