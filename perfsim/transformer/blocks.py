@@ -42,9 +42,11 @@ def as_run(
 
 def _fused(run: tuple[Kernel, ...], part: LayerSlice) -> Iterator[Kernel]:
     for kernel in run:
-        if "qkv" in part.fused and kernel.name == "qkv.join_gradients":
+        if kernel.op != "elementwise":
+            yield kernel
+        elif "qkv" in part.fused and kernel.name == "qkv.join_gradients":
             continue
-        if "norm" in part.fused and kernel.name.endswith("_norm.backward"):
+        elif "norm" in part.fused and kernel.name.endswith("_norm.backward"):
             share = _NORM_BACKWARD_SHARE * kernel.bytes_accessed
             yield kernel._replace(bytes_accessed=share, launches=2)
         elif "accumulation" in part.fused and kernel.name.endswith(".accumulate"):

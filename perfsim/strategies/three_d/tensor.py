@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim import transformer
 from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.strategies.three_d.halves import COMPUTE, HalfPass, attention_work, mlp_work
 from perfsim.suggest import nearest_divisor
