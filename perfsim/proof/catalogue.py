@@ -9,7 +9,14 @@ from typing import NamedTuple, get_args
 
 from perfsim.strategies import STRATEGIES, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.workload import ContextExchange, Layout, ParallelLayout, Recompute, StreamingLayout
+from perfsim.workload import (
+    ContextExchange,
+    Layout,
+    ParallelLayout,
+    Recompute,
+    RecomputeKeeps,
+    StreamingLayout,
+)
 
 MODES: tuple[Recompute, ...] = ("none", "selective", "full")
 INTERLEAVED = 2
@@ -27,6 +34,8 @@ class Case(NamedTuple):
     """Whether parameters are gathered beside the first forward of a step."""
     capacity: float | None = None
     """Most tokens of an expert over their mean; None: none is dropped."""
+    keeps: RecomputeKeeps = "nothing"
+    """What a full recompute keeps besides inputs of layers."""
 
     @property
     def devices(self) -> int:
@@ -155,7 +164,8 @@ def _experts() -> Iterator[Case]:
     for mode in ("full", "selective"):
         yield Case("3d", replace(base, recompute=mode))
     yield Case("3d", replace(base, data=4, zero_stage=1, recompute="full"), 2, capacity=0.5)
-    yield Case("3d", replace(base, context=2, expert=4, recompute="full"))
+    yield Case("3d", replace(base, context=2, expert=4, recompute="full"), keeps="qkv")
+    yield Case("3d", replace(base, context=2, expert=4, context_exchange="all_to_all"))
     for name in SCHEDULES:
         layout = replace(base, pipeline=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=1)
         yield Case("3d", layout, 4)

@@ -192,6 +192,7 @@ def plan_of_case(case: Case, model: TransformerConfig, catalog: Catalog) -> Plan
             "overlap_grad_reduce": case.overlap,
             "overlap_param_gather": case.ahead,
             "expert_capacity": case.capacity,
+            "recompute_keeps": case.keeps,
         }
     )
     chosen, topology = strategy(case.strategy), build_topology(system, case.devices)

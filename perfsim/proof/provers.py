@@ -112,22 +112,15 @@ class GpuProver:
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
         """The executor of GPU graphs."""
-        return GpuCompiler(graph, training, plan.layout)
+        return GpuCompiler(graph, training, plan.layout, plan.job.recipe.recompute_keeps)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
         """How GPU graphs count bytes and elements."""
         return GpuPrices(plan)
 
     def max_norm(self, plan: ThreeDPlan) -> float:
-        """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4].
-
-        And where ranks hold different experts: no task of the graph sums the norm over these.
-        """
-        layout = plan.layout
-        apart = (
-            plan.job.model.experts is not None and layout.expert * layout.expert_tensor * layout.tensor > 1
-        )
-        return math.inf if apart or schedule_called(plan.layout.schedule).skewed else MAX_NORM
+        """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4]."""
+        return math.inf if schedule_called(plan.layout.schedule).skewed else MAX_NORM
 
     def features(self, plan: ThreeDPlan) -> list[str]:
         """Sequence parallelism, ZeRO, overlap."""
@@ -135,6 +128,8 @@ class GpuProver:
         words += ["sequence parallel"] if layout.sequence_parallel else []
         words += [] if plan.job.model.experts is None else ["experts"]
         words += [] if plan.job.recipe.expert_capacity is None else ["tokens dropped"]
+        keeps = layout.recompute == "full" and plan.job.recipe.recompute_keeps == "qkv"
+        words += ["queries, keys and values kept"] if keeps else []
         words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
         overlaps = plan.job.recipe.overlap_grad_reduce and layout.replicas > 1
         words += ["reduction overlapped"] if overlaps else []

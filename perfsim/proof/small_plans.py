@@ -9,7 +9,7 @@ from perfsim.proof.execution.serial import STEPS, SmallTraining
 from perfsim.proof.provers import Parts, prover
 from perfsim.strategies import Plan, Strategy
 from perfsim.topology import Topology
-from perfsim.workload import Experts, Job, Layout, TrainingRecipe, TransformerConfig
+from perfsim.workload import Experts, Job, LatentAttention, Layout, TrainingRecipe, TransformerConfig
 
 HEAD_SIZE = 4
 LEAST_SEQUENCE, VOCABULARY = 4, 13
@@ -18,18 +18,10 @@ WINDOW = 3
 """Positions of a window: fewer than a sequence has."""
 
 
-NOT_EXECUTED = {
-    "latent_attention": "latent attention",
-    "qk_layernorm": "norms of queries and keys",
-    "mtp_num_layers": "multi-token prediction",
-}
-"""Parts of models that the executor does not know, by their field."""
-
-
 def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> TransformerConfig:
     """A model with the same features and few layers, heads and words, divisible into the parts.
 
-    It has plain attention, in windows if the model has some, and nothing of `NOT_EXECUTED`.
+    It has nothing of `not_executed`.
     """
     shared = min(2, model.num_attention_heads // model.query_groups)
     groups = parts.heads if shared > 1 else max(parts.heads, 2)
@@ -45,13 +37,34 @@ def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> Tran
             "ffn_hidden_size": 2 * hidden,
             "vocab_size": VOCABULARY,
             "experts": experts,
-            **dict.fromkeys(("head_dim", "latent_attention")),
+            "head_dim": None,
+            "latent_attention": small_latents(model.latent_attention),
             "sliding_window": WINDOW if model.sliding_window else None,
             "sliding_window_pattern": 2 if model.sliding_window_pattern else None,
-            "qk_layernorm": False,
+            "qk_layernorm": model.qk_layernorm and model.latent_attention is None,
             "mtp_num_layers": 0,
             "max_position_embeddings": small_sequence(parts),
         }
+    )
+
+
+def not_executed(model: TransformerConfig) -> tuple[str, ...]:
+    """Parts of a model that its small one does not have, in words."""
+    both = model.qk_layernorm and model.latent_attention is not None
+    norms = ("norms of queries and keys beside latents",) if both else ()
+    return (*norms, *(("multi-token prediction",) if model.mtp_num_layers else ()))
+
+
+def small_latents(latent: LatentAttention | None) -> LatentAttention | None:
+    """Latents narrower than their heads, which are as wide as plain ones; values are narrower."""
+    if latent is None:
+        return None
+    return LatentAttention(
+        q_lora_rank=latent.q_lora_rank and HEAD_SIZE + 1,
+        kv_lora_rank=HEAD_SIZE - 1,
+        qk_nope_head_dim=HEAD_SIZE // 2,
+        qk_rope_head_dim=HEAD_SIZE // 2,
+        v_head_dim=HEAD_SIZE - 1,
     )
 
 
@@ -105,8 +118,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     model = small_model(job.model, parts, of_kind.small_layers(layout))
     small_job = Job(model, small_recipe(job.recipe, parts), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
-    left_out = tuple(words for name, words in NOT_EXECUTED.items() if getattr(job.model, name))
-    return replace(plan, least_steps=STEPS, notes=left_out)
+    return replace(plan, least_steps=STEPS, notes=not_executed(job.model))
 
 
 def training_of(plan: Plan, seed: int) -> SmallTraining:

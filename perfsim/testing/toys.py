@@ -272,3 +272,11 @@ def chain(lengths: Mapping[str, int], join: Callable[[GraphBuilder, dict[str, in
             last[stream] = builder.task(compute(f"{stream}.{number}"), stream).tensor
     join(builder, last)
     return builder.build()
+
+
+def at_once(*works: tuple[Work, str]) -> TaskGraph:
+    """Tasks that are all ready at once, each on the stream beside it."""
+    builder = GraphBuilder()
+    for work, stream in works:
+        builder.task(work, stream)
+    return builder.build()

@@ -12,9 +12,13 @@ from perfsim.transformer.kernels import Kernel, LayerSlice, elementwise
 
 
 def query_bytes(part: LayerSlice) -> float:
-    """Bytes of the queries of one rank, or of the output of its attention, the wider of the two."""
-    width = max(part.model.query_width, part.model.attention_width)
-    return part.element_bytes * part.tokens * width / part.tensor
+    """Bytes of the queries of one rank, or of their gradients."""
+    return part.element_bytes * part.tokens * part.model.query_width / part.tensor
+
+
+def context_bytes(part: LayerSlice) -> float:
+    """Bytes of what the core of attention makes on one rank, or of its gradient."""
+    return part.element_bytes * part.tokens * part.model.attention_width / part.tensor
 
 
 def pair_bytes(part: LayerSlice) -> float:
@@ -37,7 +41,7 @@ def exchange_buffer_bytes(part: LayerSlice) -> float:
 
 def merge_kernel(part: LayerSlice) -> Kernel:
     """Adds the result of a block to that of the earlier ones, rescaled by their softmax sums."""
-    return elementwise("attention_merge", 3 * query_bytes(part))
+    return elementwise("attention_merge", 3 * context_bytes(part))
 
 
 def merge_backward_kernel(part: LayerSlice) -> Kernel:

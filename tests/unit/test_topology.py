@@ -9,85 +9,20 @@ import numpy as np
 import pytest
 
 from perfsim.errors import InputError
-from perfsim.hardware import (
-    ActivationServersSpec,
-    DeviceSpec,
-    FatTreeSpec,
-    GpuClusterSpec,
-    LinkSpec,
-    MemorySpec,
-    MemoryXSpec,
-    NodeSpec,
-    StreamingSpec,
-    SwarmXSpec,
-    TierSpec,
-    WaferClusterSpec,
-    WeightServerSpec,
-)
+from perfsim.hardware import FatTreeSpec, GpuClusterSpec, WaferClusterSpec
 from perfsim.machines import build_topology
+from perfsim.testing import toys
 from perfsim.topology import FatTree, Group, Topology, WaferTree
 
-NVLINK, NIC, SWITCH_S = 300e9, 25e9, 0.1e-6
+NVLINK, NIC = 300e9, 25e9
+NVLINK_S, NIC_S, SWITCH_S = 1e-6, 2e-6, 0.1e-6
 
 
-def link(bytes_per_s: float, latency_s: float) -> LinkSpec:
-    return LinkSpec(name="link", bandwidth=bytes_per_s, latency=latency_s)
-
-
-def device(kind: str) -> DeviceSpec:
-    memory = MemorySpec(capacity=80e9, bandwidth=2e12)
-    return DeviceSpec.model_validate(
-        {"name": kind, "kind": kind, "peak": {"bf16": 1e14}, "memory": memory, "compute_units": 1}
+def cluster(*, nics: int = 8, nodes_per_leaf: int = 4, oversubscription: float = 1.0) -> GpuClusterSpec:
+    fabric = FatTreeSpec(
+        nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=SWITCH_S
     )
-
-
-def cluster(
-    *, gpus: int = 8, nics: int = 8, nodes_per_leaf: int = 4, oversubscription: float = 1.0
-) -> GpuClusterSpec:
-    return GpuClusterSpec(
-        name="dgx",
-        kind="gpu-cluster",
-        device=device("gpu"),
-        node=NodeSpec(devices=gpus, scale_up=link(NVLINK, 0.5e-6), nics=nics, nic=link(NIC, 1e-6)),
-        fabric=FatTreeSpec(
-            nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=SWITCH_S
-        ),
-    )
-
-
-def wafers(*, fan_out: int = 4, swarmx: float = 150e9) -> WaferClusterSpec:
-    return WaferClusterSpec(
-        name="cs",
-        kind="wafer-cluster",
-        device=device("wafer"),
-        io_ports=12,
-        io_link=link(12.5e9, 1e-6),
-        memoryx=MemoryXSpec(
-            servers=10,
-            server=WeightServerSpec(
-                bandwidth=20e9, dram=TierSpec(capacity=1e12, bandwidth=1e11), arithmetic=1e12
-            ),
-            placement="sharded",
-            weights_in="auto",
-            optimizer_state_in="auto",
-        ),
-        swarmx=SwarmXSpec(fan_out=fan_out, bandwidth=swarmx, hop_latency=10e-6, chunk=2**18),
-        activation_servers=ActivationServersSpec(
-            per_system=1, bandwidth=12.5e9, capacity=1e12, bytes_per_token=12.0, prefetch=1
-        ),
-        streaming=StreamingSpec(
-            prefetch_depth=1,
-            weights_held="chunk",
-            accumulate_at="memoryx",
-            staged_layers=2,
-            sparse_index_overhead=0.5,
-            sparse_harvest=0.9,
-        ),
-        max_systems=192,
-        software_release="r2.0",
-        weight_bytes=2,
-        gradient_bytes=2,
-    )
+    return toys.gpu_cluster(nics=nics).model_copy(update={"fabric": fabric})
 
 
 def names(topology: Topology, source: int | str, target: int | str) -> list[str]:
@@ -123,13 +58,13 @@ def test_nics_that_a_set_of_gpus_shares_are_one(nics: int, nodes: int, bytes_per
 
 
 def test_a_wafer_tree_has_the_fewest_nodes_that_the_fan_out_allows() -> None:
-    topology = build_topology(wafers(), 18)
+    topology = build_topology(toys.wafer_cluster(), 18)
     assert topology.tree_levels == (1, 2, 5)
     assert topology.tree_depth == 3
     own = ("", "/port", "/activations0")
     assert set(topology.graph) == {
         "memoryx",
-        *(f"memoryx/server{i}{part}" for i in range(10) for part in ("", "/dram")),
+        *(f"memoryx/server{i}{part}" for i in range(10) for part in ("", "/dram", "/flash")),
         "swarmx/0/0",
         *(f"swarmx/1/{i}" for i in range(2)),
         *(f"swarmx/2/{i}" for i in range(5)),
@@ -146,7 +81,7 @@ def test_a_wafer_tree_has_the_fewest_nodes_that_the_fan_out_allows() -> None:
 def test_the_depth_of_a_wafer_tree_is_the_logarithm_of_its_size(
     systems: int, levels: tuple[int, ...]
 ) -> None:
-    assert build_topology(wafers(), systems).tree_levels == levels
+    assert build_topology(toys.wafer_cluster(), systems).tree_levels == levels
 
 
 def test_link_ids_are_places_and_the_same_each_time() -> None:
@@ -157,7 +92,7 @@ def test_link_ids_are_places_and_the_same_each_time() -> None:
 
 
 def test_the_graph_carries_what_the_links_say() -> None:
-    topology = build_topology(wafers(), 5)
+    topology = build_topology(toys.wafer_cluster(), 5)
     for edge in topology.links():
         data = topology.graph.edges[edge.source, edge.target, edge.link]
         assert data == {
@@ -165,7 +100,7 @@ def test_the_graph_carries_what_the_links_say() -> None:
             "kind": edge.kind,
             "bytes_per_s": edge.bytes_per_s,
             "seconds": edge.seconds,
-            "duplex": edge.kind != "dram",
+            "duplex": edge.kind not in ("dram", "flash"),
         }
 
 
@@ -182,12 +117,12 @@ def test_part_of_a_single_node_is_a_system() -> None:
 
 
 def test_more_systems_than_the_cluster_can_have_are_refused() -> None:
-    build_topology(wafers(), 192)
+    build_topology(toys.wafer_cluster(), 192)
     with pytest.raises(InputError, match="at most 192 systems, not 193"):
-        build_topology(wafers(), 193)
+        build_topology(toys.wafer_cluster(), 193)
 
 
-@pytest.mark.parametrize("spec", [cluster(), wafers()])
+@pytest.mark.parametrize("spec", [cluster(), toys.wafer_cluster()])
 def test_no_device_and_unknown_ranks_and_places_are_refused(spec: GpuClusterSpec | WaferClusterSpec) -> None:
     with pytest.raises(InputError, match="at least one device"):
         build_topology(spec, 0)
@@ -210,14 +145,14 @@ def test_gpus_of_a_node_talk_through_its_nvswitch() -> None:
     topology = build_topology(cluster(nics=1), 16)
     assert names(topology, 1, 6) == ["node0/gpu1", "node0/nvswitch", "node0/gpu6"]
     assert min(edge.bytes_per_s for edge in topology.route(1, 6)) == NVLINK
-    assert topology.route_seconds(1, 6) == pytest.approx(0.5e-6)
+    assert topology.route_seconds(1, 6) == pytest.approx(NVLINK_S)
 
 
 def test_gpus_under_one_leaf_talk_through_their_own_nics() -> None:
     topology = build_topology(cluster(nics=4), 16)
     assert names(topology, 5, 8) == ["node0/gpu5", "node0/nic2", "leaf0", "node1/nic0", "node1/gpu0"]
     assert min(edge.bytes_per_s for edge in topology.route(5, 8)) == NIC
-    assert topology.route_seconds(5, 8) == pytest.approx(1e-6 + SWITCH_S)
+    assert topology.route_seconds(5, 8) == pytest.approx(NIC_S + SWITCH_S)
 
 
 def test_gpus_under_two_leaves_talk_through_a_spine() -> None:
@@ -232,7 +167,7 @@ def test_gpus_under_two_leaves_talk_through_a_spine() -> None:
         "node5/nic6",
         "node5/gpu6",
     ]
-    assert topology.route_seconds(3, 46) == pytest.approx(1e-6 + 3 * SWITCH_S)
+    assert topology.route_seconds(3, 46) == pytest.approx(NIC_S + 3 * SWITCH_S)
 
 
 def test_an_oversubscribed_leaf_has_fewer_uplinks() -> None:
@@ -271,7 +206,7 @@ def test_other_places_of_a_cluster_have_routes_too() -> None:
 
 
 def test_weights_go_down_the_tree_a_hop_a_level_and_gradients_up_the_same_way() -> None:
-    topology = build_topology(wafers(), 16)
+    topology = build_topology(toys.wafer_cluster(), 16)
     down = names(topology, "memoryx", 6)
     assert down == ["memoryx", "swarmx/0/0", "swarmx/1/1", "cs6/port", "cs6"]
     assert names(topology, 6, "memoryx") == down[::-1]
@@ -281,14 +216,14 @@ def test_weights_go_down_the_tree_a_hop_a_level_and_gradients_up_the_same_way() 
 
 
 def test_wafers_meet_at_the_lowest_node_above_both() -> None:
-    topology = build_topology(wafers(), 64)
+    topology = build_topology(toys.wafer_cluster(), 64)
     assert names(topology, 0, 3) == ["cs0", "cs0/port", "swarmx/2/0", "cs3/port", "cs3"]
     between = ["swarmx/2/0", "swarmx/1/0", "swarmx/2/3"]
     assert names(topology, 0, 15) == ["cs0", "cs0/port", *between, "cs15/port", "cs15"]
 
 
 def test_a_broadcast_crosses_every_link_down_and_a_reduction_every_link_up() -> None:
-    topology = build_topology(wafers(), 18)
+    topology = build_topology(toys.wafer_cluster(), 18)
     assert isinstance(topology, WaferTree)
     down = {edge.link for rank in range(18) for edge in topology.route("memoryx", rank)}
     up = {edge.link for rank in range(18) for edge in topology.route(rank, "memoryx")}
@@ -318,10 +253,10 @@ def test_the_shape_of_a_group(ranks: range | tuple[int, ...], shape: tuple[int, 
 
 
 def test_every_wafer_is_a_node() -> None:
-    topology = build_topology(wafers(), 16)
+    topology = build_topology(toys.wafer_cluster(), 16)
     assert topology.group_shape(range(16)) == Group.even(1, 16)
 
 
 def test_each_kind_of_system_has_its_kind_of_topology() -> None:
     assert isinstance(build_topology(cluster(), 8), FatTree)
-    assert isinstance(build_topology(wafers(), 8), WaferTree)
+    assert isinstance(build_topology(toys.wafer_cluster(), 8), WaferTree)

@@ -121,8 +121,9 @@ class ContextCompute(GpuCompute):
         block, recomputes = task.block, task.work.op.endswith("recompute")
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            x, share = operands[0].x if recomputes else operands[0], self.share(rank)
-            kept = attention_inputs(self.views(rank, block, buffers[0]), x, share)
+            x, results = (operands[0].x, operands[0].results) if recomputes else (operands[0], None)
+            share = self.share(rank)
+            kept = attention_inputs(self.views(rank, block, buffers[0]), x, share, results)
             return kept, Travelling(Pair(kept.k, kept.v, share.places))
 
         self.compute(run, [self.weights(block)])

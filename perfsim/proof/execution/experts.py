@@ -13,16 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.proof.execution.layers import (
-    NormKept,
-    activation_backward,
-    activation_forward,
-    norm_backward,
-    norm_forward,
-    outer,
-    softmax,
-)
+from perfsim.proof.execution.layers import activation_backward, activation_forward, softmax
 from perfsim.proof.execution.layout import Array, Share, Weights
+from perfsim.proof.execution.projections import NormKept, norm_backward, norm_forward, outer
 from perfsim.workload import Experts
 
 Choice = NDArray[np.int64]

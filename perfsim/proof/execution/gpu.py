@@ -19,7 +19,7 @@ from perfsim.proof.execution.context import CONTEXT_OPERATIONS
 from perfsim.proof.execution.gpu_compute import Partial
 from perfsim.proof.execution.gpu_experts import EXPERT_OPERATIONS
 from perfsim.proof.execution.gpu_replicas import ReplicaCompute
-from perfsim.proof.execution.layout import Array, cut
+from perfsim.proof.execution.layout import EXPERTS, Array, cut
 from perfsim.proof.execution.movement import combined, pieces, summed
 from perfsim.proof.execution.offload import HOST_GRADIENT, HOST_WEIGHTS, OFFLOAD_OPERATIONS, blocks_of
 from perfsim.proof.execution.oracle import CLIPPED, NORM
@@ -249,15 +249,17 @@ class GpuCompiler(ReplicaCompute):
             self._sum_words(rank, both, shard=any(of.shard for of in own if of.block == EMBEDDING))
         return total
 
-    def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array]) -> float:
-        """The sum of squares of a rank's gradients; each parameter counts on one rank."""
-        share = self.share(rank)
+    def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array], ranks: int) -> float:
+        """The sum of squares of a rank's gradients, over the number of those of `ranks` with the same."""
+        share, layout = self.share(rank), self.layout
         norm = 0.0
         for block, shard, _ in own:
             once = share.layouts[block].counted
+            others = layout.tensor if block < EXPERTS else layout.expert * layout.expert_tensor
             if shard:
                 once = share.layouts[block].shard(once, *self.sharding(rank, block))
-            norm += float(np.sum(once * total[block] ** 2))
+                others *= self.sharding(rank, block)[0]
+            norm += float(np.sum(once * total[block] ** 2)) * others / ranks
         return norm
 
     def norm(self, task: Task) -> None:
@@ -271,13 +273,12 @@ class GpuCompiler(ReplicaCompute):
 
         def over_peers(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             totals = [
-                self._squared(rank, own, self._summed(rank, own, inputs[count:]))
+                self._squared(rank, own, self._summed(rank, own, inputs[count:]), len(members))
                 for rank, inputs in zip(members, values, strict=True)
             ]
             return [(sum(totals),) for _ in members]
 
         self.norms.add(task.writes[0])
-        # The graph's norm does not reach the ranks with other experts, and nothing is clipped there.
         clips = math.isfinite(self.training.max_norm)
         whole = (bool(parts) or self.layout.pipeline == 1) and clips
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
@@ -324,7 +325,7 @@ class GpuCompiler(ReplicaCompute):
 
         def rank_update(rank: int, *values: Any) -> tuple[Any, ...]:
             total = self._summed(rank, own, list(values[first:states]))
-            squared = self._squared(rank, own, total) if norm is None else values[norm]
+            squared = self._squared(rank, own, total, self.layout.tensor) if norm is None else values[norm]
             factor = clipping(squared, self.training.max_norm)
             results: list[Any] = [None]
             for number, (clear, (block, shard, _)) in enumerate(zip(clears, own, strict=True)):

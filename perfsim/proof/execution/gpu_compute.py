@@ -30,6 +30,7 @@ from perfsim.proof.execution.layers import (
 )
 from perfsim.proof.execution.layout import EXPERTS, Array, Share, Weights
 from perfsim.proof.execution.program import Cell, Claim, Compiler, per_rank
+from perfsim.proof.execution.projections import Results
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.vocabulary import (
     HeadInputs,
@@ -41,7 +42,7 @@ from perfsim.proof.execution.vocabulary import (
     head_wgrad,
     losses_of,
 )
-from perfsim.workload import ContextExchange, ParallelLayout
+from perfsim.workload import ContextExchange, ParallelLayout, RecomputeKeeps
 
 SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
 
@@ -69,6 +70,8 @@ class Kept(NamedTuple):
     attention: AttentionKept | None
     mlp: MlpKept | BlockKept | None
     x: Array
+    results: Results | None = None
+    """What the products before the core made, if a full recompute keeps it."""
 
 
 def places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> tuple[int, ...]:
@@ -85,9 +88,15 @@ def places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> 
 class GpuCompute(Compiler):
     """Compiles the compute tasks of one GPU plan."""
 
-    def __init__(self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout) -> None:
+    def __init__(
+        self,
+        graph: TaskGraph,
+        training: SmallTraining,
+        layout: ParallelLayout,
+        keeps: RecomputeKeeps = "nothing",
+    ) -> None:
         super().__init__(graph, training)
-        self.layout = layout
+        self.layout, self.keeps = layout, keeps
         self.recomputed = {task.block for task in graph.tasks() if task.work.category == "recompute"}
         """Layers whose activations are computed again."""
         period = math.lcm(layout.tensor * layout.context, layout.expert * layout.expert_tensor)
@@ -257,12 +266,16 @@ class GpuCompute(Compiler):
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (attention, x), (flat, kept) = operands[:2], buffers
             y, mlp = mlp_forward(self.views(rank, block, flat), x, attention, self.share(rank))
-            if mode == "full":
-                return y, Kept(None, None, kept.x)
-            return y, Kept(without_core(kept) if mode == "selective" else kept, mlp, kept.x)
+            return y, self.kept_of(mode, kept, mlp)
 
         reads = [self.weights(block), self.cell("attention kept")]
         self.compute(run, reads, claims=self.completes("hidden", block + 1))
+
+    def kept_of(self, mode: str, attention: AttentionKept, mlp: MlpKept | BlockKept) -> Kept:
+        """What a layer under a recompute mode keeps."""
+        if mode == "full":
+            return Kept(None, None, attention.x, attention.results if self.keeps == "qkv" else None)
+        return Kept(without_core(attention) if mode == "selective" else attention, mlp, attention.x)
 
     def attention_recompute(self, task: Task) -> None:
         """Recompute of the attention block, or of its core alone."""
@@ -275,7 +288,7 @@ class GpuCompute(Compiler):
             if saved.attention is not None:
                 recomputed = with_core(saved.attention, share)
                 return recomputed.context, recomputed
-            return attention_forward(self.views(rank, block, buffers[0]), saved.x, share)
+            return attention_forward(self.views(rank, block, buffers[0]), saved.x, share, saved.results)
 
         claims = self.completes("attention", block) if self.layout.recompute == "full" else []
         self.compute(run, [self.weights(block)], [self.cell("recomputed attention")], claims)

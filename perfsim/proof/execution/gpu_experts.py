@@ -27,8 +27,7 @@ from perfsim.proof.execution.experts import (
     shared_backward,
     shared_forward,
 )
-from perfsim.proof.execution.gpu_compute import Kept, Values
-from perfsim.proof.execution.layers import AttentionKept, without_core
+from perfsim.proof.execution.gpu_compute import Values
 from perfsim.proof.execution.layout import EXPERTS, Array
 from perfsim.proof.execution.movement import pieces, summed
 from perfsim.proof.execution.program import Cell, Message
@@ -115,23 +114,21 @@ class ExpertCompute(ContextCompute):
         """Rows summed to tokens; what the block keeps goes to the backward, or to that of its recompute."""
         self.needs(1)
         block, recomputes = task.block, task.work.op.endswith("recompute")
-        mode, shared = self.mode_of(block), self._has_shared
-        beside = [self.cell("shared kept")] if shared else []
+        mode, shared, place = self.mode_of(block), self._has_shared, self._of_shared(task)
+        kept_beside = [self.cell("shared kept")] if shared else []
         before = [] if recomputes else [self.cell("attention kept")]
 
         def run(_: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (router, total), experts, *rest = buffers
             of_shared = rest[0] if shared else None
-            y = combine_forward(operands[0].values, router, total, operands[-1] if shared else None)
+            beside = None if place is None else operands[place]
+            y = combine_forward(operands[0].values, router, total, beside)
             kept = BlockKept(router, experts, of_shared, operands[0].values)
             if recomputes:
                 return y, kept
-            attention = rest[-1]
-            return y, Kept(None, None, attention.x) if mode == "full" else Kept(
-                _kept_attention(attention, mode), kept, attention.x
-            )
+            return y, self.kept_of(mode, rest[-1], kept)
 
-        reads = [self.cell("router kept"), self.cell("experts kept"), *beside, *before]
+        reads = [self.cell("router kept"), self.cell("experts kept"), *kept_beside, *before]
         writes = [self.cell(RECOMPUTED)] if recomputes else []
         self.compute(run, reads, writes, self.completes("hidden", block + 1))
 
@@ -139,6 +136,11 @@ class ExpertCompute(ContextCompute):
     def _has_shared(self) -> bool:
         experts = self.training.model.experts
         return experts is not None and experts.shared_ffn_hidden_size > 0
+
+    def _of_shared(self, task: Task) -> int | None:
+        """Which operand is what shared experts made, if there are some."""
+        works = [self.graph.task(int(self.graph.writer[read])).work for read in task.reads]
+        return next((n for n, work in enumerate(works) if work.name.startswith("shared_experts")), None)
 
     # -------------------------------------------------------------------------------- backward
     def _kept_block(self, block: int) -> list[Cell]:
@@ -193,7 +195,7 @@ class ExpertCompute(ContextCompute):
         """
         self.needs(1)
         block, shared, whole = task.block, self._has_shared, task.work.op.endswith("backward")
-        beside = [self.cell("gradients of shared experts")] if shared else []
+        beside, place = [self.cell("gradients of shared experts")] if shared else [], self._of_shared(task)
         norm = self._norm_of("mlp")
         part, later = self.norm_cells(norm, block, task.tag)
         alone, adds = self.layout.tensor == 1, not self.scatters_block(block)
@@ -201,7 +203,7 @@ class ExpertCompute(ContextCompute):
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             w, (dy, kept) = self.views(rank, block, buffers[0]), buffers[1]
-            d_shared = operands[-1] if shared else None
+            d_shared = None if place is None else operands[place]
             dx, grads = router_backward(w, kept.router, kept.outputs, operands[0].values, dy, d_shared)
             made = sum(buffers[2 : 2 + len(beside)], self.flat(rank, block, grads))
             if not whole:
@@ -281,10 +283,6 @@ class ExpertCompute(ContextCompute):
         message = Message("rows", lambda inputs, _: int(inputs[0].values.size))
         reads = [self.operand(task.reads[0]), self._route("peers")]
         self.add(reads, self.handle(), kernel, joined=True, message=message)
-
-
-def _kept_attention(attention: AttentionKept, mode: str) -> AttentionKept:
-    return without_core(attention) if mode == "selective" else attention
 
 
 def _rows_of(value: Any) -> Rows:

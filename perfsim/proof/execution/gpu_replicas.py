@@ -14,7 +14,7 @@ from perfsim.proof.execution.layout import EXPERTS, Array
 from perfsim.proof.execution.movement import summed
 from perfsim.proof.execution.program import Cell, Claim, Message, Values
 from perfsim.proof.execution.serial import SmallTraining
-from perfsim.workload import ParallelLayout, layer_kinds
+from perfsim.workload import ParallelLayout, RecomputeKeeps, layer_kinds
 
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 
@@ -22,8 +22,14 @@ NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 class ReplicaCompute(ExpertCompute):
     """Compiles collectives over replicas."""
 
-    def __init__(self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout) -> None:
-        super().__init__(graph, training, layout)
+    def __init__(
+        self,
+        graph: TaskGraph,
+        training: SmallTraining,
+        layout: ParallelLayout,
+        keeps: RecomputeKeeps = "nothing",
+    ) -> None:
+        super().__init__(graph, training, layout, keeps)
         self.rest_gathered: set[tuple[int, int]] = set()
         """Devices and blocks of which all but experts are gathered, and experts are next."""
         self.sharded: set[tuple[int, int]] = set()

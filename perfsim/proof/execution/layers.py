@@ -4,30 +4,37 @@ Every function works on one tensor peer's share: column-parallel first linears, 
 so outputs are partial sums until the peers' collective adds them [1909.08053]. Terms that must enter this
 sum only once (residuals, biases of row-parallel linears) are added by the first peer. The backward of a
 norm is linear in its output gradient, so it is applied to the partial sum and commutes with the
-collective; the gradients of its scale and shift are partial sums too and are returned separately.
+collective; the gradients of its scale and shift are partial sums too and are returned separately, as are
+those of other weights that every peer holds whole.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfsim.proof.execution.layout import Array, Share, Weights
+from perfsim.proof.execution.projections import (
+    Heads,
+    NormKept,
+    Results,
+    latent_heads,
+    latent_heads_dgrad,
+    merge_heads,
+    norm_backward,
+    norm_forward,
+    outer,
+    plain_heads,
+    plain_heads_dgrad,
+    split_heads,
+)
 
-NORM_EPSILON = 1e-5
-ROTARY_BASE = 10_000.0
 Places = tuple[tuple[int, ...], tuple[int, ...]]
 """Positions of queries, and of keys."""
-
-
-class NormKept(NamedTuple):
-    """Inputs of a norm's backward: the normalised input and the inverse of its deviation."""
-
-    normal: Array
-    inverse: Array
 
 
 class AttentionKept(NamedTuple):
@@ -43,6 +50,10 @@ class AttentionKept(NamedTuple):
     context: Array | None
     core: Any = None
     """What the core keeps instead of probabilities where context ranks share a sequence."""
+    inner: Any = None
+    """What norms between products and core keep, with the inputs of later products."""
+    results: Results | None = None
+    """What the products before the core made."""
 
 
 class MlpKept(NamedTuple):
@@ -57,64 +68,32 @@ class MlpKept(NamedTuple):
 class Linears(NamedTuple):
     """Inputs and output gradients of a block's linears, which its weight gradients read."""
 
-    first_in: Array
-    first_out: Array
-    second_in: Array
-    second_out: Array
+    products: Mapping[str, tuple[Array, Array]]
+    """By the weight of each product."""
     norm: Weights
-    """Gradients of scale and shift; partial sums if there are peers."""
-
-
-# ------------------------------------------------------------------------------------------ norm
-def norm_forward(x: Array, w: Weights, name: str) -> tuple[Array, NormKept]:
-    """Layer norm, or without a shift RMS norm, which does not centre either."""
-    shift = w.get(f"{name}.shift")
-    centred = x if shift is None else x - _mean(x)
-    inverse = 1.0 / np.sqrt(_mean(centred * centred) + NORM_EPSILON)
-    normal = centred * inverse
-    y = normal * w[f"{name}.scale"]
-    return (y if shift is None else y + shift), NormKept(normal, inverse)
-
-
-def norm_backward(dy: Array, w: Weights, name: str, kept: NormKept) -> tuple[Array, Weights]:
-    """Gradient of a norm's input, and of its scale and shift."""
-    scale, centres = w[f"{name}.scale"], f"{name}.shift" in w
-    d_normal = dy * scale
-    dx = d_normal - kept.normal * _mean(d_normal * kept.normal)
-    if centres:
-        dx = dx - _mean(d_normal)
-    grads = {f"{name}.scale": (dy * kept.normal).sum(axis=(0, 1))}
-    if centres:
-        grads[f"{name}.shift"] = dy.sum(axis=(0, 1))
-    return dx * kept.inverse, grads
-
-
-def _mean(x: Array) -> Array:
-    """Mean over the last axis; on small arrays faster than `mean`."""
-    return np.asarray(np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1])
+    """Gradients of norms and of other weights that every peer holds whole; of peers, partial sums."""
 
 
 # ------------------------------------------------------------------------------------- attention
-def attention_forward(w: Weights, x: Array, share: Share) -> tuple[Array, AttentionKept]:
-    """Norm, QKV, core, output projection: this peer's part of the block's output."""
-    kept = with_core(attention_inputs(w, x, share), share)
+def attention_forward(
+    w: Weights, x: Array, share: Share, results: Results | None = None
+) -> tuple[Array, AttentionKept]:
+    """Norm, projections, core, output projection: this peer's part of the block's output."""
+    kept = with_core(attention_inputs(w, x, share, results), share)
     return attention_output(w, kept, share), kept
 
 
-def attention_inputs(w: Weights, x: Array, share: Share) -> AttentionKept:
-    """Norm, queries, keys and values, without the core."""
+def attention_inputs(w: Weights, x: Array, share: Share, results: Results | None = None) -> AttentionKept:
+    """Norm, queries, keys and values, without the core; `results` of products are not computed again."""
     z, norm = norm_forward(x, w, "norm1")
-    mixed = z @ w["qkv"]
-    if "qkv_bias" in w:
-        mixed = mixed + w["qkv_bias"]
-    q, k, v = _split_heads(mixed, share)
-    q, k = _rotated(q, share, 1.0), _rotated(k, share, 1.0)
-    return AttentionKept(x, norm, z, q, k, v, None, None)
+    make = plain_heads if share.model.latent_attention is None else latent_heads
+    made = make(w, z, share, results or {})
+    return AttentionKept(x, norm, z, *made.heads, None, None, inner=made.inner, results=made.results)
 
 
 def attention_output(w: Weights, kept: AttentionKept, share: Share) -> Array:
     """Output projection: this peer's part of the block's output."""
-    out = _merge_heads(_required(kept.context)) @ w["projection"]
+    out = merge_heads(_required(kept.context)) @ w["projection"]
     if "projection_bias" in w and share.leads:
         out = out + w["projection_bias"]
     return out
@@ -144,23 +123,23 @@ def attention_dgrad(w: Weights, kept: AttentionKept, d_out: Array, share: Share)
 
 def context_gradient(w: Weights, d_out: Array, share: Share) -> Array:
     """Gradient of the core's output, by head."""
-    return _heads(d_out @ w["projection"].T, share.heads, share)
+    return split_heads(d_out @ w["projection"].T, share.heads)
 
 
 def attention_inputs_dgrad(
-    w: Weights, kept: AttentionKept, gradients: tuple[Array, Array, Array], d_out: Array, share: Share
+    w: Weights, kept: AttentionKept, gradients: Heads, d_out: Array, share: Share
 ) -> tuple[Array, Linears]:
     """`attention_dgrad` from the gradients of queries, keys and values on."""
-    d_q, d_k, d_v = gradients
-    d_q, d_k = _rotated(d_q, share, -1.0), _rotated(d_k, share, -1.0)
-    d_mixed = np.concatenate([_merge_heads(gradient) for gradient in (d_q, d_k, d_v)], axis=-1)
-    dx, norm = norm_backward(d_mixed @ w["qkv"].T, w, "norm1", kept.norm)
-    return dx, Linears(kept.z, d_mixed, _merge_heads(_required(kept.context)), d_out, norm)
+    back = plain_heads_dgrad if share.model.latent_attention is None else latent_heads_dgrad
+    made = back(w, kept.z, kept.inner, gradients, share)
+    dx, norm = norm_backward(made.z, w, "norm1", kept.norm)
+    out = merge_heads(_required(kept.context)), d_out
+    return dx, Linears({**made.products, "projection": out}, norm | made.whole)
 
 
 def attention_wgrad(inputs: Linears, share: Share) -> Weights:
-    """Gradients of the attention block's linears."""
-    return _linear_grads(inputs, "qkv", "projection", bias=share.model.has_attention_bias)
+    """Gradients of the attention block's linears but those that every peer holds whole."""
+    return _linear_grads(inputs, bias=share.model.has_attention_bias)
 
 
 # ------------------------------------------------------------------------------------------- MLP
@@ -188,29 +167,20 @@ def mlp_dgrad(w: Weights, kept: MlpKept, dy: Array, share: Share) -> tuple[Array
     dx, norm = norm_backward(du @ w["fc1"].T, w, name, kept.norm)
     if share.leads:
         dx = dx + dy
-    return dx, Linears(kept.z, du, kept.activated, dy, norm)
+    return dx, Linears({"fc1": (kept.z, du), "fc2": (kept.activated, dy)}, norm)
 
 
 def mlp_wgrad(inputs: Linears, share: Share) -> Weights:
     """Gradients of the MLP's linears."""
-    return _linear_grads(inputs, "fc1", "fc2", bias=share.model.bias)
+    return _linear_grads(inputs, bias=share.model.bias)
 
 
 # --------------------------------------------------------------------------------------- helpers
-def _linear_grads(inputs: Linears, first: str, second: str, *, bias: bool) -> Weights:
-    grads = {
-        first: outer(inputs.first_in, inputs.first_out),
-        second: outer(inputs.second_in, inputs.second_out),
-    }
+def _linear_grads(inputs: Linears, *, bias: bool) -> Weights:
+    grads = {name: outer(x, dy) for name, (x, dy) in inputs.products.items()}
     if bias:
-        grads[f"{first}_bias"] = inputs.first_out.sum(axis=(0, 1))
-        grads[f"{second}_bias"] = inputs.second_out.sum(axis=(0, 1))
+        grads |= {f"{name}_bias": dy.sum(axis=(0, 1)) for name, (_, dy) in inputs.products.items()}
     return grads
-
-
-def outer(x: Array, dy: Array) -> Array:
-    """Sum over tokens of x (k) times dy (n)."""
-    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
 
 def _required(value: Array | None) -> Array:
@@ -218,26 +188,6 @@ def _required(value: Array | None) -> Array:
     if value is None:
         raise ValueError("the attention core was neither kept nor recomputed")
     return value
-
-
-def _heads(x: Array, count: int, share: Share) -> Array:
-    """(n, s, heads * d) to (n, heads, s, d)."""
-    return x.reshape(*x.shape[:2], count, share.model.head_size).swapaxes(1, 2)
-
-
-def _split_heads(mixed: Array, share: Share) -> tuple[Array, Array, Array]:
-    size = share.model.head_size
-    q, kv = share.heads * size, share.groups * size
-    parts = (mixed[..., :q], mixed[..., q : q + kv], mixed[..., q + kv :])
-    q_heads, k_heads, v_heads = (
-        _heads(part, count, share)
-        for part, count in zip(parts, (share.heads, share.groups, share.groups), strict=True)
-    )
-    return q_heads, k_heads, v_heads
-
-
-def _merge_heads(x: Array) -> Array:
-    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
 def repeated(x: Array, share: Share) -> Array:
@@ -281,24 +231,6 @@ def _hidden(queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool, wi
     distance = np.array(queries)[:, None] - np.array(keys)[None, :]
     before = False if window is None else distance >= window
     return np.where(((distance < 0) & causal) | before, -np.inf, 0.0)
-
-
-def _rotated(x: Array, share: Share, direction: float) -> Array:
-    """Rotary positions [2104.09864]: pairs of entries rotated by position times frequency."""
-    if share.model.position_embedding != "rotary":
-        return x
-    half = share.model.head_size // 2
-    cosine, sine = _angles(share.places, half)
-    sine = direction * sine
-    a, b = x[..., :half], x[..., half : 2 * half]
-    turned = (a * cosine - b * sine, a * sine + b * cosine)
-    return np.concatenate([*turned, x[..., 2 * half :]], axis=-1)
-
-
-@lru_cache(maxsize=64)
-def _angles(places: tuple[int, ...], half: int) -> tuple[Array, Array]:
-    angle = np.array(places)[:, None] / ROTARY_BASE ** (np.arange(half) / half)
-    return np.cos(angle), np.sin(angle)
 
 
 GELU_SCALE, GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715

@@ -97,7 +97,9 @@ class Share:
         return self.peer == 0
 
 
-SPLIT = {"qkv", "qkv_bias", "fc1", "fc1_bias", "projection", "fc2", "words", "head_bias"}
+COLUMNS = {"query", "query_bias", "pair", "pair_bias"}
+"""Products up to all heads, of which a tensor peer holds the columns of its own heads."""
+SPLIT = COLUMNS | {"qkv", "qkv_bias", "fc1", "fc1_bias", "projection", "fc2", "words", "head_bias"}
 """Tensors of which each tensor peer holds a part; every peer holds the others whole."""
 
 
@@ -174,13 +176,14 @@ class Layouts:
     def layer(self, kind: LayerKind) -> BlockLayout:
         """Layout of a layer, without routed experts unless they are in its block."""
         share, model = self.share, self.share.model
-        hidden, size = model.hidden_size, model.head_size
-        qkv, ffn = (share.heads + 2 * share.groups) * size, model.ffn_hidden_size // share.peers
+        hidden, ffn = model.hidden_size, model.ffn_hidden_size // share.peers
         width = (2 if model.gated_mlp else 1) * ffn
         shapes: dict[str, tuple[int, ...]] = self._norm("norm1")
-        shapes |= {"qkv": (hidden, qkv), "projection": (share.heads * size, hidden)}
+        products = self._projections() | {"projection": (share.heads * model.value_size, hidden)}
+        shapes |= products
         if model.has_attention_bias:
-            shapes |= {"qkv_bias": (qkv,), "projection_bias": (hidden,)}
+            shapes |= {f"{name}_bias": (columns,) for name, (_, columns) in products.items()}
+        shapes |= self._inner_norms()
         if model.norms_per_layer > 1:
             shapes |= self._norm("norm2")
         if kind.experts and model.experts is not None:
@@ -190,6 +193,30 @@ class Layouts:
         if model.bias:
             shapes |= {"fc1_bias": (width,), "fc2_bias": (hidden,)}
         return self._layout(shapes)
+
+    def _projections(self) -> dict[str, tuple[int, int]]:
+        """The products before the attention core; those down to latents are whole on every tensor peer."""
+        share, model, latent = self.share, self.share.model, self.share.model.latent_attention
+        hidden, size = model.hidden_size, model.head_size
+        if latent is None:
+            return {"qkv": (hidden, (share.heads + 2 * share.groups) * size)}
+        rank, pair = latent.q_lora_rank, latent.kv_lora_rank
+        return {
+            **({} if rank is None else {"query_down": (hidden, rank)}),
+            "query": (rank or hidden, share.heads * size),
+            "pair_down": (hidden, pair + latent.qk_rope_head_dim),
+            "pair": (pair, share.heads * (latent.qk_nope_head_dim + latent.v_head_dim)),
+        }
+
+    def _inner_norms(self) -> dict[str, tuple[int, ...]]:
+        """RMS norms of latents, or of the queries and keys of every head."""
+        model, latent = self.share.model, self.share.model.latent_attention
+        widths: dict[str, int | None] = {}
+        if latent is not None:
+            widths = {"query_norm": latent.q_lora_rank, "pair_norm": latent.kv_lora_rank}
+        if model.qk_layernorm:
+            widths |= {"query_norm": model.head_size, "key_norm": model.head_size}
+        return {f"{name}.scale": (width,) for name, width in widths.items() if width is not None}
 
     def _router(self, experts: Experts) -> dict[str, tuple[int, ...]]:
         """Router and shared experts."""
@@ -220,7 +247,7 @@ class Layouts:
         }
         if model.has_expert_bias:
             shapes |= {"expert_fc1_bias": (count, width), "expert_fc2_bias": (count, hidden)}
-        return BlockLayout(shapes)
+        return BlockLayout(shapes, () if share.expert_peer == 0 else ("expert_fc2_bias",))
 
     @cached_property
     def _layers(self) -> dict[LayerKind, BlockLayout]:
@@ -291,6 +318,8 @@ def _cut(name: str, value: Array, share: Share) -> Array:
     if name in ("fc1", "fc1_bias"):
         halves = np.split(value, 2 if share.model.gated_mlp else 1, axis=-1)
         return np.concatenate([np.split(half, share.peers, axis=-1)[share.peer] for half in halves], axis=-1)
+    if name in COLUMNS:
+        return np.split(value, share.peers, axis=-1)[share.peer]
     if name in ("projection", "fc2"):
         return np.split(value, share.peers, axis=0)[share.peer]
     if name in ("words", "head_bias"):

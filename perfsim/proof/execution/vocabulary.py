@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.proof.execution.layers import NormKept, norm_backward, norm_forward
 from perfsim.proof.execution.layout import Array, Share, Weights
+from perfsim.proof.execution.projections import NormKept, norm_backward, norm_forward
 
 Tokens = NDArray[np.int64]
 

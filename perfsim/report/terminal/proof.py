@@ -25,8 +25,7 @@ def proof_lines(answer: Mapping[str, Any]) -> list[str]:
     lines += ["", *paragraph(_sentence(answer, [layout for _, layout in proofs]), width)]
     left_out = dict.fromkeys(part for _, layout in proofs for part in layout["not_executed"])
     if left_out:
-        said = f"Not executed: {', '.join(left_out)}. The small model has plain attention instead."
-        lines += paragraph(said, width)
+        lines += paragraph(f"Not executed: {', '.join(left_out)}.", width)
     return lines
 
 

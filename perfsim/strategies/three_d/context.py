@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from perfsim import transformer
 from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
-from perfsim.strategies.three_d.works import COMPUTE, compute_work
+from perfsim.strategies.three_d.halves import Attention, Backward, Forward, Half, HalfPass, Made, half_work
 from perfsim.transformer import LayerSlice
 from perfsim.transformer.context import (
     around_core,
+    context_bytes,
     merge_backward_kernel,
     merge_kernel,
     pair_bytes,
@@ -26,8 +27,6 @@ from perfsim.transformer.context import (
 )
 
 CONTEXT_STREAM = "nccl-context"
-Forward = Literal["forward", "recompute"]
-Backward = Literal["backward", "dgrad"]
 
 
 class AttentionWorks(NamedTuple):
@@ -60,35 +59,46 @@ def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWor
     before, after = around_core(whole, core)
     merge = merge_kernel(part) if forward else merge_backward_kernel(part)
     queries, hidden = TensorClass("queries", query_bytes(part)), TensorClass("hidden", part.activation_bytes)
-    pair = TensorClass("keys_values", pair_bytes(part))
+    context, pair = TensorClass("context", context_bytes(part)), TensorClass("keys_values", pair_bytes(part))
     kept = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
     first, last = ("qkv", "output") if forward else ("output", "qkv")
-    made = (queries,) if forward else (queries, pair)
-    category = "backward" if which == "dgrad" else which
-
-    def work(name: str, kernels: tuple[transformer.Kernel, ...], writes: tuple[TensorClass, ...]) -> Work:
-        return compute_work(f"attention.{name}.{which}", category, kernels, writes)
-
+    made = (context,) if forward else (queries, pair)
+    begun = (queries, pair) if forward else (context,)
     return AttentionWorks(
-        first=work(first, before, (queries, pair) if forward else (queries,)),
-        block=work("block", core[:1], made),
-        later=work("block", (*core[:1], merge), made),
-        last=work(last, after, (hidden, kept) if which == "dgrad" else (hidden,)),
+        first=half_work(f"attention.{first}", which, before, *begun),
+        block=half_work("attention.block", which, core[:1], *made),
+        later=half_work("attention.block", which, (*core[:1], merge), *made),
+        last=half_work(f"attention.{last}", which, after, hidden, *([kept] if which == "dgrad" else [])),
     )
 
 
 @dataclass(frozen=True)
-class ContextGroup:
-    """The context-parallel group of one stage, seen from one of its ranks."""
+class ContextGroup(Attention):
+    """Attention of a rank that shares its sequences with a group."""
 
-    part: LayerSlice
     ranks: RankGroup
-    device: str
 
     @property
     def rings(self) -> bool:
         """Whether keys and values go around a ring."""
         return self.part.context_exchange == "ring"
+
+    def works(self, which: HalfPass) -> Sequence[Work]:
+        """The works of a pass that run one after the other: with a ring, those around `ring_terms`."""
+        if which == "wgrad":
+            return super().works(which)
+        works = attention_works(self.part, which)
+        if self.rings:
+            return works.first, works.last
+        exchanges = (self.exchange_work(*message) for message in self._all_to_alls(which))
+        return works.first, works.block, works.last, *exchanges
+
+    def _all_to_alls(self, which: Forward | Backward) -> tuple[tuple[str, float], tuple[str, float]]:
+        """Contents and bytes of both of a pass: queries, keys and values, and what the core makes of them."""
+        before, after = query_bytes(self.part) + pair_bytes(self.part), context_bytes(self.part)
+        if which in ("backward", "dgrad"):
+            before, after = after, before
+        return ("heads", before), ("positions", after)
 
     def exchange_work(self, contents: str, n_bytes: float) -> Work:
         """A message of every rank to the next, or an all-to-all of what every rank has.
@@ -107,45 +117,41 @@ class ContextGroup:
             writes=(TensorClass(contents, n_bytes),),
         )
 
-    def forward(
-        self, template: Template, which: Forward, reads: Sequence[int], block: int
-    ) -> tuple[int, int]:
-        """An attention block; returns its output, and the keys and values of the rank itself."""
-        works, compute = attention_works(self.part, which), f"{self.device}/{COMPUTE}"
-        first = template.task(works.first, compute, reads, block=block).tensor
-        queries, n_bytes = query_bytes(self.part), pair_bytes(self.part)
+    def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
+        """Write the forward or its repetition; it keeps the keys and values of the rank itself."""
+        works = attention_works(self.part, which)
+        first = self._task(template, works.first, reads, block).output
+        n_bytes = pair_bytes(self.part)
         if not self.rings:
-            heads = self._exchanged(template, ("heads", queries + n_bytes), [first], block)
-            core = template.task(works.block, compute, [heads], block=block).tensor
-            back = self._exchanged(template, ("positions", queries), [core], block)
-            return template.task(works.last, compute, [back, first, core], block=block).tensor, first
+            to_heads, to_positions = self._all_to_alls(which)
+            heads = self._exchanged(template, to_heads, [first], block)
+            core = self._task(template, works.block, [heads], block).output
+            back = self._exchanged(template, to_positions, [core], block)
+            return Made(self._task(template, works.last, [back, first, core], block).output, first)
         pair, done = first + 1, list[int]()
         for number in range(self.ranks.size):
             last = number == self.ranks.size - 1
             ahead = pair if last else self._exchanged(template, ("keys_values", n_bytes), [pair], block)
             work = works.later if number else works.block
-            done = [template.task(work, compute, [first, pair, *done], block=block).tensor]
+            done = [self._task(template, work, [first, pair, *done], block).output]
             pair = ahead
-        return template.task(works.last, compute, [*done, first], block=block).tensor, first + 1
+        return Made(self._task(template, works.last, [*done, first], block).output, first + 1)
 
     def backward(
-        self, template: Template, which: Backward, gradient: int, saved: int, kept: int, block: int
-    ) -> int:
-        """The backward of an attention block; returns the first tensor of its last task.
-
-        `kept` holds the keys and values of the rank itself: `saved`, or what a recompute wrote.
-        """
-        works, compute = attention_works(self.part, which), f"{self.device}/{COMPUTE}"
-        first = template.task(works.first, compute, [gradient, saved], block=block).tensor
+        self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()
+    ) -> Made:
+        """Write the backward; the last it reads has the rank's own keys and values, saved or recomputed."""
+        gradient, saved, kept = reads
+        works = attention_works(self.part, which)
+        first = self._task(template, works.first, [gradient, saved], block, after).output
         if not self.rings:
-            queries, n_bytes = query_bytes(self.part), pair_bytes(self.part)
-            heads = self._exchanged(template, ("heads", queries), [first], block)
-            core = template.task(works.block, compute, [heads, saved], block=block).tensor
-            arrived = [self._exchanged(template, ("positions", queries + n_bytes), [core], block)]
+            to_heads, to_positions = self._all_to_alls(which)
+            heads = self._exchanged(template, to_heads, [first], block)
+            core = self._task(template, works.block, [heads, saved], block).output
+            arrived = [self._exchanged(template, to_positions, [core], block)]
         else:
             arrived = self._ring_backward(template, works, (first, saved, kept), block)
-        reads = [gradient, saved, first, *arrived]
-        return template.task(works.last, compute, reads, block=block).tensor
+        return self._task(template, works.last, [gradient, saved, first, *arrived], block)
 
     def _ring_backward(
         self, template: Template, works: AttentionWorks, reads: tuple[int, int, int], block: int
@@ -156,14 +162,13 @@ class ContextGroup:
         first leaves when the attention's backward begins.
         """
         (first, saved, kept), size, n_bytes = reads, self.ranks.size, pair_bytes(self.part)
-        compute, done, pair = f"{self.device}/{COMPUTE}", list[int](), list[int]()
+        done, pair = list[int](), list[int]()
         for number in range(size):
             names = [*(["keys_values"] if number < size - 1 else []), *(["gradients"] if done else [])]
             message = " and ".join(names), n_bytes * len(names)
             ahead = [self._exchanged(template, message, [*(pair or [kept, first]), *done[1:]], block)]
             work = works.later if number else works.block
-            queries = template.task(work, compute, [first, saved, *pair, *done[:1]], block=block).tensor
-            done, pair = [queries, queries + 1], ahead
+            done, pair = list(self._task(template, work, [first, saved, *pair, *done[:1]], block)), ahead
         return [done[0], self._exchanged(template, ("gradients", n_bytes), [*pair, done[1]], block)]
 
     def _exchanged(
@@ -184,29 +189,17 @@ class CoreTerms(NamedTuple):
     exchange_both: tuple[Work, ...] = ()
 
 
-def ring_terms(group: ContextGroup | None) -> CoreTerms:
+def ring_terms(attention: Half) -> CoreTerms:
     """The works of attention in a ring."""
-    if group is None or not group.rings:
+    if not isinstance(attention, ContextGroup) or not attention.rings:
         return CoreTerms()
-    forward, backward = (attention_works(group.part, which) for which in ("forward", "backward"))
-    n_bytes = pair_bytes(group.part)
+    forward, backward = (attention_works(attention.part, which) for which in ("forward", "backward"))
+    n_bytes = pair_bytes(attention.part)
     return CoreTerms(
         (forward.block,),
         (forward.later,),
         (backward.block,),
         (backward.later,),
-        (group.exchange_work("keys_values", n_bytes),),
-        (group.exchange_work("keys_values and gradients", 2 * n_bytes),),
+        (attention.exchange_work("keys_values", n_bytes),),
+        (attention.exchange_work("keys_values and gradients", 2 * n_bytes),),
     )
-
-
-def attention_terms(group: ContextGroup | None, which: Forward | Backward, whole: Work) -> tuple[Work, ...]:
-    """The works of an attention block that run one after the other; `whole` is that of a rank alone."""
-    if group is None:
-        return (whole,)
-    works = attention_works(group.part, which)
-    if group.rings:
-        return works.first, works.last
-    queries, pair = query_bytes(group.part), pair_bytes(group.part)
-    exchanges = group.exchange_work("heads", queries), group.exchange_work("positions", queries + pair)
-    return works.first, works.block, works.last, *exchanges

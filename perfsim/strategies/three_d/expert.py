@@ -15,7 +15,7 @@ what it makes of them. Compute waits while rows travel, but for shared experts, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -23,13 +23,11 @@ from typing import Literal, NamedTuple
 from perfsim import transformer
 from perfsim.calibration import Dispatcher
 from perfsim.graph import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
-from perfsim.strategies.three_d.works import COMPUTE, compute_work
+from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass, Made, half_work
 from perfsim.transformer import LayerSlice
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
-Forward = Literal["forward", "recompute"]
-Backward = Literal["backward", "dgrad"]
 
 
 class ExpertWorks(NamedTuple):
@@ -56,7 +54,7 @@ def expert_works(part: LayerSlice, which: Forward | Backward, recompute: str = "
     writes = [rows]
     if which == "dgrad":
         writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
-    experts = _work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
+    experts = half_work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
     return ExpertWorks(beside.begin, beside.shared, experts, end)
 
 
@@ -91,9 +89,9 @@ def _beside_experts(part: LayerSlice, which: Forward | Backward) -> _BesideExper
     names = ("router", "combine") if _PASS[which] == "forward" else ("combine", "router")
     beside = shared(part)
     return _BesideExperts(
-        begin=_work(names[0], which, begin(part), rows),
-        shared=_work("shared_experts", which, beside, hidden) if beside else None,
-        end=_work(names[1], which, last, hidden),
+        begin=half_work(names[0], which, begin(part), rows),
+        shared=half_work("shared_experts", which, beside, hidden) if beside else None,
+        end=half_work(names[1], which, last, hidden),
     )
 
 
@@ -110,37 +108,34 @@ def _experts_kernels(
     return block(part)
 
 
-def _work(
-    name: str, which: Forward | Backward, kernels: tuple[transformer.Kernel, ...], *writes: TensorClass
-) -> Work:
-    return compute_work(f"{name}.{which}", "backward" if which == "dgrad" else which, kernels, writes)
-
-
 @lru_cache(maxsize=4096)
 def expert_weights_work(part: LayerSlice) -> Work:
     """Weight gradients of a block with experts where they are a pass of their own."""
     done = TensorClass("weight_gradient", 0.0)
-    return compute_work("experts.wgrad", "backward", transformer.mlp_wgrad(part), (done,))
+    return half_work("experts", "wgrad", transformer.mlp_wgrad(part), done)
 
 
 @dataclass(frozen=True)
-class ExpertGroup:
-    """The ranks that hold the experts of one stage's layers, seen from one of them."""
+class ExpertGroup(Half):
+    """The experts of a layer, divided over ranks, seen from one of them."""
 
-    part: LayerSlice
     ranks: RankGroup
     """Ranks with different experts."""
     shares: RankGroup
     """Ranks that share every expert."""
-    device: str
     dispatcher: Dispatcher = "all_to_all"
     waits: bool = False
     """Whether the host has work in every pass, once it knows how many rows go where."""
 
     @property
-    def replicas(self) -> int:
-        """Ranks between two with the same experts."""
-        return self.ranks.size * self.shares.size
+    def divided(self) -> bool:
+        """A rank routes its own positions."""
+        return True
+
+    @property
+    def repeats(self) -> bool:
+        """Experts are kept whole, or repeated whole."""
+        return self.mode == "full"
 
     def to_experts(self) -> list[Work]:
         """The communication of rows from their tokens' ranks to those of experts; none inside one rank."""
@@ -160,54 +155,42 @@ class ExpertGroup:
             works.append(self._exchange("combine", op))
         return works
 
-    def forward(
-        self, template: Template, which: Forward, reads: Sequence[int], block: int, recompute: str = "none"
-    ) -> int:
-        """The block forward; returns its output, which in a forward the saved tensor follows."""
-        return self._emit(template, expert_works(self.part, which, recompute), reads, block)[0]
-
-    def backward(
-        self,
-        template: Template,
-        which: Backward,
-        reads: Sequence[int],
-        block: int,
-        after: Sequence[int] = (),
-    ) -> tuple[int, int]:
-        """The block backward; returns the gradient of its input, and the output of the experts."""
-        return self._emit(template, expert_works(self.part, which), reads, block, after)
-
-    def weights(self, template: Template, reads: Sequence[int], block: int, after: Sequence[int] = ()) -> int:
-        """The weight gradients of the block, from what its input gradients saved."""
-        work = expert_weights_work(self.part)
-        return template.task(work, f"{self.device}/{COMPUTE}", reads, after, block=block).tensor
-
-    def terms(self, which: Forward | Backward) -> Iterator[Work]:
-        """The works of a pass that run one after the other."""
-        works = expert_works(self.part, which)
-        yield works.begin
-        yield from self.to_experts()
-        yield from () if works.shared is None else (works.shared,)
-        yield works.experts
-        yield from self.from_experts()
-        yield works.end
+    def works(self, which: HalfPass) -> Sequence[Work]:
+        """The works of a pass that run one after the other, from the first before dispatch to the last."""
+        if which == "wgrad":
+            return [expert_weights_work(self.part)]
+        works = expert_works(self.part, which, self.mode)
+        beside = [] if works.shared is None else [works.shared]
+        return works.begin, *self.to_experts(), *beside, works.experts, *self.from_experts(), works.end
 
     def host_works(self, begin: Work) -> list[Work]:
         """What the host does beside the device, from the counts of rows to the end of the block."""
         done = TensorClass("launched", 0.0)
         return [replace(begin, name=WAIT_OF_EXPERTS, kernels=(), writes=(done,))] if self.waits else []
 
+    def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
+        """Write the forward or its repetition."""
+        return self._emit(template, which, reads, block)[0]
+
+    def backward(
+        self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()
+    ) -> Made:
+        """Write the backward; its input gradients keep what the experts' weight gradients read."""
+        end, experts = self._emit(template, which, reads, block, after)
+        return Made(end.output, experts.kept)
+
     def _emit(
         self,
         template: Template,
-        works: ExpertWorks,
+        which: Forward | Backward,
         reads: Sequence[int],
         block: int,
         after: Sequence[int] = (),
-    ) -> tuple[int, int]:
-        compute = f"{self.device}/{COMPUTE}"
-        stream = compute if works.shared is None else f"{self.device}/{EXPERT_STREAM}"
-        first = rows = template.task(works.begin, compute, reads, after, block=block).tensor
+    ) -> tuple[Made, Made]:
+        """Write a pass; returns what its last task makes, and what the experts make."""
+        works = expert_works(self.part, which, self.mode)
+        stream = self.compute if works.shared is None else f"{self.device}/{EXPERT_STREAM}"
+        first = rows = self._task(template, works.begin, reads, block, after).output
         host = f"{self.device}/{HOST_STREAM}"
         waits = [
             template.task(work, host, [first], block=block).tensor for work in self.host_works(works.begin)
@@ -216,12 +199,12 @@ class ExpertGroup:
             rows = template.task(work, stream, [rows], block=block).tensor
         beside = []
         if works.shared is not None:
-            beside = [template.task(works.shared, compute, [first], block=block).tensor]
-        made = rows = template.task(works.experts, compute, [rows, *reads], block=block).tensor
+            beside = [self._task(template, works.shared, [first], block).output]
+        made = self._task(template, works.experts, [rows, *reads], block)
+        rows = made.output
         for work in self.from_experts():
             rows = template.task(work, stream, [rows], block=block).tensor
-        reads = [rows, *reads, *beside, *waits]
-        return template.task(works.end, compute, reads, block=block).tensor, made
+        return self._task(template, works.end, [rows, *reads, *beside, *waits], block), made
 
     def _exchange(self, name: str, op: str) -> Work:
         part = self.part

@@ -13,15 +13,8 @@ from dataclasses import dataclass
 from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, GraphBuilder, Template, Work
 from perfsim.graph.builder import Port
 from perfsim.strategies.three_d.data import Replicas
-from perfsim.strategies.three_d.tensor import (
-    EMBEDDED,
-    FROM_HEAD,
-    WeightInputs,
-    emit_layer_backward,
-    emit_layer_dgrad,
-    emit_layer_forward,
-    emit_layer_wgrad,
-)
+from perfsim.strategies.three_d.layer import WeightInputs
+from perfsim.strategies.three_d.tensor import EMBEDDED, FROM_HEAD
 from perfsim.strategies.three_d.virtual_stage import (
     VirtualStage,
     embedding_backward_work,
@@ -55,15 +48,13 @@ def forward_template(
         hidden = _receive(template, stage, "activation")
     hidden = _begin(template, stage, hidden)
     done: list[int] = []
-    for layer in range(stage.num_layers):
-        block = stage.first_layer + layer
+    for number, layer in enumerate(stage.layers):
+        block = stage.first_layer + number
         weights = arrived.get(block, [])
         if stage.shards:
             weights = stage.shards.gather_forward(template, done, block)
-        hidden, saved = emit_layer_forward(
-            template, stage.groups[layer], stage.recompute_of(layer), hidden, weights, block=block
-        )
-        template.output(f"saved{layer}", saved)
+        hidden, saved = layer.forward(template, hidden, weights, block=block)
+        template.output(f"saved{number}", saved)
         done.append(hidden)
     if stage.last:
         logits = template.task(head_work(stage), group.compute, [hidden, *root], block=HEAD).tensor
@@ -214,15 +205,8 @@ def _backward_layers(
             ahead = shards.gather_backward(template, layer - 1, count, block - 1)
         saved = template.port(f"saved{layer}")
         room = reduction.room(template, reduced) if reduction else []
-        gradient = emit_layer_backward(
-            template,
-            stage.groups[layer],
-            stage.recompute_of(layer),
-            gradient,
-            saved,
-            weights,
-            room,
-            block=block,
+        gradient, _ = stage.layers[layer].backward(
+            template, "backward", gradient, saved, weights, room, block=block
         )
         if reduction is not None:
             gradients.append(gradient)
@@ -248,9 +232,7 @@ def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     for layer in reversed(range(stage.num_layers)):
         saved = template.port(f"saved{layer}")
         block = stage.first_layer + layer
-        gradient, inputs = emit_layer_dgrad(
-            template, stage.groups[layer], stage.recompute_of(layer), gradient, saved, block=block
-        )
+        gradient, inputs = stage.layers[layer].backward(template, "dgrad", gradient, saved, block=block)
         for name, tensor in inputs._asdict().items():
             if tensor is not None:
                 template.output(f"{name}{layer}", tensor)
@@ -282,7 +264,7 @@ def wgrad_template(
         inputs = WeightInputs(*(template.port(f"{name}{layer}") for name in names))
         room = reduction.room(template, reduced) if reduction else []
         block = stage.first_layer + layer
-        gradient = emit_layer_wgrad(template, stage.groups[layer], inputs, room, block=block)
+        gradient = stage.layers[layer].wgrad(template, inputs, room, block=block)
         if reduction is not None:
             gradients.append(gradient)
             reduced += reduction.emit_bucket(template, stage, gradients)

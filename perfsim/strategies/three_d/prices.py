@@ -15,15 +15,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.graph import RankGroup, TensorClass, Work
+from perfsim.graph import RankGroup, Work
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
-from perfsim.strategies.three_d.context import attention_terms, ring_terms
+from perfsim.strategies.three_d.context import ring_terms
 from perfsim.strategies.three_d.division import kinds_of
 from perfsim.strategies.three_d.expert import expert_weights_work
+from perfsim.strategies.three_d.halves import HalfPass
+from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.slices import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.stages import group_of
-from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, TensorGroup
+from perfsim.strategies.three_d.stages import experts_of, group_of, layer_of
+from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between
 from perfsim.strategies.three_d.virtual_stage import (
     VirtualStage,
     embedding_backward_work,
@@ -36,10 +38,8 @@ from perfsim.strategies.three_d.virtual_stage import (
     softmax_sum_bytes,
     transfer_work,
 )
-from perfsim.strategies.three_d.works import compute_work, layer_works, split_works
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
-from perfsim.transformer import Kernel, LayerSlice, attention_recompute, mlp_recompute
 from perfsim.workload import Job, LayerKind
 
 Floats = NDArray[np.float64]
@@ -262,35 +262,33 @@ def _slice_terms(
     `node` is 0 where all devices are in one.
     """
     layout = degrees.layout
-    group = group_of(job, layout, 0, kind)
-    part, shared = group.part, group.context
-    stage = VirtualStage(0, 1, 0, 0, 0, group, (), None, None, "none", head_positions(job, layout.context))
-    works = layer_works(part, "none")
+    layer = layer_of(job, layout, 0, kind)
+    group, attention = layer.group, layer.attention.works
+    stage = VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, layout.context))
     none: tuple[Work, ...] = ()
-    mlp_forward, mlp_backward = (
-        none if kind.experts else (work,) for work in (works.mlp_forward, works.mlp_backward)
-    )
+
+    def mlp(which: HalfPass) -> Sequence[Work]:
+        return none if kind.experts else layer.mlp.works(which)
+
     inputs, weights, head_inputs, head_weights = none, none, none, none
-    sums, sums_backward = _sums(group, FORWARD), _sums(group, BACKWARD)
+    sums, sums_backward = _sums(layer, FORWARD), _sums(layer, BACKWARD)
     if wanted.split_backward:
-        parts = split_works(part)
-        mlp_inputs = none if kind.experts else (parts.mlp_dgrad,)
-        inputs = (*mlp_inputs, *attention_terms(shared, "dgrad", parts.attention_dgrad), *sums_backward)
-        weights = (parts.attention_wgrad,) if kind.experts else (parts.mlp_wgrad, parts.attention_wgrad)
+        inputs = (*mlp("dgrad"), *attention("dgrad"), *sums_backward)
+        weights = (*mlp("wgrad"), *attention("wgrad"))
         head_inputs = (head_dgrad_work(stage), *group.all_reduce_works(FROM_HEAD))
         head_weights = (head_wgrad_work(stage),)
-    core, layer, early_layer = _recompute_terms(wanted, group)
+    core, repeated, repeated_early = _recompute_terms(wanted, layer)
     framework = job.recipe.framework
     waits = framework is not None and framework.pass_s > 0
     across = (transfer_work(stage, RankGroup(0, node, 2)),) if node and wanted.sends else none
     return (
-        (*attention_terms(shared, "forward", works.attention_forward), *mlp_forward, *sums),
-        (*mlp_backward, *attention_terms(shared, "backward", works.attention_backward), *sums_backward),
+        (*attention("forward"), *mlp("forward"), *sums),
+        (*mlp("backward"), *attention("backward"), *sums_backward),
         inputs,
         weights,
         core,
-        layer,
-        early_layer,
+        repeated,
+        repeated_early,
         (embedding_work(stage), *group.all_reduce_works(EMBEDDED)),
         (embedding_backward_work(stage),),
         (head_work(stage), *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage))),
@@ -300,7 +298,7 @@ def _slice_terms(
         (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 and wanted.sends else none,
         across,
         group.all_gather_works(),
-        *ring_terms(shared),
+        *ring_terms(layer.attention),
         (pass_work(stage),) if wanted.sends and waits else none,
         *(none,) * 3,
     )
@@ -312,11 +310,9 @@ def _expert_terms(job: Job, wanted: Wanted, degrees: Degrees) -> dict[str, Seque
 
     They are the same in all kinds of layers with experts, but for weight gradients, which are not here.
     """
-    group = group_of(job, degrees.layout, 0, LayerKind(experts=True))
-    experts = group.experts
-    if experts is None:
-        return {}
-    forward, backward = tuple(experts.terms("forward")), tuple(experts.terms("backward"))
+    layout = degrees.layout
+    experts = experts_of(job, layout, group_of(job, layout, 0, LayerKind(experts=True)))
+    forward, backward = experts.works("forward"), experts.works("backward")
     added: dict[str, Sequence[Work]] = {
         "forward": forward,
         "backward": backward,
@@ -325,40 +321,34 @@ def _expert_terms(job: Job, wanted: Wanted, degrees: Degrees) -> dict[str, Seque
         "hosted_backward": backward[1:-1],
     }
     if wanted.split_backward:
-        added["inputs"] = tuple(experts.terms("dgrad"))
+        added["inputs"] = experts.works("dgrad")
     if "full" in wanted.modes:
-        added |= dict.fromkeys(("layer", "layer_early"), tuple(experts.terms("recompute")))
+        added |= dict.fromkeys(("layer", "layer_early"), experts.works("recompute"))
     return added
 
 
-def _recompute_terms(wanted: Wanted, group: TensorGroup) -> tuple[tuple[Work, ...], ...]:
+def _recompute_terms(wanted: Wanted, layer: Layer) -> tuple[Sequence[Work], ...]:
     """What selective recompute repeats, what full recompute does, and that without the last linear."""
-    part = group.part
     core: tuple[Work, ...] = ()
-    attention, mlp, early_mlp = core, core, core
+    whole, early = core, core
     if "selective" in wanted.modes:
-        core = _recompute_work("attention.recompute", attention_recompute(part, "selective"), part)
-        if again := mlp_recompute(part, "selective"):
-            core = (*core, *_recompute_work("mlp.recompute", again, part), *_sums(group, FORWARD))
+        attention, mlp = (replace(half, mode="selective") for half in (layer.attention, layer.mlp))
+        core = (*attention.works("recompute"),)
+        if mlp.repeats:
+            core = (*core, *mlp.works("recompute"), *_sums(layer, FORWARD))
     if "full" in wanted.modes:
-        early = replace(part, recompute_stops_early=True)
-        attention = _recompute_work("attention.recompute", attention_recompute(part, "full"), part)
-        attention = attention_terms(group.context, "recompute", *attention)
-        if group.experts is None:
-            mlp = _recompute_work("mlp.recompute", mlp_recompute(part, "full"), part)
-            early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early, "full"), part)
-        attention = (*attention, *_sums(group, FORWARD))
-    return core, (*attention, *mlp), (*attention, *early_mlp)
+        attention, mlp = (replace(half, mode="full") for half in (layer.attention, layer.mlp))
+        stopped = replace(mlp, part=replace(mlp.part, recompute_stops_early=True))
+        whole, early = (
+            (*attention.works("recompute"), *again, *_sums(layer, FORWARD))
+            for again in (() if mlp.divided else half.works("recompute") for half in (mlp, stopped))
+        )
+    return core, whole, early
 
 
-def _sums(group: TensorGroup, between: Sequence[Between]) -> tuple[Work, ...]:
-    """The collectives of a layer's forward or backward; one with experts has those of attention alone."""
-    if group.experts is not None:
+def _sums(layer: Layer, between: Sequence[Between]) -> tuple[Work, ...]:
+    """The collectives of a layer's forward or backward; attention's alone if the other half is divided."""
+    if layer.mlp.divided:
         attention, other = between if between is FORWARD else reversed(between)
         between = [Between(attention.before, other.after)]
-    return tuple(work for products in between for work in group.all_reduce_works(products))
-
-
-def _recompute_work(name: str, kernels: tuple[Kernel, ...], part: LayerSlice) -> tuple[Work, ...]:
-    """Compute that a recompute mode repeats."""
-    return (compute_work(name, "recompute", kernels, (TensorClass("hidden", part.activation_bytes),)),)
+    return tuple(work for products in between for work in layer.group.all_reduce_works(products))

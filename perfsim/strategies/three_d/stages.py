@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from perfsim.costs.memory import stage_parameters
@@ -12,6 +13,8 @@ from perfsim.strategies.three_d.columns import division_of
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import Held, Replicas
 from perfsim.strategies.three_d.expert import ExpertGroup
+from perfsim.strategies.three_d.halves import Attention, Mlp
+from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.routing import waits_for_rows
 from perfsim.strategies.three_d.slices import head_positions, slice_of
 from perfsim.strategies.three_d.tensor import TensorGroup
@@ -51,11 +54,14 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     # Layers of multi-token prediction are with the LM head.
     spans[-1] = spans[-1][0], len(kinds) - spans[-1][0]
 
-    def groups_of(rank: int, first: int, count: int) -> tuple[TensorGroup, ...]:
-        of_kinds = (
-            (kinds[layer], layer > 0 and kinds[layer - 1].experts) for layer in range(first, first + count)
-        )
-        return tuple(group_of(job, layout, rank, *of_kind) for of_kind in of_kinds)
+    def layers_of(number: int) -> Iterator[Layer]:
+        (first, count), rank = spans[number], places.rank(number)
+        earlier = sum(layers[chunk] for chunk in places.of_rank(rank) if chunk < number)
+        for layer in range(count):
+            kind, below = kinds[first + layer], kinds[first + layer - 1] if first + layer else PLAIN
+            redone = (earlier + layer) % layout.recompute_every == 0
+            mode = layout.recompute if redone else "none"
+            yield layer_of(job, layout, rank, kind, mode, divided_below=kind.experts and below.experts)
 
     def ranks_to(number: int, next_number: int) -> RankGroup | None:
         if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
@@ -63,30 +69,20 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
         rank, neighbour = places.rank(number), places.rank(next_number)
         return RankGroup(rank * layout.width, (neighbour - rank) * layout.width, 2)
 
-    def earlier_on_rank(number: int) -> int:
-        own = places.of_rank(places.rank(number))
-        return sum(layers[chunk] for chunk in own if chunk < number)
-
     virtual = [
         VirtualStage(
             number=number,
             num_stages=len(layers),
             rank=places.rank(number),
-            num_layers=count,
             first_layer=first,
             group=group_of(job, layout, places.rank(number)),
-            groups=groups_of(places.rank(number), first, count),
+            layers=tuple(layers_of(number)),
             next_ranks=ranks_to(number, number + 1),
             previous_ranks=ranks_to(number, number - 1),
-            recompute=layout.recompute,
-            recompute_every=layout.recompute_every,
-            earlier_on_rank=sum(layers[number - layout.pipeline :: -layout.pipeline])
-            if number >= layout.pipeline
-            else 0,
             head_positions=head_positions(job, layout.context),
             waits=layout.virtual_pipeline > 1 and waits,
         )
-        for number, (first, count) in enumerate(spans)
+        for number, (first, _) in enumerate(spans)
     ]
     replicas = _replicas_of_ranks(job, layout, virtual, places.last_rank)
     if layout.zero_stage == SHARDED:
@@ -108,24 +104,44 @@ def _replicas_of_ranks(
     return replicas
 
 
-def group_of(
-    job: Job, layout: ParallelLayout, rank: int, kind: LayerKind = PLAIN, split_below: bool = False
-) -> TensorGroup:
-    """The groups in which the ranks of a stage compute a layer of one kind; the first member's."""
-    first, part = rank * layout.width, slice_of(job, layout, kind)
-    device = f"gpu{first}"
-    sharing = RankGroup(first, layout.tensor, layout.context)
-    context = ContextGroup(part, sharing, device) if layout.context > 1 else None
-    experts = None
-    if kind.experts:
-        ranks = RankGroup(first, layout.expert_tensor, layout.expert)
-        shares = RankGroup(first, 1, layout.expert_tensor)
-        experts = ExpertGroup(
-            part, ranks, shares, device, job.recipe.expert_dispatcher, waits_for_rows(job.recipe)
-        )
-    tensor = RankGroup(first, 1, layout.tensor)
+def group_of(job: Job, layout: ParallelLayout, rank: int, kind: LayerKind = PLAIN) -> TensorGroup:
+    """The tensor group of the first rank of a stage."""
+    first = rank * layout.width
     overlaps = job.recipe.overlap_tensor and layout.sequence_parallel
-    return TensorGroup(part, tensor, device, context, experts, split_below and kind.experts, overlaps)
+    part, ranks = slice_of(job, layout, kind), RankGroup(first, 1, layout.tensor)
+    return TensorGroup(part, ranks, f"gpu{first}", overlaps)
+
+
+def layer_of(
+    job: Job,
+    layout: ParallelLayout,
+    rank: int,
+    kind: LayerKind,
+    mode: str = "none",
+    *,
+    divided_below: bool = False,
+) -> Layer:
+    """A layer of one kind under a recompute mode on the first rank of a stage."""
+    group = group_of(job, layout, rank, kind)
+    of_rank = group.part, group.device, mode
+    attention: Attention = Attention(*of_rank)
+    if layout.context > 1:
+        attention = ContextGroup(*of_rank, RankGroup(group.ranks.start, layout.tensor, layout.context))
+    return Layer(
+        group,
+        attention,
+        experts_of(job, layout, group, mode) if kind.experts else Mlp(*of_rank),
+        divided_below,
+    )
+
+
+def experts_of(job: Job, layout: ParallelLayout, group: TensorGroup, mode: str = "none") -> ExpertGroup:
+    """The experts of a layer on the first rank of a stage."""
+    first, recipe = group.ranks.start, job.recipe
+    ranks = RankGroup(first, layout.expert_tensor, layout.expert)
+    shares = RankGroup(first, 1, layout.expert_tensor)
+    waits = waits_for_rows(recipe)
+    return ExpertGroup(group.part, group.device, mode, ranks, shares, recipe.expert_dispatcher, waits)
 
 
 def _replicas(job: Job, layout: ParallelLayout, rank: int, held: Held) -> Replicas:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.graph import (
     EMBEDDING_AND_HEAD,
@@ -138,13 +140,16 @@ class StepWriter:
         gradients[0], gradients[last] = [summed], [summed]
 
     def _norm(self, gradients: list[list[int]]) -> list[int]:
-        """The norm of all gradients: summed over the peers that hold others, then over pipeline ranks.
+        """The norm of all gradients: summed over the ranks that hold others, then over pipeline ranks.
 
         A single rank, or replicas with whole gradients, compute it alone, in the optimizer. Under a skewed
         schedule the norm is checked after the update [2401.10241 section 4].
         """
         layout, stages = self.plan.layout, self.stages
         peers = layout.tensor * (layout.shards if layout.zero_stage else 1)
+        if self.plan.job.model.experts is not None:
+            copies = 1 if layout.zero_stage else layout.expert_replicas
+            peers = math.lcm(peers, layout.width // copies)
         if self.schedule.skewed or peers * layout.pipeline == 1:
             return []
         norms = []

@@ -9,8 +9,9 @@ from perfsim import transformer
 from perfsim.costs.memory import routed_parameters, stage_parameters
 from perfsim.graph import WAIT_OF_HOST, Kind, RankGroup, TensorClass, Work
 from perfsim.strategies.three_d.data import Held
+from perfsim.strategies.three_d.halves import compute_work
+from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.tensor import TensorGroup
-from perfsim.strategies.three_d.works import compute_work
 from perfsim.strategies.three_d.zero import Shards
 from perfsim.transformer import LayerSlice
 
@@ -30,20 +31,13 @@ class VirtualStage:
     num_stages: int
     rank: int
     """Its pipeline rank."""
-    num_layers: int
     first_layer: int
     """Index of its first layer in the model."""
     group: TensorGroup
-    groups: tuple[TensorGroup, ...]
-    """The group of every layer, which differ where kinds of layers do."""
+    layers: tuple[Layer, ...]
     next_ranks: RankGroup | None
     previous_ranks: RankGroup | None
-    recompute: str
     head_positions: int
-    recompute_every: int = 1
-    """Of the layers of a rank, one in so many is recomputed."""
-    earlier_on_rank: int = 0
-    """Layers of the rank's earlier chunks."""
     waits: bool = False
     """Whether its passes begin with a wait of the host."""
     shards: Shards | None = None
@@ -59,19 +53,19 @@ class VirtualStage:
         """Whether it is the last stage, with LM head and loss."""
         return self.number == self.num_stages - 1
 
-    def recompute_of(self, layer: int) -> str:
-        """The recompute mode of a layer of the stage, by its index in the stage."""
-        redone = (self.earlier_on_rank + layer) % self.recompute_every == 0
-        return self.recompute if redone else "none"
+    @property
+    def num_layers(self) -> int:
+        """Number of its layers."""
+        return len(self.layers)
 
     def held_by(self, layers: range) -> Held:
         """Parameters of some of its layers, by their indices in the stage."""
-        return sum((held_by_layer(self.groups[layer].part) for layer in layers), Held())
+        return sum((held_by_layer(self.layers[layer].group.part) for layer in layers), Held())
 
     @property
     def largest_layer(self) -> float:
         """Parameters of its largest layer, by which buckets are filled."""
-        return max((held_by_layer(group.part).rest for group in self.groups), default=0.0)
+        return max((held_by_layer(layer.group.part).rest for layer in self.layers), default=0.0)
 
     @property
     def embedding_and_head(self) -> Held:

@@ -11,11 +11,12 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.collectives import CollectiveModel
 from perfsim.engine import simulate
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph, Work
+from perfsim.graph import RankGroup, TaskGraph, Work
 from perfsim.machines import build_topology, network_of
 from perfsim.machines.gpu_cluster.network import FatTreeNetwork, port_demand
 from perfsim.machines.network import PeerClasses, Traffic
 from perfsim.placement.shared_links import shared_links
+from perfsim.testing.toys import at_once
 from perfsim.topology import FatTree, Group, Topology, degraded
 
 SECONDS = 4.0
@@ -28,14 +29,6 @@ def tree(toys: ModuleType) -> FatTree:
     topology = toys.topology(32)
     assert isinstance(topology, FatTree)
     return topology
-
-
-def graph(*works: tuple[Work, str]) -> TaskGraph:
-    """Communications that are all ready at once, each on a stream of its own."""
-    builder = GraphBuilder()
-    for work, stream in works:
-        builder.task(work, stream)
-    return builder.build()
 
 
 def send(toys: ModuleType, name: str, source: int, target: int, n_bytes: float = LONG) -> Work:
@@ -70,15 +63,15 @@ def test_a_reduction_and_a_send_inside_a_node_share_the_ports_of_their_ranks(
     toys: ModuleType, tree: FatTree
 ) -> None:
     ring = (summed(toys, RankGroup(0, 1, 4)), "gpu0/nccl-tensor")
-    both = run(graph(ring, (send(toys, "s", 3, 4), "gpu3/send")), tree)
+    both = run(at_once(ring, (send(toys, "s", 3, 4), "gpu3/send")), tree)
     assert both == pytest.approx([2 * SECONDS, 2 * SECONDS], rel=1e-3), "the port out of GPU 3"
-    assert run(graph(ring, (send(toys, "s", 4, 5), "gpu4/send")), tree) == [SECONDS, SECONDS]
+    assert run(at_once(ring, (send(toys, "s", 4, 5), "gpu4/send")), tree) == [SECONDS, SECONDS]
     short = (send(toys, "s", 3, 4, n_bytes=1e4), "gpu3/send")
-    assert run(graph((summed(toys, RankGroup(0, 1, 4), 1e6), "gpu0/nccl"), short), tree) == [SECONDS] * 2
+    assert run(at_once((summed(toys, RankGroup(0, 1, 4), 1e6), "gpu0/nccl"), short), tree) == [SECONDS] * 2
 
 
 def test_a_collective_alone_in_its_node_leaves_ports_out(toys: ModuleType, tree: FatTree) -> None:
-    written = graph(*((summed(toys, RankGroup(8 * n, 1, 8)), f"gpu{8 * n}/nccl-tensor") for n in range(4)))
+    written = at_once(*((summed(toys, RankGroup(8 * n, 1, 8)), f"gpu{8 * n}/nccl-tensor") for n in range(4)))
     collectives = CollectiveModel.of_tree(tree)
     rate = collectives.port_bytes_per_s("all_reduce", LONG, 8)
     assert port_demand(written, tree, collectives) == rate <= tree.system.node.scale_up.bandwidth
@@ -111,9 +104,9 @@ def test_a_slow_port_slows_what_crosses_it_even_where_ports_are_left_out(
 ) -> None:
     slow = degraded(tree, {"node0/gpu3-node0/nvswitch": 0.25})
     ring = summed(toys, RankGroup(0, 1, 8))
-    assert run(graph((ring, "gpu0/nccl")), slow) == pytest.approx([4 * SECONDS], rel=1e-3)
-    assert run(graph((summed(toys, RankGroup(8, 1, 8)), "gpu8/nccl")), slow) == [SECONDS]
-    assert run(graph((summed(toys, RankGroup(0, 8, 4)), "gpu0/nccl")), slow) == [SECONDS]
+    assert run(at_once((ring, "gpu0/nccl")), slow) == pytest.approx([4 * SECONDS], rel=1e-3)
+    assert run(at_once((summed(toys, RankGroup(8, 1, 8)), "gpu8/nccl")), slow) == [SECONDS]
+    assert run(at_once((summed(toys, RankGroup(0, 8, 4)), "gpu0/nccl")), slow) == [SECONDS]
 
 
 def test_a_dead_port_sends_traffic_of_its_node_over_nics(toys: ModuleType, tree: FatTree) -> None:
@@ -122,7 +115,7 @@ def test_a_dead_port_sends_traffic_of_its_node_over_nics(toys: ModuleType, tree:
     crossed = FatTreeNetwork(dead).traffic(send(toys, "s", 3, 4), ALONE)
     assert crossed is not None
     assert kinds(dead, crossed) == {"nic": [1, 1]}
-    taken = run(graph((send(toys, "s", 3, 4), "gpu3/send")), dead)
+    taken = run(at_once((send(toys, "s", 3, 4), "gpu3/send")), dead)
     assert taken == pytest.approx([12 * SECONDS], rel=1e-3)
 
 
@@ -130,8 +123,8 @@ def test_a_slow_link_between_a_gpu_and_its_nic_slows_what_leaves_the_node(
     toys: ModuleType, tree: FatTree
 ) -> None:
     slow = degraded(tree, {"node0/gpu3-node0/nic3": 0.5})
-    assert run(graph((send(toys, "s", 3, 11), "gpu3/send")), slow) == [2 * SECONDS]
-    assert run(graph((send(toys, "s", 3, 4), "gpu3/send")), slow) == [SECONDS]
+    assert run(at_once((send(toys, "s", 3, 11), "gpu3/send")), slow) == [2 * SECONDS]
+    assert run(at_once((send(toys, "s", 3, 4), "gpu3/send")), slow) == [SECONDS]
 
 
 def test_a_calibrated_protocol_is_no_faster_than_its_link() -> None:

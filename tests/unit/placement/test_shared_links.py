@@ -14,18 +14,11 @@ from perfsim.hardware import FatTreeSpec
 from perfsim.machines import network_of
 from perfsim.machines.network import PeerClasses
 from perfsim.placement.shared_links import SharedLinks, shared_links
+from perfsim.testing.toys import at_once
 from perfsim.topology import Topology, degraded
 from perfsim.workload import ParallelLayout, StreamingLayout
 
 SECONDS = 4.0
-
-
-def graph(*works: tuple[Work, str]) -> TaskGraph:
-    """Communications that are all ready at once, each on a stream of its own."""
-    builder = GraphBuilder()
-    for work, stream in works:
-        builder.task(work, stream)
-    return builder.build()
 
 
 def send(toys: ModuleType, name: str, source: int, target: int) -> Work:
@@ -48,7 +41,7 @@ def topology(toys: ModuleType) -> Topology:
 
 
 def test_two_overlapping_flows_on_one_nic_take_twice_as_long(toys: ModuleType, topology: Topology) -> None:
-    both = graph(
+    both = at_once(
         (send(toys, "next", 0, 8), "gpu0/send-next"),
         (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
     )
@@ -63,7 +56,7 @@ def test_two_overlapping_flows_on_one_nic_take_twice_as_long(toys: ModuleType, t
 def test_flows_on_different_links_or_directions_do_not_meet(
     toys: ModuleType, topology: Topology, first: tuple[int, int], second: tuple[int, int]
 ) -> None:
-    apart = graph((send(toys, "a", *first), "gpu0/a"), (send(toys, "b", *second), "gpu0/b"))
+    apart = at_once((send(toys, "a", *first), "gpu0/a"), (send(toys, "b", *second), "gpu0/b"))
     assert shared_links(apart, network_of(topology)).flows == {}
     assert run(apart, topology) == [SECONDS, SECONDS]
 
@@ -82,9 +75,9 @@ def test_two_gpus_that_share_a_nic_are_priced_at_half_of_it_and_slow_each_other_
 ) -> None:
     shared = toys.topology(16, toys.gpu_cluster(nics=4))
     two = [(send(toys, "a", 0, 8), "gpu0/send"), (send(toys, "b", 1, 9), "gpu1/send")]
-    assert run(graph(*two), shared) == [SECONDS, SECONDS]
+    assert run(at_once(*two), shared) == [SECONDS, SECONDS]
     three = [*two, (send(toys, "c", 1, 9), "gpu1/other")]
-    assert run(graph(*three), shared) == [1.5 * SECONDS] * 3, "three halves of one NIC"
+    assert run(at_once(*three), shared) == [1.5 * SECONDS] * 3, "three halves of one NIC"
 
 
 @pytest.mark.parametrize("group", [RankGroup(0, 8, 4), RankGroup(0, 8, 2)], ids=["four", "a pair"])
@@ -93,7 +86,7 @@ def test_a_collective_loads_both_directions_of_its_nic_and_a_send_only_one(
 ) -> None:
     ring = reduce("gradients", group)
     for source, target in ((0, 8), (group.ranks[-1], 0)):
-        both = graph((ring, "gpu0/nccl"), (send(toys, "s", source, target), f"gpu{source}/send"))
+        both = at_once((ring, "gpu0/nccl"), (send(toys, "s", source, target), f"gpu{source}/send"))
         assert max(run(both, topology)) == 2 * SECONDS
 
 
@@ -103,8 +96,8 @@ def test_a_collective_of_whole_nodes_uses_the_nics_of_all_its_ranks(
 ) -> None:
     """Eight rings, one through each NIC: that is the bus bandwidth by which it is priced."""
     ring = reduce("gradients", RankGroup(0, 1, 16))
-    out = graph((ring, "gpu0/nccl"), (send(toys, "s", rank, 16 + rank % 8), "gpu/send"))
-    into = graph((ring, "gpu0/nccl"), (send(toys, "s", 16 + rank % 8, rank), "gpu/send"))
+    out = at_once((ring, "gpu0/nccl"), (send(toys, "s", rank, 16 + rank % 8), "gpu/send"))
+    into = at_once((ring, "gpu0/nccl"), (send(toys, "s", 16 + rank % 8, rank), "gpu/send"))
     assert run(out, topology) == [2 * SECONDS, 2 * SECONDS]
     assert run(into, topology) == [2 * SECONDS, 2 * SECONDS]
 
@@ -114,14 +107,14 @@ def test_the_rings_of_an_uneven_group_share_no_nic_and_load_those_of_all_ranks_a
     group: RankGroup, topology: Topology
 ) -> None:
     """A price for the NICs of the emptiest node is not lengthened by more rings than that."""
-    assert run(graph((reduce("gradients", group), "gpu0/nccl-data")), topology) == [SECONDS]
+    assert run(at_once((reduce("gradients", group), "gpu0/nccl-data")), topology) == [SECONDS]
     traffic = network_of(topology).traffic(reduce("gradients", group), PeerClasses(np.zeros(1, dtype=int)))
     assert traffic is not None
     assert traffic.times.tolist() == [1] * (2 * group.size)
 
 
 def test_inside_a_node_and_alone_nothing_is_put_on_the_network(toys: ModuleType, topology: Topology) -> None:
-    quiet = graph(
+    quiet = at_once(
         (reduce("tensor", RankGroup(0, 1, 8)), "gpu0/nccl-tensor"),
         (reduce("alone", RankGroup(0, 8, 1)), "gpu0/nccl-data"),
         (send(toys, "near", 8, 9), "gpu8/send-next"),
@@ -169,7 +162,7 @@ def test_sends_of_all_replicas_share_the_uplinks_of_their_leaf(
 ) -> None:
     """Two stages of 32 ranks, a leaf each: 32 sends at once on 32 / oversubscription uplinks."""
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=oversubscription)
-    alone = graph((send(toys, "next", 0, 32), "gpu0/send-next"))
+    alone = at_once((send(toys, "next", 0, 32), "gpu0/send-next"))
     assert folded_run(alone, topology, width=32) == [SECONDS * oversubscription]
     assert run(alone, topology) == [SECONDS], "a graph that writes one of them sees one of them"
 
@@ -177,13 +170,13 @@ def test_sends_of_all_replicas_share_the_uplinks_of_their_leaf(
 def test_a_ring_crosses_between_leaves_once_each_way_for_each_of_its_peers(toys: ModuleType) -> None:
     """64 ranks in 8 rings over 8 nodes on 2 leaves: 8 messages on 32 / 16 = 2 uplinks a leaf."""
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=16.0)
-    ring = graph((reduce("gradients", RankGroup(0, 8, 8)), "gpu0/nccl-data"))
+    ring = at_once((reduce("gradients", RankGroup(0, 8, 8)), "gpu0/nccl-data"))
     assert folded_run(ring, topology, width=64) == [4 * SECONDS]
 
 
 def test_groups_inside_a_leaf_do_not_see_its_uplinks(toys: ModuleType) -> None:
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=16.0)
-    ring = graph((reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"))
+    ring = at_once((reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"))
     assert shared_links(ring, network_of(topology), peers=np.zeros(32, dtype=np.int64)).flows == {}
 
 
@@ -196,19 +189,19 @@ def test_a_reduction_and_a_send_meet_on_uplinks_though_their_nics_differ(toys: M
     topology = oversubscribed(toys, nodes=4, nodes_per_leaf=1, oversubscription=2.0)
     next_stage = (send(toys, "next", 0, 16), "gpu0/send-next")
     ring = (reduce("gradients", RankGroup(0, 8, 2)), "gpu0/nccl-data")
-    assert folded_run(graph(next_stage), topology, width=16) == [2 * SECONDS]
-    assert folded_run(graph(ring), topology, width=16) == [2 * SECONDS]
-    assert folded_run(graph(next_stage, ring), topology, width=16) == [4 * SECONDS] * 2
+    assert folded_run(at_once(next_stage), topology, width=16) == [2 * SECONDS]
+    assert folded_run(at_once(ring), topology, width=16) == [2 * SECONDS]
+    assert folded_run(at_once(next_stage, ring), topology, width=16) == [4 * SECONDS] * 2
 
 
 def test_folded_flows_take_as_long_as_the_flows_of_all_ranks_written_out(toys: ModuleType) -> None:
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=2, oversubscription=2.0)
-    folded = graph(
+    folded = at_once(
         (send(toys, "next", 0, 32), "gpu0/send-next"),
         (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
         (reduce("gradients", RankGroup(32, 8, 4)), "gpu32/nccl-data"),
     )
-    full = graph(
+    full = at_once(
         *((send(toys, f"next{rank}", rank, rank + 32), f"gpu{rank}/send-next") for rank in range(32)),
         *((reduce(f"g{peer}", RankGroup(peer, 8, 4)), f"gpu{peer}/nccl-data") for peer in range(8)),
         *((reduce(f"g{peer}", RankGroup(peer + 32, 8, 4)), f"gpu{peer + 32}/nccl-data") for peer in range(8)),
@@ -223,7 +216,7 @@ def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) ->
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=4.0)
     peers = np.zeros(32, dtype=np.int64)
     peers[5] = 1
-    parted = graph(
+    parted = at_once(
         (send(toys, "next", 0, 32), "gpu0/send-next"), (send(toys, "other", 5, 37), "gpu5/send-next")
     )
     links = shared_links(parted, network_of(topology), peers=peers)
@@ -234,7 +227,7 @@ def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) ->
 
 # ------------------------------------------------------------------------- slow and dead links
 def test_a_link_at_half_its_capacity_takes_twice_as_long(toys: ModuleType, topology: Topology) -> None:
-    alone = graph((send(toys, "next", 0, 8), "gpu0/send-next"))
+    alone = at_once((send(toys, "next", 0, 8), "gpu0/send-next"))
     slow = degraded(topology, {"node0/nic0-leaf0": 0.5})
     links = shared_links(alone, network_of(slow))
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 2 * SECONDS
@@ -251,7 +244,7 @@ def test_two_messages_share_the_only_nic_that_dead_ones_leave_them(
 
     def took(*ends: tuple[int, int]) -> list[float]:
         sends = ((send(toys, f"m{source}", source, target), f"gpu{source}/send") for source, target in ends)
-        messages = graph(*sends)
+        messages = at_once(*sends)
         links = shared_links(messages, network_of(dead))
         durations = np.full(len(ends), SECONDS)
         return simulate(messages, durations, links.flows, links.capacities).end_s.tolist()
@@ -268,7 +261,7 @@ def test_weights_down_and_gradients_up_share_links_that_are_not_duplex(toys: Mod
     half = system.model_copy(update={"swarmx": system.swarmx.model_copy(update={"duplex": False})})
     load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
     up = Work("up", Kind.COMM_COLL, "reduce", "gradient_stream", comm_bytes=1e6, group=RankGroup(0, 1, 16))
-    both = graph((load, "memoryx/out"), (up, "swarmx/up"))
+    both = at_once((load, "memoryx/out"), (up, "swarmx/up"))
     assert run(both, toys.topology(16, system)) == [SECONDS, SECONDS]
     assert run(both, toys.topology(16, half)) == [2 * SECONDS, 2 * SECONDS]
 
@@ -276,7 +269,7 @@ def test_weights_down_and_gradients_up_share_links_that_are_not_duplex(toys: Mod
 def test_one_slow_port_slows_the_broadcast_to_all(toys: ModuleType) -> None:
     topology = toys.topology(16, toys.wafer_cluster())
     load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
-    alone = graph((load, "memoryx/out"))
+    alone = at_once((load, "memoryx/out"))
     links = shared_links(alone, network_of(degraded(topology, {"swarmx/1/1-cs5": 0.25})))
     assert len(links.capacities) == 1
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 4 * SECONDS
@@ -309,7 +302,7 @@ def test_reduction_pipeline_and_gather_on_one_nic_take_three_times_as_long(
 ) -> None:
     """A data-parallel reduction, a pipeline send and a gather of sharded parameters, all out of GPU 0."""
     gather = Work("gather", Kind.COMM_COLL, "all_gather", "data_communication", (), 1e6, RankGroup(0, 8, 4))
-    three = graph(
+    three = at_once(
         (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
         (send(toys, "next", 0, 8), "gpu0/send-next"),
         (gather, "gpu0/nccl-gather"),

@@ -9,10 +9,11 @@ import pytest
 
 import perfsim as ps
 from perfsim.engine import critical_path
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph, Work
+from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
 from perfsim.placement.place import place
 from perfsim.prediction.result import LinkUse
 from perfsim.prediction.utilisation import link_use
+from perfsim.testing.toys import at_once
 from perfsim.topology import FatTree, Topology
 
 SECONDS = 4.0
@@ -20,13 +21,6 @@ SECONDS = 4.0
 
 def used(graph: TaskGraph, topology: Topology, seconds: float = SECONDS) -> dict[str, LinkUse]:
     return link_use(critical_path(graph, np.full(len(graph), seconds)), place(graph, topology))
-
-
-def graph(*works: tuple[Work, str]) -> TaskGraph:
-    builder = GraphBuilder()
-    for work, stream in works:
-        builder.task(work, stream)
-    return builder.build()
 
 
 @pytest.fixture
@@ -40,7 +34,7 @@ def tree(toys: ModuleType) -> FatTree:
 def test_a_send_uses_one_nic_out_and_one_in(toys: ModuleType, tree: FatTree) -> None:
     """50 GB in 4 s on two of 64 links of 25 GB/s."""
     send = toys.transfer("s", RankGroup(0, 8, 2), comm_bytes=50e9)
-    use = used(graph((send, "gpu0/send")), tree)
+    use = used(at_once((send, "gpu0/send")), tree)
     assert use["nic"].mean == pytest.approx(2 * 50e9 / (64 * 25e9 * SECONDS))
     assert use["nic"].peak == pytest.approx(0.5)
     assert use["host"] == use["nic"]
@@ -52,7 +46,7 @@ def test_rings_across_nodes_use_nics_and_the_ports_between_their_ranks(
 ) -> None:
     """Two ranks on each of four nodes: two rings share 2 x 7/8 of the message."""
     ring = toys.collective("reduce", RankGroup(0, 4, 8))
-    use = used(graph((ring, "gpu0/nccl")), tree)
+    use = used(at_once((ring, "gpu0/nccl")), tree)
     sent = 2 * 7 / 8 * ring.comm_bytes / 2
     assert use["nic"].peak == pytest.approx(sent / SECONDS / 25e9)
     assert use["nic"].mean == pytest.approx(use["nic"].peak * 16 / 64)

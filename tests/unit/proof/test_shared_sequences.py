@@ -23,6 +23,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "bias": False,
     },
     "attention beside the MLP": {"norms_per_layer": 1},
+    "latents": {
+        "latent_attention": {
+            "q_lora_rank": 8,
+            "kv_lora_rank": 4,
+            "qk_nope_head_dim": 4,
+            "qk_rope_head_dim": 2,
+            "v_head_dim": 4,
+        },
+        "position_embedding": "rotary",
+    },
+    "norms of queries and keys": {
+        "qk_layernorm": True,
+        "position_embedding": "rotary",
+        "num_query_groups": 4,
+    },
     "windows": {"sliding_window": 4, "sliding_window_pattern": 4},
 }
 

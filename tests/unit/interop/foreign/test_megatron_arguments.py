@@ -15,39 +15,9 @@ from perfsim.interop.foreign.source import Source
 from perfsim.strategies import Plan
 from perfsim.transformer import parameters
 
-SCRIPT = (Path(__file__).parents[3] / "samples/foreign/megatron_175b.sh").read_text("utf-8")
-DUMP = """\
-using world size: 64, data-parallel size: 2, tensor-model-parallel size: 8
-[rank0] ------------------------ arguments ------------------------
-[rank0]   accumulate_allreduce_grads_in_fp32 .............. True
-[rank0]   add_bias_linear ................................. False
-[rank0]   bf16 ............................................ True
-[rank0]   ffn_hidden_size ................................. 28672
-[rank0]   global_batch_size ............................... 512
-[rank0]   group_query_attention ........................... True
-[rank0]   hidden_size ..................................... 8192
-[rank0]   kv_channels ..................................... 128
-[rank0]   max_position_embeddings ......................... 4096
-[rank0]   micro_batch_size ................................ 2
-[rank0]   normalization ................................... RMSNorm
-[rank0]   num_attention_heads ............................. 64
-[rank0]   num_experts ..................................... None
-[rank0]   num_layers ...................................... 80
-[rank0]   num_query_groups ................................ 8
-[rank0]   pipeline_model_parallel_size .................... 4
-[rank0]   position_embedding_type ......................... rope
-[rank0]   recompute_granularity ........................... selective
-[rank0]   seq_length ...................................... 4096
-[rank0]   sequence_parallel ............................... True
-[rank0]   swiglu .......................................... True
-[rank0]   tensor_model_parallel_size ...................... 8
-[rank0]   untie_embeddings_and_output_weights ............. True
-[rank0]   use_distributed_optimizer ....................... True
-[rank0]   vocab_size ...................................... None
-[rank0]   world_size ...................................... 64
-[rank0] -------------------- end of arguments ---------------------
- > padded vocab (size: 32000) with 768 dummy tokens (new size: 32768)
-"""
+SAMPLES = Path(__file__).parents[3] / "samples/foreign"
+SCRIPT = (SAMPLES / "megatron_175b.sh").read_text("utf-8")
+DUMP = (SAMPLES / "megatron_70b.log").read_text("utf-8")
 LAYOUTS = (
     "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=selective",
     "tp=8,pp=4,dp=2,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true",

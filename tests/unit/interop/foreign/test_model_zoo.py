@@ -17,6 +17,7 @@ from perfsim.interop.foreign.source import Source
 from perfsim.strategies import Plan
 from perfsim.transformer import parameters
 
+SAMPLES = Path(__file__).parents[3] / "samples/foreign"
 SHAPE = {
     "hidden_size": 2048,
     "num_hidden_layers": 24,
@@ -39,25 +40,9 @@ OLDEST = {
     "optimizer": {"optimizer_type": "adamw"},
     "runconfig": {"max_steps": 1200000},
 }
-FLAT = {
-    "train_input": {"batch_size": 528, "micro_batch_size": 88},
-    "model": {**SHAPE, **BIASES, "vocab_size": 50257, "mixed_precision": True, "fp16_type": "cbfloat16"},
-    "optimizer": {"optimizer_type": "AdamW"},
-    "runconfig": {"num_csx": 2},
-    "sparsity": {"sparsity": 0.75},
-}
-TRAINER = {
-    "trainer": {
-        "init": {
-            "backend": {"backend_type": "CSX", "cluster_config": {"num_csx": 4}},
-            "model": {"name": "gpt3", **SHAPE, **BIASES, "vocab_size": 50257},
-            "optimizer": {"AdamW": {"betas": [0.9, 0.95]}},
-            "precision": {"enabled": True, "fp16_type": "cbfloat16"},
-            "loop": {"max_steps": 10},
-        },
-        "fit": {"train_dataloader": {"batch_size": 528, "micro_batch_size": "auto"}},
-    }
-}
+FLAT, TRAINER = (
+    yaml.safe_load((SAMPLES / name).read_text("utf-8")) for name in ("zoo_r22_xl.yaml", "zoo_trainer_xl.yaml")
+)
 XL = 1_315_723_264
 LLAMA = {
     **SHAPE,
@@ -158,7 +143,7 @@ def test_what_perfsim_emits_is_read_back_whole(planned: Callable[..., Plan]) -> 
 
 
 def test_a_missing_width_is_named_at_both_places(tmp_path: Path) -> None:
-    shape = {key: value for key, value in FLAT["model"].items() if key != "hidden_size"}  # type: ignore[union-attr]
+    shape = {key: value for key, value in FLAT["model"].items() if key != "hidden_size"}
     with pytest.raises(InputError, match=r"yaml:\d+: hidden_size is missing in model or trainer.init.model"):
         imported(tmp_path, FLAT | {"model": shape})
     with pytest.raises(InputError, match=r"params.yaml:\d+: model.num_heads: 'many' is not a whole number"):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from perfsim.errors import InputError
 from perfsim.interop.emit import emit
@@ -16,125 +15,17 @@ from perfsim.interop.foreign.formats import import_file, read
 from perfsim.interop.foreign.source import Source
 from perfsim.strategies import Plan
 
-NEOX = """\
-# Trained on 96 GPUs
-{
-  "vocab-file": "./20B_tokenizer.json",
-  "pipe-parallel-size": 4,
-  "model-parallel-size": 2,
-  "num-layers": 44,
-  "hidden-size": 6144,
-  "num-attention-heads": 64,
-  "seq-length": 2048,
-  "max-position-embeddings": 2048,
-  "norm": "layernorm",
-  "pos-emb": "rotary",
-  "no-weight-tying": true,
-  "gpt_j_residual": true,
-  "optimizer": {"type": "Adam", "params": {"lr": 0.97e-4, "betas": [0.9, 0.95],}},
-  "zero_optimization": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 1260000000},
-  "train_micro_batch_size_per_gpu": 4,
-  "gradient_accumulation_steps": 32,
-  "checkpoint-activations": true,
-  "hidden-dropout": 0,
-  "attention-dropout": 0,
-  "fp16": {"fp16": true, "enabled": true},
-  "tokenizer_type": "HFTokenizer",
-}
-"""
-NEMO = """\
-name: megatron_gpt
-trainer: {devices: 8, num_nodes: 2, precision: bf16, max_steps: 100}
-model:
-  micro_batch_size: 4
-  global_batch_size: 64
-  tensor_model_parallel_size: 2
-  pipeline_model_parallel_size: 2
-  virtual_pipeline_model_parallel_size: null
-  encoder_seq_length: 2048
-  max_position_embeddings: ${.encoder_seq_length}
-  num_layers: 24
-  hidden_size: 2048
-  ffn_hidden_size: ${multiply:4, ${.hidden_size}}
-  num_attention_heads: 16
-  hidden_dropout: 0.0
-  attention_dropout: 0.0
-  kv_channels: null
-  sequence_parallel: true
-  activations_checkpoint_granularity: selective
-  tokenizer:
-    vocab_file: ???
-    vocab_size: 50257
-  optim: {name: distributed_fused_adam, lr: 2e-4}
-"""
-BRIDGE: dict[str, Any] = {
-    "_target_": "megatron.bridge.training.config.ConfigContainer",
-    "ddp": {"use_distributed_optimizer": True, "grad_reduce_in_fp32": False, "overlap_grad_reduce": True},
-    "mixed_precision": {"bf16": True, "fp8": None},
-    "model": {
-        "_target_": "megatron.bridge.models.mla_provider.MLAModelProvider",
-        "activation_func": {"_call_": False, "_target_": "torch.nn.functional.silu"},
-        "add_bias_linear": False,
-        "attention_dropout": 0.0,
-        "bf16": True,
-        "expert_model_parallel_size": 64,
-        "ffn_hidden_size": 18432,
-        "gated_linear_unit": True,
-        "hidden_dropout": 0.0,
-        "hidden_size": 7168,
-        "kv_channels": 64,
-        "kv_lora_rank": 512,
-        "moe_ffn_hidden_size": 2048,
-        "moe_layer_freq": [0] * 3 + [1] * 58,
-        "moe_router_topk": 8,
-        "moe_shared_expert_intermediate_size": 2048,
-        "multi_latent_attention": True,
-        "normalization": "RMSNorm",
-        "num_attention_heads": 128,
-        "num_layers": 61,
-        "num_moe_experts": 256,
-        "num_query_groups": 128,
-        "pipeline_model_parallel_layout": "Et|(tt|)*30mL",
-        "pipeline_model_parallel_size": 8,
-        "position_embedding_type": "rope",
-        "q_lora_rank": 1536,
-        "qk_head_dim": 128,
-        "qk_layernorm": True,
-        "qk_pos_emb_head_dim": 64,
-        "recompute_granularity": "selective",
-        "seq_length": 4096,
-        "sequence_parallel": True,
-        "share_embeddings_and_output_weights": False,
-        "tensor_model_parallel_size": 2,
-        "v_head_dim": 128,
-        "virtual_pipeline_model_parallel_size": 4,
-        "vocab_size": 129280,
-        "window_size": None,
-    },
-    "optimizer": {"optimizer": "adam", "bf16": True},
-    "tokenizer": {"vocab_size": 32000},
-    "train": {"global_batch_size": 8192, "micro_batch_size": 1},
-}
-TITAN = """\
-[job]
-dump_folder = "./outputs"
-[model]
-name = "llama3"
-flavor = "8B"
-[optimizer]
-name = "AdamW"
-lr = 3e-4
-[training]
-local_batch_size = 2
-seq_len = 8192
-[parallelism]
-data_parallel_replicate_degree = 1
-data_parallel_shard_degree = 8
-tensor_parallel_degree = 2
-[activation_checkpoint]
-mode = "full"
-"""
-OLD_TITAN = TITAN.replace("[parallelism]\n", "").replace("local_batch_size", "batch_size")
+SAMPLES = Path(__file__).parents[3] / "samples/foreign"
+NEOX, NEMO, BRIDGE, TITAN, OLD_TITAN = (
+    (SAMPLES / name).read_text("utf-8")
+    for name in (
+        "neox_20b.yml",
+        "nemo_xl.yaml",
+        "bridge_deepseek_v3.yaml",
+        "titan_llama3_8b.toml",
+        "titan_old_llama3_8b.toml",
+    )
+)
 LLAMA_8B = 8_030_261_248
 CONFIG = {
     "model_type": "llama",
@@ -207,7 +98,7 @@ def test_a_reference_that_is_not_plain_is_named_where_it_is_needed(imported: Cal
 
 
 def test_megatron_bridge_is_read_with_experts_and_a_pattern_of_stages(imported: Callable[..., Any]) -> None:
-    result = imported(yaml.safe_dump(BRIDGE))
+    result = imported(BRIDGE)
     assert (result.format, result.parameters) == ("nemo", 671_026_404_352)
     assert "tp=2,pp=8" in result.layout
     assert f"layers_per_stage=1-{'-'.join(['2'] * 30)}-0" in result.layout

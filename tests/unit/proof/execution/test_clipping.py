@@ -14,7 +14,9 @@ from perfsim.proof.execution.serial import SmallTraining, train
 from perfsim.proof.provers import Parts
 from perfsim.proof.small_plans import small_model, small_sequence
 from perfsim.transformer import parameters
-from perfsim.workload import TransformerConfig
+from perfsim.workload import LatentAttention, TransformerConfig
+
+LATENTS = LatentAttention(q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=8)
 
 
 def small(toys: ModuleType, tensor: int = 1, **changes: object) -> TransformerConfig:
@@ -23,8 +25,11 @@ def small(toys: ModuleType, tensor: int = 1, **changes: object) -> TransformerCo
 
 @pytest.mark.parametrize("peers", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_peers_together_count_every_parameter_once(toys: ModuleType, peers: int, tied: bool) -> None:
-    model = small(toys, peers, tied_embeddings=tied)
+@pytest.mark.parametrize("attention", [{}, {"latent_attention": LATENTS}, {"qk_layernorm": True}])
+def test_the_peers_together_count_every_parameter_once(
+    toys: ModuleType, peers: int, tied: bool, attention: dict[str, object]
+) -> None:
+    model = small(toys, peers, tied_embeddings=tied, **attention)
     length = small_sequence(Parts(peers, peers))
     total = sum(
         Share(model, length, peers, peer).layouts[block].counted.sum()

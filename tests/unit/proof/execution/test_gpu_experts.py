@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,14 +11,20 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.errors import InputError
+from perfsim.graph import WAIT_OF_EXPERTS
 from perfsim.proof.catalogue import catalogue_cases
-from perfsim.proof.execution import gpu, gpu_experts
+from perfsim.proof.execution import gpu, gpu_experts, layers
+from perfsim.proof.execution.adam import MAX_NORM
 from perfsim.proof.execution.experts import Rows, drawn_routing
+from perfsim.proof.execution.layout import Array, Share, Weights
 from perfsim.proof.execution.movement import pieces
-from perfsim.proof.proof import prove_plan
-from perfsim.proof.prove import Request, plan_of_case, prove_all
+from perfsim.proof.execution.projections import Projected, Results
+from perfsim.proof.mutations import missing_dependencies
+from perfsim.proof.proof import prove_plan, subject_of
+from perfsim.proof.prove import Request, plan_of_case, plans_of, prove_all
 from perfsim.report.terminal.proof import proof_lines
-from perfsim.workload import Experts
+from perfsim.strategies.three_d import step
+from perfsim.workload import Experts, RecomputeKeeps
 
 CASES = catalogue_cases(experts=True)
 EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=8)
@@ -86,12 +94,67 @@ def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
     assert not result.passed
 
 
+@pytest.mark.parametrize("layout", ["dp=2,ep=2", "tp=2,sp=true,recompute=full", "pp=2,schedule=zb1p"])
+def test_blocks_whose_end_waits_for_the_host_compute_what_serial_training_does(layout: str) -> None:
+    """What shared experts made is told from the host's wait, and a block that does not wait is found."""
+    catalog = default_catalog()
+    (plan,) = plans_of(Request("deepseek_v3", layout=layout, batch=4))
+    recipe = plan.job.recipe.model_copy(update={"framework": catalog.framework("megatron-core-te")})
+    subject = subject_of(replace(plan, job=replace(plan.job, recipe=recipe)))
+    assert WAIT_OF_EXPERTS in {work.name for work in subject.graph.works}
+    assert subject.faults() == []
+    early = [
+        mutation
+        for mutation in missing_dependencies(subject)
+        if f"does not wait for {WAIT_OF_EXPERTS}" in mutation.description
+    ]
+    assert early
+    assert all(mutation.faults() for mutation in early[:2])
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp=2,ep=2", "tp=2,sp=true,dp=2,ep=2,etp=2,zero=1", "tp=2,sp=true,pp=2,dp=2,ep=4,etp=1"]
+)
+def test_the_norm_of_all_gradients_reaches_the_ranks_with_other_experts(
+    monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    (plan,) = plans_of(Request("gpt_oss_120b", layout=layout))
+    subject = subject_of(plan)
+    assert subject.training.max_norm == MAX_NORM
+    assert subject.faults() == []
+    monkeypatch.setattr(step, "math", SimpleNamespace(lcm=lambda peers, _: peers))
+    found = subject_of(plan).faults()
+    assert any("differs from serial training" in fault.detail for fault in found) == (
+        plan.layout.zero_stage == 0
+    )
+
+
+@pytest.mark.parametrize("keeps", ["nothing", "qkv"])
+@pytest.mark.parametrize("layout", ["tp=2,sp=true,recompute=full", "cp=2,recompute=full"])
+def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
+    monkeypatch: pytest.MonkeyPatch, layout: str, keeps: RecomputeKeeps
+) -> None:
+    """Those products run once a layer and micro-batch and once more where nothing is kept."""
+    (plan,) = plans_of(Request("deepseek_v3", layout=layout, batch=1))
+    recipe = plan.job.recipe.model_copy(update={"recompute_keeps": keeps})
+    again = list[bool]()
+    right = layers.latent_heads
+
+    def counted(w: Weights, z: Array, share: Share, results: Results) -> Projected:
+        again.append(bool(results))
+        return right(w, z, share, results)
+
+    monkeypatch.setattr(layers, "latent_heads", counted)
+    assert subject_of(replace(plan, job=replace(plan.job, recipe=recipe))).faults() == []
+    assert any(again) == (keeps == "qkv")
+
+
 def test_a_proof_says_what_of_its_model_it_does_not_execute() -> None:
     answer = prove_all(Request("deepseek_v3", layout="dp=1", batch=1, orders=0)).as_dict()
-    left_out = ["latent attention", "multi-token prediction"]
+    left_out = ["multi-token prediction"]
     assert answer["strategies"]["3d"]["layouts"][0]["not_executed"] == left_out
     said = " ".join(proof_lines(answer))
-    assert "Not executed: latent attention, multi-token prediction." in said
+    assert "Not executed: multi-token prediction." in said
     answer = prove_all(Request("gpt_oss_120b", layout="dp=1", batch=1, orders=0)).as_dict()
     assert "Not executed" not in " ".join(proof_lines(answer))
 

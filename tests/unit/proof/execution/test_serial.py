@@ -14,6 +14,13 @@ from perfsim.proof.execution.layout import Share, cut
 from perfsim.proof.execution.serial import SmallTraining, gradients, train
 from perfsim.workload import TransformerConfig
 
+LATENTS = {
+    "q_lora_rank": 6,
+    "kv_lora_rank": 5,
+    "qk_nope_head_dim": 3,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+}
 MAKES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": {
@@ -44,6 +51,13 @@ MAKES: dict[str, dict[str, Any]] = {
         "bias": False,
     },
     "alibi": {"position_embedding": "alibi"},
+    "norms of queries and keys": {
+        "qk_layernorm": True,
+        "num_query_groups": 2,
+        "position_embedding": "rotary",
+    },
+    "latents": {"latent_attention": LATENTS, "position_embedding": "rotary", "bias": False},
+    "latents of keys and values only, with biases": {"latent_attention": LATENTS | {"q_lora_rank": None}},
     "windows": {"sliding_window": 2, "sliding_window_pattern": 2},
 }
 
