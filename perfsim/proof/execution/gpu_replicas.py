@@ -9,7 +9,7 @@ import numpy as np
 
 from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Task, TaskGraph
 from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS
-from perfsim.proof.execution.gpu_experts import ExpertCompute
+from perfsim.proof.execution.gpu_modules import ModuleCompute
 from perfsim.proof.execution.layout import EXPERTS, Array
 from perfsim.proof.execution.movement import summed
 from perfsim.proof.execution.program import Cell, Claim, Message, Values
@@ -19,7 +19,7 @@ from perfsim.workload import ParallelLayout, RecomputeKeeps, layer_kinds
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 
 
-class ReplicaCompute(ExpertCompute):
+class ReplicaCompute(ModuleCompute):
     """Compiles collectives over replicas."""
 
     def __init__(
