@@ -58,6 +58,7 @@ class Entry:
     prediction: Prediction = field(repr=False)
     """Its simulated step."""
     step_time_band_s: tuple[float, float]
+    """90 % band of the step time."""
     ratio: float
     """Step time over that of the first entry."""
     ratio_error: float
@@ -129,6 +130,7 @@ class Planned:
     question: Question = field(repr=False)
     search: Search = field(repr=False)
     objective: Objective
+    """What the shortlist is ranked by."""
     shortlist: tuple[Entry, ...]
     """Ascending by step time; every entry is simulated, long steps with fewer micro-batches."""
     within: int
@@ -140,6 +142,7 @@ class Planned:
     above_limit: AboveLimit | None = None
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
+    """Global batches that were tried."""
 
     @property
     def best(self) -> Entry:

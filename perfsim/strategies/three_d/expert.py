@@ -15,7 +15,7 @@ what it makes of them. Compute waits while rows travel, but for shared experts, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -24,7 +24,9 @@ from perfsim import transformer
 from perfsim.calibration import Dispatcher
 from perfsim.graph import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass, Made, half_work
+from perfsim.suggest import nearest_divisor
 from perfsim.transformer import LayerSlice
+from perfsim.workload import Job, ParallelLayout
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
@@ -238,3 +240,29 @@ class ExpertGroup(Half):
             writes=(TensorClass("rows", n_bytes),),
             fan_out=fan_out,
         )
+
+
+def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
+    """Problems of a layout's expert degrees: what they divide, and that ranks route tokens of their own."""
+    experts, ranks, shared = job.model.experts, layout.expert, layout.expert_tensor
+    if experts is None:
+        if ranks * shared > 1:
+            yield f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"
+        return
+    if experts.num_experts % ranks:
+        yield (
+            f"{experts.num_experts} experts do not divide over expert {ranks}; "
+            f"nearest: {nearest_divisor(experts.num_experts, ranks)}"
+        )
+    if experts.ffn_hidden_size % shared:
+        yield (
+            f"the experts' ffn_hidden_size {experts.ffn_hidden_size} is not a multiple of expert_tensor "
+            f"{shared}; nearest: {nearest_divisor(experts.ffn_hidden_size, shared)}"
+        )
+    if layout.width % (ranks * shared):
+        yield (
+            f"expert {ranks} × expert_tensor {shared} must divide the {layout.width} ranks of a stage "
+            "(tensor × context × data)"
+        )
+    if layout.tensor > 1 and not layout.sequence_parallel:
+        yield "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"
