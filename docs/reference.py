@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 from click.testing import CliRunner
+from json_keys import told
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -276,9 +277,16 @@ def json_page() -> str:
     with tempfile.TemporaryDirectory() as folder:
         for verb, question in ASKED.items():
             document = _answer(question, Path(folder))
-            rows = sorted(dict(_paths(document)).items())
+            rows: dict[str, tuple[str, str]] = {}
+            for path, kind in _paths(document):
+                key, words = told(verb, path)
+                known, _ = rows.get(key, ("null", ""))
+                rows[key] = (kind if known == "null" else known, words)
+            if silent := [key for key, (_, words) in rows.items() if not words]:
+                raise SystemExit(f"perfsim {verb} --json: nothing tells the meaning of {', '.join(silent)}")
             parts.append(f"## perfsim {verb} --json\n")
-            parts.append(table(["key", "type", "unit"], [(f"`{k}`", v, _unit(k)) for k, v in rows]))
+            cells = [(f"`{key}`", kind, _unit(key), words) for key, (kind, words) in sorted(rows.items())]
+            parts.append(table(["key", "type", "unit", "meaning"], cells))
     return "\n".join(parts)
 
 
@@ -293,16 +301,14 @@ def _answer(question: str, folder: Path) -> Any:
     return json.loads(result.stdout)
 
 
-def _paths(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every key by its path, and the type of its value."""
     if isinstance(value, dict) and value:
-        same = path and not all(re.fullmatch(r"[a-z][a-z0-9_]*", key) for key in value)
-        breakdown = len(value) > 1 and all(isinstance(item, float) for item in value.values())
         for key, item in value.items():
-            inner = "*" if same or (breakdown and path.endswith(("_s", "_bytes", "by_part"))) else key
-            yield from _paths(item, f"{path}.{inner}" if path else inner)
+            yield from _paths(item, (*path, key))
     elif isinstance(value, list) and value:
         for item in value:
-            yield from _paths(item, f"{path}[]")
+            yield from _paths(item, (*path[:-1], f"{path[-1]}[]"))
     else:
         yield path, JSON_TYPES[type(value)]
 

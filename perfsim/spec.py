@@ -34,8 +34,8 @@ def _folder(name: str) -> str:
     """A name under which a folder can be made inside another one, and nowhere else."""
     separator = next((char for char in "/\\" if char in name), "")
     if separator or name.strip(" .") == "" or name != name.strip():
-        what = f"`{separator}`" if separator else "only dots and blanks, or blanks at an end"
-        raise _wrong_name(f"it is the name of the report's folder and cannot contain {what}", name)
+        refused = f"`{separator}`" if separator else "only dots and blanks, or blanks at an end"
+        raise _wrong_name(f"it is the name of the report's folder and cannot contain {refused}", name)
     if len(name.encode()) > MOST_FOLDER_NAME:
         raise _wrong_name(f"it is the name of the report's folder, at most {MOST_FOLDER_NAME} bytes", name)
     return name

@@ -1,4 +1,4 @@
-"""The nearest name that exists."""
+"""The nearest name that exists, and the nearest number that divides."""
 
 from __future__ import annotations
 
@@ -52,3 +52,10 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     if not guess and (near := nearest(word, choices)):
         guess = f"did you mean `{near}`? "
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()
+
+
+def nearest_divisor(count: int, wanted: int, least: int = 1) -> str:
+    """The divisor of `count` nearest to `wanted`, of those from `least` on; two that are equally near."""
+    divisors = [number for number in range(least, count + 1) if count % number == 0]
+    least_apart = min(abs(number - wanted) for number in divisors)
+    return " or ".join(str(number) for number in divisors if abs(number - wanted) == least_apart)

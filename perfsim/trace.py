@@ -42,6 +42,8 @@ class Simulated(NamedTuple):
     """Links that flows share."""
     contended_s: float
     """Time in which at least one link could not carry its flows at full speed."""
+    microbatches: int | None = None
+    """Micro-batches of the simulated step, where the whole step is found from one of fewer; None: all."""
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
     if kind == "system":
         return tuple(system_classes().values())
     if kind == "calibration":
-        found = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
-        return tuple(cls for cls in found if kinds_of(cls))  # a base has no `kind`
+        calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
+        return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
     return _CLASSES.get(kind, ())
 
 

@@ -36,10 +36,12 @@ class TimeToAccuracy:
     """Time of one machine to the target at one batch."""
 
     batch_tokens: float
+    """Tokens of a step."""
     step_time_s: float
     d_min_tokens: float
     critical: CriticalBatch
     step_time_error: float
+    """Relative half-width of the step time's 90 % band."""
     unshared_error: float
     """The part of the step-time error that remains in a ratio to another run of the same machine."""
     d_min_error: float

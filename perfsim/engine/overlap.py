@@ -74,8 +74,8 @@ def contending(
 ) -> NDArray[np.bool_]:
     """Which tasks cross a link while its flows together demand more than it can carry; shape (tasks,).
 
-    `flows` has the load of the tasks of each work id, `capacities` the bytes/s of the links; `wider` is as in
-    `_spans_of`.
+    `flows` has the load of the tasks of each work id, `capacities` the bytes/s of the links; with
+    `wider` a flow begins and ends by this share of its length earlier and later.
     """
     contend = np.zeros(len(graph), dtype=bool)
     tasks, link, bytes_per_s = _crossings(graph, flows)
@@ -117,11 +117,8 @@ def _crossings(
     return task, links[row], bytes_per_s[row]
 
 
-def _spans_of(communications: Occupied, trace: Trace, wider: float = 0.0) -> tuple[Spans, NDArray[np.intp]]:
-    """A span for every device that a communication occupies, and the communication of each.
-
-    `wider` extends it to both sides, as a share of its length.
-    """
+def _spans_of(communications: Occupied, trace: Trace) -> tuple[Spans, NDArray[np.intp]]:
+    """A span for every device that a communication occupies, and the communication of each."""
     tasks, kind, devices = communications
     counts = np.array([len(numbers) for numbers in devices], dtype=np.int64)
     numbers = np.array([number for numbers in devices for number in numbers], dtype=np.int64)
@@ -129,8 +126,7 @@ def _spans_of(communications: Occupied, trace: Trace, wider: float = 0.0) -> tup
     number = np.repeat(np.arange(len(tasks)), counts[kind])
     place = np.arange(len(number)) - np.repeat(np.cumsum(counts[kind]) - counts[kind], counts[kind])
     start_s, end_s = trace.start_s[tasks[number]], trace.end_s[tasks[number]]
-    more_s = wider * (end_s - start_s)
-    return Spans(numbers[first[kind[number]] + place], start_s - more_s, end_s + more_s), number
+    return Spans(numbers[first[kind[number]] + place], start_s, end_s), number
 
 
 def computing_meanwhile(trace: Trace, communications: Occupied) -> NDArray[np.bool_]:
@@ -147,13 +143,16 @@ def computing_meanwhile(trace: Trace, communications: Occupied) -> NDArray[np.bo
     return meanwhile
 
 
-def beside_loads(communications: Occupied, trace: Trace, computations: Spans) -> NDArray[np.bool_]:
-    """Of some computations, as on the longest path, those that may meet a load.
+def beside_loads(
+    communications: Occupied, trace: Trace, computations: Spans, wider: float = 0.0, drift: float = 0.0
+) -> NDArray[np.bool_]:
+    """Of some computations those that meet a load.
 
-    A load counts as long before it starts and after it ends as it takes, since slower computation and
-    contended links shift both.
+    A load counts earlier and later by `wider` of its length and by `drift` of the time when it ends.
     """
-    return computations.meet(_spans_of(communications, trace, wider=1.0)[0])
+    spans, _ = _spans_of(communications, trace)
+    more_s = wider * (spans.end_s - spans.start_s) + drift * spans.end_s
+    return computations.meet(Spans(spans.device, spans.start_s - more_s, spans.end_s + more_s))
 
 
 def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any
 
 import numpy as np
 import simpy
@@ -22,16 +23,9 @@ from perfsim.engine.critical_path import longest_path
 from perfsim.engine.deadlock import deadlock_report
 from perfsim.engine.fairshare import FairShare, Flow
 from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
+from perfsim.engine.involved import FlowsOnLinks, Involved, own_device
 from perfsim.engine.limits import present_limits
-from perfsim.engine.overlap import (
-    Spans,
-    beside_computation,
-    beside_loads,
-    changes_of_device,
-    computing_meanwhile,
-    contending,
-    occupied,
-)
+from perfsim.engine.overlap import changes_of_device, occupied
 from perfsim.errors import DeadlockError
 from perfsim.graph import TaskGraph
 from perfsim.graph.chains import Chains
@@ -41,8 +35,6 @@ CHECKED_EVERY = 4096
 """Chains between two checks of the limits."""
 LONG_COLUMN = 200_000
 """Elements from which on a list, which is faster, would take too much memory."""
-MOST_CONTENDING = 0.25
-"""Share of the flows from which on all of them are simulated: once some are slowed, many more contend."""
 FLOWS_CHECKED = 64
 """Flows between two checks of the time: a flow whose end changes all rates takes a millisecond."""
 
@@ -71,37 +63,21 @@ def simulate(
     present_limits().begin(len(graph))
 
     def run(ticks: Ticks, exponent: int) -> Trace:
-        slowing = beside is not None and bool(beside.taken.any())
-        alone = longest_path(graph, ticks, exponent) if slowing or links.flows else None
-        flowing = _may_contend(graph, links, alone)
-        while True:
-            trace = _Run(graph, ticks, exponent, links, flowing, beside if slowing else None, alone).run()
-            missed = contending(graph, *links, trace) & ~flowing
-            if not missed.any():
-                return trace
-            flowing |= missed
+        slowing = beside if beside is not None and beside.taken.any() else None
+        if slowing is None and not links.flows:
+            return _Run(graph, ticks, exponent, links, None, Involved.none(graph)).run()
+        involved = Involved.expected(graph, links, slowing, longest_path(graph, ticks, exponent))
+        for repeats in count():
+            one = _Run(graph, ticks, exponent, links, slowing, involved)
+            involved = involved._replace(slowed=one.may_be_slowed())
+            trace = one.run()
+            more = involved.with_those_of(graph, links, slowing, trace, repeats)
+            if more is None:
+                break
+            involved = more
+        return trace
 
     return on_exact_grid(run, duration_s)
-
-
-class FlowsOnLinks(NamedTuple):
-    """Flows by work id, and the bytes/s of the links that they name."""
-
-    flows: Mapping[int, Flow]
-    capacities: Floats
-
-
-def _may_contend(graph: TaskGraph, links: FlowsOnLinks, alone: Trace | None) -> NDArray[np.bool_]:
-    """The tasks to simulate as flows: those on links that are contended on the longest path.
-
-    The others take their own time. A flow counts as long before it starts and after it ends as it takes, and
-    `simulate` repeats a run in which others contend after all.
-    """
-    of_works = _any_of(links.flows, len(graph.works))[graph.work]
-    if alone is None:
-        return of_works
-    some = contending(graph, *links, alone, wider=1.0)
-    return some if np.count_nonzero(some) < MOST_CONTENDING * np.count_nonzero(of_works) else of_works
 
 
 class _Run:
@@ -113,16 +89,15 @@ class _Run:
         ticks: Ticks,
         exponent: int,
         links: FlowsOnLinks,
-        flowing: NDArray[np.bool_],
         beside: Beside | None,
-        uncontended: Trace | None,
+        involved: Involved,
     ) -> None:
         self.graph, self.flows, self.grid_s = graph, links.flows, 2.0**exponent
         self.duration_s = in_seconds(ticks, exponent)
         self.env = simpy.Environment()
         self.calendar = Calendar(self.env)
         self.share = FairShare(self.calendar, links.capacities, grid_s=self.grid_s)
-        aside = self._aside(flowing, beside, uncontended)
+        flowing, aside, _ = involved
         self.chains = chains = self._chains(flowing | aside, beside)
         self.since_s = in_seconds(chains.since_start(ticks), exponent)
         tasks = np.flatnonzero(flowing)
@@ -134,8 +109,8 @@ class _Run:
         self.progress = self.since_s[None].repeat(3, axis=0)
         """Seconds from the start of a chain to the end of each task, by place: all, those that compute units
         limit, and those that memory bandwidth limits."""
-        if beside is not None and uncontended is not None and aside.any():
-            self._find_loads(beside, np.flatnonzero(aside), uncontended)
+        if beside is not None and aside.any():
+            self._find_loads(beside, involved)
             self.progress[1:] = self._limited_s(beside)
         self.points = self._points()
         self.devices = Devices(
@@ -158,17 +133,6 @@ class _Run:
     # ---------------------------------------------------------------------------------- preparation
     num_devices = 0
 
-    def _aside(
-        self, flowing: NDArray[np.bool_], beside: Beside | None, uncontended: Trace | None
-    ) -> NDArray[np.bool_]:
-        """The communications that can slow a computation: those beside one on the longest path, and flows."""
-        if beside is None or uncontended is None:
-            return np.zeros(len(self.graph), dtype=bool)
-        aside = beside_computation(self.graph, np.any(beside.taken, axis=1))
-        waiting = occupied(self.graph, np.flatnonzero(aside & ~flowing))
-        aside[waiting.tasks] = computing_meanwhile(uncontended, waiting)
-        return aside
-
     def _chains(self, apart: NDArray[np.bool_], beside: Beside | None) -> Chains:
         """The chains; the end of a flow or of a load is an event, so its task is a chain of its own."""
         if not apart.any():
@@ -184,29 +148,28 @@ class _Run:
             else chains
         )
 
-    def _find_loads(self, beside: Beside, aside: NDArray[np.intp], uncontended: Trace) -> None:
+    def _find_loads(self, beside: Beside, involved: Involved) -> None:
         """Find what communications take on which devices, and the chains that they may slow."""
         graph, chains = self.graph, self.chains
-        of_stream = graph.stream_devices
-        self.num_devices = 1 + max((number for numbers in of_stream for number in numbers), default=-1)
+        self.num_devices = 1 + max(
+            (number for numbers in graph.stream_devices for number in numbers), default=-1
+        )
         shares = np.rint(beside.taken * UNIT).astype(np.int64).tolist()
-        tasks, kind, devices = communications = occupied(graph, aside)
+        tasks, kind, devices = occupied(graph, np.flatnonzero(involved.aside))
         self.loads = {
             chain: Load(devices[number], *shares[work])
             for chain, number, work in zip(
                 chains.chain[tasks].tolist(), kind.tolist(), graph.work[tasks].tolist(), strict=True
             )
         }
-        loaded = {device for numbers in devices for device in numbers}
-        own = np.array([min(loaded.intersection(numbers), default=-1) for numbers in of_stream])[graph.stream]
-        limited = np.flatnonzero(np.any(beside.bound, axis=1)[graph.work] & (own >= 0))
+        slowed, own = np.flatnonzero(involved.slowed), own_device(graph, devices)
         # Of several computations in a chain the first decides where it runs.
-        chain, first = np.unique(chains.chain[limited], return_index=True)
-        device = own[limited[first]]
-        heads, lasts = chains.order[chains.first[chain]], chains.order[chains.first[chain + 1] - 1]
-        spans = Spans(device, uncontended.start_s[heads], uncontended.end_s[lasts])
-        meets = beside_loads(communications, uncontended, spans)
-        self.slowed = dict(zip(chain[meets].tolist(), device[meets].tolist(), strict=True))
+        chain, first = np.unique(chains.chain[slowed], return_index=True)
+        self.slowed = dict(zip(chain.tolist(), own[graph.stream[slowed[first]]].tolist(), strict=True))
+
+    def may_be_slowed(self) -> NDArray[np.bool_]:
+        """The tasks of all chains that communication may slow; shape (tasks,)."""
+        return _any_of(self.slowed, len(self.chains))[self.chains.chain]
 
     def _limited_s(self, beside: Beside) -> Floats:
         """Seconds from the start of a chain that units, and memory bandwidth, limit; shape (2, tasks)."""

@@ -7,8 +7,8 @@ the run unlike the published ones. The half-width of a 90 % band in log time, at
 
 `base` and `slope` are the scale of errors on runs that were left out of the fit and its growth with u, times
 the quantile of |log error| over that scale which holds 90 % of new runs (`perfsim.validation.band_fit`);
-`base` is at least the same quantile of |log error| itself. For models with experts, whose errors are larger, it is
-`experts` times as wide, so that the width holds 90 % of such runs.
+`base` is at least the same quantile of |log error| itself. For models with experts, whose errors are larger,
+it is `experts` times as wide, so that the width holds 90 % of such runs.
 `unknown` is the half-width of what no published run shows of this plan, such as more communication behind
 compute than in any of them (`perfsim.prediction.accuracy`).
 """

@@ -125,10 +125,16 @@ def evaluate(
     """
     graph = graph_of(plan) if graph is None else graph
     step = Step(place(graph, plan.topology), costs, scale_of(cluster))
-    trace = step.run()
+    return evaluation_of(plan, graph, step, step.run(), cluster)
+
+
+def evaluation_of(
+    plan: Plan, graph: TaskGraph, step: Step, trace: Trace, cluster: ClusterCalibration | None = None
+) -> Evaluation:
+    """The evaluation of a plan from the trace of its placed step."""
     if step.placed.note:
         plan = replace(plan, notes=(*plan.notes, step.placed.note))
-    job = plan.job
+    job, costs = plan.job, step.costs
     return Evaluation(
         plan=plan,
         graph=graph,

@@ -46,16 +46,23 @@ class Traits:
     peak_flop_per_s: float
     """Of one device: in 16 bits, or its largest where it has none."""
     memory_bytes_per_s: float
+    """Bandwidth of the memory."""
     precision: str
     """Class of the precision: `16-bit`, `fp8`, `tf32` or `fp32`."""
     sharded: bool
+    """Whether replicas share the parameters."""
     tensor: bool
+    """Whether there are several tensor ranks."""
     pipeline: bool
+    """Whether there are several stages."""
     parameters: float
+    """Parameters of the model."""
     num_devices: int
+    """Devices of the run."""
     shards: int
     """Replicas that share the parameters; 1 if they are not sharded."""
     micro_batch_size: int
+    """Sequences that pass a replica at once."""
     experts: bool = False
     """Whether the model has experts."""
 

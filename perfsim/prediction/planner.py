@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 
 from perfsim.engine.limits import present_limits
 from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
-from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of, longest_path_s
+from perfsim.placement.place import place
+from perfsim.prediction.evaluation import Evaluation, graph_of
+from perfsim.prediction.fewer import evaluate_from_fewer, evaluate_reported, in_full
 from perfsim.prediction.question import Question
+from perfsim.prediction.run import Step
 from perfsim.strategies import Plan
 from perfsim.strategies.screening import Screening
 from perfsim.workload import Layout
@@ -132,7 +135,8 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
 
     Plans are simulated in the order of their corrected estimates until the rest cannot be faster than the
     best, given the error of the closed form, or until `most` are done. The longest path is a lower bound of a
-    step, so a plan whose path is longer than the best step is not simulated.
+    step, so a plan whose path is longer than the best step is not simulated. Long steps are found from
+    fewer micro-batches.
     """
     question = searched.question
     runs: list[Evaluation] = []
@@ -144,9 +148,10 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
             break
         present_limits().in_time(partial(_progress, tried, most, question))
         graph = graph_of(candidate.plan, question.chosen)
-        step_s = longest_path_s(graph, question.topology, question.costs, question.scale)
+        step = Step(place(graph, question.topology), question.costs, question.scale)
+        step_s = step.run(contention=False).step_time_s
         if step_s < best_s:
-            run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
+            run = evaluate_from_fewer(question, candidate.plan, graph, step)
             runs.append(run)
             step_s = run.step_time_s
             best_s = min(best_s, step_s)
@@ -224,11 +229,9 @@ def best_plan(question: Question) -> Evaluation:
     A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
     """
     if question.layout is not None:
-        plan = plan_of(question)
-        graph = graph_of(plan, question.chosen)
-        return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
+        return evaluate_reported(question, plan_of(question))
     searched = search(question)
-    best = confirmed(searched)[0]
+    best = in_full(confirmed(searched)[0])
     return replace(best, plan=_with_headroom(best.plan, searched))
 
 

@@ -9,8 +9,9 @@ from perfsim.interop.models import gaps_of
 from perfsim.machines import machine_of
 from perfsim.prediction.caveats import caveats_of, default_batch, default_settings, worst_first
 from perfsim.prediction.cluster import cluster_note
-from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
+from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.expansion import expanded
+from perfsim.prediction.fewer import evaluate_reported
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.prediction import MemoryBar, Prediction, Scaling
@@ -28,7 +29,7 @@ def predict(question: Question) -> Prediction:
         finer = machine_of(question.system).in_chunks(evaluation.plan.layout)
         if finer != evaluation.plan.layout:
             plan = question.chosen.plan(question.job, question.topology, finer)
-            evaluation, caveats = _evaluated(question, plan), []
+            evaluation, caveats = evaluate_reported(question, plan), []
     if question.expand:
         evaluation = expanded(evaluation, question.expand)
     if question.perturbations is not None:
@@ -43,12 +44,7 @@ def _planned(question: Question) -> tuple[Evaluation, list[Caveat]]:
     if question.layout is None:
         return best_plan(question), []
     plan, named = plan_of(question), question.named_settings
-    return _evaluated(question, plan), [] if named is None else default_settings(named, plan)
-
-
-def _evaluated(question: Question, plan: Plan) -> Evaluation:
-    graph = graph_of(plan, question.chosen)
-    return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
+    return evaluate_reported(question, plan), [] if named is None else default_settings(named, plan)
 
 
 def batch_caveats(question: Question) -> list[Caveat]:

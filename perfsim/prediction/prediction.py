@@ -20,9 +20,11 @@ class MemoryBar:
     """Peak memory of one pipeline stage or one wafer, by part."""
 
     place: str
+    """The stage, or the wafer."""
     parts_bytes: Mapping[str, float]
     """Part name (parameters, gradients, optimizer, activations, ...) to bytes, in drawing order."""
     capacity_bytes: float
+    """Memory of the device."""
 
     @property
     def total_bytes(self) -> float:
@@ -44,21 +46,31 @@ class Prediction:
     """One optimizer step of one model on one machine."""
 
     model: str
+    """Name of the model."""
     strategy: str
+    """How the work is divided."""
     system: str
+    """Name of the system."""
     num_devices: int
+    """Devices of the job."""
     layout: Mapping[str, Any]
     """Settings of the layout by their YAML names."""
     global_batch_size: int
+    """Sequences of a step."""
     step_time_s: float
+    """Time of a healthy step."""
     tokens_per_s: float
+    """Tokens of a step over its time."""
     mfu: float
     """Model FLOPs utilisation: model FLOPs over peak FLOPs of all devices, without recomputation."""
     hfu: float
     """Hardware FLOPs utilisation: the same with recomputation."""
     bubble_fraction: float
+    """Share of the step in which devices wait for other pipeline stages."""
     exposed_communication_fraction: float
+    """Share of the step in which devices wait for communication."""
     peak_memory_bytes: float
+    """Most memory that a device uses."""
     breakdown_s: Mapping[str, float]
     """Every second of the step: compute, exposed communication by kind, optimizer, bubble, ..."""
     why: Why
@@ -67,7 +79,9 @@ class Prediction:
     simulated: Simulated | None = None
     """What the simulation consisted of; None for an answer stored before this was kept."""
     cluster_calibration: Scaling | None = None
+    """What steps measured on the user's own cluster multiply the time by; None without them."""
     perturbed: Perturbed | None = None
+    """The step with waits and slow devices; None for a healthy step."""
     memory: tuple[MemoryBar, ...] = ()
     """One entry per pipeline stage, or one for a wafer."""
     caveats: tuple[Caveat, ...] = ()

@@ -20,7 +20,9 @@ class Caveat:
     """One reason to trust an answer less; docs/caveats.md lists the codes."""
 
     code: str
+    """Its name, as in the list of caveats."""
     severity: Severity
+    """serious, warning or info."""
     text: str
     """What is the case; after the first semicolon, what follows from it."""
 
@@ -35,6 +37,7 @@ class SharedCaveat(Caveat):
     """A caveat of one or more answers that are compared, in the words of the worst of them."""
 
     systems: tuple[str, ...]
+    """Systems that it is about."""
     machines: tuple[str, ...]
     """The answers by system: `1, 4 and 16 CS-2`."""
     nouns: tuple[str, ...]
@@ -46,11 +49,15 @@ class Training:
     """How a predicted step trains: what an answer holds for, besides model and machine."""
 
     recipe: str
+    """Name of the recipe."""
     seq_length: int
     """Tokens of a sequence."""
     precision: str
+    """Format of the matrix products."""
     attention: str
+    """Implementation of attention."""
     dropout: bool
+    """Whether activations are dropped at random."""
     framework: str = ""
     """Name of the framework whose constants the step has; empty on a machine without any."""
 
@@ -98,10 +105,13 @@ class Why:
     parts_s: Mapping[str, float]
     """Seconds by cause, which add up to the step time."""
     remedy: str
+    """The nearest change that would help."""
     sentence: str
+    """Cause and remedy in words."""
     fixed_s: float = 0.0
     """Compute seconds that do not depend on the number of tokens, where known."""
     streaming_roof: StreamingRoof | None = None
+    """Tokens that hide the weight stream; None on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +148,17 @@ class Accuracy:
     """Errors of predictions for the family of published runs most like a plan."""
 
     strategy: str
+    """Strategy of the predictions."""
     family: str
+    """The family of the most similar published runs."""
     n: int
+    """Scored runs."""
     median_ape: float
+    """Median of the absolute relative errors."""
     p90_ape: float
+    """90th percentile of the absolute relative errors."""
     baseline_median_ape: float
+    """The same median of one constant efficiency."""
     held_out_p90_ape: float
     """The 90th percentile for runs left out of the fit."""
     likeness: str = ""
@@ -160,7 +176,9 @@ class ResiliencePoint:
     """Step time with one device that computes `severity` times as long."""
 
     severity: float
+    """How many times as slow the device is."""
     step_time_s: float
+    """Time of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +186,9 @@ class Resilience:
     """Step times of a candidate with one slow device; the first point is without."""
 
     label: str
+    """The candidate."""
     rank: int
+    """The slow rank."""
     points: tuple[ResiliencePoint, ...]
 
 

@@ -36,6 +36,7 @@ class KernelUse:
     """Like kernels of one device in one step, forward and backward together."""
 
     name: str
+    """The operation."""
     kind: str
     """matrix product, attention, element-wise or update."""
     precision: Precision | None
@@ -45,6 +46,7 @@ class KernelUse:
     n_bytes: float
     """Bytes moved in the device's memory."""
     time_s: float
+    """Time of a step that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Roofline:
     """What limits a device, and what its kernels reach."""
 
     memory_bytes_per_s: float
+    """Bandwidth of the device's memory."""
     peaks_flop_per_s: Mapping[str, float]
     """Datasheet peaks of the precisions that are used."""
     kernels: tuple[KernelUse, ...]

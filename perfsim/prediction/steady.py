@@ -29,11 +29,11 @@ class CurveSteps:
 
     def step_s(self, question: Question, plan: Plan) -> float:
         """Seconds of a step of `plan`, simulated, or extrapolated from two simulations if it is long."""
-        count, few = plan.num_microbatches, _few(plan)
+        count, few = plan.num_microbatches, few_microbatches(plan)
         if 2 * few >= count or count * plan.job.model.num_layers <= LONG_PASSES:
             return self._simulated_s(question, plan)
         short_s, longer_s = (
-            self._simulated_s(question, _with_microbatches(question, plan, number))
+            self._simulated_s(question, with_microbatches(question, plan, number))
             for number in (few, 2 * few)
         )
         return longer_s + (longer_s - short_s) / few * (count - 2 * few)
@@ -46,14 +46,14 @@ class CurveSteps:
         return self._known[key]
 
 
-def _few(plan: Plan) -> int:
+def few_microbatches(plan: Plan) -> int:
     """Micro-batches of the shortest step: whole rounds of the pipeline, enough for a steady state."""
     ranks = plan.layout.pipeline
     rounds = max(ROUNDS, -(-LONG_PASSES // (4 * plan.job.model.num_layers * ranks)))
     return ranks * rounds
 
 
-def _with_microbatches(question: Question, plan: Plan, count: int) -> Plan:
+def with_microbatches(question: Question, plan: Plan, count: int) -> Plan:
     """The plan with fewer micro-batches; the last one stays as large as it is."""
     fewer = (plan.num_microbatches - count) * plan.layout.micro_batch_size * plan.layout.data
     job = replace(plan.job, global_batch_size=plan.job.global_batch_size - fewer)

@@ -17,7 +17,7 @@ from perfsim.proof.execution.wafer import WaferCompiler
 from perfsim.proof.prices import GpuPrices, Prices, StreamingPrices
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.streaming.blocks import StreamingPlan
-from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.strategies.three_d.stages import ThreeDPlan, placement_of
 from perfsim.workload import Layout, ParallelLayout, StreamingLayout
 
 MOST_SEQUENCES = 2
@@ -61,6 +61,9 @@ class Prover(Protocol):
     def without_experts(self, layout: Any) -> str:
         """Why a layout is not executed with experts, in words; empty where it is."""
 
+    def without_modules(self, layout: Any) -> str:
+        """Why multi-token prediction is not executed in a layout, in words; empty where it is."""
+
     def parts(self, layout: Any) -> Parts:
         """What the small model has to divide into."""
 
@@ -102,6 +105,12 @@ class GpuProver:
         """Groups of replicas that shard: their sums are told from those of experts by their ranks."""
         return "" if layout.shard_group is None else f"shard_group {layout.shard_group}"
 
+    def without_modules(self, layout: ParallelLayout) -> str:
+        """Graphs have no communication for tables of words that are on other ranks than a module."""
+        if layout.tensor > 1:
+            return "over tensor peers"
+        return "" if placement_of(layout).last_rank == 0 else "over pipeline stages"
+
     def parts(self, layout: ParallelLayout) -> Parts:
         """Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank."""
         exchanges = layout.context_exchange == "all_to_all"
@@ -112,7 +121,7 @@ class GpuProver:
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
         """The executor of GPU graphs."""
-        return GpuCompiler(graph, training, plan.layout, plan.job.recipe.recompute_keeps)
+        return GpuCompiler(graph, training, plan.layout, plan.job.recipe)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
         """How GPU graphs count bytes and elements."""
@@ -154,6 +163,10 @@ class StreamingProver:
     def without_experts(self, _: StreamingLayout) -> str:
         """All experts of a layer stream with it."""
         return ""
+
+    def without_modules(self, _: StreamingLayout) -> str:
+        """The tables of words are not on a wafer while the layer of a module is."""
+        return "with streamed weights"
 
     def parts(self, layout: StreamingLayout) -> Parts:
         """No parts."""

@@ -14,14 +14,18 @@ from perfsim.workload import Experts, Job, LatentAttention, Layout, TrainingReci
 HEAD_SIZE = 4
 LEAST_SEQUENCE, VOCABULARY = 4, 13
 EXPERTS_OF_RANK = 2
+MOST_MODULES = 2
+"""Of multi-token prediction."""
 WINDOW = 3
 """Positions of a window: fewer than a sequence has."""
 
 
-def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> TransformerConfig:
+def small_model(
+    model: TransformerConfig, parts: Parts, num_layers: int, modules: int = 0
+) -> TransformerConfig:
     """A model with the same features and few layers, heads and words, divisible into the parts.
 
-    It has nothing of `not_executed`.
+    It has so many `modules` of multi-token prediction, and nothing of `not_executed`.
     """
     shared = min(2, model.num_attention_heads // model.query_groups)
     groups = parts.heads if shared > 1 else max(parts.heads, 2)
@@ -42,17 +46,20 @@ def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> Tran
             "sliding_window": WINDOW if model.sliding_window else None,
             "sliding_window_pattern": 2 if model.sliding_window_pattern else None,
             "qk_layernorm": model.qk_layernorm and model.latent_attention is None,
-            "mtp_num_layers": 0,
+            "mtp_num_layers": modules,
             "max_position_embeddings": small_sequence(parts),
         }
     )
 
 
-def not_executed(model: TransformerConfig) -> tuple[str, ...]:
+def not_executed(model: TransformerConfig, without_modules: str) -> tuple[str, ...]:
     """Parts of a model that its small one does not have, in words."""
     both = model.qk_layernorm and model.latent_attention is not None
     norms = ("norms of queries and keys beside latents",) if both else ()
-    return (*norms, *(("multi-token prediction",) if model.mtp_num_layers else ()))
+    modules = (
+        (f"multi-token prediction {without_modules}",) if model.mtp_num_layers and without_modules else ()
+    )
+    return (*norms, *modules)
 
 
 def small_latents(latent: LatentAttention | None) -> LatentAttention | None:
@@ -115,10 +122,12 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
         )
     batch = layout.data * layout.micro_batch_size * microbatches
     parts = of_kind.parts(layout)
-    model = small_model(job.model, parts, of_kind.small_layers(layout))
+    without = of_kind.without_modules(layout)
+    modules = 0 if without else min(MOST_MODULES, job.model.mtp_num_layers)
+    model = small_model(job.model, parts, of_kind.small_layers(layout), modules)
     small_job = Job(model, small_recipe(job.recipe, parts), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
-    return replace(plan, least_steps=STEPS, notes=not_executed(job.model))
+    return replace(plan, least_steps=STEPS, notes=not_executed(job.model, without))
 
 
 def training_of(plan: Plan, seed: int) -> SmallTraining:

@@ -55,4 +55,4 @@ def caveats_section(caveats: Sequence[SharedCaveat], verdict: str, badge: str = 
     rows = [[about(caveat), caveat.severity, caveat.text] for caveat in rest]
     lead = "Further reasons to trust a figure less, besides those above."
     table = Table(("plan", "severity", "caveat"), rows)
-    return [Section("Further caveats", lead, table=table, slug="caveats")]
+    return [Section("Further caveats", lead, table=table, slug="caveats", short="Caveats")]

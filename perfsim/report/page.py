@@ -119,6 +119,7 @@ def _view(section: Section) -> dict[str, Any]:
         "drawings",
         "topics",
         "tab",
+        "short",
     )
     view = {name: getattr(section, name) for name in names}
     view["plot"], view["height"] = "", 0

@@ -52,6 +52,8 @@ class Section:
     """Tables that are folded, each under its name."""
     tab: str = ""
     """Sections with the same word here, one after the other, are shown one at a time."""
+    short: str = ""
+    """Its name in the list of contents, where it is not the heading."""
 
     @property
     def anchor(self) -> str:

@@ -49,6 +49,7 @@ class Experiment:
     ratio_error: float
     """The model's own error in this ratio, as the half-width of a 90 % band."""
     steps: int = STEPS
+    """Steps of each run."""
 
     @property
     def fewer_replicas(self) -> bool:

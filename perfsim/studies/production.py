@@ -32,9 +32,11 @@ class Production:
     """The ratio of a production rate to that of healthy steps."""
 
     ratio: float
+    """Rate of production steps over that of healthy ones."""
     range: tuple[float, float]
     """Low and high; taken as a 90 % range."""
     source: str
+    """Where the ratio is from."""
 
     def time_s(self, healthy_s: float) -> float:
         """The time of steps at the production rate."""

@@ -21,11 +21,17 @@ class BatchPoint:
     """Time to the target at one global batch."""
 
     global_batch_size: int
+    """Sequences of a step."""
     batch_tokens: float
+    """Tokens of a step."""
     step_time_s: float
+    """Time of a step."""
     steps: float
+    """Steps to the target."""
     time_to_accuracy_s: float
+    """Time to the target."""
     time_to_accuracy_band_s: tuple[float, float]
+    """90 % band of the time to the target."""
     layout: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -34,8 +40,11 @@ class CandidateResult(Prediction):
     """One machine with one strategy at its own best batch."""
 
     steps: float
+    """Steps to the target."""
     time_to_accuracy_s: float
+    """Time of healthy steps to the target."""
     time_to_accuracy_band_s: tuple[float, float]
+    """90 % band of the time to the target."""
     batch_curve: tuple[BatchPoint, ...] = field(repr=False)
     timeline: tuple[TimelineBar, ...] = field(repr=False)
     timeline_devices: int = 0
@@ -51,6 +60,7 @@ class CandidateResult(Prediction):
     production_time_s: float | None = None
     """Time to the target at the production rate."""
     production_band_s: tuple[float, float] | None = None
+    """90 % band of the time at the production rate."""
     ramp: RampedRun | None = None
     """Its steps with the study's batch ramp."""
     apart: str = ""
@@ -72,9 +82,13 @@ class Assumption:
     """One input of the answer: its value with a unit, and its source."""
 
     topic: str
+    """What it describes."""
     name: str
+    """The input."""
     value: str
+    """Its value with unit."""
     source: str
+    """Where it is from."""
     kind: str
     """datasheet, fit, assumption, convention."""
 
@@ -84,8 +98,11 @@ class LawRow:
     """A candidate at its best batch by one law."""
 
     label: str
+    """The candidate."""
     global_batch_size: int
+    """Its best batch by the law."""
     time_s: float
+    """Time to the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +110,13 @@ class LawAnswer:
     """What a law of the critical batch answers."""
 
     law: str
+    """Name of the law."""
     source: str
+    """Where the law is from."""
     critical_batch_tokens: float
+    """Batch at which twice the tokens are needed."""
     band_tokens: tuple[float, float]
+    """90 % band of the critical batch."""
     rows: tuple[LawRow, ...]
     first: str
     """Label of the candidate that is first."""
@@ -114,21 +135,32 @@ class StudyResult:
     """A question, its candidates in the order of the study, and the sentence that answers it."""
 
     study: str
+    """Name of the study."""
     title: str
+    """Title of the page."""
     question: str
+    """What is asked."""
     model: str
+    """Name of the model."""
     num_parameters: float
+    """Parameters of the model."""
     seq_length: int
+    """Tokens of a sequence."""
     target_tokens: float
+    """Tokens to the target at small batch."""
     law: str
+    """The law of the critical batch."""
     critical_batch_tokens: float
+    """Batch at which twice the tokens are needed; 0 for a given number of tokens."""
     critical_batch_band_tokens: tuple[float, float]
+    """90 % band of the critical batch."""
     candidates: tuple[CandidateResult, ...]
     verdict: str
     """The comparison of the candidates in words, with a range."""
     caveats: tuple[SharedCaveat, ...] = ()
     """The caveats of all candidates, each once, worst first."""
     infeasible: tuple[Infeasible, ...] = ()
+    """Candidates without a plan, with the reason."""
     ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By candidate label: 90 % band of the ratio of its time to the fastest candidate's."""
     suggested_batch_tokens: Mapping[str, float] = field(default_factory=dict)

@@ -19,14 +19,17 @@ from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError
 from perfsim.executors import Executor, Failed
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
+from perfsim.placement.place import place
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.caveats import worst_first
-from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
+from perfsim.prediction.evaluation import Evaluation, graph_of
+from perfsim.prediction.fewer import evaluate_from_fewer
 from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.predict import batch_caveats, prediction_of
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.prediction.result import Accuracy
+from perfsim.prediction.run import Step
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of_run, target_for
 from perfsim.studies.experiment import HOUR_S, Experiment, Trial, fewest_replicas, rival
@@ -55,6 +58,7 @@ class Entry:
     prediction: Prediction = field(repr=False)
     """Its simulated step."""
     step_time_band_s: tuple[float, float]
+    """90 % band of the step time."""
     ratio: float
     """Step time over that of the first entry."""
     ratio_error: float
@@ -126,8 +130,9 @@ class Planned:
     question: Question = field(repr=False)
     search: Search = field(repr=False)
     objective: Objective
+    """What the shortlist is ranked by."""
     shortlist: tuple[Entry, ...]
-    """Ascending by step time; every entry is simulated."""
+    """Ascending by step time; every entry is simulated, long steps with fewer micro-batches."""
     within: int
     """Layouts that the closed form puts inside the model's error of the fastest."""
     refused: Mapping[str, int]
@@ -137,6 +142,7 @@ class Planned:
     above_limit: AboveLimit | None = None
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
+    """Global batches that were tried."""
 
     @property
     def best(self) -> Entry:
@@ -234,7 +240,8 @@ def _shortlist(searched: Search, shown: int, target: Target | None) -> tuple[Ent
         else:
             plan = question.chosen.plan(question.job, question.topology, layout)
             graph = graph_of(plan, question.chosen)
-            runs[_kind(layout)] = evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
+            step = Step(place(graph, question.topology), question.costs, question.scale)
+            runs[_kind(layout)] = evaluate_from_fewer(question, plan, graph, step)
     ordered = sorted(runs.values(), key=lambda run: run.step_time_s)
     entries = (_entry(question, run, ordered[0], target) for run in ordered)
     return tuple(entry for entry in entries if entry.ratio <= 1.0 + entry.ratio_error)

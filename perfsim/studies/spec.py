@@ -144,7 +144,7 @@ class CandidateSpec(Spec):
 
     @property
     def layout_words(self) -> str:
-        """The fixed layout as labels show it, `tp=8 pp=4`, without the layers of its stages; empty without one."""
+        """The fixed layout as labels show it, `tp=8 pp=4`, without layers of stages; empty without one."""
         parts = (part.strip() for part in (self.layout or "").split(","))
         return " ".join(part for part in parts if not part.startswith("layers_per_stage"))
 

@@ -112,6 +112,7 @@ class PointResult:
 
     @property
     def settings(self) -> Mapping[str, Any]:
+        """The variant, a fixed layout, and the grid's values except strategy, system and devices."""
         return self.point.settings
 
     @property
@@ -166,8 +167,13 @@ def setting_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+def setting_name(path: str) -> str:
+    """The last part of a path in words: `batch`, `software release`."""
+    return path.rpartition(".")[2].removeprefix("global_").removesuffix("_size").replace("_", " ")
+
+
 def settings_text(settings: Circumstances) -> str:
-    """`software_release r1.7`: each setting by the last part of its path, a variant by its name alone."""
+    """`software release r1.7`: each setting by its name, a variant by its name alone."""
     return ", ".join(
-        value if path == VARIANT else f"{path.rpartition('.')[2]} {value}" for path, value in settings
+        value if path == VARIANT else f"{setting_name(path)} {value}" for path, value in settings
     )

@@ -22,9 +22,13 @@ class SweepResult:
     """Every point of a grid, in the grid's order."""
 
     name: str
+    """Name of the sweep."""
     title: str
+    """Title of the page."""
     question: str
+    """What is asked."""
     study: str
+    """Name of the study that the grid varies."""
     points: tuple[PointResult, ...]
     assumptions: tuple[Assumption, ...] = ()
     asked: str = ""

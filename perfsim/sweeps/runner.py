@@ -183,7 +183,7 @@ def run_sweep(
     if not store_path.exists():  # a scheduler that does not answer leaves no file
         executor = executor_for(jobs, scheduler, most=len(by_digest), tell=tell)
     with Store(store_path) as store:
-        results = {digest: read(by_digest[digest], found.text) for digest, found in store.intact(by_digest)}
+        results = {digest: read(by_digest[digest], stored.text) for digest, stored in store.intact(by_digest)}
         pending = {digest: point for digest, point in by_digest.items() if digest not in results}
         _say_what_is_wrong(store, len(pending), tell)
         progress = _Progress(len(by_digest), len(results), tell)

@@ -27,13 +27,13 @@ class Series:
 
     @property
     def label(self) -> str:
-        """`CS-2, weight-streaming, software_release r1.7`."""
+        """`CS-2, weight-streaming, software release r1.7`."""
         system = self.points[0].point.candidate.system
         name = system.noun.device if system.noun else system.name
         return ", ".join(filter(None, [name, self.strategy, self.circumstance]))
 
     def at(self, point: PointResult) -> str:
-        """One of its points: `16 CS-2, weight-streaming, software_release r1.7`."""
+        """One of its points: `16 CS-2, weight-streaming, software release r1.7`."""
         return ", ".join(filter(None, [point.machine, self.strategy, self.circumstance]))
 
     @property

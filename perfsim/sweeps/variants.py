@@ -9,7 +9,7 @@ from typing import Any
 
 from perfsim.studies.spec import StudySpec
 from perfsim.sweeps.axes import LAYOUT, VARIANT
-from perfsim.sweeps.points import PointResult, setting_text
+from perfsim.sweeps.points import PointResult, setting_name, setting_text
 from perfsim.units import DAY_S
 
 SAME = 0.01
@@ -61,7 +61,7 @@ def changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict
 
 def common(point: PointResult, *, sizes: bool) -> str:
     """What a point shares with other variants' points: the grid's settings; with `sizes` also its devices."""
-    settings = [f"{path.rpartition('.')[2]} {setting_text(value)}" for path, value in _grid(point).items()]
+    settings = [f"{setting_name(path)} {setting_text(value)}" for path, value in _grid(point).items()]
     count = [f"{point.num_devices:,} devices"] if sizes else []
     return ", ".join([*count, *settings]) or "all else equal"
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.prediction.evaluation import evaluate, graph_of, longest_path_s
+from perfsim.prediction.fewer import in_full
 from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.question import Question
 
@@ -99,7 +100,7 @@ def regret_of(question: Question, budget_s: float, seed: int = 0) -> Regret:
     """The planner's answer beside that of the wide search. PlanError where no layout fits."""
     searched = search(question)
     runs = confirmed(searched)
-    pick, pick_s = runs[0].plan.layout.short, runs[0].step_time_s
+    pick, pick_s = runs[0].plan.layout.short, in_full(runs[0]).step_time_s
     wide = WideSearch(searched, pick, pick_s)
     wide.run(budget_s, seed)
     return Regret(

@@ -7,6 +7,9 @@ from perfsim.transformer.blocks import (
     attention_forward,
     attention_wgrad,
     cast_bytes,
+    combine_backward,
+    combine_dgrad,
+    combine_forward,
     embedding_backward,
     experts_backward,
     experts_dgrad,
@@ -46,7 +49,7 @@ from perfsim.transformer.ends import (
     embedding_forward,
     padded_vocab_size,
 )
-from perfsim.transformer.experts import combine_backward, combine_forward, row_bytes
+from perfsim.transformer.experts import row_bytes
 from perfsim.transformer.kernels import (
     FULL,
     Kernel,
@@ -80,6 +83,7 @@ __all__ = [
     "attention_wgrad",
     "cast_bytes",
     "combine_backward",
+    "combine_dgrad",
     "combine_forward",
     "elementwise",
     "embedding_backward",

@@ -127,6 +127,13 @@ mlp_forward = _mlp(mlp.mlp_forward, experts.mlp_forward, mtp.behind_layer)
 mlp_backward = _mlp(mlp.mlp_backward, experts.mlp_backward, mtp.behind_layer_backward, backward=True)
 mlp_dgrad = _mlp(mlp.mlp_dgrad, experts.mlp_dgrad, mtp.behind_layer_dgrad, backward=True)
 mlp_wgrad = _mlp(mlp.mlp_wgrad, experts.mlp_wgrad, mtp.behind_layer_wgrad, backward=True)
+combine_forward = _mlp(experts.combine_forward, experts.combine_forward, mtp.behind_layer)
+combine_backward = _mlp(
+    experts.combine_backward, experts.combine_backward, mtp.behind_layer_backward, backward=True
+)
+combine_dgrad = _mlp(
+    experts.combine_backward, experts.combine_backward, mtp.behind_layer_dgrad, backward=True
+)
 router_forward, router_backward, router_dgrad = (
     as_run(block) for block in (experts.router_forward, experts.router_backward, experts.router_dgrad)
 )

@@ -18,13 +18,17 @@ class Scored:
     """One case with its prediction; `predicted_s` is None if it failed."""
 
     id: str
+    """Name of the run."""
     family: str
+    """Runs of one source and kind."""
     evidence: str
+    """A or B: scored; C: shown only."""
     sweep: str | None
     layout: str
     measured_s: float
-    """NaN for a row that could not be read."""
+    """Measured step time; NaN for a row that could not be read."""
     predicted_s: float | None
+    """Predicted step time; None where it failed."""
     experts: bool = False
     """Whether its model has experts."""
 

@@ -319,15 +319,25 @@ class ParallelLayout:
     """
 
     tensor: int = 1
+    """Ranks that share every layer."""
     pipeline: int = 1
+    """Pipeline stages."""
     data: int = 1
+    """Replicas of the model."""
     virtual_pipeline: int = 1
+    """Groups of layers of a rank, under an interleaved schedule."""
     sequence_parallel: bool = False
+    """Whether tensor ranks also share the positions of norms and dropout."""
     zero_stage: int = 0
+    """What replicas shard: 1 optimizer states, 2 also gradients, 3 also parameters."""
     schedule: str = "1f1b"
+    """Order of the passes of micro-batches."""
     micro_batch_size: int = 1
+    """Sequences that pass a replica at once."""
     recompute: Recompute = "none"
+    """What the backward computes again: none, selective (attention) or full (layers)."""
     layers_per_stage: tuple[int, ...] | None = None
+    """Layers of each virtual stage; None: as many in each."""
     recompute_every: int = 1
     """Of the layers of a rank, one in so many is recomputed."""
     context: int = 1

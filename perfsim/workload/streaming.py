@@ -21,7 +21,9 @@ class StreamingLayout:
     micro_batch_size: int = 1
     recompute: Recompute = "none"
     recompute_layers: int = 0
+    """Layers that are recomputed together; 0: none."""
     spill: bool = False
+    """Whether activations are stored on activation servers."""
     stream_chunks: int = 1
 
     @property

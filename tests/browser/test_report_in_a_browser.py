@@ -140,6 +140,41 @@ def test_a_phones_tall_legend_takes_no_room_from_the_bars(open_page: Callable, r
     )
     assert legend > 100, "this test needs a legend of many lines"
     assert bars > 4 * 40
+    bar = (
+        "() => [...document.querySelectorAll('.legend .scrollbar')].map((own) => +own.getAttribute('height'))"
+    )
+    assert max(page.evaluate(bar)) == 0, "no legend is so short that it scrolls"
+
+
+@pytest.mark.slow
+def test_a_phone_shows_the_first_rows_of_a_long_table_and_all_on_demand(
+    open_page: Callable, report: Path
+) -> None:
+    page = open_page(report, width=400).page
+    rest, button = page.locator("#verdict tr.rest"), page.locator("#verdict .all")
+    assert rest.count() > 5
+    assert not rest.first.is_visible()
+    page.emulate_media(media="print")
+    assert rest.first.is_visible()
+    page.emulate_media(media="screen")
+    assert button.text_content() == f"Show all {page.locator('#verdict tbody tr').count()} rows"
+    button.click()
+    assert rest.count() == button.count() == 0
+    assert open_page(report, width=1400).page.locator("#verdict tr.rest").count() == 0
+
+
+@pytest.mark.slow
+def test_print_takes_tall_plots_shorter_and_the_screen_gets_them_back(
+    open_page: Callable, report: Path
+) -> None:
+    page = open_page(report, width=1400).page
+    heights = "() => [...document.querySelectorAll('.js-plotly-plot')].map((own) => own._fullLayout.height)"
+    before = page.evaluate(heights)
+    page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
+    printed = page.evaluate(heights)
+    assert all(own < was if was > 440 else own == was for own, was in zip(printed, before, strict=True))
+    page.evaluate("() => window.dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(heights) == before
 
 
 def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp_path: Path) -> None:
@@ -175,7 +210,7 @@ def test_a_table_is_saved_as_csv(open_page: Callable, report: Path, tmp_path: Pa
     waiting.value.save_as(tmp_path / "saved.csv")
     rows = list(csv.reader((tmp_path / "saved.csv").read_text("utf-8").splitlines()))
     assert waiting.value.suggested_filename == "verdict.csv"
-    assert rows[0][1] == "128 A100-80GB (16 DGX), 3d"
+    assert rows[0][1] == "128 A100-80GB (16 DGX)"
     assert rows[1][:2] == ["time to the target", "32.0 days"]
 
 

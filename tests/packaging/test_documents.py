@@ -140,3 +140,11 @@ def test_the_check_runs_the_test_command_of_the_readme(repository: Path) -> None
 
 def test_the_readme_fits_in_one_sitting(repository: Path) -> None:
     assert len((repository / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
+def test_every_key_of_a_json_document_has_a_meaning(repository: Path) -> None:
+    """`docs/reference.py` refuses keys without one, and `test_site.py` refuses a page that is not its."""
+    page = (repository / "docs" / "reference" / "json.md").read_text("utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 400
+    assert [key for key, *_, words in rows if len(words.strip("| ").split()) < 2] == []

@@ -16,7 +16,7 @@ from perfsim.engine.grid import FINEST_EXPONENT, grid_exponent
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
 from perfsim.trace import Trace
 
-SIMULATE = sys.modules["perfsim.engine.simulate"]
+INVOLVED = sys.modules["perfsim.engine.involved"]
 WORKS, LINKS = 3, 2
 
 Row = tuple[int, int, tuple[int, ...]]
@@ -122,9 +122,10 @@ def test_leaving_out_the_flows_that_nothing_slows_changes_nothing_but_rounding(
     graph = graph_of(toys, table)
     durations = drawn_durations(data, len(graph), data.draw(st.sampled_from([whole, arbitrary])))
     runs = []
-    for most in (0.0, np.inf):
+    for few, most in ((-1.0, 0.0), (np.inf, np.inf)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SIMULATE, "MOST_CONTENDING", most)
+            patch.setattr(INVOLVED, "FEW_CONTENDING", few)
+            patch.setattr(INVOLVED, "MOST_CONTENDING", most)
             runs.append(simulate(graph, durations, taken, SCARCE))
     rounding = 2.0 ** grid_exponent(runs[0].makespan_s) * 4 * len(graph)
     np.testing.assert_allclose(runs[1].end_s, runs[0].end_s, rtol=0, atol=rounding)

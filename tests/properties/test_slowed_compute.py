@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from types import ModuleType
 
 import numpy as np
@@ -17,7 +16,6 @@ from perfsim.engine.beside import Beside
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
 from perfsim.trace import Trace
 
-SIMULATE = sys.modules["perfsim.engine.simulate"]
 DEVICES = 2
 COMPUTES, COMMUNICATIONS = 3, 2
 Row = tuple[int, int, tuple[int, ...]]
@@ -106,10 +104,7 @@ def test_every_task_ends_when_the_plain_simulation_says(
     times = st.floats(0.01, 10.0)
     durations = np.array(data.draw(st.lists(times, min_size=len(graph), max_size=len(graph))))
     beside = beside_of(graph, taken, bound)
-    with pytest.MonkeyPatch.context() as patch:  # also loads that meet no computation on the longest path
-        patch.setattr(SIMULATE, "computing_meanwhile", lambda _, loads: np.ones(len(loads.tasks), dtype=bool))
-        patch.setattr(SIMULATE, "beside_loads", lambda _, __, spans: np.ones(len(spans.device), dtype=bool))
-        run = simulate(graph, durations, beside=beside)
+    run = simulate(graph, durations, beside=beside)
     assert run.end_s.tolist() == pytest.approx(slow_ends(graph, durations, beside), rel=1e-5, abs=1e-5)
     for task in range(len(graph)):
         waits_for = list(graph.dependencies.row(task))

@@ -106,8 +106,8 @@ def problems(call: Callable[[], object]) -> tuple[Problem, ...]:
     return caught.value.problems
 
 
-def places(found: tuple[Problem, ...]) -> list[tuple[int, int]]:
-    return [(problem.line, problem.column) for problem in found]
+def places(listed: tuple[Problem, ...]) -> list[tuple[int, int]]:
+    return [(problem.line, problem.column) for problem in listed]
 
 
 @pytest.fixture(params=["libyaml", "pure"])
@@ -153,8 +153,8 @@ def either_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_scalar_means_what_people_read(text: str, value: object) -> None:
-    root, found = parse_yaml(f"key: {text}\n")
-    assert not found
+    root, listed = parse_yaml(f"key: {text}\n")
+    assert not listed
     read = root.plain()["key"]
     assert read == value
     assert type(read) is type(value)
@@ -182,8 +182,8 @@ def test_scalar_means_what_people_read(text: str, value: object) -> None:
     ],
 )
 def test_trap_is_reported_where_it_stands(text: str, place: tuple[int, int], said: str) -> None:
-    _, found = parse_yaml(text)
-    (problem,) = found
+    _, listed = parse_yaml(text)
+    (problem,) = listed
     assert said in problem.message
     assert (problem.line, problem.column) == place
 
@@ -334,8 +334,8 @@ def test_all_errors_of_a_file_come_at_once_at_their_places(root: Path, catalog: 
         powr: 300 W
         """,
     )
-    found = problems(lambda: catalog.device("bad"))
-    assert [(problem.line, problem.column, problem.message.split(":")[0]) for problem in found] == [
+    listed = problems(lambda: catalog.device("bad"))
+    assert [(problem.line, problem.column, problem.message.split(":")[0]) for problem in listed] == [
         (2, 7, "kind"),
         (4, 9, "peak.bf16"),
         (5, 3, "peak.fp99"),
@@ -347,13 +347,13 @@ def test_all_errors_of_a_file_come_at_once_at_their_places(root: Path, catalog: 
         (11, 8, "0400 begins with a zero"),
         (12, 1, "the key `powr` stands here again, first in line 10"),
     ]
-    helps = {problem.line: problem.help for problem in found}
+    helps = {problem.line: problem.help for problem in listed}
     assert "did you mean `gpu`?" in helps[2]
     assert "did you mean '312 TFLOP/s'?" in helps[4]
     assert "did you mean '80 GB'?" in helps[7]
     assert "did you mean `bandwidth`?" in helps[8]
     assert "did you mean `power`?" in helps[10]
-    assert all(problem.excerpt in path.read_text(encoding="utf-8").splitlines() for problem in found)
+    assert all(problem.excerpt in path.read_text(encoding="utf-8").splitlines() for problem in listed)
 
 
 def test_error_reads_as_file_line_column(
@@ -396,17 +396,17 @@ def test_unknown_reference_is_reported_where_it_is_named(root: Path, catalog: Ca
         node: {nic: wyre, scale_up: [wire]}
         """,
     )
-    found = problems(lambda: catalog.system(str(path)))
-    assert places(found) == [(2, 9), (3, 13), (3, 29)]
-    assert "unknown device `gpu-z`" in found[0].message
-    assert "did you mean `wire`?" in found[1].help
+    listed = problems(lambda: catalog.system(str(path)))
+    assert places(listed) == [(2, 9), (3, 13), (3, 29)]
+    assert "unknown device `gpu-z`" in listed[0].message
+    assert "did you mean `wire`?" in listed[1].help
 
 
 def test_errors_of_a_referenced_file_keep_their_own_file(root: Path, catalog: Catalog) -> None:
     write(root / "hardware/links/wire.yaml", "name: wire\nbandwidth: 400\nlatency: 1 us\n")
-    found = problems(lambda: catalog.system("box"))
-    assert {Path(problem.file).name for problem in found} == {"wire.yaml"}
-    assert places(found) == [(2, 12)]
+    listed = problems(lambda: catalog.system("box"))
+    assert {Path(problem.file).name for problem in listed} == {"wire.yaml"}
+    assert places(listed) == [(2, 12)]
 
 
 # ------------------------------------------------------------------------------------------ extends
@@ -446,17 +446,17 @@ def test_parents_source_does_not_cover_a_changed_value(root: Path, catalog: Cata
 )
 def test_impossible_base_is_refused_at_its_place(root: Path, catalog: Catalog, text: str, said: str) -> None:
     write(root / "workloads/models/loop.yaml", text + "num_layers: 2\n")
-    found = problems(lambda: catalog.model("loop"))
-    assert said in found[0].message
-    assert places(found[:1]) == [(1, 10)]
+    listed = problems(lambda: catalog.model("loop"))
+    assert said in listed[0].message
+    assert places(listed[:1]) == [(1, 10)]
 
 
 def test_error_in_the_base_is_reported_in_the_base(root: Path, catalog: Catalog) -> None:
     tiny = FILES["workloads/models/tiny.yaml"].replace("vocab_size: 1000", "vocab_size: many")
     write(root / "workloads/models/tiny.yaml", tiny)
     write(root / "workloads/models/deep.yaml", "extends: tiny\nnum_layers: 0\n")
-    found = problems(lambda: catalog.model("deep"))
-    assert {(Path(problem.file).name, problem.line) for problem in found} == {
+    listed = problems(lambda: catalog.model("deep"))
+    assert {(Path(problem.file).name, problem.line) for problem in listed} == {
         ("tiny.yaml", 6),
         ("deep.yaml", 2),
     }
@@ -492,11 +492,11 @@ def test_errors_deep_in_a_study_have_their_places(root: Path, catalog: Catalog) 
         seed: 1.5
         """,
     )
-    found = problems(lambda: parse_file(path, Question, catalog))
-    assert places(found) == [(2, 26), (3, 16), (5, 19), (6, 12), (7, 7)]
-    assert "did you mean `tokens`?" in found[0].help
-    assert "did you mean `box`?" in found[1].help
-    assert "did you mean `tensor`?" in found[3].help
+    listed = problems(lambda: parse_file(path, Question, catalog))
+    assert places(listed) == [(2, 26), (3, 16), (5, 19), (6, 12), (7, 7)]
+    assert "did you mean `tokens`?" in listed[0].help
+    assert "did you mean `box`?" in listed[1].help
+    assert "did you mean `tensor`?" in listed[3].help
 
 
 def test_raw_mapping_knows_its_places(root: Path, catalog: Catalog) -> None:
@@ -557,8 +557,8 @@ def test_source_is_found_by_its_id(root: Path, catalog: Catalog) -> None:
     (problem,) = problems(lambda: catalog.source("papper"))
     assert "did you mean `paper`?" in problem.help
     write(root / "hardware/sources.yaml", "paper: {titel: A paper}\nother: 3\n")
-    found = problems(lambda: Catalog([root]).source("paper"))
-    assert len(found) == 3
+    listed = problems(lambda: Catalog([root]).source("paper"))
+    assert len(listed) == 3
 
 
 def test_description_is_read_once(catalog: Catalog) -> None:

@@ -20,9 +20,9 @@ def tree(
     fabric = FatTreeSpec(
         nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=1e-7
     )
-    found = build_topology(system.model_copy(update={"fabric": fabric}), 8 * nodes)
-    assert isinstance(found, FatTree)
-    return found
+    topology = build_topology(system.model_copy(update={"fabric": fabric}), 8 * nodes)
+    assert isinstance(topology, FatTree)
+    return topology
 
 
 @pytest.mark.parametrize(("nics", "oversubscription"), [(8, 1.0), (4, 2.0), (12, 3.0), (1, 4.0)])
@@ -31,8 +31,8 @@ def test_links_found_in_bulk_are_those_of_the_routes(
 ) -> None:
     network = tree(toys, nodes=9, nics=nics, oversubscription=oversubscription)
     ranks = np.random.default_rng(0).integers(0, 72, (300, 2))
-    found = network.crossings(ranks[:, 0], ranks[:, 1])
-    for (source, target), row in zip(ranks.tolist(), found.tolist(), strict=True):
+    crossed = network.crossings(ranks[:, 0], ranks[:, 1])
+    for (source, target), row in zip(ranks.tolist(), crossed.tolist(), strict=True):
         route = network.route(source, target)
         counted = network.counted[[edge.link for edge in route]]
         if source != target:

@@ -9,17 +9,17 @@ import numpy as np
 
 from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Task, TaskGraph
 from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS
-from perfsim.proof.execution.gpu_experts import ExpertCompute
+from perfsim.proof.execution.gpu_modules import ModuleCompute
 from perfsim.proof.execution.layout import EXPERTS, Array
 from perfsim.proof.execution.movement import summed
 from perfsim.proof.execution.program import Cell, Claim, Message, Values
 from perfsim.proof.execution.serial import SmallTraining
-from perfsim.workload import ParallelLayout, RecomputeKeeps, layer_kinds
+from perfsim.workload import ParallelLayout, TrainingRecipe, layer_kinds
 
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 
 
-class ReplicaCompute(ExpertCompute):
+class ReplicaCompute(ModuleCompute):
     """Compiles collectives over replicas."""
 
     def __init__(
@@ -27,9 +27,9 @@ class ReplicaCompute(ExpertCompute):
         graph: TaskGraph,
         training: SmallTraining,
         layout: ParallelLayout,
-        keeps: RecomputeKeeps = "nothing",
+        recipe: TrainingRecipe,
     ) -> None:
-        super().__init__(graph, training, layout, keeps)
+        super().__init__(graph, training, layout, recipe)
         self.rest_gathered: set[tuple[int, int]] = set()
         """Devices and blocks of which all but experts are gathered, and experts are next."""
         self.sharded: set[tuple[int, int]] = set()

@@ -186,6 +186,10 @@ class Layouts:
         shapes |= self._inner_norms()
         if model.norms_per_layer > 1:
             shapes |= self._norm("norm2")
+        if kind.mtp:
+            names = ("mtp_hidden", "mtp_words", "mtp_norm")
+            shapes |= {key: value for name in names for key, value in self._norm(name).items()}
+            shapes["mtp_joint"] = (2 * hidden, hidden)
         if kind.experts and model.experts is not None:
             experts = self.experts.shapes if share.whole_layers else {}
             return self._layout(shapes | self._router(model.experts) | experts)
@@ -289,8 +293,9 @@ class Layouts:
 
 def blocks(model: TransformerConfig) -> list[int]:
     """All blocks of a model in the order of the forward."""
-    layers = range(model.num_layers)
-    experts = [EXPERTS + layer for layer in layers if layer_kinds(model)[layer].experts]
+    kinds = layer_kinds(model)
+    layers = range(len(kinds))
+    experts = [EXPERTS + layer for layer in layers if kinds[layer].experts]
     return [EMBEDDING, *layers, *experts, HEAD]
 
 

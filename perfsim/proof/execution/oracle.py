@@ -55,7 +55,7 @@ class Oracle:
     def _expected(self, claim: Claim, rank: int) -> Array:
         record, number = self.records[claim.step], claim.number
         if claim.quantity == "loss":
-            return np.array(self._own(record.losses, rank, claim).sum())
+            return np.array(self._own(record.later_losses.get(number, record.losses), rank, claim).sum())
         if claim.quantity == NORM:
             return np.array(record.squared_norm)
         if claim.quantity.startswith("weight gradient"):

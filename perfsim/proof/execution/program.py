@@ -161,9 +161,9 @@ class Compiler(ABC):
     def share(self, rank: int) -> Share:
         """The share of the model that a rank has."""
 
-    def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
-        """Inputs and targets of a rank in a micro-batch."""
-        inputs, targets = self.training.words(step)
+    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Tokens, Tokens]:
+        """Inputs and targets of a rank in a micro-batch, or those of a module that are so much later."""
+        inputs, targets = self.training.words(step, ahead)
         rows, places = self.rows(rank, microbatch), self.places(rank)
         return inputs[rows][:, places], targets[rows][:, places]
 

@@ -35,7 +35,17 @@ from perfsim.proof.execution.layers import (
     mlp_wgrad,
 )
 from perfsim.proof.execution.layout import EXPERTS, Array, Share, Weights, blocks
+from perfsim.proof.execution.modules import (
+    LOSS_WEIGHT,
+    Joined,
+    head_of,
+    join,
+    join_dgrad,
+    join_wgrad,
+    norm_of_head,
+)
 from perfsim.proof.execution.vocabulary import (
+    HeadKept,
     Tokens,
     embedding_backward,
     embedding_forward,
@@ -81,15 +91,20 @@ class SmallTraining:
         """Tokens of a step that reach the LM head."""
         return self.batch * self.head_positions
 
-    def words(self, step: int) -> tuple[Tokens, Tokens]:
-        """Inputs and targets of one step."""
-        return self._words[step]
+    @property
+    def num_later_tokens(self) -> float:
+        """Tokens over which a module's loss is averaged, over the weight of its mean."""
+        return self.batch * self.seq_length * self.model.mtp_num_layers / LOSS_WEIGHT
+
+    def words(self, step: int, ahead: int = 0) -> tuple[Tokens, Tokens]:
+        """Inputs and targets of one step; those of the `ahead`-th module are later by as many tokens."""
+        drawn, length = self._words[step], self.seq_length if ahead else self.head_positions
+        return drawn[:, ahead : ahead + self.seq_length], drawn[:, ahead + 1 : ahead + 1 + length]
 
     @cached_property
-    def _words(self) -> list[tuple[Tokens, Tokens]]:
-        rng = np.random.default_rng([self.seed, 1])
-        drawn = rng.integers(0, self.model.vocab_size, (STEPS, self.batch, self.seq_length + 1))
-        return [(step[:, :-1], step[:, 1 : self.head_positions + 1]) for step in drawn]
+    def _words(self) -> Tokens:
+        rng, length = np.random.default_rng([self.seed, 1]), self.seq_length + 1 + self.model.mtp_num_layers
+        return rng.integers(0, self.model.vocab_size, (STEPS, self.batch, length))
 
     @cached_property
     def initial(self) -> dict[int, Weights]:
@@ -117,6 +132,8 @@ class Record:
 
     losses: Array
     """The part of each token in the mean loss, shape (samples, positions)."""
+    later_losses: dict[int, Array] = field(default_factory=dict)
+    """The same for every module of multi-token prediction, by its layer."""
     hidden: list[Array] = field(default_factory=list)
     attention: list[Array] = field(default_factory=list)
     gradient: dict[int, Array] = field(default_factory=dict)
@@ -134,7 +151,7 @@ class Record:
     @property
     def loss(self) -> float:
         """Mean loss of the step."""
-        return float(self.losses.sum())
+        return float(self.losses.sum() + sum(map(np.sum, self.later_losses.values())))
 
 
 def train(training: SmallTraining) -> list[Record]:
@@ -178,6 +195,8 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         weights[HEAD], of_head, statistics, targets, training.num_tokens, share, training.seq_length
     )
     record.weight_gradients[HEAD] = head_wgrad(inputs, share) | inputs.norm
+    d_words = _modules(training, weights, step, record)
+    d = d + record.gradient.get(training.model.num_layers, 0.0)
     for layer in reversed(range(training.model.num_layers)):
         record.gradient[layer + 1] = d
         d, record.middle[layer], grads = layer_backward(_whole(weights, layer), kept[layer], d, share)
@@ -185,11 +204,72 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
             if block in weights:
                 record.weight_gradients[block] = {name: grads[name] for name in weights[block]}
     record.gradient[0] = d
-    record.weight_gradients[EMBEDDING] = embedding_backward(d, tokens, share)
+    record.weight_gradients[EMBEDDING] = _added(embedding_backward(d, tokens, share), d_words)
     if training.model.tied_embeddings:
         both = record.weight_gradients[EMBEDDING]["words"] + record.weight_gradients[HEAD]["words"]
         record.weight_gradients[EMBEDDING]["words"] = record.weight_gradients[HEAD]["words"] = both
     return record
+
+
+def _modules(training: SmallTraining, weights: dict[int, Weights], step: int, record: Record) -> Weights:
+    """Modules of multi-token prediction forward and backward; returns their gradients of embeddings.
+
+    A module reads the output of the one before it, the first one that of the last layer.
+    """
+    share, first, made = training.share, training.model.num_layers, list[_Module]()
+    for ahead in range(1, training.model.mtp_num_layers + 1):
+        layer = first + ahead - 1
+        tokens, targets = training.words(step, ahead)
+        w = _whole(weights, layer)
+        joined = join(w, weights[EMBEDDING], record.hidden[layer], tokens, share)
+        routing = training.routing(step, layer) if EXPERTS + layer in weights else None
+        y, attention, kept = layer_forward(w, joined.x, routing, share.of_layer(layer))
+        statistics, of_head = head_forward(head_of(w, weights[HEAD]), y, targets, share)
+        record.later_losses[layer] = losses_of(statistics, training.num_later_tokens)
+        record.attention.append(attention)
+        record.hidden.append(y)
+        made.append(_Module(layer, tokens, targets, joined, kept, statistics, of_head))
+    d, words = np.zeros_like(record.hidden[0]), Weights()
+    for module in reversed(made):
+        d, of_words = _module_backward(training, weights, module, d, record)
+        words = _added(words, of_words)
+    return words
+
+
+class _Module(NamedTuple):
+    """What a module keeps for its backward."""
+
+    layer: int
+    tokens: Tokens
+    targets: Tokens
+    joined: Joined
+    kept: LayerKept
+    statistics: Array
+    head: HeadKept
+
+
+def _module_backward(
+    training: SmallTraining, weights: dict[int, Weights], module: _Module, d: Array, record: Record
+) -> tuple[Array, Weights]:
+    """Gradients of a module's input and of embeddings, from that of its output by the next module."""
+    share, layer, count = training.share, module.layer, training.num_later_tokens
+    w = _whole(weights, layer)
+    head, length = head_of(w, weights[HEAD]), training.seq_length
+    dy, inputs = head_dgrad(head, module.head, module.statistics, module.targets, count, share, length)
+    d, record.middle[layer], grads = layer_backward(w, module.kept, d + dy, share)
+    dx, joint = join_dgrad(w, module.joined, d)
+    grads |= join_wgrad(joint) | norm_of_head(inputs.norm)
+    for block in (layer, EXPERTS + layer):
+        if block in weights:
+            record.weight_gradients[block] = {name: grads[name] for name in weights[block]}
+    record.weight_gradients[HEAD] = _added(record.weight_gradients[HEAD], head_wgrad(inputs, share))
+    record.gradient[layer] = dx
+    return dx, embedding_backward(joint.d_words, module.tokens, share)
+
+
+def _added(first: Weights, second: Weights) -> Weights:
+    """The sums of named arrays."""
+    return first | {name: first[name] + value if name in first else value for name, value in second.items()}
 
 
 class LayerKept(NamedTuple):

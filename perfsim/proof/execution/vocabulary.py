@@ -81,14 +81,20 @@ def merged_statistics(parts: list[Array]) -> Array:
     return np.stack([most, np.asarray(total), np.sum([part[2] for part in parts], axis=0)])
 
 
-def losses_of(statistics: Array, num_tokens: int) -> Array:
+def losses_of(statistics: Array, num_tokens: float) -> Array:
     """The part of each token in the mean loss over `num_tokens`, shape (samples, positions)."""
     most, total, target = statistics
     return np.asarray((most + np.log(total) - target) / num_tokens)
 
 
 def head_dgrad(
-    w: Weights, kept: HeadKept, statistics: Array, targets: Tokens, num_tokens: int, share: Share, length: int
+    w: Weights,
+    kept: HeadKept,
+    statistics: Array,
+    targets: Tokens,
+    num_tokens: float,
+    share: Share,
+    length: int,
 ) -> tuple[Array, HeadInputs]:
     """The peer's part of the gradient of the last layer's output, and the inputs of the wgrad."""
     d_logits = np.exp(kept.logits - statistics[0][..., None]) / statistics[1][..., None]

@@ -21,13 +21,17 @@ def decision_sections(result: StudyResult) -> list[Section]:
     decision = result.decision
     if decision is None:
         return []
-    labels = text.labels(result.candidates)
+    labels = text.names(result.candidates)
     lead = (
         "Helps to decide when, for how much and how surely. Typical values with 90 % intervals from "
         f"{text.integer(decision.draws)} draws (seed {decision.seed}); candidates share the draws of what "
         "they have in common."
     )
-    sections = [Section("The decision", lead, table=outcome_table(decision, labels), slug="decision")]
+    sections = [
+        Section(
+            "The decision", lead, table=outcome_table(decision, labels), slug="decision", short="Decision"
+        )
+    ]
     decision = replace(
         decision,
         rival=shortened(decision.rival, result),
@@ -42,14 +46,20 @@ def decision_sections(result: StudyResult) -> list[Section]:
             "that crosses the dotted line flips the order within its range."
         )
         sections.append(
-            drawn(Section("What would change the order?", lead, slug="tornado"), *shown, decision)
+            drawn(
+                Section("What would change the order?", lead, slug="tornado", short="Sensitivity"),
+                *shown,
+                decision,
+            )
         )
     if decision.money_levers:
         lead = (
             "The same for money, where both have a price: the inputs that move the ratio of what the two "
             "cost, with the value at which the order flips."
         )
-        section = Section("What would change which costs less?", lead, slug="tornado-money")
+        section = Section(
+            "What would change which costs less?", lead, slug="tornado-money", short="Sensitivity of cost"
+        )
         sections.append(drawn(section, *shown, decision, of_money=True))
     if decision.break_even:
         lead = (

@@ -12,7 +12,7 @@ def laws_section(result: StudyResult) -> list[Section]:
     """One row a law: its critical batch, each candidate's best batch and time; nothing for a single law."""
     if len(result.laws) < 2:
         return []
-    names = dict(zip((own.label for own in result.candidates), text.labels(result.candidates), strict=True))
+    names = dict(zip((own.label for own in result.candidates), text.names(result.candidates), strict=True))
     unit, scale = text.time_unit(row.time_s for answer in result.laws for row in answer.rows)
     rows, best = [], set()
     for number, answer in enumerate(result.laws):

@@ -76,7 +76,7 @@ def _bridge(result: StudyResult) -> list[Section]:
         "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
         "left saves time, a bar to the right costs it."
     )
-    section = Section("From one step to the other", lead, slug="bridge")
+    section = Section("From one step to the other", lead, slug="bridge", short="Step to step")
     shown = bridge_figure.waterfall, bridge_figure.waterfall_table, bridge_figure.waterfall_alt
     return [drawn(section, *shown, bridge_figure.bridge((named[id(rival)], named[id(first)]), rival, first))]
 
@@ -126,6 +126,7 @@ def _verdict(result: StudyResult) -> Section:
         " ".join([lead, *notes, *unfit]),
         table=verdict_table(result),
         slug="verdict",
+        short="Candidates",
     )
 
 
@@ -134,7 +135,7 @@ def _remarks(result: StudyResult) -> list[Section]:
     if not table.rows:
         return []
     lead = "What to know before a plan is used: where its state is kept, safer choices."
-    return [Section("Remarks on the plans", lead, table=table, slug="remarks")]
+    return [Section("Remarks on the plans", lead, table=table, slug="remarks", short="Remarks")]
 
 
 def _batch(result: StudyResult) -> Section:
@@ -148,7 +149,7 @@ def _batch(result: StudyResult) -> Section:
             "batch."
         )
     lead = " ".join([lead, *_suggested(result)])
-    section = Section("Time to the target by batch", lead, slug="time-to-accuracy")
+    section = Section("Time to the target by batch", lead, slug="time-to-accuracy", short="Batch")
     shown = (
         batch_figure.time_to_accuracy, batch_figure.time_to_accuracy_table, batch_figure.time_to_accuracy_alt,
     )  # fmt: skip
@@ -167,7 +168,7 @@ def _step(result: StudyResult) -> Section:
         "layout or more micro-batches could save."
     )
     shown = step_figure.step_breakdown, step_figure.step_breakdown_table, step_figure.step_breakdown_alt
-    return drawn(Section("Where a step goes", lead, slug="step-time"), *shown, result)
+    return drawn(Section("Where a step goes", lead, slug="step-time", short="Step"), *shown, result)
 
 
 def _why(result: StudyResult) -> list[Section]:
@@ -202,6 +203,7 @@ def _network(result: StudyResult) -> list[Section]:
             alt=network_figure.network_use_alt(result),
             note=network_figure.overload_note(result),
             slug="network",
+            short="Network",
         )
     ]
 
@@ -209,7 +211,7 @@ def _network(result: StudyResult) -> list[Section]:
 def _rooflines(result: StudyResult) -> list[Section]:
     """A tab for each machine, as its fastest candidate uses it; nothing where no kernels are known."""
     fastest: dict[tuple[str, str], tuple[str, CandidateResult]] = {}
-    named = zip(text.labels(result.candidates), result.candidates, strict=True)
+    named = zip(text.names(result.candidates), result.candidates, strict=True)
     for name, candidate in sorted(named, key=lambda pair: pair[1].time_to_accuracy_s):
         if candidate.roofline and candidate.roofline.kernels:
             fastest.setdefault((candidate.system, candidate.strategy), (name, candidate))
@@ -218,7 +220,9 @@ def _rooflines(result: StudyResult) -> list[Section]:
         "level lines for arithmetic, points far below both for neither, as small or narrow products do. The "
         "area of a point follows its time. Kernels without counted FLOPs have one for every two bytes."
     )
-    sections = [Section("Roofline of the kernels", lead, slug="roofline")] if fastest else []
+    sections = (
+        [Section("Roofline of the kernels", lead, slug="roofline", short="Roofline")] if fastest else []
+    )
     for index, (name, candidate) in enumerate(fastest.values()):
         if candidate.roofline is not None:
             section = Section(name, slug=f"roofline-{index}", tab="rooflines", level=3)
@@ -255,7 +259,7 @@ def _resilience(result: StudyResult) -> list[Section]:
         "own."
     )
     table = resilience_table(result)
-    return [Section("One slow device", lead, table=table, slug="resilience")]
+    return [Section("One slow device", lead, table=table, slug="resilience", short="Slow device")]
 
 
 def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]:
@@ -263,13 +267,11 @@ def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]
         "Shows why a step takes as long as it does: gaps in a compute stream are waits, and the streams "
         "above or below show what it waits for. Drag to zoom, double-click to return."
     )
-    sections = [Section("Timeline of a step", lead, slug="timeline")]
+    sections = [Section("Timeline of a step", lead, slug="timeline", short="Timeline")]
     files = [*trace_names, *[""] * (len(result.candidates) - len(trace_names))]
     drawn = [
         (name, candidate, file)
-        for name, candidate, file in zip(
-            text.labels(result.candidates), result.candidates, files, strict=True
-        )
+        for name, candidate, file in zip(text.names(result.candidates), result.candidates, files, strict=True)
         if candidate.timeline
     ]
     own = timeline_figure.shared([candidate for _, candidate, _ in drawn])
@@ -311,6 +313,7 @@ def _evidence(result: StudyResult) -> list[Section]:
             "again.",
             topics=assumptions_tables(result),
             slug="assumptions",
+            short="Assumptions",
         )
     ]
     if result.sampling:
@@ -318,7 +321,11 @@ def _evidence(result: StudyResult) -> list[Section]:
             "Tasks sampled from the simulated step, computed in NumPy with the strategy's partition and "
             "compared with the unpartitioned product. Shows whether the simulated work is the right work."
         )
-        sections.append(Section("Correctness sampling", lead, table=sampling_table(result), slug="sampling"))
+        sections.append(
+            Section(
+                "Correctness sampling", lead, table=sampling_table(result), slug="sampling", short="Sampling"
+            )
+        )
     if result.accuracy:
         lead = (
             "Errors of such predictions for published runs, beside a baseline of one constant efficiency. "

@@ -87,6 +87,7 @@ def _metrics(candidates: Sequence[CandidateResult]) -> list[_Metric]:
         _Metric("bubble", lambda c: text.percent(c.bubble_fraction)),
         _Metric("exposed communication", lambda c: text.percent(c.exposed_communication_fraction)),
         _Metric("peak memory", peak),
+        _Metric("strategy", lambda c: c.strategy),
         _Metric("layout", lambda c: text.layout_long(c.layout)),
     ]
 
@@ -100,7 +101,7 @@ def verdict_table(result: StudyResult) -> Table:
         "MFU counts the FLOPs of the model, HFU also those of recomputation. Memory is per device, with its "
         "share of the capacity. A star marks the best."
     )
-    columns = ["", *text.labels(candidates)]
+    columns = ["", *text.names(candidates)]
     return Table(columns, rows, caption, frozenset(range(1, len(columns))), _best(metrics, candidates))
 
 
@@ -108,7 +109,7 @@ def remarks_table(result: StudyResult) -> Table:
     """Remarks on each plan, one in a row, the plan's name beside its first."""
     rows = [
         [name if number == 0 else "", remark]
-        for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True)
+        for name, candidate in zip(text.names(result.candidates), result.candidates, strict=True)
         for number, remark in enumerate(candidate.notes)
     ]
     return Table(("plan", "remark"), rows)

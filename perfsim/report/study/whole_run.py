@@ -41,7 +41,7 @@ def whole_run_section(result: StudyResult) -> list[Section]:
     """A table of the candidates whose study names a wall clock; nothing without any."""
     named = [
         (name, candidate)
-        for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True)
+        for name, candidate in zip(text.names(result.candidates), result.candidates, strict=True)
         if candidate.whole_run
     ]
     if not named:

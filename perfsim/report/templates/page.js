@@ -63,6 +63,29 @@
     table.closest(".scroll").after(button);
   }
 })();
+// On a phone a row takes many lines: a long table shows its first rows, and a button the others.
+(() => {
+  const narrow = window.matchMedia("(max-width: 600px)"), ROOM = 300;
+  const fold = (table) => {
+    let height = 0;
+    const rest = [...table.tBodies[0].rows].slice(1).filter((row) => (height += row.offsetHeight) > ROOM);
+    if (!rest.length || table.dataset.folded) return;
+    table.dataset.folded = rest.length;
+    rest.forEach((row) => row.classList.add("rest"));
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "csv all";
+    button.textContent = `Show all ${table.tBodies[0].rows.length} rows`;
+    button.addEventListener("click", () => {
+      rest.forEach((row) => row.classList.remove("rest"));
+      button.remove();
+    });
+    table.closest(".scroll").after(button);
+  };
+  const foldAll = () => narrow.matches && document.querySelectorAll("main table").forEach(fold);
+  narrow.addEventListener("change", foldAll);
+  foldAll();
+})();
 // Figures of many bars come compressed.
 const drawn = Promise.all([...document.querySelectorAll("script[data-figure]")].map(async (script) => {
   const packed = Uint8Array.from(atob(script.textContent), (letter) => letter.charCodeAt(0));
@@ -77,7 +100,7 @@ drawn.then(() => {
   const WIDE_LOOK = { "font.size": 12, "title.font.size": 15 };
   const NARROW_LOOK = { "font.size": 11, "title.font.size": 13, dragmode: false };
   const plots = [...document.querySelectorAll(".js-plotly-plot")].map((plot) => (
-    { plot, height: plot.layout.height, dragmode: plot.layout.dragmode, narrow: false }
+    { plot, height: parseFloat(plot.closest(".plot").style.minHeight), dragmode: plot.layout.dragmode, narrow: false }
   ));
   const fit = async (entry) => {
     const { plot } = entry, narrow = window.innerWidth < NARROW;
@@ -88,7 +111,7 @@ drawn.then(() => {
     const legend = plot.querySelector(".legend");
     const more = legend ? Math.max(0, legend.getBBox().height - RESERVED) : 0;
     const height = entry.height + Math.round(more), room = plot.parentElement.clientWidth;
-    if (height === plot.layout.height && room === plot._fullLayout.width) return;
+    if (height === plot._fullLayout.height && room === plot._fullLayout.width) return;
     plot.style.height = plot.parentElement.style.height = height + "px";
     await Plotly.relayout(plot, room ? { height, width: room } : { height });
   };
@@ -102,12 +125,18 @@ drawn.then(() => {
   fitAll();
   window.addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(fitAll, 200); });
   const PAPER = 690; // pixels between the margins of A4
-  const printed = (paper) => plots.forEach(({ plot }) => {
-    const own = paper || plot.parentElement.clientWidth;
-    if (own) Plotly.relayout(plot, { width: own });
-  });
-  window.addEventListener("beforeprint", () => printed(PAPER));
-  window.addEventListener("afterprint", () => printed(0));
+  const TALL = 440, SHORTER = 0.8; // so that a tall plot seldom moves to the next page and leaves a gap
+  const sized = (plot, width, height) => {
+    plot.style.height = plot.parentElement.style.height = height + "px";
+    if (width) Plotly.relayout(plot, { width, height });
+  };
+  window.addEventListener("beforeprint", () => plots.forEach((entry) => {
+    entry.screen = entry.plot._fullLayout.height;
+    sized(entry.plot, PAPER, entry.screen > TALL ? Math.round(SHORTER * entry.screen) : entry.screen);
+  }));
+  window.addEventListener("afterprint", () => plots.forEach(({ plot, screen }) => (
+    sized(plot, plot.parentElement.clientWidth, screen)
+  )));
 });
 // A table that is wider than its place can be scrolled with the keyboard.
 (() => {

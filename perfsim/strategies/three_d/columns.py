@@ -26,7 +26,10 @@ MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 @dataclass(frozen=True)
 class Columns:
-    """Layouts of one job; every field but `divisions` is an array of shape (rows,)."""
+    """Layouts of one job; every field but `divisions` is an array of shape (rows,).
+
+    In a `Grid` it has the shape of a grid, or one that broadcasts to it.
+    """
 
     tensor: Ints
     data: Ints
@@ -67,6 +70,12 @@ class Columns:
         return *in_context, self.expert, self.expert_tensor
 
     @property
+    def state_keys(self) -> tuple[Ints, ...]:
+        """What determines the model states of a rank, and their communication over replicas."""
+        on_ranks = self.tensor, self.data, self.division, self.context, self.expert, self.expert_tensor
+        return *on_ranks, self.zero, self.shards
+
+    @property
     def pipeline(self) -> Ints:
         """Pipeline ranks."""
         return self.divisions.pipeline[self.division]
@@ -85,8 +94,8 @@ class Columns:
     def by_schedule(self) -> dict[str, Ints | slice]:
         """The rows of every schedule."""
         schedules, names = self.divisions.schedule[self.division], list(SCHEDULES)
-        counts = np.bincount(schedules, minlength=len(names))
-        if counts.max(initial=0) == len(self):
+        counts = np.bincount(schedules.ravel(), minlength=len(names))
+        if counts.max(initial=0) == schedules.size:
             return {names[index]: slice(None) for index in np.flatnonzero(counts)}
         return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
 
@@ -161,6 +170,11 @@ def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
     return first[occurs], (np.cumsum(occurs) - 1)[code]
 
 
+def fields_of(columns: Columns) -> list[Ints]:
+    """The numbers that describe layouts, in the order of the fields."""
+    return [getattr(columns, name) for name in _COLUMNS]
+
+
 def from_table(table: Ints, divisions: Divisions) -> Columns:
     """Columns from an array of shape (fields, rows), in the order of the fields."""
     return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
@@ -171,7 +185,7 @@ def blocks_of(rows: int) -> Iterator[slice]:
     return (slice(start, start + _BLOCK) for start in range(0, rows, _BLOCK))
 
 
-def taken(table: Table, rows: slice) -> Table:
+def taken(table: Table, rows: Ints) -> Table:
     """The rows of a named tuple of columns."""
     return type(table)(*(column[rows] for column in table))
 

@@ -10,6 +10,7 @@ those of experts are; they have replicas of their own, which do the same one aft
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,6 +83,12 @@ class Replicas:
     def held(self) -> Held:
         """All parameters of this rank."""
         return Held(self.num_parameters, 0.0 if self.apart is None else self.apart.num_parameters)
+
+    @property
+    def holders(self) -> int:
+        """Consecutive ranks that together hold all gradients, apart ones too, the fewest."""
+        own = self.ranks.stride * (self.shards if self.zero_stage else 1)
+        return own if self.apart is None else math.lcm(own, self.apart.holders)
 
     @property
     def updated(self) -> float:

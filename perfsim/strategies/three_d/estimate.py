@@ -18,34 +18,40 @@ from numpy.typing import NDArray
 
 from perfsim.costs.price import Costs
 from perfsim.strategies.schedules import PacedRanks, PassTimes, bubble_s, schedule_called
-from perfsim.strategies.three_d.columns import Columns, blocks_of, taken
+from perfsim.strategies.three_d.columns import Columns, blocks_of, distinct_rows, taken
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.memory import recomputed_layers, slice_bytes
-from perfsim.strategies.three_d.prices import PassPrices, pass_prices
+from perfsim.strategies.three_d.prices import Passes, PassPrices, slices_of
 from perfsim.strategies.three_d.replica_prices import DataPrices, Largest, data_prices, largest_ranks
-from perfsim.strategies.three_d.slowdown import Slowdowns, slowdowns
+from perfsim.strategies.three_d.slowdown import Beside, Slowdowns
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 from perfsim.topology import FatTree
 from perfsim.workload import Job
 
 Floats = NDArray[np.float64]
 _TINY_S = 1e-30
+_TIE = 1e-12
 
 
 def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs) -> Floats:
     """Step time of every layout by the formula above, shape (rows,)."""
+    slices = slices_of(columns)
+    first, of_state = distinct_rows(columns.state_keys)
+    states = columns.rows(first)
+    sizes = slice_bytes(job, states)
+    largest = largest_ranks(job, states, sizes)
+    replicas = data_prices(job, states, topology, largest, sizes, costs.durations_s)
+    passes = Passes(job, slices, topology, costs.durations_s)
+    beside = Beside(job, topology, costs, slices, passes, states, sizes, largest)
     by_zero = np.argsort(columns.zero, kind="stable")  # so that few blocks need the terms of ZeRO 2 and 3
-    columns = columns.rows(by_zero)
-    sizes = slice_bytes(job, columns)
-    passes = pass_prices(job, columns, topology, costs.durations_s)
-    largest = largest_ranks(job, columns, sizes)
-    replicas = data_prices(job, columns, topology, largest, sizes, costs.durations_s)
-    slower = slowdowns(job, columns, topology, costs, passes, largest, sizes)
     seconds = np.empty(len(columns), dtype=np.float64)
-    for rows in blocks_of(len(columns)):
-        prices = taken(passes, rows), taken(replicas, rows), taken(slower, rows)
-        seconds[by_zero[rows]] = _steps_s(job, columns.rows(rows), taken(largest, rows), *prices)
+    for block in blocks_of(len(columns)):
+        rows = by_zero[block]
+        some, of_slice, state = columns.rows(rows), slices.of_row[rows], of_state[rows]
+        priced = passes.of(some, of_slice)
+        slower = beside.of(of_slice, state, priced)
+        seconds[rows] = _steps_s(job, some, taken(largest, state), priced, taken(replicas, state), slower)
     return seconds
 
 
@@ -65,7 +71,9 @@ def _steps_s(
     sends = _send_times(columns, ranks, passes)
     microbatches = columns.microbatches(job)
     tied = np.logical_and(job.model.tied_embeddings, columns.last_rank > 0)
-    slowest = np.argmax(times.total_s, axis=1)[:, None]
+    total_s = times.total_s
+    # Of ranks that take as long but for rounding the first, however prices were added up.
+    slowest = np.argmax(total_s >= (1.0 - _TIE) * total_s.max(axis=1, keepdims=True), axis=1)[:, None]
     slowest_times = PassTimes(*(np.take_along_axis(part, slowest, axis=1)[:, 0] for part in times))
     steady_wait, bare_wait = (np.take_along_axis(part, slowest, axis=1)[:, 0] for part in waits)
     others = PassTimes(

@@ -15,7 +15,7 @@ what it makes of them. Compute waits while rows travel, but for shared experts, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -24,10 +24,13 @@ from perfsim import transformer
 from perfsim.calibration import Dispatcher
 from perfsim.graph import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass, Made, half_work
+from perfsim.suggest import nearest_divisor
 from perfsim.transformer import LayerSlice
+from perfsim.workload import Job, ParallelLayout
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
+Which = Forward | Backward
 
 
 class ExpertWorks(NamedTuple):
@@ -44,21 +47,17 @@ class ExpertWorks(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def expert_works(part: LayerSlice, which: Forward | Backward, recompute: str = "none") -> ExpertWorks:
+def expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> ExpertWorks:
     """The compute of a block with experts; `recompute` decides what its forward keeps."""
-    beside = _beside_experts(replace(part, expert=1, expert_tensor=1, expert_load=1.0), which)
-    end, rows = beside.end, TensorClass("rows", transformer.row_bytes(part))
+    alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
+    begin, end = router_works(alone, which)
     if which == "forward":
         saved = TensorClass("saved", transformer.layer_activation_bytes(part, recompute))
         end = replace(end, writes=(*end.writes, saved))
-    writes = [rows]
-    if which == "dgrad":
-        writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
-    experts = half_work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
-    return ExpertWorks(beside.begin, beside.shared, experts, end)
+    return ExpertWorks(begin, shared_work(alone, which), experts_work(part, which), end)
 
 
-_PASS: dict[Forward | Backward, Literal["forward", "backward", "dgrad"]] = {
+_PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
     "forward": "forward",
     "recompute": "forward",
     "backward": "backward",
@@ -66,33 +65,44 @@ _PASS: dict[Forward | Backward, Literal["forward", "backward", "dgrad"]] = {
 }
 
 
-class _BesideExperts(NamedTuple):
-    """The parts of `ExpertWorks` that are the same however experts are divided."""
-
-    begin: Work
-    shared: Work | None
-    end: Work
-    """Without what a forward saves."""
-
-
 @lru_cache(maxsize=512)
-def _beside_experts(part: LayerSlice, which: Forward | Backward) -> _BesideExperts:
-    """The parts before, beside and after the experts; `part` has expert degrees of 1."""
-    begin, shared, end = {
-        "forward": (transformer.router_forward, transformer.shared_forward, transformer.combine_forward),
-        "backward": (transformer.combine_backward, transformer.shared_backward, transformer.router_backward),
-        "dgrad": (transformer.combine_backward, transformer.shared_dgrad, transformer.router_dgrad),
+def router_works(part: LayerSlice, which: Which) -> tuple[Work, Work]:
+    """The begin and the end of a block, the latter without what a forward saves; `part` has all experts.
+
+    A recompute runs no LM head of multi-token prediction again.
+    """
+    if which == "recompute":
+        part = replace(part, kind=replace(part.kind, mtp=False))
+    begin, end = {
+        "forward": (transformer.router_forward, transformer.combine_forward),
+        "backward": (transformer.combine_backward, transformer.router_backward),
+        "dgrad": (transformer.combine_dgrad, transformer.router_dgrad),
     }[_PASS[which]]
     rows = TensorClass("rows", transformer.row_bytes(part))
     hidden = TensorClass("hidden", part.activation_bytes)
     last = (*end(part), *(transformer.mlp_residual(part) if which == "forward" else ()))
     names = ("router", "combine") if _PASS[which] == "forward" else ("combine", "router")
-    beside = shared(part)
-    return _BesideExperts(
-        begin=half_work(names[0], which, begin(part), rows),
-        shared=half_work("shared_experts", which, beside, hidden) if beside else None,
-        end=half_work(names[1], which, last, hidden),
-    )
+    return half_work(names[0], which, begin(part), rows), half_work(names[1], which, last, hidden)
+
+
+@lru_cache(maxsize=512)
+def shared_work(part: LayerSlice, which: Which) -> Work | None:
+    """Shared experts; None without any. `part` has all experts."""
+    block = {
+        "forward": transformer.shared_forward,
+        "backward": transformer.shared_backward,
+        "dgrad": transformer.shared_dgrad,
+    }[_PASS[which]]
+    hidden, kernels = TensorClass("hidden", part.activation_bytes), block(part)
+    return half_work("shared_experts", which, kernels, hidden) if kernels else None
+
+
+def experts_work(part: LayerSlice, which: Which) -> Work:
+    """The rank's experts on the rows that arrived."""
+    writes = [TensorClass("rows", transformer.row_bytes(part))]
+    if which == "dgrad":
+        writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
+    return half_work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
 
 
 @lru_cache(maxsize=2048)
@@ -230,3 +240,29 @@ class ExpertGroup(Half):
             writes=(TensorClass("rows", n_bytes),),
             fan_out=fan_out,
         )
+
+
+def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
+    """Problems of a layout's expert degrees: what they divide, and that ranks route tokens of their own."""
+    experts, ranks, shared = job.model.experts, layout.expert, layout.expert_tensor
+    if experts is None:
+        if ranks * shared > 1:
+            yield f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"
+        return
+    if experts.num_experts % ranks:
+        yield (
+            f"{experts.num_experts} experts do not divide over expert {ranks}; "
+            f"nearest: {nearest_divisor(experts.num_experts, ranks)}"
+        )
+    if experts.ffn_hidden_size % shared:
+        yield (
+            f"the experts' ffn_hidden_size {experts.ffn_hidden_size} is not a multiple of expert_tensor "
+            f"{shared}; nearest: {nearest_divisor(experts.ffn_hidden_size, shared)}"
+        )
+    if layout.width % (ranks * shared):
+        yield (
+            f"expert {ranks} × expert_tensor {shared} must divide the {layout.width} ranks of a stage "
+            "(tensor × context × data)"
+        )
+    if layout.tensor > 1 and not layout.sequence_parallel:
+        yield "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"

@@ -49,8 +49,10 @@ def attention_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Wor
         "dgrad": transformer.attention_dgrad,
         "wgrad": transformer.attention_wgrad,
     }
-    inputs = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
-    return half_work("attention", which, blocks[which](part), *_written(part, which, {"dgrad": inputs}))
+    writes = _written(part, which)
+    if which == "dgrad":
+        writes.append(TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part)))
+    return half_work("attention", which, blocks[which](part), *writes)
 
 
 @lru_cache(maxsize=4096)
@@ -63,18 +65,19 @@ def mlp_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
         "dgrad": transformer.mlp_dgrad,
         "wgrad": transformer.mlp_wgrad,
     }
-    kernels = blocks[which](part)
+    kernels, writes = blocks[which](part), _written(part, which)
     if which == "forward":
         kernels += transformer.mlp_residual(part)
-    saved = TensorClass("saved", transformer.layer_activation_bytes(part, mode))
-    inputs = TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part))
-    return half_work("mlp", which, kernels, *_written(part, which, {"forward": saved, "dgrad": inputs}))
+        writes.append(TensorClass("saved", transformer.layer_activation_bytes(part, mode)))
+    elif which == "dgrad":
+        writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
+    return half_work("mlp", which, kernels, *writes)
 
 
-def _written(part: LayerSlice, which: HalfPass, kept: dict[HalfPass, TensorClass]) -> list[TensorClass]:
-    if which == "wgrad":
-        return [TensorClass("weight_gradient", 0.0)]
-    return [TensorClass("hidden", part.activation_bytes), *([kept[which]] if which in kept else [])]
+def _written(part: LayerSlice, which: HalfPass) -> list[TensorClass]:
+    """What every pass writes."""
+    name, n_bytes = ("weight_gradient", 0.0) if which == "wgrad" else ("hidden", part.activation_bytes)
+    return [TensorClass(name, n_bytes)]
 
 
 class Made(NamedTuple):

@@ -53,6 +53,8 @@ def forward_template(
         weights = arrived.get(block, [])
         if stage.shards:
             weights = stage.shards.gather_forward(template, done, block)
+        if layer.attention.part.kind.mtp and not stage.first:
+            weights = [*weights, *root]  # its own loss is behind the LM head
         hidden, saved = layer.forward(template, hidden, weights, block=block)
         template.output(f"saved{number}", saved)
         done.append(hidden)

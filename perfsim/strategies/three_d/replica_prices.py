@@ -17,8 +17,8 @@ from perfsim.strategies.three_d.columns import Columns, distinct_rows
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, Held, Replicas, layers_per_bucket
 from perfsim.strategies.three_d.division import kind_numbers
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
-from perfsim.strategies.three_d.prices import Floats, Ints, Terms, priced
 from perfsim.strategies.three_d.stages import group_of
+from perfsim.strategies.three_d.terms import Floats, Ints, Named, Terms
 from perfsim.strategies.three_d.virtual_stage import tied_embedding_work
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
@@ -138,10 +138,13 @@ def data_prices(
         for row in of_degrees.tolist()
     }
 
-    def terms(key: Sequence[int]) -> Terms:
-        return _data_terms(base, shapes[key[0], key[-1]], ReplicaKey(*key))
+    def works_of(*key: int) -> Named:
+        works = _data_terms(base, shapes[key[0], key[-1]], ReplicaKey(*key))
+        return dict(zip(DataPrices._fields, works, strict=True))
 
-    return DataPrices(*priced(DataPrices._fields, keys, terms, durations))
+    terms = Terms(DataPrices._fields, len(columns))
+    terms.add(keys, works_of)
+    return DataPrices(*terms.sums(durations(terms.works))[:, :, None])
 
 
 def straddling_stage(columns: Columns, node: int) -> Ints:
@@ -177,7 +180,7 @@ class ReplicaKey(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Terms:
+def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[Work]]:
     """The works of `DataPrices` for the replicas of one rank."""
     zero, data, first = key.zero, key.data, shapes.embedding
     if key.last and key.first:

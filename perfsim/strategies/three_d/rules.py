@@ -1,4 +1,4 @@
-"""The rules of legal layouts."""
+"""The rules of legal layouts; those of a degree are with what it divides."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterator
 
 from perfsim.sizes import passes_problem
 from perfsim.strategies.schedules import SCHEDULES, chunks_problem
+from perfsim.strategies.three_d.context import context_problems
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import divided
+from perfsim.strategies.three_d.expert import expert_problems
+from perfsim.strategies.three_d.tensor import tensor_problems
 from perfsim.strategies.three_d.zero import SHARDED
+from perfsim.suggest import nearest_divisor
 from perfsim.topology import FatTree
-from perfsim.workload import Job, ParallelLayout, layer_kinds
+from perfsim.workload import Job, ParallelLayout
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 DEGREES = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
@@ -64,84 +68,9 @@ def _shard_problems(layout: ParallelLayout) -> Iterator[str]:
     if not layout.zero_stage:
         yield f"shard_group {group} is a part of the ranks over which ZeRO shards; zero_stage is 0"
     if group < 2 or replicas % group:
-        near = f"; nearest: {_nearest(replicas, group, least=2)}" if replicas > 1 else ""
+        near = f"; nearest: {nearest_divisor(replicas, group, least=2)}" if replicas > 1 else ""
         ranks = f"the {replicas} ranks of context × data"
         yield f"shard_group {group} must divide {ranks} in groups of 2 or more{near}"
-
-
-def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    """Problems of a layout's tensor degree and sequence parallelism."""
-    model, tensor = job.model, layout.tensor
-    for name, count in (
-        ("num_attention_heads", model.num_attention_heads),
-        ("num_query_groups", model.query_groups),
-        *_mlp_widths(job),
-    ):
-        if count % tensor:
-            yield f"{name} {count} is not a multiple of tensor {tensor}; nearest: {_nearest(count, tensor)}"
-    if layout.sequence_parallel and job.seq_length % tensor:
-        yield f"seq_length {job.seq_length} is not a multiple of tensor {tensor}"
-
-
-def _mlp_widths(job: Job) -> Iterator[tuple[str, int]]:
-    """What tensor ranks divide in the MLP of every kind of layer."""
-    model, experts = job.model, job.model.experts
-    if not all(kind.experts for kind in layer_kinds(model)):
-        yield "ffn_hidden_size", model.ffn_hidden_size
-    if experts is not None:
-        yield "experts.shared_ffn_hidden_size", experts.shared_ffn_hidden_size
-
-
-def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    """Problems of a layout's context degree: what it divides, and that attention is fused."""
-    model, context = job.model, layout.context
-    if context == 1:
-        return
-    rings = layout.context_exchange == "ring"
-    parts = context * (2 if rings else 1) * (layout.tensor if layout.sequence_parallel else 1)
-    if job.seq_length % parts:
-        yield f"seq_length {job.seq_length} is not a multiple of {parts}, the parts of context {context}"
-    for name, count in (
-        ("num_attention_heads", model.num_attention_heads),
-        ("num_query_groups", model.query_groups),
-    ):
-        if not rings and count % (layout.tensor * context):
-            yield (
-                f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} × "
-                f"context {context}; context_exchange ring has no such rule"
-            )
-    if job.recipe.attention != "flash":
-        yield f"context {context} needs fused attention: recipe {job.recipe.name} has attention standard"
-    if job.recipe.lm_head_positions is not None:
-        yield f"context {context} divides the positions of the LM head, and lm_head_positions leaves some out"
-    if layout.recompute == "selective":
-        yield f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"
-
-
-def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    """Problems of a layout's expert degrees: what they divide, and that ranks route tokens of their own."""
-    experts, ranks, shared = job.model.experts, layout.expert, layout.expert_tensor
-    if experts is None:
-        if ranks * shared > 1:
-            yield f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"
-        return
-    if experts.num_experts % ranks:
-        yield (
-            f"{experts.num_experts} experts do not divide over expert {ranks}; "
-            f"nearest: {_nearest(experts.num_experts, ranks)}"
-        )
-    if experts.ffn_hidden_size % shared:
-        yield (
-            f"the experts' ffn_hidden_size {experts.ffn_hidden_size} is not a multiple of expert_tensor "
-            f"{shared}; nearest: {_nearest(experts.ffn_hidden_size, shared)}"
-        )
-    if layout.width % (ranks * shared):
-        yield (
-            f"expert {ranks} × expert_tensor {shared} must divide the {layout.width} ranks of a stage "
-            "(tensor × context × data)"
-        )
-    if layout.tensor > 1 and not layout.sequence_parallel:
-        yield "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"
 
 
 def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
@@ -183,15 +112,8 @@ def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
 
 def _other_stages(layers: int, layout: ParallelLayout) -> str:
     """The number of stages nearest to a layout's that divides, and uneven stages of its own, in words."""
-    stages, even = layout.num_stages, f"nearest: {_nearest(layers, layout.num_stages)}"
+    stages, even = layout.num_stages, f"nearest: {nearest_divisor(layers, layout.num_stages)}"
     if stages > layers:
         return even
     given = divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, layers).layers
     return f"{even}, or give layers_per_stage={'-'.join(map(str, given))}"
-
-
-def _nearest(count: int, wanted: int, least: int = 1) -> str:
-    """The divisor of `count` nearest to `wanted`, of those from `least` on; two that are equally near."""
-    divisors = [number for number in range(least, count + 1) if count % number == 0]
-    nearest = min(abs(number - wanted) for number in divisors)
-    return " or ".join(str(number) for number in divisors if abs(number - wanted) == nearest)

@@ -7,27 +7,24 @@ m h / (1 - h), as in the simulation (`engine/beside.py`). Each hidden second cos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares
-from perfsim.graph import RankGroup, Work
+from perfsim.costs.price import MOST_TAKEN, NONE, Costs
+from perfsim.graph import RankGroup
 from perfsim.strategies.three_d.columns import Columns, distinct_rows
 from perfsim.strategies.three_d.data import Replicas
-from perfsim.strategies.three_d.division import kinds_of
 from perfsim.strategies.three_d.memory import SliceBytes
-from perfsim.strategies.three_d.prices import PassPrices, SlicePrices, slice_terms
+from perfsim.strategies.three_d.prices import EndPrices, LayerPrices, Passes, PassPrices, Slices
 from perfsim.strategies.three_d.replica_prices import Largest, straddling_stage
+from perfsim.strategies.three_d.terms import Terms
 from perfsim.topology import FatTree
 from perfsim.workload import Job
 
 Floats = NDArray[np.float64]
-FORWARD, BACKWARD = (SlicePrices._fields.index(name) for name in ("forward", "backward"))
-LATER, LATER_BACKWARD = (SlicePrices._fields.index(name) for name in ("later", "later_backward"))
-SEND_INSIDE, SEND_ACROSS = (SlicePrices._fields.index(name) for name in ("send_inside", "send_across"))
+Ints = NDArray[np.int64]
 
 
 class Slowdowns(NamedTuple):
@@ -40,43 +37,36 @@ class Slowdowns(NamedTuple):
     """Beside a message between pipeline ranks."""
 
 
-def slowdowns(
-    job: Job,
-    columns: Columns,
-    topology: FatTree,
-    costs: Costs,
-    passes: PassPrices,
-    largest: Largest,
-    sizes: SliceBytes,
-) -> Slowdowns:
-    """The slowdowns of every layout, from the mean of a layer's work and a layer's communication."""
-    keys = columns.slice_keys
-    first, of_row = distinct_rows(keys)
-    terms = slice_terms(job, columns, topology, kinds_of(job.model)[-1])
-    slices = [terms(key) for key in zip(*(column[first].tolist() for column in keys), strict=True)]
-    ring = columns.context[first].tolist()
+class Beside:
+    """What compute loses beside communication: a layer's work, and a layer's communication."""
 
-    def of_rows(shares: Iterable[Shares]) -> Floats:
-        return np.array(list(shares), dtype=np.float64).reshape(-1, 2)[of_row]
+    def __init__(
+        self,
+        job: Job,
+        topology: FatTree,
+        costs: Costs,
+        slices: Slices,
+        passes: Passes,
+        states: Columns,
+        sizes: SliceBytes,
+        largest: Largest,
+    ) -> None:
+        self._layer = _limited_s(passes.last_kind, slices.columns, costs)
+        self._gather, self._reduce = _taken_by_replicas(job, states, topology, costs, largest, sizes)
+        self._send = _sends(passes.around, costs)
 
-    def limited(part: int, block: int) -> Iterable[Shares]:
-        return (
-            _limited_s((*works[part], *works[block] * c), costs)
-            for works, c in zip(slices, ring, strict=True)
+    def of(self, of_slice: Ints, of_state: Ints, passes: PassPrices) -> Slowdowns:
+        """The slowdowns of some layouts, given their passes."""
+        forward = self._layer[0].take(of_slice, axis=0) / passes.forward[:, -1:]
+        backward_s = (passes.backward + passes.weights)[:, -1:]
+        backward = self._layer[1].take(of_slice, axis=0) / backward_s
+        gather, reduce = (taken.take(of_state, axis=0) for taken in (self._gather, self._reduce))
+        return Slowdowns(
+            gather_forward=_lost(gather, forward),
+            gather_backward=_lost(gather, backward),
+            reduce_backward=_lost(reduce, backward),
+            send=_lost(self._send.take(of_slice, axis=0), (forward + backward) / 2),
         )
-
-    forward = of_rows(limited(FORWARD, LATER)) / passes.forward[:, -1:]
-    backward_s = (passes.backward + passes.weights)[:, -1:]
-    backward = of_rows(limited(BACKWARD, LATER_BACKWARD)) / backward_s
-    mean = (forward + backward) / 2
-    send = of_rows(_taken((*works[SEND_ACROSS], *works[SEND_INSIDE])[:1], costs) for works in slices)
-    gather, reduce = _taken_by_replicas(job, columns, topology, costs, largest, sizes)
-    return Slowdowns(
-        gather_forward=_lost(gather, forward),
-        gather_backward=_lost(gather, backward),
-        reduce_backward=_lost(reduce, backward),
-        send=_lost(send, mean),
-    )
 
 
 def _lost(taken: Floats, bound: Floats) -> Floats:
@@ -86,21 +76,27 @@ def _lost(taken: Floats, bound: Floats) -> Floats:
     return np.asarray(longer / (1.0 + longer))
 
 
-def _limited_s(works: Sequence[Work], costs: Costs) -> Shares:
-    """Seconds of some works that units, and memory bandwidth, limit."""
-    limited = NONE
-    for work in works:
-        bound, duration_s = costs.bound(work), costs.duration_s(work)
-        limited = Shares(*(total + share * duration_s for total, share in zip(limited, bound, strict=True)))
-    return limited
+def _limited_s(works: Terms, columns: Columns, costs: Costs) -> tuple[Floats, Floats]:
+    """Seconds of a layer that units, and memory bandwidth, limit: forward and backward, (slices, 2) each."""
+    seconds = np.zeros((2, len(works.works)))
+    for number in works.adds_to("forward", "backward", "later", "later_backward").tolist():
+        work = works.works[number]
+        seconds[:, number] = np.multiply(costs.bound(work), costs.duration_s(work))
+    limits = [LayerPrices(*works.sums(limited)) for limited in seconds]
+    ring = columns.context
+    forward = [part.forward + ring * part.later for part in limits]
+    backward = [part.backward + ring * part.later_backward for part in limits]
+    return np.stack(forward, axis=1), np.stack(backward, axis=1)
 
 
-def _taken(works: Sequence[Work], costs: Costs) -> Shares:
-    """The most that any of some communications takes."""
-    taken = [costs.taken(work) for work in works]
-    return (
-        Shares(max(share.units for share in taken), max(share.memory for share in taken)) if taken else NONE
-    )
+def _sends(around: Terms, costs: Costs) -> Floats:
+    """What a message between pipeline ranks takes of a device, across nodes if there are several."""
+    across = around.adds_to("send_across")
+    name = "send_across" if len(across) else "send_inside"
+    taken = np.zeros((2, len(around.works)))
+    for number in around.adds_to(name).tolist():
+        taken[:, number] = costs.taken(around.works[number])
+    return np.stack([getattr(EndPrices(*around.sums(share)), name) for share in taken], axis=1)
 
 
 def _taken_by_replicas(

@@ -127,12 +127,8 @@ def layer_of(
     attention: Attention = Attention(*of_rank)
     if layout.context > 1:
         attention = ContextGroup(*of_rank, RankGroup(group.ranks.start, layout.tensor, layout.context))
-    return Layer(
-        group,
-        attention,
-        experts_of(job, layout, group, mode) if kind.experts else Mlp(*of_rank),
-        divided_below,
-    )
+    mlp = experts_of(job, layout, group, mode) if kind.experts else Mlp(*of_rank)
+    return Layer(group, attention, mlp, divided_below)
 
 
 def experts_of(job: Job, layout: ParallelLayout, group: TensorGroup, mode: str = "none") -> ExpertGroup:

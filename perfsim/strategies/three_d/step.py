@@ -146,10 +146,7 @@ class StepWriter:
         schedule the norm is checked after the update [2401.10241 section 4].
         """
         layout, stages = self.plan.layout, self.stages
-        peers = layout.tensor * (layout.shards if layout.zero_stage else 1)
-        if self.plan.job.model.experts is not None:
-            copies = 1 if layout.zero_stage else layout.expert_replicas
-            peers = math.lcm(peers, layout.width // copies)
+        peers = math.lcm(*(replicas.holders for replicas in stages.replicas))
         if self.schedule.skewed or peers * layout.pipeline == 1:
             return []
         norms = []

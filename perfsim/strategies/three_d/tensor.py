@@ -1,4 +1,4 @@
-"""Tensor parallelism: the collectives of one layer on one rank.
+"""Tensor parallelism: the collectives of one layer on one rank, and what a degree divides.
 
 [1909.08053] Linear layers are split by output columns, then by rows; attention and MLP each end in an
 all-reduce over the tensor group, forward and backward. With sequence parallelism [2205.05198] the all-reduce
@@ -12,7 +12,7 @@ and an all-gather beside the one that reads it. What the product hides is a matt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,7 +20,9 @@ from typing import NamedTuple
 from perfsim import transformer
 from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.strategies.three_d.halves import COMPUTE
+from perfsim.suggest import nearest_divisor
 from perfsim.transformer import Kernel, LayerSlice
+from perfsim.workload import Job, ParallelLayout, layer_kinds
 
 
 class Between(NamedTuple):
@@ -121,3 +123,27 @@ class TensorGroup:
             writes=(TensorClass("hidden", self.part.activation_bytes),),
             beside=_products(self.part).get(product) if self.overlaps else None,
         )
+
+
+def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
+    """Problems of a layout's tensor degree and sequence parallelism."""
+    model, tensor = job.model, layout.tensor
+    for name, count in (
+        ("num_attention_heads", model.num_attention_heads),
+        ("num_query_groups", model.query_groups),
+        *_mlp_widths(job),
+    ):
+        if count % tensor:
+            near = nearest_divisor(count, tensor)
+            yield f"{name} {count} is not a multiple of tensor {tensor}; nearest: {near}"
+    if layout.sequence_parallel and job.seq_length % tensor:
+        yield f"seq_length {job.seq_length} is not a multiple of tensor {tensor}"
+
+
+def _mlp_widths(job: Job) -> Iterator[tuple[str, int]]:
+    """What tensor ranks divide in the MLP of every kind of layer."""
+    model, experts = job.model, job.model.experts
+    if not all(kind.experts for kind in layer_kinds(model)):
+        yield "ffn_hidden_size", model.ffn_hidden_size
+    if experts is not None:
+        yield "experts.shared_ffn_hidden_size", experts.shared_ffn_hidden_size

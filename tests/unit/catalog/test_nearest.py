@@ -76,14 +76,16 @@ def test_rates_of_a_borrowed_link_are_scaled_by_its_bandwidth(tmp_path: Path) ->
     link, measured = system.node.scale_up, Catalog().link("nvlink4")
     assert link.calibration is not None
     assert measured.calibration is not None
-    ours, theirs = (each.collectives["all_gather"][-1] for each in (link.calibration, measured.calibration))
+    ours, theirs = (
+        calibration.collectives["all_gather"][-1] for calibration in (link.calibration, measured.calibration)
+    )
     assert ours.bandwidth_bytes_per_s == pytest.approx(theirs.bandwidth_bytes_per_s * 600 / 450)
     assert ours.latency_base_s == theirs.latency_base_s
     assert system.node.nic.calibration is not None
     assert system.node.nic.calibration.network is not None
 
 
-def test_figures_from_memory_are_said(tmp_path: Path) -> None:
+def test_figures_from_memory_are_said() -> None:
     answer = ps.predict(model="gpt3_xl", system="mi300x-192gb", devices=8)
     said = [caveat.text for caveat in answer.caveats if caveat.code == "data-sheet-unread"]
     assert any("peak of mi300x-192gb" in text for text in said)

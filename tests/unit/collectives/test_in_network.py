@@ -38,7 +38,9 @@ def test_no_system_of_the_catalogue_sums_in_its_switches_unless_told() -> None:
     systems = [catalog.system(name) for name in catalog.names("system")]
     clusters = [system for system in systems if isinstance(system, GpuClusterSpec)]
     assert clusters
-    described = [spec for each in clusters for spec in (each.node.in_network, each.fabric.in_network) if spec]
+    described = [
+        spec for cluster in clusters for spec in (cluster.node.in_network, cluster.fabric.in_network) if spec
+    ]
     assert described
     assert not any(spec.enabled for spec in described)
 

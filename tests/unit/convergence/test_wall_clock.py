@@ -25,9 +25,9 @@ def parts_of(spec: WallClockSpec, run: Training = RUN) -> dict[str, RunPart]:
 
 
 def clock(name: str = "cs-2") -> WallClockSpec:
-    found = default_catalog().load("wall_clock", name)
-    assert isinstance(found, WallClockSpec)
-    return found
+    clock = default_catalog().load("wall_clock", name)
+    assert isinstance(clock, WallClockSpec)
+    return clock
 
 
 def test_a_run_that_waits_for_nothing_is_its_steps() -> None:

@@ -61,9 +61,9 @@ def test_chains_end_when_their_task_ended(
     assert len(longer) == count[graph.work].sum()
     assert longer.num_tensors == graph.num_tensors
     whole = 12.0 * (1 + np.arange(len(graph)) % 5)
-    each = np.repeat(whole / count[graph.work], count[graph.work])
+    equal_parts = np.repeat(whole / count[graph.work], count[graph.work])
     last = np.cumsum(count[graph.work]) - 1
-    run, expected = critical_path(longer, each), critical_path(graph, whole)
+    run, expected = critical_path(longer, equal_parts), critical_path(graph, whole)
     assert run.end_s[last].tolist() == expected.end_s.tolist()
     assert run.step_end_s == expected.step_end_s
 

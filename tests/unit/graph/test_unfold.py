@@ -51,14 +51,14 @@ def test_one_class_of_all_peers_is_the_folded_graph(toys: ModuleType) -> None:
 def test_groups_and_sends_shift_with_the_rank(toys: ModuleType) -> None:
     layout = ParallelLayout(tensor=2, data=2, pipeline=2, zero_stage=1)
     graph = unfold(toys.graph_of(toys.plan("3d", toys.job(16), layout))).graph
-    found = {(work.name, work.group) for work in graph.works if work.group is not None}
-    tensor = {group for name, group in found if name.startswith("tensor")}
+    groups = {(work.name, work.group) for work in graph.works if work.group is not None}
+    tensor = {group for name, group in groups if name.startswith("tensor")}
     assert tensor == {RankGroup(start, 1, 2) for start in (0, 2, 4, 6)}
-    data = {group for name, group in found if name.startswith("data")}
+    data = {group for name, group in groups if name.startswith("data")}
     assert data == {RankGroup(start, 2, 2) for start in (0, 1, 4, 5)}
-    sends = {group for name, group in found if name == "pipeline.send"}
+    sends = {group for name, group in groups if name == "pipeline.send"}
     assert sends == {RankGroup(o, 4, 2) for o in range(4)} | {RankGroup(4 + o, -4, 2) for o in range(4)}
-    tied = {group for name, group in found if name == "pipeline.tied_embedding"}
+    tied = {group for name, group in groups if name == "pipeline.tied_embedding"}
     assert tied == {RankGroup(o, 4, 2) for o in range(4)}
 
 

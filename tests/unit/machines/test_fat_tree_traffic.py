@@ -53,10 +53,10 @@ def traffic(tree: FatTree, work: Work) -> Traffic:
 
 def kinds(tree: FatTree, crossed: Traffic) -> dict[str, list[int]]:
     """How often each link of a kind is crossed."""
-    found: dict[str, list[int]] = {}
+    by_kind: dict[str, list[int]] = {}
     for link, times in zip(crossed.links.tolist(), crossed.times.tolist(), strict=True):
-        found.setdefault(tree.links()[link].kind, []).append(times)
-    return found
+        by_kind.setdefault(tree.links()[link].kind, []).append(times)
+    return by_kind
 
 
 def test_a_reduction_and_a_send_inside_a_node_share_the_ports_of_their_ranks(

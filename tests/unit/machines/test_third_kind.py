@@ -248,7 +248,7 @@ def test_a_study_compares_it_with_the_others(folder: Path) -> None:
         "4 devices of ring, ring-data",
         "8 devices of ring, ring-data",
     ]
-    (unknown,) = (each for each in result.accuracy if each.strategy == "ring-data")
+    (unknown,) = (entry for entry in result.accuracy if entry.strategy == "ring-data")
     assert (unknown.n, unknown.p90_ape) == (0, 1.0)
 
 

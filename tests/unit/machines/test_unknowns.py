@@ -128,7 +128,8 @@ def test_layers_that_no_log_has_are_said_and_do_not_widen_the_band(
 
 def test_longer_sequences_widen_the_band_by_the_share_of_attention() -> None:
     widths = [
-        sum(each.log_width for each in of_job(job("gpt3_xl", length))) for length in (2048, 8192, 131072)
+        sum(unknown.log_width for unknown in of_job(job("gpt3_xl", length)))
+        for length in (2048, 8192, 131072)
     ]
     assert widths[0] == 0.0 < widths[1] < widths[2] < math.log(2.0)
     assert len(list(of_job(job("gpt3_175b", 4096)))) == 1, "said even where attention takes little"

@@ -24,20 +24,20 @@ def question(toys: ModuleType, nodes_per_leaf: int, oversubscription: float) -> 
 
 def test_on_a_whole_non_blocking_fabric_a_graph_stays_folded(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=2, oversubscription=1.0)
-    found = place(graph, topology)
-    assert found.graph is graph
-    assert set(found.rank.tolist()) == {0, 32}
+    placed = place(graph, topology)
+    assert placed.graph is graph
+    assert set(placed.rank.tolist()) == {0, 32}
 
 
 def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=3, oversubscription=4.0)
-    found = place(graph, topology)
-    computing = [name for name in found.graph.streams if name.endswith("/compute")]
+    placed = place(graph, topology)
+    computing = [name for name in placed.graph.streams if name.endswith("/compute")]
     assert len(computing) > 2
     assert (
         sum(
             ranks
-            for name, ranks in zip(found.graph.streams, found.graph.stands_for, strict=True)
+            for name, ranks in zip(placed.graph.streams, placed.graph.stands_for, strict=True)
             if name.endswith("/compute")
         )
         == topology.num_devices
@@ -46,13 +46,13 @@ def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys
 
 def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
-    found = place(graph, degraded(topology, {"node1/nic3-leaf0": 0.5}))
-    written = {name for name in found.graph.streams if name.endswith("/compute")}
+    placed = place(graph, degraded(topology, {"node1/nic3-leaf0": 0.5}))
+    written = {name for name in placed.graph.streams if name.endswith("/compute")}
     assert {f"gpu{rank}/compute" for rank in range(8, 16)} <= written
     assert len(written) < 64
 
 
 def test_a_mark_parts_its_rank_from_its_peers(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
-    found = place(graph, topology, marks={5: "slow"})
-    assert 5 in found.rank.tolist()
+    placed = place(graph, topology, marks={5: "slow"})
+    assert 5 in placed.rank.tolist()

@@ -23,8 +23,8 @@ def test_groups_that_fill_nodes_evenly_may_be_folded(toys: ModuleType) -> None:
 
 
 def test_sends_of_which_some_leave_the_node_may_not(toys: ModuleType) -> None:
-    found = classes(toys, 4, tensor=1, data=2, pipeline=4)
-    assert found == [0, 0], "all peers of a stage stand in one node"
+    numbers = classes(toys, 4, tensor=1, data=2, pipeline=4)
+    assert numbers == [0, 0], "all peers of a stage stand in one node"
     assert classes(toys, 4, tensor=1, data=3, pipeline=4) != [0, 0, 0], "stages of three over nodes of four"
 
 

@@ -26,10 +26,10 @@ def planned(toys: ModuleType, overlap: bool = True, nic: float = 25e9, gpus: int
     return plan
 
 
-def step_s(toys: ModuleType, plan: Plan, found: PlacedStragglers) -> tuple[float, ...]:
-    graph, ranks, links, *_ = found.placed
+def step_s(toys: ModuleType, plan: Plan, placed: PlacedStragglers) -> tuple[float, ...]:
+    graph, ranks, links, *_ = placed.placed
     costs = toys.ToyCosts(plan.system)
-    duration_s = with_stragglers(graph, price(graph, costs), ranks, found.factors)
+    duration_s = with_stragglers(graph, price(graph, costs), ranks, placed.factors)
     return simulate(graph, duration_s, *links).step_end_s
 
 
@@ -63,9 +63,9 @@ def test_with_its_tensor_peers_the_step_ends_at_the_same_instant(
 def test_large_graphs_are_written_so_and_say_it(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(toys, tensor=4, pipeline=2, data=4)
     monkeypatch.setattr(module, "MANY_TASKS", 10)
-    found = place_stragglers(toys.graph_of(plan), plan, {5: 1.5})
-    assert "tensor peers" in found.note
-    assert sorted(found.factors) == [4, 5, 6, 7]
+    placed = place_stragglers(toys.graph_of(plan), plan, {5: 1.5})
+    assert "tensor peers" in placed.note
+    assert sorted(placed.factors) == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_it_stays_alone_where_that_could_be_told(
     toys: ModuleType, why: str, changes: dict[str, Any], factors: dict[int, float]
 ) -> None:
     plan = planned(toys, **{"tensor": 4, "pipeline": 2, "data": 4, **changes})
-    _, found, _ = both(toys, plan, factors)
-    assert found.factors == factors, why
-    assert not found.note
+    _, placed, _ = both(toys, plan, factors)
+    assert placed.factors == factors, why
+    assert not placed.note
 
 
 def test_it_stays_alone_where_a_link_is_sick(toys: ModuleType) -> None:
     plan = planned(toys, tensor=4, pipeline=2, data=4)
     slow = degraded(plan.topology, {"node1/nic3-leaf0": 0.5})
-    found = place_stragglers(toys.graph_of(plan), plan, {5: 1.5}, slow, step_only=True)
-    assert found.factors == {5: 1.5}
+    placed = place_stragglers(toys.graph_of(plan), plan, {5: 1.5}, slow, step_only=True)
+    assert placed.factors == {5: 1.5}

@@ -20,20 +20,20 @@ def spec() -> StudySpec:
 
 
 @pytest.fixture(scope="module")
-def found(spec: StudySpec) -> tuple[Assumption, ...]:
+def assumptions(spec: StudySpec) -> tuple[Assumption, ...]:
     return assumptions_of(spec, target_of(spec))
 
 
-def test_every_input_has_a_value_a_source_and_a_known_kind(found: tuple[Assumption, ...]) -> None:
-    for each in found:
-        assert each.name, each
-        assert each.value, each
-        assert each.source.strip(), each
-        assert each.kind in ("datasheet", "fit", "assumption")
+def test_every_input_has_a_value_a_source_and_a_known_kind(assumptions: tuple[Assumption, ...]) -> None:
+    for row in assumptions:
+        assert row.name, row
+        assert row.value, row
+        assert row.source.strip(), row
+        assert row.kind in ("datasheet", "fit", "assumption")
 
 
-def test_nothing_is_listed_twice(found: tuple[Assumption, ...]) -> None:
-    assert len(set(found)) == len(found)
+def test_nothing_is_listed_twice(assumptions: tuple[Assumption, ...]) -> None:
+    assert len(set(assumptions)) == len(assumptions)
 
 
 @pytest.mark.parametrize(
@@ -53,82 +53,86 @@ def test_nothing_is_listed_twice(found: tuple[Assumption, ...]) -> None:
         "calibration megatron-2021",
     ],
 )
-def test_each_part_of_the_study_is_accounted_for(found: tuple[Assumption, ...], topic: str) -> None:
-    assert any(each.topic == topic for each in found)
+def test_each_part_of_the_study_is_accounted_for(assumptions: tuple[Assumption, ...], topic: str) -> None:
+    assert any(row.topic == topic for row in assumptions)
 
 
-def test_a_fit_tells_its_error_its_points_and_how_to_repeat_it(found: tuple[Assumption, ...]) -> None:
-    fits = [each for each in found if each.topic.startswith("calibration ") and each.kind == "fit"]
+def test_a_fit_tells_its_error_its_points_and_how_to_repeat_it(assumptions: tuple[Assumption, ...]) -> None:
+    fits = [row for row in assumptions if row.topic.startswith("calibration ") and row.kind == "fit"]
     assert len(fits) > 8
-    for each in fits:
-        assert "median error" in each.value
-        assert "points" in each.value
-        assert any(command in each.source for command in ("perfsim calibrate", "pytest ")), each
+    for row in fits:
+        assert "median error" in row.value
+        assert "points" in row.value
+        assert any(command in row.source for command in ("perfsim calibrate", "pytest ")), row
 
 
-def constant(found: tuple[Assumption, ...], topic: str, name: str) -> Assumption:
-    (entry,) = (each for each in found if (each.topic, each.name) == (f"calibration {topic}", name))
+def constant(assumptions: tuple[Assumption, ...], topic: str, name: str) -> Assumption:
+    (entry,) = (row for row in assumptions if (row.topic, row.name) == (f"calibration {topic}", name))
     return entry
 
 
 def test_a_fitted_constant_stands_with_its_value_its_standard_error_and_its_source(
-    spec: StudySpec, found: tuple[Assumption, ...]
+    spec: StudySpec, assumptions: tuple[Assumption, ...]
 ) -> None:
     calibration = spec.candidates[0].system.device.calibration
     assert isinstance(calibration, GpuCalibration)
-    sustained = constant(found, "a100-sxm4", "sustained_fraction")
+    sustained = constant(assumptions, "a100-sxm4", "sustained_fraction")
     error = calibration.fit["sustained_fraction"].standard_errors["sustained_fraction"]
     assert sustained.value.startswith(
         f"{calibration.sustained_fraction:.4g} (standard error {100 * error:.1f} %); median error"
     )
     assert "studies/validation/gpu.yaml" in sustained.source
-    host = constant(found, "megatron-2021", "host_s_per_kernel").value
+    host = constant(assumptions, "megatron-2021", "host_s_per_kernel").value
     assert re.match(r"[\d.]+ us \(standard error [\d.]+ %\)", host), "a time has its unit"
 
 
-def test_a_group_of_constants_names_each_of_them(found: tuple[Assumption, ...]) -> None:
-    releases = constant(found, "wse-2", "efficiency").value
+def test_a_group_of_constants_names_each_of_them(assumptions: tuple[Assumption, ...]) -> None:
+    releases = constant(assumptions, "wse-2", "efficiency").value
     assert re.search(r"r1\.7 0\.\d+ \(standard error [\d.]+ %\), r1\.8 0\.", releases)
-    gemm = constant(found, "a100-sxm4", "gemm").value
+    gemm = constant(assumptions, "a100-sxm4", "gemm").value
     assert "[shape 256, 128; efficiency 0." in gemm
     assert re.search(r"split_traffic 0\.\d+ \(standard error [\d.]+ %\)", gemm)
     assert re.search(r"standard errors [\d.]+ to [\d.]+ %$", gemm)
 
 
 def test_a_constant_that_no_fit_gave_names_its_source_or_why_it_is_assumed(
-    found: tuple[Assumption, ...],
+    assumptions: tuple[Assumption, ...],
 ) -> None:
-    assert constant(found, "a100-sxm4", "memory.fraction").kind == "datasheet"
-    guessed = constant(found, "a100-sxm4", "wgrad_factor")
+    assert constant(assumptions, "a100-sxm4", "memory.fraction").kind == "datasheet"
+    guessed = constant(assumptions, "a100-sxm4", "wgrad_factor")
     assert (guessed.value, guessed.kind) == ("1", "assumption")
     assert guessed.source.startswith("assumed: ")
 
 
 def test_an_assumed_value_says_so_and_a_sourced_one_names_a_publication(
-    found: tuple[Assumption, ...],
+    assumptions: tuple[Assumption, ...],
 ) -> None:
-    described = [each for each in found if each.topic.split()[0] in ("model", "recipe", "system", "device")]
-    for each in described:
-        assert each.source.startswith("assumed: ") == (each.kind == "assumption"), each
+    described = [
+        row for row in assumptions if row.topic.split()[0] in ("model", "recipe", "system", "device")
+    ]
+    for row in described:
+        assert row.source.startswith("assumed: ") == (row.kind == "assumption"), row
 
 
-def test_the_critical_batch_stands_with_its_band(spec: StudySpec, found: tuple[Assumption, ...]) -> None:
+def test_the_critical_batch_stands_with_its_band(
+    spec: StudySpec, assumptions: tuple[Assumption, ...]
+) -> None:
     critical = target_of(spec).critical
-    (entry,) = (each for each in found if each.name == "critical batch" and each.kind == "fit")
+    (entry,) = (row for row in assumptions if row.name == "critical batch" and row.kind == "fit")
     assert entry.value.startswith(f"{critical.tokens / 1e6:.1f} M tokens (")
     assert entry.source == critical.source
 
 
 def test_a_study_of_gpus_alone_says_nothing_of_wafers(spec: StudySpec) -> None:
     gpus = spec.model_copy(update={"candidates": spec.candidates[:1]})
-    topics = {each.topic for each in assumptions_of(gpus, target_of(gpus))}
+    topics = {row.topic for row in assumptions_of(gpus, target_of(gpus))}
     assert "device a100-sxm4-80gb" in topics
     assert not topics & {"system cs-2", "device wse-2", "calibration wse-2"}
 
 
 def test_a_study_of_wafers_alone_says_nothing_of_gpus_and_their_framework(spec: StudySpec) -> None:
     wafers = spec.model_copy(update={"candidates": spec.candidates[1:]})
-    topics = {each.topic for each in assumptions_of(wafers, target_of(wafers))}
+    topics = {row.topic for row in assumptions_of(wafers, target_of(wafers))}
     assert "calibration wse-2" in topics
     assert not topics & {"device a100-sxm4-80gb", "calibration a100-sxm4", "calibration megatron-2021"}
 
@@ -137,16 +141,17 @@ def test_what_is_not_compared_is_no_assumption_of_the_answer(spec: StudySpec) ->
     small = spec.model_copy(
         update={"batch_sizes": (96,), "sampling": spec.sampling.model_copy(update={"tasks": 0})}
     )
-    topics = {each.topic for each in run_study(small, ["weight-streaming"]).result.assumptions}
+    topics = {row.topic for row in run_study(small, ["weight-streaming"]).result.assumptions}
     assert "system cs-2" in topics
     assert not topics & {"system dgx-a100-80gb", "calibration a100-sxm4"}
 
 
 def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: StudySpec) -> None:
     own = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mine"})})
-    found = assumptions_of(own, target_of(own))
+    assumptions = assumptions_of(own, target_of(own))
     assert (
-        Assumption("model", "mine", "defined inside the study", "the study's own file", "assumption") in found
+        Assumption("model", "mine", "defined inside the study", "the study's own file", "assumption")
+        in assumptions
     )
 
 
@@ -171,8 +176,8 @@ def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: Stu
     ],
 )
 def test_what_is_not_published_of_weight_streaming_is_listed_with_its_reason(
-    found: tuple[Assumption, ...], name: str
+    assumptions: tuple[Assumption, ...], name: str
 ) -> None:
-    (row,) = [each for each in found if each.topic == "system cs-2" and each.name == name]
+    (row,) = [row for row in assumptions if row.topic == "system cs-2" and row.name == name]
     assert row.kind == "assumption"
     assert len(row.source) > 20

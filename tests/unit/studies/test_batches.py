@@ -63,14 +63,18 @@ def small(name: str) -> StudySpec:
 def test_a_named_wall_clock_stands_beside_the_time_to_the_target_and_not_in_it() -> None:
     spec = small("whole_run_20b")
     without = spec.model_copy(
-        update={"candidates": tuple(each.model_copy(update={"wall_clock": None}) for each in spec.candidates)}
+        update={
+            "candidates": tuple(
+                candidate.model_copy(update={"wall_clock": None}) for candidate in spec.candidates
+            )
+        }
     )
     result, plain = run_study(spec).result, run_study(without).result
-    for each, other in zip(result.candidates, plain.candidates, strict=True):
-        assert each.time_to_accuracy_s == other.time_to_accuracy_s
+    for candidate, other in zip(result.candidates, plain.candidates, strict=True):
+        assert candidate.time_to_accuracy_s == other.time_to_accuracy_s
         assert other.whole_run == ()
-        assert each.whole_run[0].typical_s == each.time_to_accuracy_s
-        assert each.whole_run[-1].typical_s > each.time_to_accuracy_s
+        assert candidate.whole_run[0].typical_s == candidate.time_to_accuracy_s
+        assert candidate.whole_run[-1].typical_s > candidate.time_to_accuracy_s
     assert result.decision is not None
     assert plain.decision is not None
     assert "; the whole run)" in result.decision.sentence
@@ -89,7 +93,7 @@ def test_a_named_wall_clock_stands_beside_the_time_to_the_target_and_not_in_it()
 
 def test_gpus_and_wafers_fail_equally_often_node_for_system() -> None:
     """Nobody publishes failures of a CS-2, so no kind of machine is favoured."""
-    gpus, wafers = (each.wall_clock for each in load_study("whole_run_20b").candidates)
+    gpus, wafers = (candidate.wall_clock for candidate in load_study("whole_run_20b").candidates)
     assert gpus is not None
     assert wafers is not None
     assert gpus.failures_per_node_day == wafers.failures_per_node_day

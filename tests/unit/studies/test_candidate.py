@@ -39,8 +39,8 @@ def wafers() -> Evaluation:
 
 @pytest.fixture(params=["gpus", "wafers"])
 def run(request: pytest.FixtureRequest) -> Evaluation:
-    found: Evaluation = request.getfixturevalue(request.param)
-    return found
+    evaluation: Evaluation = request.getfixturevalue(request.param)
+    return evaluation
 
 
 # --------------------------------------------------------------------------------------- layouts

@@ -71,12 +71,12 @@ def test_several_layouts_of_one_machine_are_told_apart_everywhere(tmp_path: Path
         update={"sampling": sampling.sampling.model_copy(update={"mode": "sample", "tasks": 1})}
     )
     answer = study(spec)
-    labels = [each.label for each in answer.candidates]
+    labels = [candidate.label for candidate in answer.candidates]
     assert labels[:2] == ["8 A100-80GB (1 DGX), 3d, tp=8 mbs=1", "8 A100-80GB (1 DGX), 3d, tp=2 pp=4 mbs=1"]
     assert labels[2] == f"{labels[1]}, candidate 2 of this name"
     document = answer.document()
     assert set(document["ratio_bands"]) == set(document["sampling"]) == set(labels)
-    assert [each["label"] for each in document["candidates"]] == labels
+    assert [candidate["label"] for candidate in document["candidates"]] == labels
     assert answer.ratio(labels[1], labels[0]).ratio > 0
     answer.save(tmp_path / "out")
     assert len(list((tmp_path / "out").glob("trace_*"))) == 3
@@ -132,14 +132,14 @@ def test_in_python_a_layout_may_be_an_object() -> None:
 def test_a_list_of_strategies_gives_the_best_of_each(tmp_path: Path) -> None:
     path = written(tmp_path, "strategy: [data, tensor, pipeline, 3d], system: dgx-a100-80gb, devices: [8]")
     result = run_study(load_study(path)).result
-    assert [each.strategy for each in result.candidates] == ["data", "tensor", "pipeline", "3d"]
+    assert [candidate.strategy for candidate in result.candidates] == ["data", "tensor", "pipeline", "3d"]
     assert result.candidates[1].layout["data"] == 1
-    assert len({each.label for each in result.candidates}) == 4
-    times = {each.strategy: each.step_time_s for each in result.candidates}
+    assert len({candidate.label for candidate in result.candidates}) == 4
+    times = {candidate.strategy: candidate.step_time_s for candidate in result.candidates}
     assert times["3d"] <= min(times.values()) * 1.001
     command = ["study", path, "--compare", "pipeline,3d", "--json", "--out", str(tmp_path / "out")]
     document = json.loads(CliRunner().invoke(main, command).stdout)
-    assert [each["strategy"] for each in document["candidates"]] == ["pipeline", "3d"]
+    assert [candidate["strategy"] for candidate in document["candidates"]] == ["pipeline", "3d"]
 
 
 def test_a_strategy_that_borrows_a_machine_does_not_take_its_layout(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_illegal_layout_is_listed_and_the_others_are_answered(tmp_path: Path)
     (unfit,) = document["infeasible"]
     assert unfit["label"] == "8 A100-80GB (1 DGX), 3d, tp=16"
     assert "16 devices, the question has 8" in unfit["reason"]
-    assert [each["layout"]["tensor"] for each in document["candidates"]] == [8]
+    assert [candidate["layout"]["tensor"] for candidate in document["candidates"]] == [8]
 
 
 def test_a_layout_over_memory_is_listed_with_how_much_it_misses(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_whatever_fails_in_one_candidate_loses_no_other(
 
     monkeypatch.setattr(runner_module, "_answer", broken)
     result = run_study(spec).result
-    assert [each.strategy for each in result.candidates] == ["weight-streaming"]
-    assert [(each.label, each.reason) for each in result.infeasible] == [
+    assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming"]
+    assert [(candidate.label, candidate.reason) for candidate in result.infeasible] == [
         ("8 A100-80GB (1 DGX), 3d", "is at fault")
     ]
     gpus = spec.model_copy(update={"candidates": spec.candidates[:1]})
@@ -206,7 +206,7 @@ def test_missing_prices_of_one_candidate_lose_no_other(tmp_path: Path) -> None:
     device = gpus.system.device.model_copy(update={"calibration": None})
     bare = gpus.model_copy(update={"system": gpus.system.model_copy(update={"device": device})})
     result = run_study(spec.model_copy(update={"candidates": (bare, wafer)})).result
-    assert [each.strategy for each in result.candidates] == ["weight-streaming"]
+    assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming"]
     assert "calibration" in result.infeasible[0].reason
 
 

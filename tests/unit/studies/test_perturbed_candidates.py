@@ -61,8 +61,8 @@ def test_gpus_and_a_wafer_answer_one_study_with_a_slow_rank_and_slow_links(tmp_p
 
 def test_of_several_stragglers_beyond_the_last_rank_the_slowest_counts(wafer: Topology) -> None:
     slow = [StragglerSpec(rank=rank, factor=factor) for rank, factor in ((0, 1.5), (3, 1.2), (9, 2.0))]
-    found, remarks = restricted(PerturbationSpec(stragglers=tuple(slow)), wafer)
-    assert found.stragglers == (StragglerSpec(rank=0, factor=2.0),)
+    kept, remarks = restricted(PerturbationSpec(stragglers=tuple(slow)), wafer)
+    assert kept.stragglers == (StragglerSpec(rank=0, factor=2.0),)
     assert len(remarks) == 2
 
 
@@ -90,6 +90,6 @@ def test_a_candidate_without_a_route_is_named_and_the_other_is_answered(tmp_path
     path = tmp_path / "cut.yaml"
     path.write_text(STUDY + dead, encoding="utf-8")
     result = run_study(load_study(str(path))).result
-    assert [each.system for each in result.candidates] == ["dgx-a100-80gb"]
+    assert [candidate.system for candidate in result.candidates] == ["dgx-a100-80gb"]
     (cut,) = result.infeasible
     assert cut.reason.startswith("perturbations of 1 CS-2, weight-streaming: ")

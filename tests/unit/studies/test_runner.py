@@ -64,7 +64,7 @@ def with_candidates(spec: StudySpec, *candidates: CandidateSpec) -> StudySpec:
 
 
 def named(candidates: Sequence[CandidateResult]) -> list[tuple[str, str, int]]:
-    return [(each.strategy, each.system, each.num_devices) for each in candidates]
+    return [(candidate.strategy, candidate.system, candidate.num_devices) for candidate in candidates]
 
 
 # ------------------------------------------------------------------------------ the whole answer
@@ -74,7 +74,7 @@ def test_every_candidate_is_answered_at_every_device_count_in_the_order_asked(ru
         ("weight-streaming", "cs-2", 1),
         ("weight-streaming", "cs-2", 2),
     ]
-    assert [each.question.devices for each in run.answered] == [8, 1, 2]
+    assert [candidate.question.devices for candidate in run.answered] == [8, 1, 2]
 
 
 def test_the_same_study_gives_the_same_bytes(spec: StudySpec, run: StudyRun) -> None:
@@ -91,41 +91,43 @@ def test_each_candidate_stands_at_the_batch_of_its_least_time(run: StudyRun) -> 
 
 
 def test_the_figures_of_a_candidate_agree_with_one_another(run: StudyRun) -> None:
-    for each in run.result.candidates:
-        tokens = each.global_batch_size * run.result.seq_length
-        assert each.tokens_per_s * each.step_time_s == pytest.approx(tokens, rel=1e-12)
-        assert each.steps * each.step_time_s == pytest.approx(each.time_to_accuracy_s, rel=1e-12)
-        assert each.steps * tokens >= run.result.target_tokens, "no batch needs fewer than D_min"
-        assert sum(each.breakdown_s.values()) == pytest.approx(each.step_time_s, rel=1e-9)
-        assert min(each.breakdown_s.values()) >= 0
-        assert 0 < each.mfu <= each.hfu <= 1
-        assert 0 <= each.bubble_fraction < 1
-        assert 0 <= each.exposed_communication_fraction < 1
-        low, high = each.time_to_accuracy_band_s
-        assert low < each.time_to_accuracy_s < high
+    for candidate in run.result.candidates:
+        tokens = candidate.global_batch_size * run.result.seq_length
+        assert candidate.tokens_per_s * candidate.step_time_s == pytest.approx(tokens, rel=1e-12)
+        assert candidate.steps * candidate.step_time_s == pytest.approx(
+            candidate.time_to_accuracy_s, rel=1e-12
+        )
+        assert candidate.steps * tokens >= run.result.target_tokens, "no batch needs fewer than D_min"
+        assert sum(candidate.breakdown_s.values()) == pytest.approx(candidate.step_time_s, rel=1e-9)
+        assert min(candidate.breakdown_s.values()) >= 0
+        assert 0 < candidate.mfu <= candidate.hfu <= 1
+        assert 0 <= candidate.bubble_fraction < 1
+        assert 0 <= candidate.exposed_communication_fraction < 1
+        low, high = candidate.time_to_accuracy_band_s
+        assert low < candidate.time_to_accuracy_s < high
 
 
 def test_the_peak_is_what_the_fullest_place_holds_and_fits(run: StudyRun) -> None:
-    for each in run.result.candidates:
-        held = [sum(bar.parts_bytes.values()) for bar in each.memory]
-        assert each.peak_memory_bytes == pytest.approx(max(held))
-        assert all(size <= bar.capacity_bytes for size, bar in zip(held, each.memory, strict=True))
+    for candidate in run.result.candidates:
+        held = [sum(bar.parts_bytes.values()) for bar in candidate.memory]
+        assert candidate.peak_memory_bytes == pytest.approx(max(held))
+        assert all(size <= bar.capacity_bytes for size, bar in zip(held, candidate.memory, strict=True))
 
 
 def test_only_what_the_study_uses_is_said_to_be_validated(run: StudyRun, quick: StudySpec) -> None:
-    assert [each.strategy for each in run.result.accuracy] == ["3d", "weight-streaming"]
+    assert [entry.strategy for entry in run.result.accuracy] == ["3d", "weight-streaming"]
     wafers = run_study(quick, ["weight-streaming"]).result
-    assert [each.strategy for each in wafers.accuracy] == ["weight-streaming"]
+    assert [entry.strategy for entry in wafers.accuracy] == ["weight-streaming"]
 
 
 def test_sampling_covers_each_candidate_unless_switched_off(run: StudyRun, quick: StudySpec) -> None:
-    assert list(run.result.sampling) == [each.label for each in run.result.candidates]
-    assert all(each.passed and each.tasks_sampled == 1 for each in run.result.sampling.values())
+    assert list(run.result.sampling) == [candidate.label for candidate in run.result.candidates]
+    assert all(check.passed and check.tasks_sampled == 1 for check in run.result.sampling.values())
     assert not run_study(quick, ["weight-streaming"]).result.sampling
 
 
 def test_the_soonest_candidate_is_the_one_the_verdict_names(run: StudyRun) -> None:
-    soonest = min(run.result.candidates, key=lambda each: each.time_to_accuracy_s)
+    soonest = min(run.result.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
     assert run.result.verdict.startswith(f"{soonest.label} reach the target first")
     assert run.result.ratio_bands[soonest.label] == (1.0, 1.0)
 
@@ -145,8 +147,10 @@ def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
     monkeypatch.setattr(runner_module, "_answer", until_the_second)
     run = run_study(quick)
     assert run.stopped is not None
-    assert [each.strategy for each in run.result.candidates] == [first.strategy]
-    assert [each.reason for each in run.result.infeasible] == ["not answered: stopped after 5 events"]
+    assert [candidate.strategy for candidate in run.result.candidates] == [first.strategy]
+    assert [candidate.reason for candidate in run.result.infeasible] == [
+        "not answered: stopped after 5 events"
+    ]
     assert "not reached" in run.result.verdict
 
 
@@ -175,7 +179,7 @@ def test_a_limit_before_the_first_answer_ends_the_study(quick: StudySpec) -> Non
 # ----------------------------------------------------------------------------------- comparisons
 def test_compare_keeps_the_named_strategies_in_their_order(quick: StudySpec) -> None:
     result = run_study(quick, ["weight-streaming", "3d"]).result
-    assert [each.strategy for each in result.candidates] == ["weight-streaming", "3d"]
+    assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming", "3d"]
     assert named(run_study(quick, ["weight-streaming"]).result.candidates) == [
         ("weight-streaming", "cs-2", 1)
     ]
@@ -329,7 +333,7 @@ def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec)
         ConvergenceSpec.model_validate({"loss_law": own | {"params": [1e9, 30e9]}})
 
 
-def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(spec: StudySpec, quick: StudySpec) -> None:
+def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(quick: StudySpec) -> None:
     """The same run by its tokens and by its loss: one answer, the second less sure and saying so."""
     (plain,) = run_study(quick, ["weight-streaming"]).result.candidates
     law = BESIROGLU
@@ -383,7 +387,7 @@ def test_the_critical_batch_can_be_stated(spec: StudySpec) -> None:
 def test_a_study_is_found_by_name() -> None:
     study = load_study("gpt3_20b")
     assert study.recipe.tokens == 4e11
-    assert [(each.strategy, each.devices) for each in study.candidates] == [
+    assert [(candidate.strategy, candidate.devices) for candidate in study.candidates] == [
         ("3d", (128,)),
         ("weight-streaming", (1, 4, 16)),
     ]

@@ -67,15 +67,16 @@ def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -
 def test_results_stand_in_the_order_of_the_grid(path: Path, store: Path) -> None:
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
     asked = [
-        (each.point.num_devices, each.point.settings["recipe.global_batch_size"]) for each in result.points
+        (answer.point.num_devices, answer.point.settings["recipe.global_batch_size"])
+        for answer in result.points
     ]
     assert asked == [(1, 2), (1, 8), (2, 2), (2, 8), (4, 2), (4, 8)]
 
 
 def test_a_point_without_a_plan_is_a_result_with_its_reason(path: Path, store: Path) -> None:
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
-    without = [each for each in result.points if not each.feasible]
-    assert [(each.point.num_devices, each.reasons) for each in without] == [
+    without = [answer for answer in result.points if not answer.feasible]
+    assert [(answer.point.num_devices, answer.reasons) for answer in without] == [
         (4, ("global_batch_size 2 gives some of 4 systems nothing",))
     ]
     assert result.as_dict()["points"][4]["reasons"] == list(without[0].reasons)
@@ -169,7 +170,7 @@ def test_points_of_one_machine_with_different_layouts_are_different_series(
 """
     result = run_sweep(load_sweep(str(write_sweep(grid))), store, jobs=1)
     assert [point.prediction.layout["tensor"] for point in result.points] == [4, 4, 8, 8]
-    assert [each.label for each in result.analysis.series] == [
+    assert [series.label for series in result.analysis.series] == [
         "A100-80GB, 3d, given layout tp=4 mbs=1",
         "A100-80GB, 3d, given layout tp=8 mbs=1",
     ]
@@ -200,7 +201,7 @@ def test_the_command_prints_the_same_document_again_and_nothing_else(path: Path,
     assert [run.exit_code for run in runs] == [0, 0]
     assert runs[0].stdout == runs[1].stdout
     document = json.loads(runs[0].stdout)
-    assert [each["feasible"] for each in document["points"]] == [True] * 4 + [False, True]
+    assert [point["feasible"] for point in document["points"]] == [True] * 4 + [False, True]
     assert "0 of them stored" in runs[0].stderr
 
 

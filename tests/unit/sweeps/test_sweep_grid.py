@@ -24,12 +24,12 @@ def test_points_are_the_product_in_the_order_of_the_grid(write_sweep: Write) -> 
     points = load_sweep(str(write_sweep(grid))).points
     asked = [
         (
-            each.candidate.strategy,
-            each.num_devices,
-            each.study.model.name,
-            each.study.recipe.global_batch_size,
+            point.candidate.strategy,
+            point.num_devices,
+            point.study.model.name,
+            point.study.recipe.global_batch_size,
         )
-        for each in points
+        for point in points
     ]
     assert asked == [
         (strategy, devices, model, batch)
@@ -46,7 +46,7 @@ def test_a_field_that_a_system_does_not_have_leaves_its_points_alone(write_sweep
         + "  system.node.nic.bandwidth: [100 Gb/s, 200 Gb/s]\n  system.memoryx.server.bandwidth: [1 TB/s]"
     )
     points = load_sweep(str(write_sweep(grid))).points
-    assert [(each.num_devices, dict(each.settings)) for each in points] == [
+    assert [(point.num_devices, dict(point.settings)) for point in points] == [
         (8, {"system.node.nic.bandwidth": "100 Gb/s"}),
         (8, {"system.node.nic.bandwidth": "200 Gb/s"}),
         (16, {"system.node.nic.bandwidth": "100 Gb/s"}),
@@ -54,7 +54,7 @@ def test_a_field_that_a_system_does_not_have_leaves_its_points_alone(write_sweep
         (1, {"system.memoryx.server.bandwidth": "1 TB/s"}),
         (2, {"system.memoryx.server.bandwidth": "1 TB/s"}),
     ]
-    nics = [each.candidate.system.node.nic.bandwidth for each in points[:2]]
+    nics = [point.candidate.system.node.nic.bandwidth for point in points[:2]]
     assert nics == [12.5e9, 25e9]
     assert points[4].candidate.system.memoryx.server.bandwidth == 1e12
 
@@ -68,7 +68,7 @@ def test_a_whole_description_changes_before_what_lies_in_it(write_sweep: Write) 
 def test_axes_over_machines_replace_where_they_suit(write_sweep: Write) -> None:
     grid = MACHINES + "  strategy: [data, tensor, weight-streaming]\n  devices: [8, 16]"
     points = load_sweep(str(write_sweep(grid))).points
-    machines = [(each.candidate.strategy, each.num_devices) for each in points]
+    machines = [(point.candidate.strategy, point.num_devices) for point in points]
     assert machines == [(name, count) for name in ("data", "tensor", "weight-streaming") for count in (8, 16)]
 
 
@@ -86,7 +86,7 @@ def test_a_sweep_may_change_its_study_in_place(tmp_path: Path) -> None:
 
 def test_a_grid_without_machines_takes_those_of_the_study(write_sweep: Write) -> None:
     points = load_sweep(str(write_sweep("  batch_sizes: [[8], [16]]"))).points
-    assert [(each.num_devices, each.study.batch_sizes) for each in points] == [(1, (8,)), (1, (16,))]
+    assert [(point.num_devices, point.study.batch_sizes) for point in points] == [(1, (8,)), (1, (16,))]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_an_unknown_study_is_refused_with_the_nearest_name(tmp_path: Path) -> No
 def test_the_capacity_sweep_covers_the_machines_that_its_title_promises() -> None:
     points = load_sweep("capacity_20b").points
     counts = {}
-    for each in points:
-        counts.setdefault(each.candidate.system.name, {})[each.num_devices] = None
+    for point in points:
+        counts.setdefault(point.candidate.system.name, {})[point.num_devices] = None
     assert {name: list(found) for name, found in counts.items()} == {
         "dgx-a100-80gb": [2**power for power in range(3, 11)],
         "cs-2": [2**power for power in range(7)],

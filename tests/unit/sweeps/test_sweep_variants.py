@@ -80,7 +80,7 @@ def test_variants_of_one_work_are_compared_with_the_first(steps: SweepResult) ->
     assert many[1].ratio < 0.99
     assert many[2].ratio > 1.3
     text = variant_sentences(steps.feasible, steps.analysis.changes)[1]
-    assert text.startswith("32 devices, global_batch_size 32")
+    assert text.startswith("32 devices, batch 32")
     assert "a quarter of MemoryX" in text
 
 

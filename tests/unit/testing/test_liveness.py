@@ -138,10 +138,10 @@ def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
     unfolded = unfold(graph, None if marks is None else peer_classes(graph, marks)).graph
     every = simulate(unfolded, price(unfolded, toys.ToyCosts(plan.system)))
     for names in (None, {SAVED}):
-        folded, found = peak_live_bytes(run(toys, plan), names), peak_live_bytes(every, names)
+        folded, live = peak_live_bytes(run(toys, plan), names), peak_live_bytes(every, names)
         written = {name.split("/", 1)[0] for name in unfolded.streams if name.endswith("/compute")}
-        assert set(found) == {device for each in written for device in each.split("+")}
-        for device, n_bytes in found.items():
+        assert set(live) == {device for name in written for device in name.split("+")}
+        for device, n_bytes in live.items():
             base = int(device.removeprefix("gpu")) // 4 * 4
             assert n_bytes == folded[f"gpu{base}"]
 
@@ -161,16 +161,16 @@ def test_for_a_fixed_model_activations_of_all_stages_grow_linearly_with_their_nu
 ) -> None:
     """L T (p + 1) / 2: the micro-batches in flight grow with p while the layers of a stage shrink."""
     sums = [of_all_stages(toys, p, layers=24) for p in DEPTHS]
-    one = sums[0][0]
+    first = sums[0][0]
     for p, (told, alive) in zip(DEPTHS, sums, strict=True):
-        assert told == pytest.approx(one * (p + 1) / 2)
+        assert told == pytest.approx(first * (p + 1) / 2)
         assert alive == pytest.approx(told)
 
 
 def test_with_fixed_layers_a_stage_they_grow_with_the_square_of_the_stages(toys: ModuleType) -> None:
     """Layers T p (p + 1) / 2: the model grows with the pipeline. Only so is a quoted O(N^2) right."""
     sums = [of_all_stages(toys, p, layers=3 * p) for p in DEPTHS]
-    one = sums[0][0]
+    first = sums[0][0]
     for p, (told, alive) in zip(DEPTHS, sums, strict=True):
-        assert told == pytest.approx(one * p * (p + 1) / 2)
+        assert told == pytest.approx(first * p * (p + 1) / 2)
         assert alive == pytest.approx(told)

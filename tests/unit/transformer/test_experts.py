@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from perfsim import transformer
+from perfsim.strategies.three_d.expert import expert_works
 from perfsim.transformer import Kernel, LayerSlice, model_flop_per_step, parameters
 from perfsim.workload import Job, LayerKind, layer_kinds
 
@@ -49,15 +51,45 @@ def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router(toys: M
     assert split == pytest.approx(2 * expected)
 
 
-def test_the_parts_between_dispatch_and_combination_are_the_whole_block(toys: ModuleType) -> None:
-    part = sliced(toys)
-    parts = (
-        *transformer.router_forward(part),
-        *transformer.experts_forward(part),
-        *transformer.combine_forward(part),
-        *transformer.shared_forward(part),
-    )
-    assert parts == transformer.mlp_forward(part)
+@pytest.mark.parametrize("kind", [SPARSE, LayerKind(experts=True, mtp=True)])
+def test_the_parts_between_dispatch_and_combination_are_the_whole_block(
+    toys: ModuleType, kind: LayerKind
+) -> None:
+    """With the LM head of multi-token prediction behind the layer."""
+    part = sliced(toys, kind)
+    parts = {
+        transformer.mlp_forward: (
+            transformer.router_forward,
+            transformer.experts_forward,
+            transformer.shared_forward,
+            transformer.combine_forward,
+        ),
+        transformer.mlp_backward: (
+            transformer.combine_backward,
+            transformer.shared_backward,
+            transformer.experts_backward,
+            transformer.router_backward,
+        ),
+        transformer.mlp_dgrad: (
+            transformer.combine_dgrad,
+            transformer.shared_dgrad,
+            transformer.experts_dgrad,
+            transformer.router_dgrad,
+        ),
+    }
+    for whole, blocks in parts.items():
+        assert Counter(kernel for block in blocks for kernel in block(part)) == Counter(whole(part))
+
+
+def test_a_pass_over_a_layer_of_multi_token_prediction_has_its_lm_head_unless_it_runs_again(
+    toys: ModuleType,
+) -> None:
+    part = sliced(toys, LayerKind(experts=True, mtp=True))
+    heads = {
+        which: [kernel.name for kernel in expert_works(part, which).end.kernels if "lm_head" in kernel.name]
+        for which in ("forward", "recompute")
+    }
+    assert heads == {"forward": ["lm_head"], "recompute": []}
 
 
 def test_all_ranks_of_expert_parallelism_together_do_the_products_of_a_layer(toys: ModuleType) -> None:

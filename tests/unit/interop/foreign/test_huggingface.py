@@ -16,23 +16,11 @@ from perfsim.interop.foreign.formats import import_file, read_model
 from perfsim.interop.models import model_named
 from perfsim.transformer import parameters
 
+SAMPLES = Path(__file__).parents[3] / "samples/foreign"
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = yaml.safe_load(
     Path(__file__).with_name("published_counts.yaml").read_text("utf-8")
 )
-MIXTRAL = {
-    "model_type": "mixtral",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "vocab_size": 32000,
-    "max_position_embeddings": 32768,
-    "sliding_window": None,
-    "rope_theta": 1e6,
-}
+MIXTRAL = json.loads((SAMPLES / "mixtral_8x7b_config.json").read_text("utf-8"))
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

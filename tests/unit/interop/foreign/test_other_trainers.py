@@ -27,16 +27,6 @@ NEOX, NEMO, BRIDGE, TITAN, OLD_TITAN = (
     )
 )
 LLAMA_8B = 8_030_261_248
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-}
 ZERO3 = {
     "train_batch_size": 256,
     "train_micro_batch_size_per_gpu": 2,
@@ -112,7 +102,7 @@ def test_deepspeed_takes_the_model_beside_it(imported: Callable[..., Any], tmp_p
     alone = imported(json.dumps(ZERO3), "ds_config.json")
     assert (alone.kind, alone.parameters, alone.devices) == ("recipe", None, 32)
     assert alone.layout == "dp=32,zero=3,mbs=2,offload_optimizer=cpu"
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (tmp_path / "config.json").write_bytes((SAMPLES / "llama31_8b_config.json").read_bytes())
     beside = imported(json.dumps(ZERO3), "ds_config.json")
     assert (beside.kind, beside.parameters) == ("model", LLAMA_8B)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from perfsim.proof.mutations import missing_dependencies
 from perfsim.proof.proof import prove_plan, subject_of
 from perfsim.proof.prove import Request, plan_of_case, plans_of, prove_all
 from perfsim.report.terminal.proof import proof_lines
-from perfsim.strategies.three_d import step
+from perfsim.strategies.three_d.data import Replicas
 from perfsim.workload import Experts, RecomputeKeeps
 
 CASES = catalogue_cases(experts=True)
@@ -118,24 +117,26 @@ def test_blocks_whose_end_waits_for_the_host_compute_what_serial_training_does(l
 def test_the_norm_of_all_gradients_reaches_the_ranks_with_other_experts(
     monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    (plan,) = plans_of(Request("gpt_oss_120b", layout=layout))
+    (plan,) = plans_of(Request("gpt_oss_120b", layout=layout, batch=2))
     subject = subject_of(plan)
     assert subject.training.max_norm == MAX_NORM
     assert subject.faults() == []
-    monkeypatch.setattr(step, "math", SimpleNamespace(lcm=lambda peers, _: peers))
+    alone = property(lambda own: own.ranks.stride * (own.shards if own.zero_stage else 1))
+    monkeypatch.setattr(Replicas, "holders", alone)
     found = subject_of(plan).faults()
     assert any("differs from serial training" in fault.detail for fault in found) == (
         plan.layout.zero_stage == 0
     )
 
 
-@pytest.mark.parametrize("keeps", ["nothing", "qkv"])
-@pytest.mark.parametrize("layout", ["tp=2,sp=true,recompute=full", "cp=2,recompute=full"])
+@pytest.mark.parametrize(
+    ("layout", "keeps"), [("tp=2,sp=true", "qkv"), ("tp=2,sp=true", "nothing"), ("cp=2", "qkv")]
+)
 def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
     monkeypatch: pytest.MonkeyPatch, layout: str, keeps: RecomputeKeeps
 ) -> None:
     """Those products run once a layer and micro-batch and once more where nothing is kept."""
-    (plan,) = plans_of(Request("deepseek_v3", layout=layout, batch=1))
+    (plan,) = plans_of(Request("deepseek_v3", layout=f"{layout},recompute=full", batch=1))
     recipe = plan.job.recipe.model_copy(update={"recompute_keeps": keeps})
     again = list[bool]()
     right = layers.latent_heads
@@ -150,11 +151,11 @@ def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
 
 
 def test_a_proof_says_what_of_its_model_it_does_not_execute() -> None:
-    answer = prove_all(Request("deepseek_v3", layout="dp=1", batch=1, orders=0)).as_dict()
-    left_out = ["multi-token prediction"]
+    answer = prove_all(Request("deepseek_v3", layout="tp=2,sp=true", batch=1, orders=0)).as_dict()
+    left_out = ["multi-token prediction over tensor peers"]
     assert answer["strategies"]["3d"]["layouts"][0]["not_executed"] == left_out
     said = " ".join(proof_lines(answer))
-    assert "Not executed: multi-token prediction." in said
+    assert "Not executed: multi-token prediction over tensor peers." in said
     answer = prove_all(Request("gpt_oss_120b", layout="dp=1", batch=1, orders=0)).as_dict()
     assert "Not executed" not in " ".join(proof_lines(answer))
 

@@ -57,6 +57,15 @@ MAKES: dict[str, dict[str, Any]] = {
         "position_embedding": "rotary",
     },
     "latents": {"latent_attention": LATENTS, "position_embedding": "rotary", "bias": False},
+    "multi-token prediction": {"mtp_num_layers": 2},
+    "multi-token prediction with experts, untied": {
+        "mtp_num_layers": 1,
+        "experts": {"num_experts": 5, "top_k": 2, "ffn_hidden_size": 6},
+        "tied_embeddings": False,
+        "bias": False,
+        "position_embedding": "rotary",
+        "head_bias": True,
+    },
     "latents of keys and values only, with biases": {"latent_attention": LATENTS | {"q_lora_rank": None}},
     "windows": {"sliding_window": 2, "sliding_window_pattern": 2},
 }

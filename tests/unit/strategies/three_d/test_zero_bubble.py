@@ -177,6 +177,14 @@ def test_a_v_turns_on_the_last_rank_and_keeps_embedding_and_head_on_the_first(to
     assert sum(each.num_parameters for each in stages.replicas) == pytest.approx(whole)
 
 
+def test_a_v_of_unequal_stages_recomputes_one_layer_in_so_many_of_a_rank(toys: ModuleType) -> None:
+    divided = layout("zbv", pipeline=2, layers_per_stage=(2, 3, 3, 2), recompute="full", recompute_every=2)
+    written = graph(toys, divided, toys.job(num_layers=10))
+    recomputed = [task.stream for task in written.tasks() if task.work.name == "mlp.recompute"]
+    passes = counts(written)["head.forward"]
+    assert Counter(recomputed) == {"gpu0/compute": 2 * passes, "gpu1/compute": 3 * passes}
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb1p", "zbv"])
 def test_stages_without_layers_hand_on_what_they_are_given(toys: ModuleType, schedule: str) -> None:
     layers = (0, 3, 0, 0, 0, 5, 0, 0) if schedule == "zbv" else (0, 3, 0, 5)
