@@ -26,7 +26,10 @@ MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 @dataclass(frozen=True)
 class Columns:
-    """Layouts of one job; every field but `divisions` is an array of shape (rows,)."""
+    """Layouts of one job; every field but `divisions` is an array of shape (rows,).
+
+    In a `Grid` it has the shape of a grid, or one that broadcasts to it.
+    """
 
     tensor: Ints
     data: Ints
@@ -91,8 +94,8 @@ class Columns:
     def by_schedule(self) -> dict[str, Ints | slice]:
         """The rows of every schedule."""
         schedules, names = self.divisions.schedule[self.division], list(SCHEDULES)
-        counts = np.bincount(schedules, minlength=len(names))
-        if counts.max(initial=0) == len(self):
+        counts = np.bincount(schedules.ravel(), minlength=len(names))
+        if counts.max(initial=0) == schedules.size:
             return {names[index]: slice(None) for index in np.flatnonzero(counts)}
         return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
 
@@ -165,6 +168,11 @@ def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
     first[code[::-1]] = np.arange(len(code))[::-1]  # of equal codes the first row, which is set last
     occurs = first >= 0
     return first[occurs], (np.cumsum(occurs) - 1)[code]
+
+
+def fields_of(columns: Columns) -> list[Ints]:
+    """The numbers that describe layouts, in the order of the fields."""
+    return [getattr(columns, name) for name in _COLUMNS]
 
 
 def from_table(table: Ints, divisions: Divisions) -> Columns:

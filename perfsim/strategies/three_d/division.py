@@ -46,14 +46,14 @@ class RankColumns(NamedTuple):
         """What the layers of every rank add up to, given a layer of each kind in a column (rows, kinds)."""
         if not self.kinds:
             return np.asarray(self.layers * of_kinds)
-        parts = [count * of_kinds[:, kind : kind + 1] for kind, count in enumerate(self.kinds)]
+        parts = [count * of_kinds[..., kind : kind + 1] for kind, count in enumerate(self.kinds)]
         return np.asarray(sum(parts))
 
     def of(self, rows: Ints, width: int) -> RankColumns:
         """The first `width` ranks of these rows; each rank of all rows is contiguous, which is fast."""
 
         def some(column: NDArray[Any]) -> NDArray[Any]:
-            return column[:, :width].T.take(rows, axis=1).T
+            return np.moveaxis(column[:, :width].T.take(rows, axis=1), 0, -1)
 
         rank, layers, first, last, number, *kinds = map(some, (*self[:5], *self.kinds))
         return RankColumns(rank, layers, first, last, number, tuple(kinds))

@@ -1,7 +1,8 @@
 """Peak memory of the ranks of layouts, in columns.
 
-Every part is an array of shape (rows, ranks), one row per layout. A rank holds its model states, the
-activations of micro-batches in flight, the temporaries of one pass, and the buffers of sharded states:
+Every part is an array of shape (rows, ranks), one row per layout; for a grid of layouts, of a shape that
+broadcasts to (*grid, ranks). A rank holds its model states, the activations of micro-batches in flight, the
+temporaries of one pass, and the buffers of sharded states:
 
     states + max over moments of (activations held x layers x bytes + weight inputs held x bytes)
     + working set + gathered parameters [ZeRO 3] + gradient buckets [ZeRO 2, 3] + reserved
@@ -9,6 +10,7 @@ activations of micro-batches in flight, the temporaries of one pass, and the buf
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,13 +27,13 @@ from perfsim.costs.memory import (
 )
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies.schedules import in_flight, schedule_called
-from perfsim.strategies.three_d.columns import MODES, Columns, blocks_of, columns_of, distinct_rows
+from perfsim.strategies.three_d.columns import MODES, Columns, columns_of, distinct_rows
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import INTERLEAVED, RankColumns, chunk_peaks, kinds_of
+from perfsim.strategies.three_d.grid import Grid
 from perfsim.strategies.three_d.slices import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 from perfsim.transformer import (
-    LayerSlice,
     attention_weight_input_bytes,
     head_weight_input_bytes,
     layer_activation_bytes,
@@ -41,6 +43,7 @@ from perfsim.transformer.context import exchange_buffer_bytes
 from perfsim.workload import Job, LayerKind, ParallelLayout
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class SliceBytes(NamedTuple):
@@ -75,8 +78,10 @@ OF_LAYERS = ("keeps_all", "keeps", "inputs", "layer", "experts")
 """Fields of `SliceBytes` that belong to a layer."""
 
 
-@lru_cache(maxsize=1024)
-def _slice_bytes(part: LayerSlice, positions: int, mode: str) -> tuple[float, ...]:
+@lru_cache(maxsize=16384)
+def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[float, ...]:
+    given = Degrees(*degrees)
+    part, positions = slice_of(job, given.layout, kind), head_positions(job, given.context)
     return (
         layer_activation_bytes(part, "none"),
         layer_activation_bytes(part, mode),
@@ -94,27 +99,21 @@ def _slice_bytes(part: LayerSlice, positions: int, mode: str) -> tuple[float, ..
 
 
 def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
-    """The bytes of every layout's slice of a layer, shape (rows, 1)."""
+    """The bytes of every layout's slice of a layer for one sequence."""
     tensor, split, _, *others = columns.slice_keys
-    keys = (tensor, split, np.ones_like(tensor), *others, columns.recompute)
-    first, of_row = distinct_rows(keys)
-
-    def row(kind: LayerKind, *key: int) -> tuple[float, ...]:
-        degrees = Degrees(*key[:-1])
-        part = slice_of(job, degrees.layout, kind)
-        return _slice_bytes(part, head_positions(job, degrees.context), MODES[key[-1]])
-
-    distinct = list(zip(*(key[first].tolist() for key in keys), strict=True))
-    tables = [np.array([row(kind, *key) for key in distinct]).T for kind in kinds_of(job.model)]
-    by_kind = [
-        np.stack([table[number] for table in tables], axis=1).take(of_row, axis=0)
-        for number in range(len(SliceBytes._fields))
-    ]
-    of_layers = (name in OF_LAYERS for name in SliceBytes._fields)
+    keys = np.broadcast_arrays(tensor, split, 1, *others, columns.recompute)
+    flat, shape = [key.ravel() for key in keys], keys[0].shape
+    first, of_row = distinct_rows(flat)
+    base, kinds = Job(job.model, job.recipe, 1), kinds_of(job.model)
+    distinct = zip(*(key[first].tolist() for key in flat), strict=True)
+    table = np.array(
+        [[_slice_bytes(base, kind, MODES[mode], *key) for kind in kinds] for *key, mode in distinct]
+    )
+    by_field = np.moveaxis(table, 2, 0).take(of_row, axis=1).reshape(-1, *shape, len(kinds))
     return SliceBytes(
         *(
-            column if all_kinds else column[:, :1]
-            for column, all_kinds in zip(by_kind, of_layers, strict=True)
+            column if name in OF_LAYERS else column[..., :1]
+            for name, column in zip(SliceBytes._fields, by_field, strict=True)
         )
     )
 
@@ -128,8 +127,8 @@ def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
 
 def recomputed_layers(columns: Columns, ranks: RankColumns) -> NDArray[np.int64]:
     """Layers of every rank that are recomputed, one in `recompute_every`."""
-    every = columns.recompute_every[:, None]
-    return np.where(columns.recompute[:, None] > 0, -(-ranks.layers // every), 0)
+    every = columns.recompute_every[..., None]
+    return np.where(columns.recompute[..., None] > 0, -(-ranks.layers // every), 0)
 
 
 def recomputed_share(layout: Columns) -> float:
@@ -152,9 +151,13 @@ def _state_bytes(
     job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """The model states of every rank, and the buffers of those that are sharded."""
-    states, zero, data = state_bytes(job.recipe, job.model), columns.zero[:, None], columns.shards[:, None]
+    states, zero, data = (
+        state_bytes(job.recipe, job.model),
+        columns.zero[..., None],
+        columns.shards[..., None],
+    )
     parameters = rank_parameters(sizes, ranks)
-    largest = (sizes.layer + sizes.experts).max(axis=1, keepdims=True)
+    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
     whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
     buffers = {
@@ -164,7 +167,7 @@ def _state_bytes(
     held = sharded_state_bytes(parameters, states, zero, data)
     if sizes.experts.any():
         experts = ranks.sum_of(sizes.experts)
-        shards = columns.expert_replicas[:, None]
+        shards = columns.expert_replicas[..., None]
         for name, n_bytes in sharded_state_bytes(experts, states, zero, shards).items():
             held[name] = held[name] + n_bytes
     return held, buffers
@@ -172,94 +175,87 @@ def _state_bytes(
 
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
     """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
-    sequences = columns.micro_batch[:, None]
+    sequences = columns.micro_batch[..., None]
     recomputed = recomputed_layers(columns, ranks)
     redone = recomputed / np.maximum(1, ranks.layers)
     kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
     inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
     inputs = inputs + np.where(ranks.last, sizes.head_inputs, 0.0)
-    activations, weight_inputs = sequences * kept * _chunk_peaks(job, columns, ranks), sequences * inputs
-    held = {name: np.zeros(kept.shape) for name in ("activations", "weight gradient inputs")}
-    pipeline, virtual = columns.pipeline[:, None], columns.virtual[:, None]
-    microbatches = columns.microbatches(job)[:, None]
-    for name, rows in columns.by_schedule.items():
-        moments = in_flight(name, ranks.rank[rows], pipeline[rows], virtual[rows], microbatches[rows])
-        own = [
-            (moment.activations * activations[rows], moment.weight_inputs * weight_inputs[rows])
-            for moment in moments
-        ]
-        parts = own[0]
-        for new in own[1:]:
-            more = new[0] + new[1] > parts[0] + parts[1]
-            parts = (np.where(more, new[0], parts[0]), np.where(more, new[1], parts[1]))
-        held["activations"][rows], held["weight gradient inputs"][rows] = parts
-    held["working set"] = _working_bytes(columns, ranks, sizes)
-    return held
+    whole = sequences * kept * _chunk_peaks(job, columns, ranks), sequences * inputs
+    counts = columns.pipeline[..., None], columns.virtual[..., None], columns.microbatches(job)[..., None]
+    schedules = columns.by_schedule
+    if len(schedules) == 1:
+        parts = _in_flight_bytes(next(iter(schedules)), (ranks.rank, *counts), whole)
+    else:
+        parts = np.empty(kept.shape), np.empty(kept.shape)
+        for name, rows in schedules.items():
+            own = [column[rows] for column in (ranks.rank, *counts)], [part[rows] for part in whole]
+            parts[0][rows], parts[1][rows] = _in_flight_bytes(name, *own)
+    names = "activations", "weight gradient inputs"
+    return dict(zip(names, parts, strict=True)) | {"working set": _working_bytes(columns, ranks, sizes)}
+
+
+def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """Activations and inputs of weight gradients at the moment at which a rank holds most of both.
+
+    `counts` are rank, pipeline, virtual pipeline and micro-batches, `whole` what a micro-batch has of each.
+    """
+    activations, weight_inputs = whole
+    (activated, inputs), *others = (
+        (moment.activations * activations, moment.weight_inputs * weight_inputs)
+        for moment in in_flight(schedule, *counts)
+    )
+    for more, more_inputs in others:
+        larger = more + more_inputs > activated + inputs
+        activated = np.where(larger, more, activated)
+        inputs = np.where(larger, more_inputs, inputs)
+    return np.asarray(activated), np.asarray(inputs)
 
 
 def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     """What unequal chunks of an interleaved rank hold in flight over what equal ones would."""
-    factors, divisions = np.ones(ranks.layers.shape), columns.divisions
-    rows = columns.by_schedule.get(INTERLEAVED)
-    if rows is None:
-        return factors
-    uneven = np.array([not division.even for division in divisions.divisions])
-    rows = np.arange(len(columns))[rows]
-    rows = rows[uneven[columns.division[rows]]]
-    microbatches = np.minimum(columns.microbatches(job), 3 * columns.pipeline)[rows]
-    first, of_row = distinct_rows((columns.division[rows], microbatches))
-    peaks = [
-        chunk_peaks(divisions[int(columns.division[rows[number]])], int(microbatches[number]))
-        for number in first.tolist()
-    ]
-    for number, peak in enumerate(peaks):
-        own = rows[of_row == number]
-        factors[own] = peak[ranks.rank[own]]
-    return factors
+    uneven = np.array(
+        [division.schedule == INTERLEAVED and not division.even for division in columns.divisions.divisions]
+    )
+    if not uneven[columns.division].any():
+        return np.ones(1)
+    groups = np.minimum(3, -(-columns.microbatches(job) // columns.pipeline))
+    division, groups = np.broadcast_arrays(columns.division, groups)
+    rows = np.flatnonzero(uneven[division])
+    rank = np.broadcast_to(ranks.rank, (*division.shape, ranks.rank.shape[-1]))
+    factors = np.ones((division.size, rank.shape[-1]))
+    keys = division.ravel()[rows], groups.ravel()[rows]
+    first, of_row = distinct_rows(keys)
+    for number, (row, many) in enumerate(zip(*(key[first].tolist() for key in keys), strict=True)):
+        own, pipeline = rows[of_row == number], int(columns.divisions.pipeline[row])
+        factors[own] = chunk_peaks(columns.divisions[row], many * pipeline)[rank.reshape(factors.shape)[own]]
+    return factors.reshape(rank.shape)
 
 
 def _working_bytes(columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> Floats:
     """Temporary bytes of one pass: a recomputed layer, or the logits on the last stage; exchanges."""
-    layer = (sizes.keeps_all - sizes.keeps).max(axis=1, keepdims=True)
-    redone = np.where(columns.recompute[:, None] > 0, layer, 0.0)
+    layer = (sizes.keeps_all - sizes.keeps).max(axis=-1, keepdims=True)
+    redone = np.where(columns.recompute[..., None] > 0, layer, 0.0)
     logits = np.where(ranks.last, sizes.logits, 0.0)
-    return np.asarray(columns.micro_batch[:, None] * (np.maximum(redone, logits) + sizes.exchanged))
+    return np.asarray(columns.micro_batch[..., None] * (np.maximum(redone, logits) + sizes.exchanged))
 
 
-def peak_bytes(job: Job, columns: Columns, system: GpuClusterSpec) -> Floats:
-    """Peak memory of the fullest rank of every layout, shape (rows,)."""
-    peaks = np.zeros(len(columns))
-    for rows in columns.by_schedule.values():
-        peaks[rows] = _schedule_peak_bytes(job, columns.rows(rows))
-    return peaks + system.device.memory.reserved
+def peak_bytes(job: Job, grid: Grid, system: GpuClusterSpec) -> Floats:
+    """Peak memory of the fullest rank of every layout of a grid, shape `grid.shape`.
 
-
-def _schedule_peak_bytes(job: Job, columns: Columns) -> Floats:
-    """`peak_bytes` of layouts of one schedule, without what is reserved.
-
-    Model states do not depend on micro-batches and recompute, nor what is in flight on ZeRO, so each is
-    evaluated only for the layouts that differ in it.
+    Arrays have only the axes that they depend on: model states not those of micro-batches and recompute, and
+    what is in flight not that of ZeRO.
     """
-    experts = (columns.expert, columns.expert_tensor)
-    on_ranks = (columns.tensor, columns.data, columns.division, columns.context, *experts)
-    first, of_state = distinct_rows((*on_ranks, columns.zero, columns.shards))
-    some = columns.rows(first)
-    states, buffers = _state_bytes(job, some, some.ranks(), slice_bytes(job, some))
-    modes = (columns.sequence_parallel, columns.recompute, columns.recompute_every, columns.exchange)
-    first, of_held = distinct_rows((*on_ranks, columns.micro_batch, *modes))
-    some = columns.rows(first)
-    held = _held_bytes(job, some, some.ranks(), slice_bytes(job, some))
-    parts = [
-        (sum(states.values()), of_state),
-        *((part, of_held) for part in held.values() if part.any()),
-        *((part, of_state) for part in buffers.values() if part.any()),
-    ]
-    by_rank = [(np.ascontiguousarray(np.transpose(part)), of_row) for part, of_row in parts]
-    peaks = np.empty(len(columns))
-    for rows in blocks_of(len(columns)):
-        taken = [part.take(of_row[rows], axis=1) for part, of_row in by_rank]
-        peaks[rows] = np.asarray(sum(taken)).max(axis=0)
-    return peaks
+    sizes, peaks = slice_bytes(job, grid.columns), np.zeros(grid.shape)
+    for divisions, columns in grid.by_schedule():
+        ranks = columns.ranks()
+        states, buffers = _state_bytes(job, columns, ranks, grid.without_passes(sizes))
+        in_states = np.asarray(sum((*states.values(), *buffers.values())))
+        held = np.asarray(sum(_held_bytes(job, columns, ranks, sizes).values()))
+        for rank in range(ranks.rank.shape[-1]):
+            own = in_states[..., rank] + held[..., rank]
+            np.maximum(peaks[:, divisions], own, out=peaks[:, divisions])
+    return peaks + system.device.memory.reserved
 
 
 def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tuple[MemoryUse, ...]:

@@ -1,4 +1,4 @@
-"""The space of layouts: every legal layout of a job on all devices, in columns.
+"""The space of layouts: every legal layout of a job on all devices, in grids.
 
 - Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width.
 - Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
@@ -26,11 +26,13 @@ from numpy.typing import NDArray
 from perfsim.costs.memory import state_bytes
 from perfsim.sizes import MOST_LAYER_PASSES
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.columns import FIELDS, MODES, Columns, distinct_rows, from_table
+from perfsim.strategies.three_d import grid
+from perfsim.strategies.three_d.columns import MODES, Columns
 from perfsim.strategies.three_d.context import context_problems
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, divided, kind_numbers
 from perfsim.strategies.three_d.expert import expert_problems
+from perfsim.strategies.three_d.grid import Grid, Space, along
 from perfsim.strategies.three_d.slices import EXCHANGES
 from perfsim.strategies.three_d.tensor import tensor_problems
 from perfsim.strategies.three_d.zero import SHARDED
@@ -58,7 +60,7 @@ def layout_space(
     zero_stage: int | None = None,
     *,
     shares_sequences: bool = False,
-) -> Columns:
+) -> Space:
     """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage.
 
     Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
@@ -80,15 +82,17 @@ def layout_space(
     pipelines = tuple(dict.fromkeys(pipeline for *_, pipeline in degrees))
     shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model))
     divisions, first = _table(pipelines, shape)
-    blocks = [
-        _block(job, topology, tensor, context, pipeline, experts, first[pipeline], zero_stage)
-        for tensor, context, pipeline in degrees
-        for experts in _expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees)
-    ]
-    return from_table(np.concatenate([np.zeros((FIELDS, 0), dtype=np.int64), *blocks], axis=1), divisions)
+    grids = []
+    for tensor, context, pipeline in degrees:
+        experts = list(_expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees))
+        numbers = first[pipeline] + np.arange(len(_divisions(pipeline, shape)))
+        grids.append(
+            _grid(job, topology, (tensor, context, pipeline), experts, numbers, divisions, zero_stage)
+        )
+    return Space(grids, divisions)
 
 
-def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
+def indivisible_degrees(space: Space, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
     """Combinations of degrees over all devices without a layout: model, batch or nodes do not divide."""
     devices = topology.num_devices
     combinations = sum(
@@ -96,7 +100,8 @@ def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[s
         for tensor in _divisors(devices, "tensor" in free_degrees)
         for pipeline in _divisors(devices // tensor, "pipeline" in free_degrees)
     )
-    return combinations - len(distinct_rows((space.tensor, space.pipeline))[0])
+    first = [part.columns for part in space.grids if part.all_legal().any()]
+    return combinations - len({(columns.tensor.flat[0], columns.pipeline.flat[0]) for columns in first})
 
 
 def _is_legal(
@@ -225,48 +230,52 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     return tuple(divisions)
 
 
-def _block(
+def _grid(
     job: Job,
     topology: FatTree,
-    tensor: int,
-    context: Context,
-    pipeline: int,
-    experts: tuple[int, int],
-    first: int,
+    degrees: tuple[int, Context, int],
+    experts: list[tuple[int, int]],
+    numbers: Ints,
+    divisions: Divisions,
     zero_stage: int | None,
-) -> Ints:
-    """The layouts of some degrees, shape (columns, rows) in the order of `Columns`."""
-    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model))
-    divisions = _divisions(pipeline, shape)
+) -> Grid:
+    """The layouts of some degrees of tensor, context and pipeline; `numbers` are those of `divisions`."""
+    tensor, context, pipeline = degrees
     data = topology.num_devices // tensor // context.ranks // pipeline
     share, passes = job.global_batch_size // data, job.model.num_layers * context.ranks
     sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
     splits = [0, 1] if tensor > 1 and _splits_evenly(job, tensor, context) else [0]
     splits = splits[-1:] if job.model.experts is not None else splits
     stages = _zero_stages(pipeline, data * context.ranks, zero_stage)
-    zeros = np.array(list(_sharded(topology, tensor, data * context.ranks, stages))).T
-    modes = np.array(_recompute_modes(job, pipeline)).T
-    numbers = first + np.arange(len(divisions))
-    along = (
-        (2, 1, sizes),
-        (3, 2, zeros[0]),
-        (10, 2, zeros[1]),
-        (4, 3, splits),
-        (5, 4, modes[0]),
-        (6, 4, modes[1]),
-        (7, 0, numbers),
+    zero, shards = zip(*_sharded(topology, tensor, data * context.ranks, stages), strict=True)
+    modes, every = zip(*_recompute_modes(job, pipeline), strict=True)
+    expert, expert_tensor = zip(*experts, strict=True) if experts else ((), ())
+    columns = Columns(
+        tensor=along(grid.EXPERTS, [tensor]),
+        data=along(grid.EXPERTS, [data]),
+        micro_batch=along(grid.SIZES, sizes),
+        zero=along(grid.STAGES, zero),
+        sequence_parallel=along(grid.SPLITS, splits),
+        recompute=along(grid.MODES, modes),
+        recompute_every=along(grid.MODES, every),
+        division=along(grid.DIVISIONS, numbers),
+        context=along(grid.EXPERTS, [context.ranks]),
+        exchange=along(grid.EXPERTS, [context.exchange]),
+        shards=along(grid.STAGES, shards),
+        expert=along(grid.EXPERTS, expert),
+        expert_tensor=along(grid.EXPERTS, expert_tensor),
+        divisions=divisions,
     )
-    table = np.empty(
-        (FIELDS, len(divisions), len(sizes), len(zeros[0]), len(splits), len(modes[0])), dtype=np.int64
-    )
-    table[0], table[1], table[8], table[9], table[11], table[12] = tensor, data, *context, *experts
-    for field, axis, values in along:
-        table[field] = np.reshape(values, [-1 if other == axis else 1 for other in range(5)])
-    in_groups = np.array([division.schedule == "interleaved" for division in divisions])[:, None]
-    fills = np.array([division.schedule in FILLED for division in divisions])[:, None]
-    microbatches = share // np.array(sizes)
+    schedules, microbatches = columns.divisions.schedule[columns.division], share // columns.micro_batch
+    in_groups, fills = (np.isin(schedules, _numbers(names)) for names in (("interleaved",), FILLED))
     legal = (~in_groups | (microbatches % pipeline == 0)) & (~fills | (microbatches >= pipeline))
-    return np.asarray(table[:, legal].reshape(len(table), -1))
+    return Grid(columns, legal)
+
+
+def _numbers(schedules: tuple[str, ...]) -> list[int]:
+    """Indices of schedules into their names."""
+    names = list(SCHEDULES)
+    return [names.index(name) for name in schedules]
 
 
 def _sharded(topology: FatTree, tensor: int, replicas: int, zeros: list[int]) -> Iterator[tuple[int, int]]:

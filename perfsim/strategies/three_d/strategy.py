@@ -19,8 +19,9 @@ from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
 from perfsim.strategies.plan import check_runs_on
 from perfsim.strategies.screening import MEMORY, Screening
-from perfsim.strategies.three_d.columns import Columns, columns_of
+from perfsim.strategies.three_d.columns import columns_of
 from perfsim.strategies.three_d.estimate import estimate_steps_s
+from perfsim.strategies.three_d.grid import Space
 from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
 from perfsim.strategies.three_d.nearest_fit import nearest_fit
 from perfsim.strategies.three_d.offload import emit_offloaded, offload_problems
@@ -54,16 +55,17 @@ class ThreeD:
     zero_stage: int | None = None
     """The ZeRO stage of every layout; None: the layout's own."""
 
-    def space(self, job: Job, topology: FatTree) -> Columns:
-        """All legal layouts of this strategy on all devices of the topology, in columns."""
+    def space(self, job: Job, topology: FatTree) -> Space:
+        """All legal layouts of this strategy on all devices of the topology."""
         return layout_space(job, topology, self.free_degrees, self.zero_stage)
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
         """All legal layouts of this strategy on all devices of the topology; offloaded if none fits else."""
         space = self.space(job, topology)
-        yield from (space.layout(row) for row in range(len(space)))
+        columns = space.rows()
+        yield from (columns.layout(row) for row in range(len(columns)))
         if not (_memory_share(job, space, topology) <= 1.0).any():
-            yield from offloaded_layouts(job, topology, space)
+            yield from offloaded_layouts(job, topology, columns)
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         """Memory and closed-form step time of all layouts, as arrays."""
@@ -72,19 +74,20 @@ class ThreeD:
         if self._may_share_sequences(job) and not (share <= 1.0).any():
             space = layout_space(job, topology, self.free_degrees, self.zero_stage, shares_sequences=True)
             share = _memory_share(job, space, topology)
-        if not len(space):
-            return Screening(np.zeros(0), np.zeros(0), space.layout, 0, {})
         fits = share <= 1.0
         kept = space.rows(fits)
+        if not len(share):
+            return Screening(np.zeros(0), np.zeros(0), kept.layout, 0, {})
         estimates = estimate_steps_s(job, kept, topology, costs) if len(kept) else np.zeros(0)
-        too_large = len(space) - len(kept)
+        too_large = len(share) - len(kept)
         refused = {MEMORY: too_large} if too_large else {}
-        closest = space.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None
+        closest = np.arange(len(share)) == np.argmin(np.where(fits, np.inf, share))
+        fullest = space.rows(closest).layout(0) if too_large else None
         indivisible = indivisible_degrees(space, topology, self.free_degrees)
-        found = Screening(estimates, share[fits], kept.layout, len(space), refused, closest, indivisible)
+        found = Screening(estimates, share[fits], kept.layout, len(share), refused, fullest, indivisible)
         if len(kept) or not tried_places(job, topology):
             return found
-        return offloaded_screening(job, topology, costs, space, found)
+        return offloaded_screening(job, topology, costs, space.rows(), found)
 
     def _may_share_sequences(self, job: Job) -> bool:
         """Whether it has context degrees that the recipe's attention allows."""
@@ -142,8 +145,7 @@ class ThreeD:
         return float(estimate_steps_s(plan.job, columns, plan.topology, costs)[0])
 
 
-def _memory_share(job: Job, space: Columns, topology: FatTree) -> NDArray[np.float64]:
+def _memory_share(job: Job, space: Space, topology: FatTree) -> NDArray[np.float64]:
     """Share of its memory that the fullest device uses, of every layout."""
-    if not len(space):
-        return np.zeros(0)
-    return peak_bytes(job, space, topology.system) / topology.system.device.memory.capacity
+    peaks = (peak_bytes(job, grid, topology.system)[grid.all_legal()] for grid in space.grids)
+    return np.concatenate([np.zeros(0), *peaks]) / topology.system.device.memory.capacity

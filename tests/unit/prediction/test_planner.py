@@ -14,7 +14,7 @@ from perfsim.prediction.evaluation import evaluate
 from perfsim.prediction.planner import Search, best_plan, confirmed, search
 from perfsim.prediction.question import Question
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.columns import Columns
+from perfsim.strategies.three_d.grid import Space
 from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.topology import FatTree, Topology
 from perfsim.workload import Job, ParallelLayout
@@ -134,9 +134,8 @@ def test_every_schedule_is_in_the_screening(toys: ModuleType, schedule: str) -> 
 class Unsharded(ThreeD):
     """A strategy whose space has only layouts without ZeRO."""
 
-    def space(self, job: Job, topology: FatTree) -> Columns:
-        space = super().space(job, topology)
-        return space.rows(space.zero == 0)
+    def space(self, job: Job, topology: FatTree) -> Space:
+        return super().space(job, topology).keeping(lambda columns: columns.zero == 0)
 
 
 def test_only_layouts_of_the_strategys_space_are_screened(toys: ModuleType, topology: Topology) -> None:
