@@ -16,7 +16,6 @@ from perfsim.costs.optimizer import (
     update_products,
 )
 from perfsim.transformer import parameters
-from perfsim.workload import TrainingRecipe
 
 H, F, LAYERS = 2048, 8192, 8
 
@@ -37,9 +36,9 @@ def test_moments_of_a_matrix_take_what_the_recipe_says(
     assert moment_bytes(toys.recipe(**recipe)) == n_bytes
 
 
-def test_moments_of_8_bits_have_no_other_precision() -> None:
+def test_moments_of_8_bits_have_no_other_precision(toys: ModuleType) -> None:
     with pytest.raises(ValueError, match="adam8bit and moment_precision exclude each other"):
-        TrainingRecipe(name="both", optimizer="adam8bit", moment_precision="bf16")
+        toys.recipe(optimizer="adam8bit", moment_precision="bf16")
 
 
 def test_bf16_moments_keep_copies_in_fp32(toys: ModuleType) -> None:
