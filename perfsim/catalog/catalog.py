@@ -198,10 +198,10 @@ def load_mapping(path: Path, catalog: Catalog | None = None, kind: str = "study"
     return read_mapping(path, kind, catalog or default_catalog())
 
 
-def parse_file(path: Path, model: type[SpecT], catalog: Catalog | None = None, kind: str = "study") -> SpecT:
+def parse_file(path: Path, model: type[SpecT], catalog: Catalog | None = None) -> SpecT:
     """Read a file as a `model` defined anywhere, with names resolved and all errors at once."""
     catalog = catalog or default_catalog()
-    return build(read_mapping(path, kind, catalog), (model,), catalog, path.stem)
+    return build(read_mapping(path, "study", catalog), (model,), catalog, path.stem)
 
 
 @lru_cache(maxsize=4)

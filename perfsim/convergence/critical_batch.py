@@ -117,9 +117,9 @@ def zhang_converted_tokens(d_min_tokens: float) -> float:
     return 5 * zhang_20_percent_tokens(d_min_tokens) - 6 * _ZHANG_B_OPT_TOKENS
 
 
-def kaplan_tokens(loss: float, coefficient: float = 2.1e8) -> float:
-    """B_crit = coefficient / L^(1/0.21) tokens; the paper's text rounds the coefficient to 2e8."""
-    return coefficient / math.pow(_need(loss, "kaplan_loss", "loss"), 1 / 0.21)
+def kaplan_tokens(loss: float) -> float:
+    """B_crit = 2.1e8 / L^(1/0.21) tokens; the paper's text rounds the coefficient to 2e8."""
+    return 2.1e8 / math.pow(_need(loss, "kaplan_loss", "loss"), 1 / 0.21)
 
 
 def bergsma_tokens(d_min_tokens: float) -> float:

@@ -68,7 +68,9 @@ def simulate(
             return _Run(graph, ticks, exponent, links, None, Involved.none(graph)).run()
         involved = Involved.expected(graph, links, slowing, longest_path(graph, ticks, exponent))
         for repeats in count():
-            trace = _Run(graph, ticks, exponent, links, slowing, involved).run()
+            one = _Run(graph, ticks, exponent, links, slowing, involved)
+            involved = involved._replace(slowed=one.may_be_slowed())
+            trace = one.run()
             more = involved.with_those_of(graph, links, slowing, trace, repeats)
             if more is None:
                 break
@@ -164,6 +166,10 @@ class _Run:
         # Of several computations in a chain the first decides where it runs.
         chain, first = np.unique(chains.chain[slowed], return_index=True)
         self.slowed = dict(zip(chain.tolist(), own[graph.stream[slowed[first]]].tolist(), strict=True))
+
+    def may_be_slowed(self) -> NDArray[np.bool_]:
+        """The tasks of all chains that communication may slow; shape (tasks,)."""
+        return _any_of(self.slowed, len(self.chains))[self.chains.chain]
 
     def _limited_s(self, beside: Beside) -> Floats:
         """Seconds from the start of a chain that units, and memory bandwidth, limit; shape (2, tasks)."""

@@ -121,7 +121,7 @@ class GpuProver:
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
         """The executor of GPU graphs."""
-        return GpuCompiler(graph, training, plan.layout, plan.job.recipe.recompute_keeps)
+        return GpuCompiler(graph, training, plan.layout, plan.job.recipe)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
         """How GPU graphs count bytes and elements."""

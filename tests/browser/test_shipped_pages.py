@@ -27,8 +27,6 @@ from perfsim.sweeps.runner import load_sweep, run_sweep
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 FILES = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in Path("studies").glob("*.yaml")}
-COMPARED = {"losses", "speeds", "equations"}
-"""What a comparison is about; it has no page."""
 SWEEPS = sorted(name for name, file in FILES.items() if "study" in file)
 STUDIES = sorted(
     name for name, file in FILES.items() if "study" not in file and {"candidates", "extends"} & set(file)

@@ -30,7 +30,7 @@ from perfsim.proof.execution.layers import (
 )
 from perfsim.proof.execution.layout import EXPERTS, Array, Share, Weights
 from perfsim.proof.execution.program import Cell, Claim, Compiler, per_rank
-from perfsim.proof.execution.projections import Results
+from perfsim.proof.execution.projections import Results, every_second
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.vocabulary import (
     HeadInputs,
@@ -42,7 +42,7 @@ from perfsim.proof.execution.vocabulary import (
     head_wgrad,
     losses_of,
 )
-from perfsim.workload import ContextExchange, ParallelLayout, RecomputeKeeps
+from perfsim.workload import ContextExchange, ParallelLayout, TrainingRecipe
 
 SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
 
@@ -71,7 +71,9 @@ class Kept(NamedTuple):
     mlp: MlpKept | BlockKept | None
     x: Array
     results: Results | None = None
-    """What the products before the core made, if a full recompute keeps it."""
+    """What products made, if a recompute keeps it."""
+    context: Array | None = None
+    """What the core made, if a recompute keeps it."""
 
 
 def places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> tuple[int, ...]:
@@ -93,10 +95,10 @@ class GpuCompute(Compiler):
         graph: TaskGraph,
         training: SmallTraining,
         layout: ParallelLayout,
-        keeps: RecomputeKeeps = "nothing",
+        recipe: TrainingRecipe,
     ) -> None:
         super().__init__(graph, training)
-        self.layout, self.keeps = layout, keeps
+        self.layout, self.recipe = layout, recipe
         self.recomputed = {task.block for task in graph.tasks() if task.work.category == "recompute"}
         """Layers whose activations are computed again."""
         period = math.lcm(layout.tensor * layout.context, layout.expert * layout.expert_tensor)
@@ -114,8 +116,12 @@ class GpuCompute(Compiler):
 
     # ---------------------------------------------------------------------------------- shares
     def mode_of(self, block: int) -> str:
-        """The recompute mode of a layer."""
-        return self.layout.recompute if block in self.recomputed else "none"
+        """The recompute mode of a layer; `operators` where selective is by operator."""
+        if block not in self.recomputed:
+            return "none"
+        framework, mode = self.recipe.framework, self.layout.recompute
+        by_operator = framework is not None and framework.selective != "core"
+        return "operators" if mode == "selective" and by_operator else mode
 
     @property
     def scattered(self) -> bool:
@@ -266,15 +272,24 @@ class GpuCompute(Compiler):
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (attention, x), (flat, kept) = operands[:2], buffers
             y, mlp = mlp_forward(self.views(rank, block, flat), x, attention, self.share(rank))
-            return y, self.kept_of(mode, kept, mlp)
+            return y, self.kept_of(rank, mode, kept, mlp)
 
         reads = [self.weights(block), self.cell("attention kept")]
         self.compute(run, reads, claims=self.completes("hidden", block + 1))
 
-    def kept_of(self, mode: str, attention: AttentionKept, mlp: MlpKept | BlockKept) -> Kept:
-        """What a layer under a recompute mode keeps."""
+    def kept_of(self, rank: int, mode: str, attention: AttentionKept, mlp: MlpKept | BlockKept) -> Kept:
+        """What a layer under a recompute mode keeps; by operator experts are kept whole."""
+        results, context = dict(attention.results or {}), None
         if mode == "full":
-            return Kept(None, None, attention.x, attention.results if self.keeps == "qkv" else None)
+            results.pop("projection", None)
+            return Kept(None, None, attention.x, results if self.recipe.recompute_keeps == "qkv" else None)
+        if mode == "operators":
+            if isinstance(mlp, MlpKept):
+                results["fc1"] = mlp.u
+            if self.recipe.attention == "flash":
+                context = attention.context
+            whole = mlp if isinstance(mlp, BlockKept) else None
+            return Kept(None, whole, attention.x, every_second(results, self.share(rank)), context)
         return Kept(without_core(attention) if mode == "selective" else attention, mlp, attention.x)
 
     def attention_recompute(self, task: Task) -> None:
@@ -288,9 +303,10 @@ class GpuCompute(Compiler):
             if saved.attention is not None:
                 recomputed = with_core(saved.attention, share)
                 return recomputed.context, recomputed
-            return attention_forward(self.views(rank, block, buffers[0]), saved.x, share, saved.results)
+            w = self.views(rank, block, buffers[0])
+            return attention_forward(w, saved.x, share, saved.results, saved.context)
 
-        claims = self.completes("attention", block) if self.layout.recompute == "full" else []
+        claims = self.completes("attention", block) if self.mode_of(block) != "selective" else []
         self.compute(run, [self.weights(block)], [self.cell("recomputed attention")], claims)
 
     def mlp_recompute(self, task: Task) -> None:
@@ -300,7 +316,8 @@ class GpuCompute(Compiler):
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             flat, kept = buffers
-            return mlp_forward(self.views(rank, block, flat), kept.x, operands[0], self.share(rank))
+            w = self.views(rank, block, flat)
+            return mlp_forward(w, kept.x, operands[0], self.share(rank), kept.results)
 
         reads = [self.weights(block), self.cell("recomputed attention")]
         self.compute(run, reads, [self.cell("recomputed MLP")], self.completes("hidden", block + 1))
@@ -328,7 +345,7 @@ class GpuCompute(Compiler):
         block, mlp, whole = task.block, task.work.op.startswith("mlp"), task.work.op.endswith("backward")
         parallel = self.training.model.norms_per_layer == 1
         mode = self.mode_of(block)
-        recomputes = mode == "full" or (mode == "selective" and not mlp)
+        recomputes = mode in ("full", "operators") or (mode == "selective" and not mlp)
         beside = [self.cell("output gradient")] if parallel else []
         recomputed = [self.cell(f"recomputed {'MLP' if mlp else 'attention'}")] if recomputes else []
         run = self._mlp_dgrad if mlp else self._attention_dgrad

@@ -118,7 +118,7 @@ class ExpertCompute(ContextCompute):
         kept_beside = [self.cell("shared kept")] if shared else []
         before = [] if recomputes else [self.cell("attention kept")]
 
-        def run(_: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
+        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (router, total), experts, *rest = buffers
             of_shared = rest[0] if shared else None
             beside = None if place is None else operands[place]
@@ -126,7 +126,7 @@ class ExpertCompute(ContextCompute):
             kept = BlockKept(router, experts, of_shared, operands[0].values)
             if recomputes:
                 return y, kept
-            return y, self.kept_of(mode, rest[-1], kept)
+            return y, self.kept_of(rank, mode, rest[-1], kept)
 
         reads = [self.cell("router kept"), self.cell("experts kept"), *kept_beside, *before]
         writes = [self.cell(RECOMPUTED)] if recomputes else []

@@ -83,7 +83,7 @@ class ModuleCompute(ExpertCompute):
         if block < self.training.model.num_layers:
             return None
         if which == "recompute":
-            return self._joins() if begins and self.mode_of(block) == "full" else None
+            return self._joins() if begins and self.mode_of(block) != "selective" else None
         if which == "forward":
             return self._joins() if begins else self._forward(residual, ends) if residual or ends else None
         if which == "wgrad":

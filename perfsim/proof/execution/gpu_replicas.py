@@ -14,7 +14,7 @@ from perfsim.proof.execution.layout import EXPERTS, Array
 from perfsim.proof.execution.movement import summed
 from perfsim.proof.execution.program import Cell, Claim, Message, Values
 from perfsim.proof.execution.serial import SmallTraining
-from perfsim.workload import ParallelLayout, RecomputeKeeps, layer_kinds
+from perfsim.workload import ParallelLayout, TrainingRecipe, layer_kinds
 
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 
@@ -27,9 +27,9 @@ class ReplicaCompute(ModuleCompute):
         graph: TaskGraph,
         training: SmallTraining,
         layout: ParallelLayout,
-        keeps: RecomputeKeeps = "nothing",
+        recipe: TrainingRecipe,
     ) -> None:
-        super().__init__(graph, training, layout, keeps)
+        super().__init__(graph, training, layout, recipe)
         self.rest_gathered: set[tuple[int, int]] = set()
         """Devices and blocks of which all but experts are gathered, and experts are next."""
         self.sharded: set[tuple[int, int]] = set()

@@ -24,6 +24,7 @@ from perfsim.proof.execution.projections import (
     Results,
     latent_heads,
     latent_heads_dgrad,
+    made,
     merge_heads,
     norm_backward,
     norm_forward,
@@ -53,7 +54,7 @@ class AttentionKept(NamedTuple):
     inner: Any = None
     """What norms between products and core keep, with the inputs of later products."""
     results: Results | None = None
-    """What the products before the core made."""
+    """What the products made."""
 
 
 class MlpKept(NamedTuple):
@@ -76,19 +77,27 @@ class Linears(NamedTuple):
 
 # ------------------------------------------------------------------------------------- attention
 def attention_forward(
-    w: Weights, x: Array, share: Share, results: Results | None = None
+    w: Weights, x: Array, share: Share, results: Results | None = None, context: Array | None = None
 ) -> tuple[Array, AttentionKept]:
-    """Norm, projections, core, output projection: this peer's part of the block's output."""
-    kept = with_core(attention_inputs(w, x, share, results), share)
-    return attention_output(w, kept, share), kept
+    """Norm, projections, core, output projection: this peer's part of the block's output.
+
+    Of `results` and the core's `context`, what was kept is not computed again.
+    """
+    kept = with_core(attention_inputs(w, x, share, results), share, context)
+    out = None if results is None else results.get("projection")
+    if out is None or np.isnan(out).any():
+        out = attention_output(w, kept, share)
+    return out, kept._replace(results={**(kept.results or {}), "projection": out})
 
 
 def attention_inputs(w: Weights, x: Array, share: Share, results: Results | None = None) -> AttentionKept:
     """Norm, queries, keys and values, without the core; `results` of products are not computed again."""
     z, norm = norm_forward(x, w, "norm1")
     make = plain_heads if share.model.latent_attention is None else latent_heads
-    made = make(w, z, share, results or {})
-    return AttentionKept(x, norm, z, *made.heads, None, None, inner=made.inner, results=made.results)
+    projected = make(w, z, share, results or {})
+    return AttentionKept(
+        x, norm, z, *projected.heads, None, None, inner=projected.inner, results=projected.results
+    )
 
 
 def attention_output(w: Weights, kept: AttentionKept, share: Share) -> Array:
@@ -99,10 +108,12 @@ def attention_output(w: Weights, kept: AttentionKept, share: Share) -> Array:
     return out
 
 
-def with_core(kept: AttentionKept, share: Share) -> AttentionKept:
-    """The activations with scores, softmax and context computed from queries, keys and values."""
+def with_core(kept: AttentionKept, share: Share, context: Array | None = None) -> AttentionKept:
+    """The activations with scores and softmax of queries and keys, and with context if it is not given."""
     probabilities = softmax(masked_scores(kept.q, kept.k, (share.places, share.places), share))
-    return kept._replace(probabilities=probabilities, context=probabilities @ repeated(kept.v, share))
+    if context is None:
+        context = probabilities @ repeated(kept.v, share)
+    return kept._replace(probabilities=probabilities, context=context)
 
 
 def without_core(kept: AttentionKept) -> AttentionKept:
@@ -131,10 +142,10 @@ def attention_inputs_dgrad(
 ) -> tuple[Array, Linears]:
     """`attention_dgrad` from the gradients of queries, keys and values on."""
     back = plain_heads_dgrad if share.model.latent_attention is None else latent_heads_dgrad
-    made = back(w, kept.z, kept.inner, gradients, share)
-    dx, norm = norm_backward(made.z, w, "norm1", kept.norm)
+    before = back(w, kept.z, kept.inner, gradients, share)
+    dx, norm = norm_backward(before.z, w, "norm1", kept.norm)
     out = merge_heads(_required(kept.context)), d_out
-    return dx, Linears({**made.products, "projection": out}, norm | made.whole)
+    return dx, Linears({**before.products, "projection": out}, norm | before.whole)
 
 
 def attention_wgrad(inputs: Linears, share: Share) -> Weights:
@@ -143,14 +154,14 @@ def attention_wgrad(inputs: Linears, share: Share) -> Weights:
 
 
 # ------------------------------------------------------------------------------------------- MLP
-def mlp_forward(w: Weights, x: Array, attention: Array, share: Share) -> tuple[Array, MlpKept]:
+def mlp_forward(
+    w: Weights, x: Array, attention: Array, share: Share, results: Results | None = None
+) -> tuple[Array, MlpKept]:
     """Residual of the attention block, norm, both linears; the first peer's part carries the residual."""
     total = x + attention
     parallel = share.model.norms_per_layer == 1
     z, norm = norm_forward(x if parallel else total, w, "norm1" if parallel else "norm2")
-    u = z @ w["fc1"]
-    if "fc1_bias" in w:
-        u = u + w["fc1_bias"]
+    u = made(w, "fc1", z, results or {})
     activated = activation_forward(u, share)
     y = activated @ w["fc2"]
     if share.leads:

@@ -17,7 +17,7 @@ from perfsim.proof.execution.layout import Array, Share, Weights
 from perfsim.workload import LatentAttention
 
 Results = Mapping[str, Array]
-"""What the products before the attention core make, by their weight."""
+"""What products of a layer made, by their weight; columns that were not kept are not numbers."""
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 
@@ -89,14 +89,14 @@ def _mean(x: Array) -> Array:
 
 def plain_heads(w: Weights, z: Array, share: Share, results: Results) -> Projected:
     """Queries, keys and values of one product, normalised by head if the model says so, and rotated."""
-    mixed = _made(w, "qkv", z, results)
+    mixed = made(w, "qkv", z, results)
     q, k, v = _split_heads(mixed, share)
     inner = None
     if share.model.qk_layernorm:
         (q, of_q), (k, of_k) = norm_forward(q, w, "query_norm"), norm_forward(k, w, "key_norm")
         inner = of_q, of_k
     heads = rotated(q, share, 1.0), rotated(k, share, 1.0), v
-    return Projected(heads, inner, {"qkv": mixed})
+    return Projected(heads, inner, {**results, "qkv": mixed})
 
 
 def plain_heads_dgrad(w: Weights, z: Array, inner: Any, gradients: Heads, share: Share) -> ProjectedGradients:
@@ -117,21 +117,21 @@ def plain_heads_dgrad(w: Weights, z: Array, inner: Any, gradients: Heads, share:
 
 def latent_heads(w: Weights, z: Array, share: Share, results: Results) -> Projected:
     """Queries, and keys with values, through latents [2405.04434]; all heads have one rotary part of keys."""
-    latent, made, of_query, query_in = _latent_of(share), dict(results), None, z
+    latent, whole, of_query, query_in = _latent_of(share), dict(results), None, z
     if latent.q_lora_rank is not None:
-        down = made["query_down"] = _made(w, "query_down", z, results)
+        down = whole["query_down"] = made(w, "query_down", z, results)
         query_in, of_query = norm_forward(down, w, "query_norm")
-    query = made["query"] = _made(w, "query", query_in, results)
-    down = made["pair_down"] = _made(w, "pair_down", z, results)
+    query = whole["query"] = made(w, "query", query_in, results)
+    down = whole["pair_down"] = made(w, "pair_down", z, results)
     narrow, common = np.split(down, [latent.kv_lora_rank], axis=-1)
     pair_in, of_pair = norm_forward(narrow, w, "pair_norm")
-    pair = made["pair"] = _made(w, "pair", pair_in, results)
+    pair = whole["pair"] = made(w, "pair", pair_in, results)
     own, turned = np.split(split_heads(query, share.heads), [latent.qk_nope_head_dim], axis=-1)
     q = np.concatenate([own, rotated(turned, share, 1.0)], axis=-1)
     own, v = np.split(split_heads(pair, share.heads), [latent.qk_nope_head_dim], axis=-1)
     common = np.repeat(rotated(common[:, None], share, 1.0), share.heads, axis=1)
     k = np.concatenate([own, common], axis=-1)
-    return Projected((q, k, v), LatentsKept(of_query, query_in, of_pair, pair_in), made)
+    return Projected((q, k, v), LatentsKept(of_query, query_in, of_pair, pair_in), whole)
 
 
 def latent_heads_dgrad(
@@ -166,12 +166,35 @@ def _latent_of(share: Share) -> LatentAttention:
     return latent
 
 
-def _made(w: Weights, name: str, x: Array, results: Results) -> Array:
-    """What a linear with its bias makes, if it was not kept."""
-    if name in results:
-        return results[name]
-    y = x @ w[name]
-    return y + w[f"{name}_bias"] if f"{name}_bias" in w else y
+def made(w: Weights, name: str, x: Array, results: Results) -> Array:
+    """What a linear with its bias makes; only columns that were not kept are computed."""
+    kept = results.get(name)
+    again = slice(None) if kept is None else np.isnan(kept).all(axis=(0, 1))
+    y = x @ w[name][:, again]
+    if f"{name}_bias" in w:
+        y = y + w[f"{name}_bias"][again]
+    if kept is None:
+        return y
+    whole = kept.copy()
+    whole[..., again] = y
+    return whole
+
+
+def every_second(results: Results, share: Share) -> Results:
+    """The results of the first, third, ... product of a layer, where queries, keys and values are three.
+
+    So are both halves of a gated MLP [torchtitan's selective checkpoint by operator].
+    """
+    size, number, kept = share.model.head_size, 0, dict[str, Array]()
+    for name, values in results.items():
+        bounds = {"qkv": [share.heads * size, (share.heads + share.groups) * size]}.get(name, [])
+        if name == "fc1" and share.model.gated_mlp:
+            bounds = [values.shape[-1] // 2]
+        parts = np.split(values, bounds, axis=-1)
+        odd = [(number + place) % 2 == 1 for place in range(len(parts))]
+        columns = [np.full_like(part, np.nan) if out else part for part, out in zip(parts, odd, strict=True)]
+        kept[name], number = np.concatenate(columns, axis=-1), number + len(parts)
+    return kept
 
 
 def outer(x: Array, dy: Array) -> Array:

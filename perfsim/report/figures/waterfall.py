@@ -18,10 +18,6 @@ SMALL = 0.02
 """Differences below this share of the longer step are drawn as one."""
 
 
-EXACT = 1e-9
-"""Differences below this share of the step are rounding."""
-
-
 @dataclass(frozen=True, slots=True)
 class Bridge:
     """Two steps scaled to the same tokens, and the signed seconds that lead from the first to the second."""

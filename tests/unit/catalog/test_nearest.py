@@ -85,7 +85,7 @@ def test_rates_of_a_borrowed_link_are_scaled_by_its_bandwidth(tmp_path: Path) ->
     assert system.node.nic.calibration.network is not None
 
 
-def test_figures_from_memory_are_said(tmp_path: Path) -> None:
+def test_figures_from_memory_are_said() -> None:
     answer = ps.predict(model="gpt3_xl", system="mi300x-192gb", devices=8)
     said = [caveat.text for caveat in answer.caveats if caveat.code == "data-sheet-unread"]
     assert any("peak of mi300x-192gb" in text for text in said)

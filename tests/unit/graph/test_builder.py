@@ -128,7 +128,7 @@ def test_stamping_gives_the_same_columns_as_single_tasks(toys: ModuleType, micro
     assert left.dependencies.values.tolist() == right.dependencies.values.tolist()
 
 
-def test_a_port_asked_for_twice_is_the_same_port(toys: ModuleType) -> None:
+def test_a_port_asked_for_twice_is_the_same_port() -> None:
     template = GraphBuilder().template()
     assert template.port("a") == template.port("a") == Port(-1)
     assert template.port("b") == Port(-2)

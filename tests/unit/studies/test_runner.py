@@ -333,7 +333,7 @@ def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec)
         ConvergenceSpec.model_validate({"loss_law": own | {"params": [1e9, 30e9]}})
 
 
-def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(spec: StudySpec, quick: StudySpec) -> None:
+def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(quick: StudySpec) -> None:
     """The same run by its tokens and by its loss: one answer, the second less sure and saying so."""
     (plain,) = run_study(quick, ["weight-streaming"]).result.candidates
     law = BESIROGLU

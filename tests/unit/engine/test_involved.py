@@ -1,0 +1,58 @@
+"""Tasks that a run shows to matter although the longest path does not."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.engine import critical_path, simulate
+from perfsim.engine.beside import Beside
+from perfsim.engine.fairshare import Flow
+from perfsim.engine.involved import FlowsOnLinks, Involved
+from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+
+NAMES = ("send", "other", "gather", "wait", "late")
+SECONDS = np.array([4.0, 4.0, 3.0, 10.0, 8.0])
+CAPACITIES = np.array([1.0])
+
+
+@pytest.fixture
+def graph(toys: ModuleType) -> TaskGraph:
+    """A gather from 4 s to 7 s, before a computation from 10 s on, unless two sends share their link."""
+    builder = GraphBuilder()
+    sent = builder.task(toys.transfer("send", RankGroup(1, 8, 2)), "gpu1/nic").tensor
+    builder.task(toys.transfer("other", RankGroup(2, 8, 2)), "gpu2/nic")
+    builder.task(toys.collective("gather", RankGroup(0, 8, 2)), "gpu0/nccl", [sent])
+    waited = builder.task(toys.compute("wait"), "gpu3/compute").tensor
+    builder.task(toys.compute("late"), "gpu0/compute", [waited])
+    return builder.build()
+
+
+def sides(graph: TaskGraph) -> tuple[FlowsOnLinks, Beside]:
+    number = {work.name: place for place, work in enumerate(graph.works)}
+    flows = {number[name]: Flow((0,), 1.0) for name in ("send", "other")}
+    taken, bound = np.zeros((2, len(number), 2))
+    taken[number["gather"], 0], bound[number["late"], 0] = 0.5, 1.0
+    return FlowsOnLinks(flows, CAPACITIES), Beside(taken, bound)
+
+
+def test_a_communication_that_contention_delays_into_a_computation_slows_it(graph: TaskGraph) -> None:
+    (flows, _), beside = sides(graph)
+    run = simulate(graph, SECONDS, flows, CAPACITIES, beside)
+    assert run.end_s.tolist()[:4] == [8.0, 8.0, 11.0, 10.0]
+    assert run.end_s[4] == pytest.approx(18.5), "one second at half the rate"
+    apart = simulate(graph, SECONDS, flows, 2 * CAPACITIES, beside)
+    assert apart.end_s.tolist() == critical_path(graph, SECONDS).end_s.tolist()
+
+
+def test_a_run_that_shows_no_others_is_not_repeated(graph: TaskGraph) -> None:
+    links, beside = sides(graph)
+    run = simulate(graph, SECONDS, *links, beside)
+    expected = Involved.expected(graph, links, beside, critical_path(graph, SECONDS))
+    assert not expected.aside.any()
+    more = expected.with_those_of(graph, links, beside, run, 0)
+    assert more is not None
+    assert [NAMES[task] for task in np.flatnonzero(more.aside | more.slowed)] == ["gather", "late"]
+    assert more.with_those_of(graph, links, beside, run, 0) is None

@@ -1,0 +1,89 @@
+"""What a recompute keeps of products, in execution and in the graph's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.proof.execution import gpu_compute
+from perfsim.proof.execution.layout import Share
+from perfsim.proof.execution.projections import every_second, made
+from perfsim.proof.proof import Subject, subject_of
+from perfsim.proof.prove import Request, plans_of
+from perfsim.transformer import LayerSlice
+from perfsim.transformer.recompute import kept_shares
+
+LATENTS = {
+    "q_lora_rank": 8,
+    "kv_lora_rank": 4,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gated, grouped": {"gated_mlp": True, "num_query_groups": 4, "bias": False},
+    "latents": {"latent_attention": LATENTS},
+    "latents of keys and values": {"latent_attention": LATENTS | {"q_lora_rank": None}},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_every_second_product_is_kept_of_those_that_the_memory_counts(
+    toys: ModuleType, model: str, tensor: int
+) -> None:
+    config = toys.model(**MODELS[model])
+    shapes = Share(config, 4, tensor).layouts[0].shapes
+    names = [name for name, shape in shapes.items() if len(shape) > 1 and name != "fc2"]
+    whole = {name: np.ones((1, 4, shapes[name][-1])) for name in names}
+    kept = every_second(whole, Share(config, 4, tensor))
+    shares = kept_shares(LayerSlice(config, 4, 1, tensor, selective="every_second_product"), "selective")
+    of_columns = {name: 1.0 - float(np.isnan(values).mean()) for name, values in kept.items()}
+    assert of_columns == pytest.approx({name: shares[name] for name in names})
+
+
+def test_only_columns_that_were_not_kept_are_computed() -> None:
+    rng = np.random.default_rng(0)
+    w, x = {"fc1": rng.standard_normal((3, 4)), "fc1_bias": rng.standard_normal(4)}, np.ones((1, 2, 3))
+    kept = made(w, "fc1", x, {})
+    kept[..., 1:3] = np.nan
+    kept[..., 0] = 7.0
+    again = made(w, "fc1", x, {"fc1": kept})
+    assert (again[..., 0] == 7.0).all()
+    assert again[..., 1:] == pytest.approx(made(w, "fc1", x, {})[..., 1:])
+
+
+def by_operator(model: str, layout: str, attention: str) -> Subject:
+    (plan,) = plans_of(Request(model, layout=f"{layout},recompute=selective", batch=2))
+    framework = default_catalog().framework("torchtitan")
+    recipe = plan.job.recipe.model_copy(update={"framework": framework, "attention": attention})
+    return subject_of(replace(plan, job=replace(plan.job, recipe=recipe)))
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "attention"),
+    [
+        ("llama2_70b", "tp=2,sp=true", "standard"),
+        ("llama2_70b", "dp=2,zero=3", "flash"),
+        ("deepseek_v3", "tp=2,sp=true", "flash"),
+        ("deepseek_v3", "pp=2,schedule=zb1p", "standard"),
+    ],
+)
+def test_a_selective_recompute_by_operator_computes_what_serial_training_does(
+    model: str, layout: str, attention: str
+) -> None:
+    assert by_operator(model, layout, attention).faults() == []
+
+
+def test_wrong_results_that_a_recompute_keeps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(results: dict[str, Any], _: Share) -> dict[str, Any]:
+        return {name: values + 1.0 for name, values in results.items()}
+
+    monkeypatch.setattr(gpu_compute, "every_second", wrong)
+    assert by_operator("llama2_70b", "dp=1", "flash").faults()
