@@ -44,10 +44,9 @@ BACKWARD = (Between("fc1.dgrad", "projection.dgrad"), Between("qkv.dgrad", "fc2.
 def _products(part: LayerSlice) -> Mapping[str, Kernel]:
     """The matrix products of a layer by name; with latent attention those up to all heads are its QKV."""
     passes: tuple[HalfPass, ...] = ("forward", "backward")
+    blocks = [attention_work, mlp_work]
     if part.kind.experts:  # its sums are those of attention
-        part, blocks = replace(part, kind=replace(part.kind, experts=False)), (attention_work,)
-    else:
-        blocks = attention_work, mlp_work
+        part, blocks = replace(part, kind=replace(part.kind, experts=False)), blocks[:1]
     kernels = (kernel for block in blocks for which in passes for kernel in block(part, which).kernels)
     products = {kernel.name: kernel for kernel in kernels if kernel.op == "gemm"}
     if "pair" in products:
