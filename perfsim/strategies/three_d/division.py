@@ -231,6 +231,13 @@ class Divisions:
         names = list(SCHEDULES)
         return np.array([names.index(division.schedule) for division in self.divisions])
 
+    @cached_property
+    def uneven(self) -> NDArray[np.bool_]:
+        """Whether it is interleaved and its chunks differ."""
+        return np.array(
+            [division.schedule == INTERLEAVED and not division.even for division in self.divisions]
+        )
+
     def of_schedules(self, name: str) -> NDArray[np.bool_]:
         """A property of every division's schedule, such as `tight`."""
         if name not in self._of_schedules:

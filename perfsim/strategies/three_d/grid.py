@@ -51,12 +51,21 @@ class Grid:
             axis = int(np.argmax(column.shape))
             row[:] = column.flat[0] if column.size == 1 else column.ravel().take(at[axis])
 
-    def by_schedule(self) -> Iterator[tuple[slice, Columns]]:
-        """The divisions of every schedule, and the layouts with them."""
+    def by_schedule(self) -> Iterator[tuple[slice, Ints, Columns]]:
+        """The divisions of every schedule, the sizes that are legal with one of them, and these layouts."""
         schedules = self.columns.divisions.schedule[self.columns.division].ravel()
         ends = [*(np.flatnonzero(np.diff(schedules)) + 1).tolist(), len(schedules)]
         for start, end in zip([0, *ends], ends, strict=False):
-            yield slice(start, end), replace(self.columns, division=self.columns.division[:, start:end])
+            legal = self.all_legal()[:, start:end].any(axis=(EXPERTS, DIVISIONS, STAGES, SPLITS, MODES))
+            sizes = np.flatnonzero(legal)
+            if len(sizes):
+                division = self.columns.division[:, start:end]
+                micro_batch = self.columns.micro_batch[:, :, sizes]
+                yield (
+                    slice(start, end),
+                    sizes,
+                    replace(self.columns, division=division, micro_batch=micro_batch),
+                )
 
     def without_passes(self, table: Table) -> Table:
         """The first along the axes of sequence parallelism and recompute, of arrays with one axis more."""

@@ -11,7 +11,7 @@ temporaries of one pass, and the buffers of sharded states:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies.schedules import in_flight, schedule_called
 from perfsim.strategies.three_d.columns import MODES, Columns, columns_of, distinct_rows
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
-from perfsim.strategies.three_d.division import INTERLEAVED, RankColumns, chunk_peaks, kinds_of
+from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
 from perfsim.strategies.three_d.grid import Grid
 from perfsim.strategies.three_d.slices import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
@@ -214,9 +214,7 @@ def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floa
 
 def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     """What unequal chunks of an interleaved rank hold in flight over what equal ones would."""
-    uneven = np.array(
-        [division.schedule == INTERLEAVED and not division.even for division in columns.divisions.divisions]
-    )
+    uneven = columns.divisions.uneven
     if not uneven[columns.division].any():
         return np.ones(1)
     groups = np.minimum(3, -(-columns.microbatches(job) // columns.pipeline))
@@ -241,20 +239,19 @@ def _working_bytes(columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> F
 
 
 def peak_bytes(job: Job, grid: Grid, system: GpuClusterSpec) -> Floats:
-    """Peak memory of the fullest rank of every layout of a grid, shape `grid.shape`.
+    """Peak memory of the fullest rank of every legal layout of a grid, shape `grid.shape`.
 
     Arrays have only the axes that they depend on: model states not those of micro-batches and recompute, and
     what is in flight not that of ZeRO.
     """
     sizes, peaks = slice_bytes(job, grid.columns), np.zeros(grid.shape)
-    for divisions, columns in grid.by_schedule():
+    for divisions, micro_batches, columns in grid.by_schedule():
         ranks = columns.ranks()
         states, buffers = _state_bytes(job, columns, ranks, grid.without_passes(sizes))
         in_states = np.asarray(sum((*states.values(), *buffers.values())))
         held = np.asarray(sum(_held_bytes(job, columns, ranks, sizes).values()))
-        for rank in range(ranks.rank.shape[-1]):
-            own = in_states[..., rank] + held[..., rank]
-            np.maximum(peaks[:, divisions], own, out=peaks[:, divisions])
+        of_ranks = (in_states[..., rank] + held[..., rank] for rank in range(ranks.rank.shape[-1]))
+        peaks[:, divisions, micro_batches] = reduce(np.maximum, of_ranks)
     return peaks + system.device.memory.reserved
 
 
