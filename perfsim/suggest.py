@@ -20,24 +20,29 @@ OTHER_NAMES = {
     "zb-v": "zbv",
 }
 """What others call what perfsim has under another name; folded."""
+_MOST_ALIKE = 3
 _LEAST_PART = 3
 """Letters of a word from which on a name that has it as a part is suggested."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """The name most like `word`; "" if none is similar.
+    """The name most like `word`; "" if none is similar."""
+    return next(iter(alike(word, names)), "")
+
+
+def alike(word: str, names: Iterable[str]) -> list[str]:
+    """The names most like `word`, of which there are several only where they have it as a part.
 
     Case does not count, nor which sign separates parts. The shortest name that begins with the word comes
-    first, then the shortest that has it as a part, then the one with most letters in common.
+    first, then those that have it as a part, then the one with most letters in common.
     """
     folded = {_folded(name): name for name in names if abs(len(name) - len(word)) <= _MOST_DIFFERENT}
     wanted = _folded(word)
     if len(wanted) >= _LEAST_PART and wanted not in folded:
-        holding = (name for name in folded if f"-{wanted}-" in f"-{name}-")
-        if near := min(holding, key=lambda name: (not name.startswith(wanted), len(name)), default=""):
-            return folded[near]
-    close = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6)
-    return folded[close[0]] if close else ""
+        holding = sorted((name for name in folded if f"-{wanted}-" in f"-{name}-"), key=len)
+        if near := [name for name in holding if name.startswith(wanted)][:1] or holding[:_MOST_ALIKE]:
+            return [folded[name] for name in near]
+    return [folded[name] for name in difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6)]
 
 
 def _folded(name: str) -> str:
@@ -49,8 +54,8 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     choices = list(names)
     near = OTHER_NAMES.get(_folded(word), "")
     guess = f"{word} is called `{near}` here; " if near in choices else ""
-    if not guess and (near := nearest(word, choices)):
-        guess = f"did you mean `{near}`? "
+    if not guess and (close := [f"`{name}`" for name in alike(word, choices)]):
+        guess = f"did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}? "
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()
 
 

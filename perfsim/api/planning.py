@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from perfsim.api.frames import Row, frame, html_table
-from perfsim.api.naming import Named, cluster_of, described, recipe_for, system_of
+from perfsim.api.naming import Named, cluster_of, described, recipe_for, system_of, writing
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, within_floats
@@ -146,6 +147,13 @@ class PlanAnswer:
     def to_pandas(self) -> pd.DataFrame:
         """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
         return frame(self.rows())
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a page of the shortlist and `summary.json`; returns the page."""
+        from perfsim.report.plan_page import write_plan
+
+        with writing(folder) as path:
+            return write_plan(self.result, path)
 
     def document(self, matched: Matched | None = None) -> dict[str, Any]:
         """The answer as `perfsim plan --json` prints it."""

@@ -112,7 +112,9 @@ def _explain(details: ErrorDetails) -> tuple[str, str]:
     if kind in _NOT_A_MAPPING:
         return f"{_shown(value)} stands where a mapping (key: value) is expected", ""
     if kind in _NOT_A_LIST:
-        return f"{_shown(value)} stands where a list is expected", "write it in brackets: [...]"
+        number = re.match(r"\s*(\d+)\s*\D", value) if isinstance(value, str) else None
+        help_text = f"write the number alone: {number[1]}" if number else "write it in brackets: [...]"
+        return f"{_shown(value)} stands where a list is expected", help_text
     if kind == "string_type" and isinstance(value, int | float):
         return f"{_shown(value)} is a number, a text is expected", f'put it in quotes: "{value}"'
     limit = next((context[key] for key in ("ge", "le") if key in context), None)

@@ -32,6 +32,7 @@ from perfsim.cli.validate import validate
 from perfsim.cli.why import why
 from perfsim.errors import InputError, PerfsimError
 from perfsim.plug_ins import blamed
+from perfsim.suggest import nearest
 
 INTERRUPTED = 130
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -44,8 +45,22 @@ Start here:
 """
 
 
+OTHER_VERBS = {"compare": "diff", "list": "show", "predict": "run", "simulate": "run"}
+"""Verbs of other tools, and what they are here."""
+
+
 class Refusing(click.Group):
     """A group whose verbs end in a message and an exit code, never in a traceback."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that is asked for; UsageError with the nearest one for a name that is none."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            near = OTHER_VERBS.get(args[0]) or nearest(args[0], self.commands)
+            guess = f"; did you mean `perfsim {near}`?" if near else "."
+            ctx.fail(f"No such command {args[0]!r}{guess}")
+        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a verb; PerfsimError carries its own exit code."""

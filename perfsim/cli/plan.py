@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from perfsim.cli.options import batch_of, emit_option, json_option, limits, question_options, scheduler_option
+from perfsim.cli.options import (
+    batch_of,
+    emit_option,
+    json_option,
+    limits,
+    out_option,
+    question_options,
+    scheduler_option,
+)
 from perfsim.cli.output import print_json, print_lines
 from perfsim.cli.verb import Verb
+from perfsim.files import check_folder
 
 OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
 """The values of `perfsim.studies.shortlist.Objective`, which is not loaded for a help text."""
@@ -43,6 +53,7 @@ Examples:
     metavar="SYSTEM",
     help="How many devices of this system are at the recipe's target on the same day.",
 )
+@out_option("Folder for a page of the shortlist.", check_folder)
 @emit_option
 @scheduler_option
 @json_option
@@ -54,6 +65,7 @@ def plan(
     cluster: str,
     objective: Any,
     rival: str,
+    out: Path | None,
     emit: str | None,
     as_json: bool,
     **asked: Any,
@@ -71,9 +83,12 @@ def plan(
     )
     matched = answer.match(rival) if rival else None
     emitted = {} if emit is None else {"emitted": answer.emit(emit)}
+    page = {} if out is None else {"report": str(answer.save(out))}
     if as_json:
-        print_json(answer.document(matched) | emitted)
+        print_json(answer.document(matched) | emitted | page)
     elif emitted:
         print_lines(emitted["emitted"].splitlines())
     else:
         print_lines([*plan_lines(answer.result), *match_lines(answer.result, matched)])
+    if page and not as_json:
+        print_lines([f"Report: {page['report']}"])

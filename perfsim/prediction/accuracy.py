@@ -99,6 +99,11 @@ def nearest(
     )
     left_out = left_out_of(system_kind, without)
     widths = widths_from(whole["band"] if left_out is None else left_out["band"])
+    if traits.experts:
+        known = (
+            widths.experts if left_out else max(entry["band"].get("experts", 1.0) for _, entry in families)
+        )
+        widths = widths.of_experts(known)
     points, differences = unlikeness(traits, family)
     differences += tuple(unknown.words for unknown in unknowns)
     beyond = math.hypot(*(unknown.log_width for unknown in unknowns))

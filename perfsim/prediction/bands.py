@@ -7,7 +7,8 @@ the run unlike the published ones. The half-width of a 90 % band in log time, at
 
 `base` and `slope` are the scale of errors on runs that were left out of the fit and its growth with u, times
 the quantile of |log error| over that scale which holds 90 % of new runs (`perfsim.validation.band_fit`);
-`base` is at least the same quantile of |log error| itself.
+`base` is at least the same quantile of |log error| itself. For models with experts, whose errors are larger,
+it is `experts` times as wide, so that the width holds 90 % of such runs.
 `unknown` is the half-width of what no published run shows of this plan, such as more communication behind
 compute than in any of them (`perfsim.prediction.accuracy`).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 UNKNOWN_ERROR = 1.0
 """assumed: without published runs a step time is known to a factor of two."""
@@ -32,6 +33,12 @@ class BandWidths:
     """Per point of unlikeness, added in quadrature."""
     unshared: float
     """The part of a band that two runs of one machine do not share, as a fraction of its half-width."""
+    experts: float = 1.0
+    """How many times as wide the band of a model with experts is at no unlikeness."""
+
+    def of_experts(self, factor: float) -> BandWidths:
+        """The widths for a model with experts: at no unlikeness `factor` times as wide."""
+        return replace(self, base=self.base * factor)
 
     def log_width(self, unlikeness: float, unknown: float = 0.0) -> float:
         """Half-width in log time at so many points of unlikeness, with that of what no run shows."""

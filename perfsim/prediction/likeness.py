@@ -7,6 +7,7 @@ Unlikeness is a sum of points for differences:
     2    the family is the only one on its device, whose constants then hold what is peculiar to it
     3    for each factor of ten by which the device's memory is faster or slower
     3    no run of the family is of the same class of precision (16-bit, fp8, tf32, fp32)
+    3    the model has experts and no run of the family has them, or the reverse
     2    parameters are sharded (ZeRO 3, FSDP) in the plan and in no run of the family, or the reverse
     1    the same for tensor parallelism
     1    the same for pipeline parallelism
@@ -62,6 +63,8 @@ class Traits:
     """Replicas that share the parameters; 1 if they are not sharded."""
     micro_batch_size: int
     """Sequences that pass a replica at once."""
+    experts: bool = False
+    """Whether the model has experts."""
 
 
 def traits_of_plan(plan: Plan) -> Traits:
@@ -81,6 +84,7 @@ def traits_of_plan(plan: Plan) -> Traits:
         num_devices=plan.topology.num_devices,
         shards=layout.data if sharded else 1,
         micro_batch_size=layout.micro_batch_size,
+        experts=plan.job.model.experts is not None,
     )
 
 
@@ -132,6 +136,7 @@ def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[
 _CHIP, _ALONE = 3.0, 2.0
 _KINDS = {
     "precision": (3.0, "precision"),
+    "experts": (3.0, "experts"),
     "sharded": (2.0, "sharded parameters"),
     "tensor": (1.0, "tensor parallelism"),
     "pipeline": (1.0, "pipeline parallelism"),

@@ -24,7 +24,8 @@ UNFUSED_ATTENTION = "NVTE_FUSED_ATTN=0"
 _CONTAINER = re.compile(r"container (\d\d\.\d\d)")
 _GRAPHED = "26.06"
 """The container from which on the recipes of Megatron-Bridge in mxfp8 replay whole steps from a CUDA graph
-(`cuda_graph_impl="full_iteration"` in its scripts/performance/configs)."""
+(`cuda_graph_impl="full_iteration"` in its scripts/performance/configs), where all devices are in one NVLink
+domain: the recipe of GPT-OSS on eight nodes of B300 has these two lines commented out."""
 
 
 def framework_of(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
@@ -41,7 +42,7 @@ def framework_of(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
     if training.cuda_graph is not None:
         changes["cuda_graph"] = training.cuda_graph
     elif training.precision == "mxfp8" and (container := _CONTAINER.search(case.notes)):
-        changes["cuda_graph"] = container[1] >= _GRAPHED
+        changes["cuda_graph"] = container[1] >= _GRAPHED and _one_domain(case)
     if training.attention_kernel is not None:
         changes["attention"] = training.attention_kernel
     elif UNFUSED_ATTENTION in case.notes:
@@ -49,6 +50,13 @@ def framework_of(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
     if training.compiled is False:
         changes["fused"] = ()
     return chosen.model_copy(update=changes) if changes else chosen
+
+
+def _one_domain(case: StepCase) -> bool:
+    """Whether all devices are in one NVLink domain; true where the run does not say."""
+    system = case.system
+    domain = system.nvlink_domain or system.devices_per_node
+    return domain is None or system.num_devices <= domain
 
 
 def suggested(case: StepCase) -> tuple[str, str]:

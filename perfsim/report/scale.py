@@ -22,7 +22,7 @@ class Row:
     extra: str = ""
 
 
-def scale_of(rows: Sequence[Row]) -> Scale | None:
+def scale_of(rows: Sequence[Row], quantity: str = "Time to the target") -> Scale | None:
     """The rows in their order, without those that never arrive; None where nothing is left."""
     rows = [row for row in rows if math.isfinite(row.time_s)]
     if not rows:
@@ -41,4 +41,4 @@ def scale_of(rows: Sequence[Row]) -> Scale | None:
         value = f"{text.number(middle)} {unit} ({text.number(least)} to {text.number(most)})"
         places = place(least), place(middle), place(most)
         intervals.append(Interval(row.name, value, row.extra, *places, row.marked))
-    return Scale(unit, [(place(tick), short(tick)) for tick in ticks], intervals)
+    return Scale(quantity, unit, [(place(tick), short(tick)) for tick in ticks], intervals)

@@ -110,8 +110,9 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Intervals on one scale, with its ticks in per cent of the width."""
+    """Intervals of a quantity on one scale, with its ticks in per cent of the width."""
 
+    quantity: str
     unit: str
     ticks: Sequence[tuple[float, str]]
     rows: Sequence[Interval]

@@ -164,6 +164,9 @@ _SHORT = {
 }
 
 
+_LONG = {"num_microbatches": "micro-batches"}
+
+
 def layout_short(layout: Mapping[str, Any]) -> str:
     """`tp8 dp16 mbs4`, with a schedule that is not 1F1B and a ZeRO stage above 1: `pp4 dp8 mbs1 zb1p`."""
     words = [_degrees_text(layout)]
@@ -189,7 +192,7 @@ def layout_long(layout: Mapping[str, Any]) -> str:
     for name, value in layout.items():
         usual = value in (None, False, 0, "", "none") or (name, value) == ("recompute_every", 1)
         if name not in _SHORT and not usual:
-            words.append(f"{human(name)} {_plain_value(value)}".removesuffix(" yes"))
+            words.append(f"{_LONG.get(name) or human(name)} {_plain_value(value)}".removesuffix(" yes"))
     return ", ".join(word for word in words if word)
 
 

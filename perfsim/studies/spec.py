@@ -144,8 +144,9 @@ class CandidateSpec(Spec):
 
     @property
     def layout_words(self) -> str:
-        """The fixed layout as labels show it, `tp=8 pp=4`; empty without one."""
-        return " ".join(part.strip() for part in (self.layout or "").split(","))
+        """The fixed layout as labels show it, `tp=8 pp=4`, without layers of stages; empty without one."""
+        parts = (part.strip() for part in (self.layout or "").split(","))
+        return " ".join(part for part in parts if not part.startswith("layers_per_stage"))
 
 
 def _one_strategy_each(candidates: tuple[CandidateSpec, ...]) -> tuple[CandidateSpec, ...]:

@@ -259,3 +259,25 @@ def policy_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
         for machine, steps in steps_of.items()
     ]
     return f"What the planner changed from {ends}: {'; '.join(words)}."
+
+
+def sparsity_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
+    """The share of the tokens that experts must save to be worth their time, by variant and machine.
+
+    Empty unless the first variant is dense, all others have experts and all take as many tokens.
+    """
+    rows: dict[str, list[str]] = {}
+    for machine, steps in steps_of.items():
+        dense, sparse = steps[0].base, [step.point for step in steps]
+        tokens = {round(point.target_time.examples_tokens / 1e6) for point in (dense, *sparse)}
+        if len(tokens) > 1 or _experts(dense) or not all(_experts(point) for point in sparse):
+            return ""
+        for point in sparse:
+            saved = 1 - dense.target_time.time_s / point.target_time.time_s
+            rows.setdefault(point.variant, []).append(f"{100 * max(0.0, saved):.0f} % on {machine}")
+    words = "; ".join(f"{variant} {', '.join(shares)}" for variant, shares in rows.items())
+    return f"Experts pay where they save more tokens than they cost time: {words}." if rows else ""
+
+
+def _experts(point: PointResult) -> bool:
+    return point.point.study.model.experts is not None

@@ -11,7 +11,7 @@ from perfsim.studies.decision_words import time_unit, verb
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import Circumstances, PointResult, settings_text
 from perfsim.sweeps.scaling import Match, Series
-from perfsim.sweeps.variants import policy_sentence, variant_sentences
+from perfsim.sweeps.variants import policy_sentence, sparsity_sentence, variant_sentences
 
 MAX_SENTENCES = 3
 """Most sentences of one kind; the page shows the rest."""
@@ -49,7 +49,8 @@ def _of_variants(analysis: Analysis) -> list[str]:
     sentences = [scaling.sentence for scaling in analysis.scalings]
     if not sentences:
         sentences = variant_sentences(analysis.feasible, analysis.changes)
-    return [*sentences[:MAX_SENTENCES], *filter(None, [policy_sentence(analysis.successions)])]
+    beside = [sparsity_sentence(analysis.successions), policy_sentence(analysis.successions)]
+    return [*sentences[:MAX_SENTENCES], *filter(None, beside)]
 
 
 def _machine(point: PointResult) -> str:

@@ -8,6 +8,8 @@ The width is q s(u), where q is the quantile of |log error| / s(u) that holds 90
 the k-th smallest of n, k = 0.9 (n + 1), between two of them by interpolation (conformal prediction with
 normalised errors, Vovk et al. 2005).
 Without unlikeness it is at least the same quantile of |log error| itself.
+Models with experts have larger errors, so all this is of the others; for those with experts the width without
+unlikeness is as many times as large as holds 90 % of their runs, by the same quantile, and at least once.
 The share of a width that two runs of one machine do not share is the 90th percentile of
 |difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and device.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -53,6 +55,18 @@ def fitted_widths(runs: Sequence[LeftOutRun], others: BandWidths | None = None) 
     (another kind of machine) give the growth with unlikeness and the unshared part, both in log time.
     assumed: nothing else is known of them; without `others` the unshared part is the whole.
     """
+    dense = [run for run in runs if not run.traits.experts]
+    if not dense or len(dense) == len(runs):
+        return _widths_of_alike(runs, others)
+    widths = _widths_of_alike(dense, others)
+    points, sparse = np.array(_points(runs)), np.array([run.traits.experts for run in runs])
+    errors = np.array([run.log_error for run in runs])
+    normalised = np.sqrt(np.maximum(errors**2 - (widths.slope * points) ** 2, 0.0)) / widths.base
+    return replace(widths, experts=max(1.0, conformal_quantile(normalised[sparse])))
+
+
+def _widths_of_alike(runs: Sequence[LeftOutRun], others: BandWidths | None) -> BandWidths:
+    """The widths that the errors of runs give which are all of models with experts, or all without."""
     errors = np.array([run.log_error for run in runs])
     sizes = Counter(run.family for run in runs)
     several = len(sizes) >= FEWEST_FAMILIES

@@ -23,6 +23,12 @@ def test_a_name_that_begins_with_the_word_or_holds_it_comes_before_one_that_is_s
     assert nearest("h100", systems) == "dgx-h100"
 
 
+def test_several_names_that_hold_the_word_are_all_suggested() -> None:
+    systems = ["dgx-a100-40gb", "dgx-a100-80gb", "dgx-h100", "memoryx-a100"]
+    said = did_you_mean("a100", systems)
+    assert said.startswith("did you mean `memoryx-a100`, `dgx-a100-40gb` or `dgx-a100-80gb`? known: ")
+
+
 def test_what_others_call_it_is_known() -> None:
     assert (
         did_you_mean("RoPE", ["learned", "rotary"]) == "RoPE is called `rotary` here; known: learned, rotary"

@@ -61,21 +61,19 @@ def decision_sections(result: StudyResult) -> list[Section]:
             "What would change which costs less?", lead, slug="tornado-money", short="Sensitivity of cost"
         )
         sections.append(drawn(section, *shown, decision, of_money=True))
-    if decision.break_even:
-        lead = (
-            "Shows what a machine may cost before the other is cheaper for this run, also where a price is "
-            "not given: a device-hour of the first may cost so many of the second."
-        )
-        sections.append(
-            Section(
-                "Break-even prices",
-                lead,
-                table=break_even_table(decision, labels),
-                slug="break-even",
-                level=3,
-            )
-        )
-    return sections
+    return [*sections, *_break_even(decision, labels)]
+
+
+def _break_even(decision: Decision, labels: Sequence[str]) -> list[Section]:
+    """Prices at which two machines cost the same, where they are known."""
+    lead = (
+        "Shows what a machine may cost before the other is cheaper for this run, also where a price is "
+        "not given: a device-hour of the first may cost so many of the second."
+    )
+    if not decision.break_even:
+        return []
+    table = break_even_table(decision, labels)
+    return [Section("Break-even prices", lead, table=table, slug="break-even", level=3)]
 
 
 def outcome_table(decision: Decision, labels: Sequence[str]) -> Table:

@@ -34,8 +34,8 @@ _NUMERIC = frozenset({0, 2, 3, 4, 5})
 def plan_lines(planned: Planned) -> list[str]:
     """The shortlist, what would separate it, what more memory would buy, and why the others fell."""
     width = terminal_width()
-    notes = [line for note in _notes(planned) for line in paragraph(note, width)]
-    heading, table = paragraph(_heading(planned), width), table_lines(_table(planned), width)
+    notes = [line for note in plan_notes(planned) for line in paragraph(note, width)]
+    heading, table = paragraph(plan_heading(planned), width), table_lines(plan_table(planned), width)
     trained = planned.best.prediction.training
     if trained is not None:
         heading += paragraph(f"trained by {trained.words}", width)
@@ -68,7 +68,8 @@ def _equal(count: float | None, matched: Matched) -> str:
     )
 
 
-def _heading(planned: Planned) -> str:
+def plan_heading(planned: Planned) -> str:
+    """What was asked, and how many layouts there are."""
     best, search = planned.best.prediction, planned.search
     return (
         f"{best.model} on {best.label}: batch "
@@ -78,7 +79,8 @@ def _heading(planned: Planned) -> str:
     )
 
 
-def _table(planned: Planned) -> Table:
+def plan_table(planned: Planned) -> Table:
+    """The shortlist, the settings of each layout that differ from the first."""
     days = [] if planned.best.time is None else ["days\n(band)"]
     columns = ("", "layout", "step s\n(band)", "times\nthe first", "memory\nleft", *days)
     rows = [
@@ -111,7 +113,8 @@ def _differing(settings: Mapping[str, Any]) -> str:
     return text.layout_settings(settings) or "the same settings"
 
 
-def _notes(planned: Planned) -> Iterator[str]:
+def plan_notes(planned: Planned) -> Iterator[str]:
+    """How sure the order is, what would settle it, caveats, and why other layouts fell."""
     entries = planned.shortlist
     error = _errors([entry.ratio_error for entry in entries])
     if len(entries) > 1:

@@ -138,7 +138,8 @@ def test_without_arguments_the_usage_is_told_and_nothing_done(perfsim: Run) -> N
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["stduy"], "No such command 'stduy'"),
+        (["stduy"], "No such command 'stduy'; did you mean `perfsim study`?"),
+        (["compare", "a", "b"], "No such command 'compare'; did you mean `perfsim diff`?"),
         (["study"], "Missing argument 'STUDY'"),
         (["show"], "Missing argument"),
         (["show", "systms"], "'systms' is not one of 'systems', 'devices'"),

@@ -263,7 +263,10 @@ POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8")
     ("arguments", "parts"),
     [
         (("study", "broken.yaml"), ["seq_length: must be greater than or equal to 1, not -1"]),
-        (("check", "broken.yaml"), ["batch_sizes: `16x` stands where a list is expected"]),
+        (
+            ("check", "broken.yaml"),
+            ["batch_sizes: `16x` stands where a list is expected", "number alone: 16"],
+        ),
         (("check", "folder"), ["folder: is a directory; a file is expected"]),
         (("check", "table.csv"), ["table.csv: is no YAML file"]),
         (("study", "folder"), ["`folder` is no study: the name of its file ends in .yaml"]),

@@ -36,6 +36,7 @@ LIKE: dict[str, Any] = {
     "peak_flop_per_s": [312e12, 312e12],
     "memory_bytes_per_s": [1.5e12, 2e12],
     "precision": ["16-bit"],
+    "experts": [False],
     "sharded": [False],
     "tensor": [False, True],
     "pipeline": [True],
@@ -68,6 +69,7 @@ def test_a_family_that_holds_such_runs_is_not_unlike() -> None:
         ({"shards": 100}, 2.0, "replicas that share parameters outside its range"),
         ({"micro_batch_size": 80}, 1.0, "micro-batch outside its range by a factor of 10.0"),
         ({"sharded": True}, 2.0, "sharded parameters only in this plan"),
+        ({"experts": True}, 3.0, "experts only in this plan"),
         ({"pipeline": False}, 1.0, "pipeline parallelism only in the family"),
         ({"parameters": 1e12}, 1.0, "model outside its range by a factor of 10.0"),
         ({"parameters": 1e8}, 1.0, "model outside its range by a factor of 10.0"),
@@ -115,6 +117,16 @@ def test_of_families_as_much_alike_the_one_with_more_runs_speaks(record: list[di
 
 def test_a_family_with_small_errors_does_not_make_a_narrow_band(record: list[dict[str, Any]]) -> None:
     record.append(family("narrow", 30, 0.01))
+    assert nearest("gpu-cluster", HERE).step_time_error == pytest.approx(math.expm1(0.2))
+
+
+def test_a_model_with_experts_has_the_band_of_such_runs(record: list[dict[str, Any]]) -> None:
+    record += [family("dense", 30, 0.05), family("sparse", 20, 0.1, experts=[True])]
+    (entry,) = accuracy.recorded()
+    entry["band"] = {**BAND, "experts": 1.5}
+    sparse = nearest("gpu-cluster", replace(HERE, experts=True))
+    assert sparse.family == "sparse"
+    assert sparse.step_time_error == pytest.approx(math.expm1(1.5 * 0.2))
     assert nearest("gpu-cluster", HERE).step_time_error == pytest.approx(math.expm1(0.2))
 
 

@@ -39,13 +39,20 @@ def case(notes: str = "", **training: Any) -> StepCase:
 
 
 @pytest.mark.parametrize(
-    ("container", "precision", "graph"),
-    [("26.04.01", "mxfp8", False), ("26.06", "mxfp8", True), ("26.08", "bf16", False)],
+    ("container", "precision", "system", "graph"),
+    [
+        ("26.04.01", "mxfp8", {}, False),
+        ("26.06", "mxfp8", {}, True),
+        ("26.06", "mxfp8", {"devices_per_node": 4}, False),
+        ("26.06", "mxfp8", {"devices_per_node": 4, "nvlink_domain": 72}, True),
+        ("26.08", "bf16", {}, False),
+    ],
 )
-def test_a_container_decides_whether_8_bit_steps_are_replayed(
-    container: str, precision: str, graph: bool
+def test_a_container_and_the_nvlink_domain_decide_whether_8_bit_steps_are_replayed(
+    container: str, precision: str, system: dict[str, int], graph: bool
 ) -> None:
     run = case(f"printed 8047 tokens/s/GPU; container {container}. Same layout", precision=precision)
+    run = run.model_copy(update={"system": run.system.model_copy(update=system)})
     framework = case_job(run, default_catalog()).recipe.framework
     assert framework is not None
     assert framework.cuda_graph is graph

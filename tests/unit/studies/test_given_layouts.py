@@ -219,3 +219,8 @@ def test_no_plan_at_all_and_bad_input_keep_their_exit_codes(tmp_path: Path) -> N
     with pytest.raises(PlanError) as refused:
         run_study(spec.model_copy(update={"model": large}))
     assert refused.value.exit_code == 3
+
+
+def test_a_label_leaves_the_layers_of_stages_to_the_layout(tmp_path: Path) -> None:
+    (candidate,) = loaded(tmp_path, f'{GPUS}, layout: "pp=4,dp=2,mbs=1,layers_per_stage=7-6-6-5"').candidates
+    assert candidate.layout_words == "pp=4 dp=2 mbs=1"

@@ -13,7 +13,7 @@ from perfsim.sweeps.knee import Scaling, cost_of_token
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.runner import is_sweep, load_sweep, only_strategies, run_sweep
-from perfsim.sweeps.variants import policy_changes, policy_sentence, variant_sentences
+from perfsim.sweeps.variants import policy_changes, policy_sentence, sparsity_sentence, variant_sentences
 
 HEAD = """\
 title: Variants
@@ -204,6 +204,28 @@ def test_what_the_planner_changed_from_model_to_model_is_told_machine_by_machine
         "What the planner changed from small to large: 1 CS-2: "
     )
     assert policy_sentence(models.analysis.successions) in models.verdict
+
+
+SPARSE = """\
+variants:
+  dense: {recipe.global_batch_size: 64, recipe.tokens: 1e9}
+  4 experts:
+    recipe.global_batch_size: 64
+    recipe.tokens: 1e9
+    model.experts: {num_experts: 4, top_k: 2, ffn_hidden_size: 4096}
+"""
+
+
+def test_the_tokens_that_experts_must_save_are_one_sentence(tmp_path: Path, models: SweepResult) -> None:
+    result = answered(tmp_path, SPARSE)
+    sentence = sparsity_sentence(result.analysis.successions)
+    assert sentence.startswith("Experts pay where they save more tokens than they cost time: 4 experts ")
+    assert sentence in result.verdict
+    for machine, (step,) in result.analysis.successions.items():
+        share = 1 - step.base.target_time.time_s / step.point.target_time.time_s
+        assert share > 0.0
+        assert f"{100 * share:.0f} % on {machine}" in sentence
+    assert sparsity_sentence(models.analysis.successions) == "", "the models take different tokens"
 
 
 def test_variants_of_one_model_have_no_succession(steps: SweepResult) -> None:

@@ -60,6 +60,21 @@ def test_bands_of_simulated_families_hold_90_percent_of_the_families_left_out() 
     assert 0.88 <= np.mean(held) <= 0.93
 
 
+def test_runs_with_experts_widen_their_own_bands_and_no_others() -> None:
+    dense = sample(np.random.default_rng(3), 10, between=0.02, within=0.03)
+    sparse = [
+        replace(run, family=f"e{run.family}", group=f"e{run.group}", traits=replace(run.traits, experts=True))
+        for run in dense
+    ]
+    doubled = [replace(run, log_error=2 * run.log_error) for run in sparse]
+    widths, alone = fitted_widths([*dense, *doubled]), fitted_widths(dense)
+    assert (widths.base, widths.slope, widths.unshared) == (alone.base, alone.slope, alone.unshared)
+    held = [abs(run.log_error) <= widths.of_experts(widths.experts).log_width(0.0) for run in doubled]
+    assert widths.experts == pytest.approx(2.0, rel=0.05)
+    assert 0.88 <= np.mean(held) <= 0.93
+    assert alone.experts == fitted_widths([*dense, *sparse]).experts == 1.0
+
+
 @pytest.mark.parametrize(("count", "place"), [(9, 9.0), (10, 9.9), (19, 18.0), (99, 90.0)])
 def test_the_quantile_of_a_new_run_is_an_order_statistic_of_the_known_ones(count: int, place: float) -> None:
     known = np.random.default_rng(0).permutation(np.arange(1.0, count + 1))
