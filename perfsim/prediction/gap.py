@@ -2,9 +2,9 @@
 
 Rates of the machine are varied until the predicted step is the measured one: with x the factor on a rate,
 T(x) is close to a + b / x, which two predictions give and a third confirms. Settings that a description may
-have wrong (recompute, overlap, attention, micro-batch) are changed one at a time. Each suspect has a distance
-in standard deviations: of how far its rate would be from what is described, and of what is left of the gap
-over the errors of predictions. All steps are predicted again with the layout of the run.
+have wrong (recompute, overlap, attention, micro-batch, how rows travel to experts) are changed one at a time.
+Each suspect has a distance in standard deviations: of how far its rate would be from what is described, and
+of what is left of the gap over the errors of predictions. All steps have the layout of the run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
+from perfsim.calibration import Dispatcher
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PerfsimError
 from perfsim.prediction.accuracy import accuracy_of
@@ -179,11 +180,15 @@ def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
     if framework is not None and not framework.cuda_graph:
 
         def slower_host(factor: float) -> Question:
-            update = {"host_s_per_kernel": framework.host_s_per_kernel / factor}
+            host = ("host_s_per_kernel", "expert_pass_s")
+            update = {name: getattr(framework, name) / factor for name in host}
             recipe = asked.recipe.model_copy(update={"framework": framework.model_copy(update=update)})
             return replace(asked, recipe=recipe)
 
-        suspect = trial.rate("launches of the host", slower_host, HOST_DEVIATION)
+        words = (
+            "the host, which waits for counts of experts" if asked.model.experts else "launches of the host"
+        )
+        suspect = trial.rate(words, slower_host, HOST_DEVIATION)
         if suspect is not None:
             yield suspect
 
@@ -207,6 +212,18 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
     for field in ("overlap_grad_reduce", "overlap_param_gather", "fused_cross_entropy", "dropout"):
         value = not getattr(recipe, field)
         yield f"{field} {str(value).lower()}", with_recipe(**{field: value})
+    if recipe.framework is not None:
+        graph = not recipe.framework.cuda_graph
+        framework = recipe.framework.model_copy(update={"cuda_graph": graph})
+        yield f"cuda_graph {str(graph).lower()}", with_recipe(framework=framework)
+    if asked.model.experts is not None:
+        for name in get_args(Dispatcher):
+            if name != recipe.expert_dispatcher:
+                yield f"dispatcher {name}", with_recipe(dispatcher=name)
+        routing = "balanced" if recipe.routing == "drawn" else "drawn"
+        yield f"routing {routing}", with_recipe(routing=routing)
+        grouped = not recipe.grouped_products
+        yield f"grouped_products {str(grouped).lower()}", with_recipe(grouped_products=grouped)
     if layout is None or isinstance(layout, str):
         return
     for mode in ("none", "selective", "full"):

@@ -194,6 +194,11 @@ class TrainingRecipe(CatalogSpec):
                     f"{first} and {second} exclude each other: write only one of them "
                     f"(`{first}: null` removes an inherited one)"
                 )
+        if self.optimizer == "adam8bit" and self.moment_precision is not None:
+            raise ValueError(
+                "optimizer adam8bit and moment_precision exclude each other: its moments have 8 bits "
+                "(`moment_precision: null` removes an inherited one)"
+            )
         return self
 
     def __hash__(self) -> int:

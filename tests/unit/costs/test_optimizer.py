@@ -36,6 +36,11 @@ def test_moments_of_a_matrix_take_what_the_recipe_says(
     assert moment_bytes(toys.recipe(**recipe)) == n_bytes
 
 
+def test_moments_of_8_bits_have_no_other_precision(toys: ModuleType) -> None:
+    with pytest.raises(ValueError, match="adam8bit and moment_precision exclude each other"):
+        toys.recipe(optimizer="adam8bit", moment_precision="bf16")
+
+
 def test_bf16_moments_keep_copies_in_fp32(toys: ModuleType) -> None:
     recipe = toys.recipe(moment_precision="bf16")
     assert updated_state_bytes(recipe) == 4.0 + 4.0

@@ -37,6 +37,19 @@ def test_a_setting_that_was_not_as_described_is_found_first(asked: Question) -> 
     assert not gap.inside
 
 
+def test_what_a_run_with_experts_may_have_wrong_is_among_the_suspects() -> None:
+    layout = "tp=2,dp=8,ep=8,mbs=1,zero=1,sp=true,recompute=full"
+    asked = question_of(model="mixtral_8x7b", system="dgx-h100", devices=16, batch=8, layout=layout)
+    recipe = asked.recipe.model_copy(update={"dispatcher": "all_gather"})
+    gap = explained(asked, replace(asked, recipe=recipe))
+    changes = [suspect.change for suspect in gap.suspects]
+    assert {"dispatcher deepep", "routing balanced", "the host, which waits for counts of experts"} < {
+        *changes
+    }
+    (own,) = (suspect for suspect in gap.suspects if suspect.change == "dispatcher all_gather")
+    assert own.explains == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("path", "change"),
     [
