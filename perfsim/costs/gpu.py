@@ -84,15 +84,18 @@ class GpuKernels:
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
-        device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
-        return self._with_host(device_s, work.launches)
+        device_s, launches = 0.0, 0
+        for kernel in work.kernels:
+            device_s += self.kernel_s(kernel)
+            launches += kernel.launches
+        return self._with_host(device_s, launches)
 
     def price_gemms(self, works: Iterable[Work]) -> None:
         """Price all matrix products of some works at once, as arrays; later prices find them in the cache."""
         kernels = {
             kernel: None
             for work in works
-            for kernel in work.kernels
+            for kernel in (*work.kernels, *_beside(work))
             if kernel.op == "gemm" and kernel not in self._kernels
         }
         if not kernels:
@@ -237,7 +240,9 @@ class GpuCosts(GpuKernels, Costs):
                 seconds = self.collectives.time_s(op, sizes, group)
             for work, device_s in zip(members, seconds.tolist(), strict=True):
                 self._works[work] = self._with_host(self._exposed_s(work, device_s), COLLECTIVE_LAUNCHES)
-        return np.array([self.duration_s(work) for work in works], dtype=np.float64)
+        for work in new:
+            self.duration_s(work)
+        return np.fromiter(map(self._works.__getitem__, works), np.float64, len(works))
 
     def _communication_s(self, work: Work) -> float:
         return float(self.durations_s([work])[0])
@@ -248,8 +253,10 @@ class GpuCosts(GpuKernels, Costs):
         if product is None or work.group is None or not self.recipe.overlap_tensor:
             return alone_s
         chunks = work.group.size
-        chunk = replace(product, m=max(1, product.m // chunks), flop=product.flop / chunks)
-        chunk_s, exchange_s = self.kernel_s(chunk), self.framework.exchange_slowdown * alone_s / (chunks - 1)
+        chunk_s, exchange_s = (
+            self.kernel_s(_chunk(product, chunks)),
+            self.framework.exchange_slowdown * alone_s / (chunks - 1),
+        )
         units = min(MOST_TAKEN, self._taken(work, exchange_s * (chunks - 1)).units)
         beside_s = max(exchange_s, chunk_s + units * exchange_s)
         return max(0.0, chunk_s + (chunks - 1) * beside_s - self.kernel_s(product))
@@ -322,6 +329,18 @@ class GpuCosts(GpuKernels, Costs):
         if group is None:
             group = self._groups[ranks] = self.topology.group_shape(ranks.ranks)
         return group
+
+
+def _beside(work: Work) -> tuple[Kernel, ...]:
+    """The product beside which a collective is exchanged, and one of its chunks."""
+    if work.beside is None or work.group is None:
+        return ()
+    return work.beside, _chunk(work.beside, work.group.size)
+
+
+def _chunk(product: Kernel, chunks: int) -> Kernel:
+    """One of so many chunks of a product."""
+    return product._replace(m=max(1, product.m // chunks), flop=product.flop / chunks)
 
 
 def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:

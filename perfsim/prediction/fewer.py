@@ -33,7 +33,7 @@ LONG_TASKS = 50_000
 """Tasks from which on a step that is compared with others is found from a shorter one."""
 MOST_IN_FULL = 200_000
 """Tasks up to which a step that is reported on its own is simulated in full, in about two seconds."""
-FEWEST = 8
+FEWEST = 32
 """Micro-batches of a short step at least, so that some are neither among the first nor among the last."""
 MIDDLE = 4
 """The middle of a short step is this part of its first half."""

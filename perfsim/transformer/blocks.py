@@ -13,7 +13,6 @@ output gradient before its gradient. The cast writes the transposed copy too, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import wraps
 
 from perfsim.hardware import Precision
@@ -43,15 +42,17 @@ def as_run(
 
 def _fused(run: tuple[Kernel, ...], part: LayerSlice) -> Iterator[Kernel]:
     for kernel in run:
-        if "qkv" in part.fused and kernel.name == "qkv.join_gradients":
+        if kernel.op != "elementwise":
+            yield kernel
+        elif "qkv" in part.fused and kernel.name == "qkv.join_gradients":
             continue
-        if "norm" in part.fused and kernel.name.endswith("_norm.backward"):
+        elif "norm" in part.fused and kernel.name.endswith("_norm.backward"):
             share = _NORM_BACKWARD_SHARE * kernel.bytes_accessed
-            yield replace(kernel, bytes_accessed=share, launches=2)
+            yield kernel._replace(bytes_accessed=share, launches=2)
         elif "accumulation" in part.fused and kernel.name.endswith(".accumulate"):
             summed = 2 * part.main_grad_bytes
             share = summed / (part.element_bytes + summed)
-            yield replace(kernel, bytes_accessed=share * kernel.bytes_accessed, launches=0)
+            yield kernel._replace(bytes_accessed=share * kernel.bytes_accessed, launches=0)
         else:
             yield kernel
 
@@ -66,7 +67,7 @@ def _cast(run: tuple[Kernel, ...], part: LayerSlice) -> Iterator[Kernel]:
             yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k * kernel.batch)
         moved = PRECISION_BYTES[narrow] * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
         moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
-        yield replace(kernel, precision=narrow, bytes_accessed=moved)
+        yield kernel._replace(precision=narrow, bytes_accessed=moved)
 
 
 def _precision(kernel: Kernel, part: LayerSlice) -> Precision | None:

@@ -7,8 +7,8 @@ Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degr
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from perfsim.calibration import Fusion, Selective
 from perfsim.hardware import Precision
@@ -31,8 +31,7 @@ FULL = 4.0
 """Bytes of an fp32 number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One kernel on one rank: its FLOPs, the bytes it moves, and its matrix shape if it has one.
 
     A GEMM multiplies (m, k) by (k, n), `batch` times. `partition` is how its weight is partitioned over
@@ -246,7 +245,7 @@ def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:
 
 def linear_dgrad(forward: Kernel) -> Kernel:
     """Input gradient of a linear layer: the FLOPs and bytes of its forward."""
-    return replace(forward, name=f"{forward.name}.dgrad", n=forward.k, k=forward.n)
+    return forward._replace(name=f"{forward.name}.dgrad", n=forward.k, k=forward.n)
 
 
 def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
@@ -254,7 +253,7 @@ def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[K
     m, n, k = forward.m, forward.n, forward.k
     count, size = forward.batch, forward.element_bytes
     return (
-        replace(forward, name=f"{forward.name}.wgrad", m=k, n=n, k=m, weight_gradient=True),
+        forward._replace(name=f"{forward.name}.wgrad", m=k, n=n, k=m, weight_gradient=True),
         *((elementwise(f"{forward.name}.bias_gradient", size * m * n * count),) if bias else ()),
         elementwise(
             # Reads the new gradient, reads and writes the accumulated one.

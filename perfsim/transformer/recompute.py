@@ -11,7 +11,6 @@ selective   the attention core [2205.05198]; with `part.selective` = every_secon
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from perfsim.transformer import attention, mlp
@@ -116,6 +115,6 @@ def _without_kept(run: tuple[Kernel, ...], shares: Mapping[str, float]) -> Itera
             yield kernel
         elif left > 0.0:
             n_bytes = left * kernel.bytes_accessed
-            yield replace(
-                kernel, n=max(1, round(left * kernel.n)), flop=left * kernel.flop, bytes_accessed=n_bytes
+            yield kernel._replace(
+                n=max(1, round(left * kernel.n)), flop=left * kernel.flop, bytes_accessed=n_bytes
             )

@@ -86,7 +86,7 @@ def _streamed(kernel: Kernel) -> Kernel:
     """The kernel, marked as streamed if it is a product with weights."""
     if kernel.op != "gemm" or kernel.partition == "none":
         return kernel
-    return replace(kernel, partition="streamed")
+    return kernel._replace(partition="streamed")
 
 
 WAFER = Wafer()

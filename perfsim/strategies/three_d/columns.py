@@ -99,10 +99,18 @@ class Columns:
             return {names[index]: slice(None) for index in np.flatnonzero(counts)}
         return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
 
+    def alike(self) -> Ints:
+        """Rows in the order of ZeRO stage, schedule and number of ranks, so that few blocks have several.
+
+        A block has the terms of ZeRO 2 and 3, and as many ranks, as any of its rows.
+        """
+        size, schedule = (table[self.division] for table in (self.divisions.sizes, self.divisions.schedule))
+        code = (self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
+        return np.argsort(code.astype(np.int16), kind="stable")
+
     def of_schedules(self, name: str) -> NDArray[np.bool_]:
         """A property of every layout's schedule, such as `tight`."""
-        values = np.array([bool(getattr(schedule, name)) for schedule in SCHEDULES.values()])
-        return values[self.divisions.schedule[self.division]]
+        return self.divisions.of_schedules(name)[self.division]
 
     def microbatches(self, job: Job) -> Ints:
         """Micro-batches of one replica."""
@@ -166,8 +174,10 @@ def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
         return first, of_row
     first = np.full(size, -1)
     first[code[::-1]] = np.arange(len(code))[::-1]  # of equal codes the first row, which is set last
-    occurs = first >= 0
-    return first[occurs], (np.cumsum(occurs) - 1)[code]
+    occurs = np.flatnonzero(first >= 0)
+    number = np.empty_like(first)
+    number[occurs] = np.arange(len(occurs))
+    return first[occurs], number[code]
 
 
 def fields_of(columns: Columns) -> list[Ints]:

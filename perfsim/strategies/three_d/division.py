@@ -205,6 +205,7 @@ class Divisions:
 
     def __init__(self, divisions: Sequence[Division]) -> None:
         self.divisions = tuple(divisions)
+        self._of_schedules: dict[str, NDArray[np.bool_]] = {}
 
     def __getitem__(self, row: int) -> Division:
         return self.divisions[row]
@@ -229,6 +230,13 @@ class Divisions:
         """Index into the names of schedules."""
         names = list(SCHEDULES)
         return np.array([names.index(division.schedule) for division in self.divisions])
+
+    def of_schedules(self, name: str) -> NDArray[np.bool_]:
+        """A property of every division's schedule, such as `tight`."""
+        if name not in self._of_schedules:
+            values = np.array([bool(getattr(schedule, name)) for schedule in SCHEDULES.values()])
+            self._of_schedules[name] = values[self.schedule]
+        return self._of_schedules[name]
 
     @cached_property
     def _representatives(self) -> list[RankColumns]:

@@ -44,10 +44,10 @@ def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs
     replicas = data_prices(job, states, topology, largest, sizes, costs.durations_s)
     passes = Passes(job, slices, topology, costs.durations_s)
     beside = Beside(job, topology, costs, slices, passes, states, sizes, largest)
-    by_zero = np.argsort(columns.zero, kind="stable")  # so that few blocks need the terms of ZeRO 2 and 3
+    alike = columns.alike()
     seconds = np.empty(len(columns), dtype=np.float64)
     for block in blocks_of(len(columns)):
-        rows = by_zero[block]
+        rows = alike[block]
         some, of_slice, state = columns.rows(rows), slices.of_row[rows], of_state[rows]
         priced = passes.of(some, of_slice)
         slower = beside.of(of_slice, state, priced)

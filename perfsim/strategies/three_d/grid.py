@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from perfsim.strategies.three_d.columns import FIELDS, Columns, fields_of, from_table
 from perfsim.strategies.three_d.division import Divisions
+from perfsim.workload import ParallelLayout
 
 Ints = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -43,9 +44,12 @@ class Grid:
         """Which combinations are legal, shape `shape`."""
         return np.broadcast_to(self.legal, self.shape)
 
-    def table(self, chosen: Booleans) -> Ints:
-        """The chosen layouts in the order of `Columns`, shape (fields, rows)."""
-        return np.stack([np.broadcast_to(column, self.shape)[chosen] for column in fields_of(self.columns)])
+    def write(self, chosen: Booleans, table: Ints) -> None:
+        """Write the chosen layouts to an array of shape (fields, rows), in the order of `Columns`."""
+        at = np.nonzero(chosen)
+        for row, column in zip(table, fields_of(self.columns), strict=True):
+            axis = int(np.argmax(column.shape))
+            row[:] = column.flat[0] if column.size == 1 else column.ravel().take(at[axis])
 
     def by_schedule(self) -> Iterator[tuple[slice, Columns]]:
         """The divisions of every schedule, and the layouts with them."""
@@ -76,14 +80,30 @@ class Space:
 
     def rows(self, chosen: Booleans | None = None) -> Columns:
         """The chosen layouts, given one flag for each; None: all."""
-        tables, start = [np.zeros((FIELDS, 0), dtype=np.int64)], 0
+        flags = [grid.all_legal() for grid in self.grids]
+        counts = [int(legal.sum()) for legal in flags]
+        if chosen is not None:
+            parts = np.split(chosen, np.cumsum(counts))[:-1]
+            flags = [_flagged(legal, part) for legal, part in zip(flags, parts, strict=True)]
+            counts = [int(part.sum()) for part in parts]
+        ends = np.cumsum([0, *counts])
+        table = np.empty((FIELDS, ends[-1]), dtype=np.int64)
+        for grid, own, start, end in zip(self.grids, flags, ends[:-1], ends[1:], strict=True):
+            grid.write(own, table[:, start:end])
+        return from_table(table, self.divisions)
+
+    def layout(self, row: int) -> ParallelLayout:
+        """One layout by its index."""
         for grid in self.grids:
-            legal = grid.all_legal()
-            if chosen is not None:
-                end = start + int(legal.sum())
-                legal, start = _flagged(legal, chosen[start:end]), end
-            tables.append(grid.table(legal))
-        return from_table(np.concatenate(tables, axis=1), self.divisions)
+            places = np.flatnonzero(grid.all_legal())
+            if row < len(places):
+                table = np.empty((FIELDS, 1), dtype=np.int64)
+                flags = np.zeros(grid.shape, dtype=np.bool_)
+                flags.flat[places[row]] = True
+                grid.write(flags, table)
+                return from_table(table, self.divisions).layout(0)
+            row -= len(places)
+        raise IndexError(f"a space of {len(self)} layouts has no layout {row + len(self)}")
 
 
 def _flagged(legal: Booleans, chosen: Booleans) -> Booleans:

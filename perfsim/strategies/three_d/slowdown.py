@@ -81,7 +81,8 @@ def _limited_s(works: Terms, columns: Columns, costs: Costs) -> tuple[Floats, Fl
     seconds = np.zeros((2, len(works.works)))
     for number in works.adds_to("forward", "backward", "later", "later_backward").tolist():
         work = works.works[number]
-        seconds[:, number] = np.multiply(costs.bound(work), costs.duration_s(work))
+        (units, memory), duration_s = costs.bound(work), costs.duration_s(work)
+        seconds[0, number], seconds[1, number] = units * duration_s, memory * duration_s
     limits = [LayerPrices(*works.sums(limited)) for limited in seconds]
     ring = columns.context
     forward = [part.forward + ring * part.later for part in limits]

@@ -81,10 +81,9 @@ class ThreeD:
         estimates = estimate_steps_s(job, kept, topology, costs) if len(kept) else np.zeros(0)
         too_large = len(share) - len(kept)
         refused = {MEMORY: too_large} if too_large else {}
-        closest = np.arange(len(share)) == np.argmin(np.where(fits, np.inf, share))
-        fullest = space.rows(closest).layout(0) if too_large else None
+        closest = space.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None
         indivisible = indivisible_degrees(space, topology, self.free_degrees)
-        found = Screening(estimates, share[fits], kept.layout, len(share), refused, fullest, indivisible)
+        found = Screening(estimates, share[fits], kept.layout, len(share), refused, closest, indivisible)
         if len(kept) or not tried_places(job, topology):
             return found
         return offloaded_screening(job, topology, costs, space.rows(), found)

@@ -13,13 +13,12 @@ and an all-gather beside the one that reads it. What the product hides is a matt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim import transformer
 from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
-from perfsim.strategies.three_d.halves import COMPUTE
+from perfsim.strategies.three_d.halves import COMPUTE, HalfPass, attention_work, mlp_work
 from perfsim.suggest import nearest_divisor
 from perfsim.transformer import Kernel, LayerSlice
 from perfsim.workload import Job, ParallelLayout, layer_kinds
@@ -44,13 +43,12 @@ BACKWARD = (Between("fc1.dgrad", "projection.dgrad"), Between("qkv.dgrad", "fc2.
 @lru_cache(maxsize=512)
 def _products(part: LayerSlice) -> Mapping[str, Kernel]:
     """The matrix products of a layer by name; with latent attention those up to all heads are its QKV."""
-    blocks = (
-        transformer.attention_forward,
-        transformer.mlp_forward,
-        transformer.mlp_backward,
-        transformer.attention_backward,
-    )
-    products = {kernel.name: kernel for block in blocks for kernel in block(part) if kernel.op == "gemm"}
+    passes: tuple[HalfPass, ...] = ("forward", "backward")
+    blocks = [attention_work, mlp_work]
+    if part.kind.experts:  # its sums are those of attention
+        part, blocks = replace(part, kind=replace(part.kind, experts=False)), blocks[:1]
+    kernels = (kernel for block in blocks for which in passes for kernel in block(part, which).kernels)
+    products = {kernel.name: kernel for kernel in kernels if kernel.op == "gemm"}
     if "pair" in products:
         products |= {"qkv": products["pair"], "qkv.dgrad": products["pair.dgrad"]}
     return products

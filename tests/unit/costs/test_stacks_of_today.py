@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -123,7 +122,7 @@ def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(
 ) -> None:
     whole = product(None, rows)
     costs = prices(toys, stack={"exchange_slowdown": 1.5}, overlap_tensor=True, precision="bf16")
-    chunk = replace(whole, m=rows // 4, flop=whole.flop / 4)
+    chunk = whole._replace(m=rows // 4, flop=whole.flop / 4)
     chunk_s, exchange_s = costs.kernel_s(chunk), 1.5 * costs.duration_s(gather()) / 3
     assert (chunk_s < exchange_s) == (rows == 2048)
 

@@ -16,12 +16,12 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step
 
 LONG = {
-    "1f1b": ("dgx-a100-80gb", 16, "tp=2,pp=4,dp=2,mbs=1,zero=1", 96),
-    "uneven": ("dgx-a100-80gb", 16, "pp=4,dp=4,mbs=1,zero=1,layers_per_stage=5-7-7-5", 256),
-    "interleaved": ("dgx-a100-80gb", 16, "pp=4,dp=4,mbs=1,vpp=2,schedule=interleaved", 192),
-    "zbv": ("dgx-a100-80gb", 16, "pp=4,dp=4,mbs=1,vpp=2,schedule=zbv", 192),
-    "no pipeline": ("dgx-a100-80gb", 16, "dp=16,mbs=1,zero=2", 288),
-    "experts": ("h100-sxm5-80gb", 32, "pp=4,dp=8,ep=8,mbs=1,zero=1", 256),
+    "1f1b": ("dgx-a100-80gb", 16, "tp=2,pp=4,dp=2,mbs=1,zero=1", 144),
+    "uneven": ("dgx-a100-80gb", 16, "pp=4,dp=4,mbs=1,zero=1,layers_per_stage=5-7-7-5", 288),
+    "interleaved": ("dgx-a100-80gb", 16, "pp=4,dp=4,mbs=1,vpp=2,schedule=interleaved", 288),
+    "zbv": ("dgx-a100-80gb", 16, "pp=4,dp=4,mbs=1,vpp=2,schedule=zbv", 288),
+    "no pipeline": ("dgx-a100-80gb", 16, "dp=16,mbs=1,zero=2", 1120),
+    "experts": ("h100-sxm5-80gb", 32, "pp=4,dp=8,ep=8,mbs=1,zero=1", 512),
 }
 
 
@@ -56,7 +56,7 @@ def test_a_long_step_from_fewer_micro_batches_is_the_step_simulated_in_full(
     assert short.trace.simulated is not None
     assert short.trace.simulated.microbatches is not None
     assert 2 * short.trace.simulated.microbatches <= whole.plan.num_microbatches
-    assert short.step_time_s == pytest.approx(whole.step_time_s, rel=1e-4)
+    assert short.step_time_s == pytest.approx(whole.step_time_s, rel=6e-5)
     assert short.breakdown_s == pytest.approx(whole.breakdown_s, rel=0.01, abs=1e-3 * whole.step_time_s)
     assert in_full(short).trace.end_s.tobytes() == whole.trace.end_s.tobytes()
 
@@ -65,7 +65,7 @@ def test_what_few_micro_batches_cannot_stand_for_is_simulated_in_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fewer, "LONG_TASKS", 0)
-    asked = replace(question("1f1b"), batch=30)
+    asked = replace(question("1f1b"), batch=120)
     short, whole = from_fewer(asked)
     assert short.trace.simulated == whole.trace.simulated
     assert short.step_time_s == whole.step_time_s
@@ -74,7 +74,7 @@ def test_what_few_micro_batches_cannot_stand_for_is_simulated_in_full(
 def test_the_best_plan_is_simulated_in_full_though_it_was_chosen_from_fewer_micro_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = replace(question("1f1b"), layout=None, batch=1024)
+    asked = replace(question("1f1b"), layout=None, batch=8192)
     in_full_s = best_plan(asked)
     monkeypatch.setattr(fewer, "LONG_TASKS", 0)
     chosen = confirmed(search(asked))[0]

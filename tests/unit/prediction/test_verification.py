@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,8 @@ def step() -> Evaluation:
     return ps.predict(**point).run
 
 
-def gemm(name: str, **changes: object) -> Kernel:
-    return replace(Kernel(name, "gemm", flop=2.0 * 8 * 16 * 32, m=8, n=16, k=32), **changes)
+def gemm(name: str, **changes: Any) -> Kernel:
+    return Kernel(name, "gemm", flop=2.0 * 8 * 16 * 32, m=8, n=16, k=32)._replace(**changes)
 
 
 def written(*works: tuple[Work, int]) -> GraphBuilder:
@@ -84,7 +85,7 @@ def test_a_sample_is_the_layer_before_it_was_cut(partition: str, n: int, k: int)
 @pytest.mark.parametrize("strategy", [("column", "row", "column"), ("row", "column", "sequence")])
 def test_gradients_of_a_cut_layer_are_samples_of_the_same_layer(strategy: tuple[str, str, str]) -> None:
     """Its forward GEMM, the input gradient over the transposed weight, the weight gradient."""
-    forward = linear("fc", 64, 256, 512, strategy[0], 4)  # type: ignore[arg-type]
+    forward = linear("fc", 64, 256, 512, strategy[0], 4)
     graph = written((compute("a", forward, *linear_backward(forward, 4.0, bias=True)), 1)).build()
     found = gemm_samples(graph)
     assert [(each.m, each.n, each.k, each.parts) for each in found] == [(64, 512, 256, 4)] * 3
