@@ -69,7 +69,7 @@ def simulate(
         involved = Involved.expected(graph, links, slowing, longest_path(graph, ticks, exponent))
         for repeats in count():
             one = _Run(graph, ticks, exponent, links, slowing, involved)
-            involved = involved._replace(slowed=one.may_be_slowed())
+            involved = involved._replace(slowed=one.may_be_slowed(slowing))
             trace = one.run()
             more = involved.with_those_of(graph, links, slowing, trace, repeats)
             if more is None:
@@ -167,9 +167,13 @@ class _Run:
         chain, first = np.unique(chains.chain[slowed], return_index=True)
         self.slowed = dict(zip(chain.tolist(), own[graph.stream[slowed[first]]].tolist(), strict=True))
 
-    def may_be_slowed(self) -> NDArray[np.bool_]:
-        """The tasks of all chains that communication may slow; shape (tasks,)."""
-        return _any_of(self.slowed, len(self.chains))[self.chains.chain]
+    def may_be_slowed(self, beside: Beside | None) -> NDArray[np.bool_]:
+        """The computations of all chains that communication may slow; shape (tasks,).
+
+        Communications of such chains are none: in a repeated run they may be chains of their own.
+        """
+        of_chains = _any_of(self.slowed, len(self.chains))[self.chains.chain]
+        return of_chains if beside is None else of_chains & np.any(beside.bound, axis=1)[self.graph.work]
 
     def _limited_s(self, beside: Beside) -> Floats:
         """Seconds from the start of a chain that units, and memory bandwidth, limit; shape (2, tasks)."""

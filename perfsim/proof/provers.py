@@ -55,8 +55,8 @@ class Prover(Protocol):
     def small_layout(self, layout: Any) -> Layout:
         """The layout with small micro-batches and few layers."""
 
-    def small_layers(self, layout: Any) -> int:
-        """Layers of the small model."""
+    def small_layers(self, layout: Any, modules: int) -> int:
+        """Layers of the small model, besides those of modules of multi-token prediction."""
 
     def without_experts(self, layout: Any) -> str:
         """Why a layout is not executed with experts, in words; empty where it is."""
@@ -93,12 +93,12 @@ class GpuProver:
         size = min(MOST_SEQUENCES, layout.micro_batch_size)
         return replace(layout, micro_batch_size=size, layers_per_stage=layers)
 
-    def small_layers(self, layout: ParallelLayout) -> int:
-        """Two per stage if there are few stages."""
+    def small_layers(self, layout: ParallelLayout, modules: int) -> int:
+        """Two per stage if there are few stages; one stage has few with its modules."""
         if layout.layers_per_stage is not None:
             return sum(layout.layers_per_stage)
         if layout.num_stages == 1:
-            return FEW_LAYERS
+            return FEW_LAYERS - min(1, modules)
         return layout.num_stages * (2 if layout.num_stages <= FEW_STAGES else 1)
 
     def without_experts(self, layout: ParallelLayout) -> str:
@@ -156,7 +156,7 @@ class StreamingProver:
         """The layout without stream chunks, which the executor does not support."""
         return replace(layout, micro_batch_size=min(MOST_SEQUENCES, layout.micro_batch_size), stream_chunks=1)
 
-    def small_layers(self, layout: StreamingLayout) -> int:
+    def small_layers(self, layout: StreamingLayout, _: int) -> int:
         """More than one group of recomputed layers."""
         return max(FEW_LAYERS, layout.recompute_layers + 1)
 

@@ -124,7 +124,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     parts = of_kind.parts(layout)
     without = of_kind.without_modules(layout)
     modules = 0 if without else min(MOST_MODULES, job.model.mtp_num_layers)
-    model = small_model(job.model, parts, of_kind.small_layers(layout), modules)
+    model = small_model(job.model, parts, of_kind.small_layers(layout, modules), modules)
     small_job = Job(model, small_recipe(job.recipe, parts), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
     return replace(plan, least_steps=STEPS, notes=not_executed(job.model, without))

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.graph import Task
-from perfsim.proof.execution.gpu_compute import GpuCompute, Kept, Values
+from perfsim.proof.execution.gpu_compute import GpuCompute, Values
+from perfsim.proof.execution.kept import Kept
 from perfsim.proof.execution.layers import (
     AttentionKept,
     Linears,

@@ -8,6 +8,7 @@ travel with weight zero, as padding does.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +33,9 @@ class Routing(NamedTuple):
         return Routing(self.expert[rows][:, places], self.keeps[rows][:, places])
 
 
+@lru_cache(maxsize=64)
 def drawn_routing(
-    experts: Experts, batch: int, length: int, capacity: float | None, seed: list[int]
+    experts: Experts, batch: int, length: int, capacity: float | None, seed: tuple[int, ...]
 ) -> Routing:
     """Routing in which the slots of a sequence go round the experts in an order of its own."""
     rng, count, k = np.random.default_rng(seed), experts.num_experts, experts.top_k

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.graph import EMBEDDING, HEAD, Task, TaskGraph
-from perfsim.proof.execution.experts import BlockKept
+from perfsim.proof.execution.kept import OPERATORS, Kept, kept_by
 from perfsim.proof.execution.layers import (
-    AttentionKept,
     Linears,
-    MlpKept,
     attention_dgrad,
     attention_forward,
     attention_wgrad,
@@ -26,11 +24,9 @@ from perfsim.proof.execution.layers import (
     mlp_forward,
     mlp_wgrad,
     with_core,
-    without_core,
 )
 from perfsim.proof.execution.layout import EXPERTS, Array, Share, Weights
 from perfsim.proof.execution.program import Cell, Claim, Compiler, per_rank
-from perfsim.proof.execution.projections import Results, every_second
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.vocabulary import (
     HeadInputs,
@@ -62,18 +58,6 @@ class Partial(NamedTuple):
     """The micro-batch whose wgrad task takes the norm's gradients, if there is one."""
     axis: int | None = None
     """The axis along which it is split, if it is."""
-
-
-class Kept(NamedTuple):
-    """Activations that a layer keeps: all, all but the attention core, or only its input."""
-
-    attention: AttentionKept | None
-    mlp: MlpKept | BlockKept | None
-    x: Array
-    results: Results | None = None
-    """What products made, if a recompute keeps it."""
-    context: Array | None = None
-    """What the core made, if a recompute keeps it."""
 
 
 def places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> tuple[int, ...]:
@@ -121,7 +105,7 @@ class GpuCompute(Compiler):
             return "none"
         framework, mode = self.recipe.framework, self.layout.recompute
         by_operator = framework is not None and framework.selective != "core"
-        return "operators" if mode == "selective" and by_operator else mode
+        return OPERATORS if mode == "selective" and by_operator else mode
 
     @property
     def scattered(self) -> bool:
@@ -272,25 +256,10 @@ class GpuCompute(Compiler):
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (attention, x), (flat, kept) = operands[:2], buffers
             y, mlp = mlp_forward(self.views(rank, block, flat), x, attention, self.share(rank))
-            return y, self.kept_of(rank, mode, kept, mlp)
+            return y, kept_by(mode, self.recipe, self.share(rank), kept, mlp)
 
         reads = [self.weights(block), self.cell("attention kept")]
         self.compute(run, reads, claims=self.completes("hidden", block + 1))
-
-    def kept_of(self, rank: int, mode: str, attention: AttentionKept, mlp: MlpKept | BlockKept) -> Kept:
-        """What a layer under a recompute mode keeps; by operator experts are kept whole."""
-        results, context = dict(attention.results or {}), None
-        if mode == "full":
-            results.pop("projection", None)
-            return Kept(None, None, attention.x, results if self.recipe.recompute_keeps == "qkv" else None)
-        if mode == "operators":
-            if isinstance(mlp, MlpKept):
-                results["fc1"] = mlp.u
-            if self.recipe.attention == "flash":
-                context = attention.context
-            whole = mlp if isinstance(mlp, BlockKept) else None
-            return Kept(None, whole, attention.x, every_second(results, self.share(rank)), context)
-        return Kept(without_core(attention) if mode == "selective" else attention, mlp, attention.x)
 
     def attention_recompute(self, task: Task) -> None:
         """Recompute of the attention block, or of its core alone."""
@@ -345,7 +314,7 @@ class GpuCompute(Compiler):
         block, mlp, whole = task.block, task.work.op.startswith("mlp"), task.work.op.endswith("backward")
         parallel = self.training.model.norms_per_layer == 1
         mode = self.mode_of(block)
-        recomputes = mode in ("full", "operators") or (mode == "selective" and not mlp)
+        recomputes = mode in ("full", OPERATORS) or (mode == "selective" and not mlp)
         beside = [self.cell("output gradient")] if parallel else []
         recomputed = [self.cell(f"recomputed {'MLP' if mlp else 'attention'}")] if recomputes else []
         run = self._mlp_dgrad if mlp else self._attention_dgrad

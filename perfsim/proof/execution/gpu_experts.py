@@ -28,6 +28,7 @@ from perfsim.proof.execution.experts import (
     shared_forward,
 )
 from perfsim.proof.execution.gpu_compute import Values
+from perfsim.proof.execution.kept import kept_by
 from perfsim.proof.execution.layout import EXPERTS, Array
 from perfsim.proof.execution.movement import pieces, summed
 from perfsim.proof.execution.program import Cell, Message
@@ -126,7 +127,7 @@ class ExpertCompute(ContextCompute):
             kept = BlockKept(router, experts, of_shared, operands[0].values)
             if recomputes:
                 return y, kept
-            return y, self.kept_of(rank, mode, rest[-1], kept)
+            return y, kept_by(mode, self.recipe, self.share(rank), rest[-1], kept)
 
         reads = [self.cell("router kept"), self.cell("experts kept"), *kept_beside, *before]
         writes = [self.cell(RECOMPUTED)] if recomputes else []

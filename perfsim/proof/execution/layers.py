@@ -251,7 +251,7 @@ GELU_SCALE, GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 def activation_forward(u: Array, share: Share) -> Array:
     """GELU; in a gated MLP SiLU of the first half times the second [2002.05202]."""
     if share.model.gated_mlp:
-        gate, up = np.split(u, 2, axis=-1)
+        gate, up = u[..., : u.shape[-1] // 2], u[..., u.shape[-1] // 2 :]
         return gate / (1.0 + np.exp(-gate)) * up
     return 0.5 * u * (1.0 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
 
@@ -259,7 +259,7 @@ def activation_forward(u: Array, share: Share) -> Array:
 def activation_backward(u: Array, d: Array, share: Share) -> Array:
     """Gradient of the activation's input."""
     if share.model.gated_mlp:
-        gate, up = np.split(u, 2, axis=-1)
+        gate, up = u[..., : u.shape[-1] // 2], u[..., u.shape[-1] // 2 :]
         sigmoid = 1.0 / (1.0 + np.exp(-gate))
         d_gate = d * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
         return np.concatenate([d_gate, d * gate * sigmoid], axis=-1)

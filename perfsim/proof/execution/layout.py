@@ -254,8 +254,10 @@ class Layouts:
         return BlockLayout(shapes, () if share.expert_peer == 0 else ("expert_fc2_bias",))
 
     @cached_property
-    def _layers(self) -> dict[LayerKind, BlockLayout]:
-        return {kind: self.layer(kind) for kind in dict.fromkeys(layer_kinds(self.share.model))}
+    def _of_layer(self) -> list[BlockLayout]:
+        kinds = layer_kinds(self.share.model)
+        layouts = {kind: self.layer(kind) for kind in dict.fromkeys(kinds)}
+        return [layouts[kind] for kind in kinds]
 
     @cached_property
     def embedding(self) -> BlockLayout:
@@ -279,7 +281,7 @@ class Layouts:
         if block >= EXPERTS:
             return self.experts
         if block >= 0:
-            return self._layers[layer_kinds(self.share.model)[block]]
+            return self._of_layer[block]
         return self.head if block == HEAD else self.embedding
 
     def _layout(self, shapes: dict[str, tuple[int, ...]], *uncounted: str) -> BlockLayout:

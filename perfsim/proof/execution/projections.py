@@ -123,27 +123,29 @@ def latent_heads(w: Weights, z: Array, share: Share, results: Results) -> Projec
         query_in, of_query = norm_forward(down, w, "query_norm")
     query = whole["query"] = made(w, "query", query_in, results)
     down = whole["pair_down"] = made(w, "pair_down", z, results)
-    narrow, common = np.split(down, [latent.kv_lora_rank], axis=-1)
+    narrow, common = down[..., : latent.kv_lora_rank], down[..., latent.kv_lora_rank :]
     pair_in, of_pair = norm_forward(narrow, w, "pair_norm")
     pair = whole["pair"] = made(w, "pair", pair_in, results)
-    own, turned = np.split(split_heads(query, share.heads), [latent.qk_nope_head_dim], axis=-1)
-    q = np.concatenate([own, rotated(turned, share, 1.0)], axis=-1)
-    own, v = np.split(split_heads(pair, share.heads), [latent.qk_nope_head_dim], axis=-1)
+    plain, queries, pairs = (
+        latent.qk_nope_head_dim,
+        split_heads(query, share.heads),
+        split_heads(pair, share.heads),
+    )
+    q = np.concatenate([queries[..., :plain], rotated(queries[..., plain:], share, 1.0)], axis=-1)
     common = np.repeat(rotated(common[:, None], share, 1.0), share.heads, axis=1)
-    k = np.concatenate([own, common], axis=-1)
-    return Projected((q, k, v), LatentsKept(of_query, query_in, of_pair, pair_in), whole)
+    k = np.concatenate([pairs[..., :plain], common], axis=-1)
+    return Projected((q, k, pairs[..., plain:]), LatentsKept(of_query, query_in, of_pair, pair_in), whole)
 
 
 def latent_heads_dgrad(
     w: Weights, z: Array, inner: LatentsKept, gradients: Heads, share: Share
 ) -> ProjectedGradients:
     """The backward of `latent_heads`; tensor peers have the products down whole, with parts of their sums."""
-    (d_q, d_k, d_v), latent = gradients, _latent_of(share)
-    own, turned = np.split(d_q, [latent.qk_nope_head_dim], axis=-1)
-    d_query = merge_heads(np.concatenate([own, rotated(turned, share, -1.0)], axis=-1))
-    own, turned = np.split(d_k, [latent.qk_nope_head_dim], axis=-1)
-    common = rotated(turned.sum(axis=1, keepdims=True), share, -1.0)[:, 0]
-    d_pair = merge_heads(np.concatenate([own, d_v], axis=-1))
+    (d_q, d_k, d_v), plain = gradients, _latent_of(share).qk_nope_head_dim
+    turned = rotated(d_q[..., plain:], share, -1.0)
+    d_query = merge_heads(np.concatenate([d_q[..., :plain], turned], axis=-1))
+    common = rotated(d_k[..., plain:].sum(axis=1, keepdims=True), share, -1.0)[:, 0]
+    d_pair = merge_heads(np.concatenate([d_k[..., :plain], d_v], axis=-1))
     narrow, whole = norm_backward(d_pair @ w["pair"].T, w, "pair_norm", inner.pair)
     down = {"pair_down": np.concatenate([narrow, common], axis=-1)}
     dz = d_query @ w["query"].T

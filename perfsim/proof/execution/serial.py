@@ -78,7 +78,7 @@ class SmallTraining:
         """The experts of every token of a batch in a layer."""
         if self.model.experts is None:
             raise ValueError(f"{self.model.name} has no experts")
-        seed = [self.seed, 2, step, layer]
+        seed = (self.seed, 2, step, layer)
         return drawn_routing(self.model.experts, self.batch, self.seq_length, self.capacity, seed)
 
     @cached_property

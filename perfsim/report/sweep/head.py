@@ -96,10 +96,11 @@ def _of_targets(analysis: Analysis) -> str:
 
 
 def _winners(points: Sequence[PointResult]) -> str:
-    """`256 H100-80GB (32 DGX) are`; the devices without their number where it differs."""
+    """`256 H100-80GB (32 DGX) are`; or `64 to 512 H100-80GB are` where their number differs."""
     machines = {point.machine for point in points}
     if len(machines) > 1:
-        return f"{points[0].devices_noun} are"
+        counts = sorted(point.num_devices for point in points)
+        return f"{text.integer(counts[0])} to {text.integer(counts[-1])} {points[0].devices_noun} are"
     return f"{points[0].machine} {verb(points[0].num_devices, 'are', 'is')}"
 
 

@@ -56,3 +56,41 @@ def test_a_run_that_shows_no_others_is_not_repeated(graph: TaskGraph) -> None:
     assert more is not None
     assert [NAMES[task] for task in np.flatnonzero(more.aside | more.slowed)] == ["gather", "late"]
     assert more.with_those_of(graph, links, beside, run, 0) is None
+
+
+ROWS = (
+    ("c0", 0, (), 1.0),
+    ("c0", 1, (), 8.0),
+    ("t0", 0, (0,), 2.0),
+    ("t1", 1, (1, 2), 2.0),
+    ("c1", 0, (0, 3), 5.0),
+    ("t1", 1, (0, 3), 4.0),
+    ("t0", 1, (0,), 2.0),
+    ("t0", 0, (2,), 5.0),
+    ("t1", 0, (), 5.0),
+    ("c0", 0, (2, 4), 5.0),
+)
+"""Work, device, tensors read and seconds.
+
+A communication that contends only in the second run stands in a chain with a computation that others slow.
+"""
+
+
+def test_a_communication_in_a_slowed_chain_may_be_followed_in_a_repeated_run(
+    toys: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = GraphBuilder()
+    for name, device, reads, _ in ROWS:
+        work = toys.compute(name) if name[0] == "c" else toys.transfer(name, RankGroup(0, 8, 2))
+        stream = "compute" if name[0] == "c" else name
+        builder.task(work, f"gpu{device}/{stream}", list(reads))
+    graph, seconds = builder.build(), np.array([row[-1] for row in ROWS])
+    sends = np.array([work.name[0] == "t" for work in graph.works])[:, None]
+    beside = Beside(np.where(sends, (0.4, 0.3), 0.0), np.where(sends, 0.0, (0.5, 0.4)))
+    flows = {number: Flow((0,), 1.0) for number in np.flatnonzero(sends).tolist()}
+    ends = []
+    for few, most in ((np.inf, np.inf), (-1.0, 0.0)):
+        monkeypatch.setattr("perfsim.engine.involved.FEW_CONTENDING", few)
+        monkeypatch.setattr("perfsim.engine.involved.MOST_CONTENDING", most)
+        ends.append(simulate(graph, seconds, flows, np.array([1.2]), beside=beside).end_s.tolist())
+    assert ends[0] == pytest.approx(ends[1]), "as if all flows had been followed from the start"

@@ -72,7 +72,7 @@ def test_a_reduction_of_the_next_layer_is_named(monkeypatch: pytest.MonkeyPatch)
         ("tp=2", "peers * layout.pipeline == 1", "True"),
         ("dp=2,zero=1", "peers * layout.pipeline == 1", "True"),
         ("dp=2,zero=3", "peers * layout.pipeline == 1", "True"),
-        ("tp=2,dp=2,zero=1", "(layout.shards if layout.zero_stage else 1)", "1"),
+        ("tp=2,dp=2,zero=1", "replicas.holders", "replicas.ranks.stride"),
         ("pp=2", "if layout.pipeline == 1:", "if True:"),
         ("tp=2,pp=2,schedule=zb1p", "norm_work(), f", "norm_work(RankGroup(0, 1, 2)), f"),
     ],

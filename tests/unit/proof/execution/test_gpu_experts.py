@@ -166,7 +166,7 @@ def test_what_is_not_executed_with_experts_is_refused() -> None:
 
 
 def test_every_expert_has_equally_many_tokens_of_a_sequence_in_an_order_of_its_own() -> None:
-    routing = drawn_routing(EXPERTS, 3, 4, None, [0])
+    routing = drawn_routing(EXPERTS, 3, 4, None, (0,))
     assert [np.bincount(own.ravel()).tolist() for own in routing.expert] == [[2] * 4] * 3
     assert all(len(set(slots)) == 2 for token in routing.expert for slots in token.tolist())
     assert routing.keeps.all()
@@ -174,7 +174,7 @@ def test_every_expert_has_equally_many_tokens_of_a_sequence_in_an_order_of_its_o
 
 
 def test_half_the_capacity_keeps_the_first_token_of_every_expert() -> None:
-    routing = drawn_routing(EXPERTS, 2, 4, 0.5, [0])
+    routing = drawn_routing(EXPERTS, 2, 4, 0.5, (0,))
     assert routing.keeps.sum() == 2 * 4
     assert routing.keeps[:, :2].all()
     assert not routing.keeps[:, 2:].any()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.proof.execution import gpu_compute
+from perfsim.proof.execution import kept
 from perfsim.proof.execution.layout import Share
 from perfsim.proof.execution.projections import every_second, made
 from perfsim.proof.proof import Subject, subject_of
@@ -42,19 +42,19 @@ def test_every_second_product_is_kept_of_those_that_the_memory_counts(
     shapes = Share(config, 4, tensor).layouts[0].shapes
     names = [name for name, shape in shapes.items() if len(shape) > 1 and name != "fc2"]
     whole = {name: np.ones((1, 4, shapes[name][-1])) for name in names}
-    kept = every_second(whole, Share(config, 4, tensor))
+    columns = every_second(whole, Share(config, 4, tensor))
     shares = kept_shares(LayerSlice(config, 4, 1, tensor, selective="every_second_product"), "selective")
-    of_columns = {name: 1.0 - float(np.isnan(values).mean()) for name, values in kept.items()}
+    of_columns = {name: 1.0 - float(np.isnan(values).mean()) for name, values in columns.items()}
     assert of_columns == pytest.approx({name: shares[name] for name in names})
 
 
 def test_only_columns_that_were_not_kept_are_computed() -> None:
     rng = np.random.default_rng(0)
     w, x = {"fc1": rng.standard_normal((3, 4)), "fc1_bias": rng.standard_normal(4)}, np.ones((1, 2, 3))
-    kept = made(w, "fc1", x, {})
-    kept[..., 1:3] = np.nan
-    kept[..., 0] = 7.0
-    again = made(w, "fc1", x, {"fc1": kept})
+    result = made(w, "fc1", x, {})
+    result[..., 1:3] = np.nan
+    result[..., 0] = 7.0
+    again = made(w, "fc1", x, {"fc1": result})
     assert (again[..., 0] == 7.0).all()
     assert again[..., 1:] == pytest.approx(made(w, "fc1", x, {})[..., 1:])
 
@@ -85,5 +85,5 @@ def test_wrong_results_that_a_recompute_keeps_are_found(monkeypatch: pytest.Monk
     def wrong(results: dict[str, Any], _: Share) -> dict[str, Any]:
         return {name: values + 1.0 for name, values in results.items()}
 
-    monkeypatch.setattr(gpu_compute, "every_second", wrong)
+    monkeypatch.setattr(kept, "every_second", wrong)
     assert by_operator("llama2_70b", "dp=1", "flash").faults()
