@@ -8,7 +8,7 @@ leaves out only the contention for links, times the slowdown of compute beside c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -74,6 +74,12 @@ class WithoutMechanism(GpuCosts):
 
     def duration_s(self, work: Work) -> float:
         return 0.0 if self.removal.work(work) else super().duration_s(work)
+
+    def durations_s(self, works: Sequence[Work]) -> Array:
+        kept = np.array([not self.removal.work(work) for work in works], dtype=bool)
+        seconds = np.zeros(len(works))
+        seconds[kept] = super().durations_s([works[place] for place in np.flatnonzero(kept)])
+        return seconds
 
     def kernel_s(self, kernel: Kernel) -> float:
         if self.removal.kernel(kernel):
