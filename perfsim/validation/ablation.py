@@ -78,7 +78,7 @@ class WithoutMechanism(GpuCosts):
     def durations_s(self, works: Sequence[Work]) -> Array:
         kept = np.array([not self.removal.work(work) for work in works], dtype=bool)
         seconds = np.zeros(len(works))
-        seconds[kept] = super().durations_s([works[place] for place in np.flatnonzero(kept)])
+        seconds[kept] = super().durations_s([works[place] for place in np.flatnonzero(kept).tolist()])
         return seconds
 
     def kernel_s(self, kernel: Kernel) -> float:
