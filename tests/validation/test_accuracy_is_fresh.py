@@ -45,6 +45,17 @@ def test_the_coverage_of_the_bands_is_near_90_percent(results: list[dict[str, An
     assert 0.88 <= runs["summary"]["band_coverage"] <= 0.93
 
 
+def test_bands_of_dense_models_and_of_models_with_experts_hold_as_many_runs(
+    results: list[dict[str, Any]],
+) -> None:
+    (runs,) = (result["families"] for result in results if result["file"] == "modern.yaml")
+    families = {row["family"]: row["experts"] for entry in recorded() for row in entry["families"]}
+    for kind in ([False], [True]):
+        mine = [row for name, row in runs.items() if families.get(name) == kind]
+        inside = sum(row["n"] * row["band_coverage"] for row in mine)
+        assert 0.87 <= inside / sum(row["n"] for row in mine) <= 0.95
+
+
 def test_the_accuracy_page_is_what_its_command_writes(
     page: AccuracyPage, repository: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfsim.prediction import accuracy
@@ -212,10 +213,18 @@ def test_no_recorded_band_is_narrower_than_the_percentile_of_runs_left_out(kind:
     entries = [entry for entry in accuracy.recorded() if entry["system_kind"] == kind]
     assert entries
     for whole in entries:
-        error = widths_from(whole["band"]).error(0.0)
-        assert error >= whole["held_out_p90_ape"] >= whole["p90_ape"]
+        widths = widths_from(whole["band"])
+        with_experts = any(True in family["experts"] for family in whole["families"])
+        assert (widths.experts > 1.0) == with_experts
+        widest = widths.of_experts(widths.experts)
+        assert widest.error(0.0) >= whole["held_out_p90_ape"] >= whole["p90_ape"]
         least = 0.9 * min(whole["held_out_p90_ape"], 0.1)
-        assert all(widths_from(row["band"]).error(0.0) > least for row in whole["left_out"])
+        without = [widths_from(row["band"]) for row in whole["left_out"]]
+        assert all(band.of_experts(band.experts).error(0.0) > least for band in without)
+        dense = [family for family in whole["families"] if family["experts"] == [False]]
+        runs, tails = ([family[name] for family in dense] for name in ("n", "held_out_p90_ape"))
+        of_families = float(np.average(tails, weights=runs))
+        assert all(band.error(0.0) > 0.9 * min(of_families, 0.1) for band in (widths, *without))
 
 
 def test_five_logs_make_a_band_of_about_20_percent() -> None:

@@ -233,7 +233,7 @@ def test_a_precision_is_outside_unless_runs_on_such_a_device_have_it(precision: 
 
 @pytest.mark.parametrize(
     ("system", "precision", "outside"),
-    [("gb200-nvl72", "bf16", True), ("gb200-nvl72", "fp8", False), ("dgx-h100", "fp8", False)],
+    [("gb200-nvl72", "tf32", True), ("gb200-nvl72", "bf16", False), ("dgx-h100", "fp8", False)],
 )
 def test_public_runs_of_today_stand_behind_their_precisions(
     system: str, precision: str, outside: bool
@@ -243,7 +243,7 @@ def test_public_runs_of_today_stand_behind_their_precisions(
     assert (caveat is not None) == outside
     assert caveat_of(prediction, "device-outside") is None
     if caveat is not None:
-        assert caveat.text.startswith("no published run in 16-bit; the constants were fitted to runs in fp8")
+        assert caveat.text.startswith("no published run in tf32; the constants were fitted to runs in")
 
 
 @pytest.mark.parametrize(("devices", "severity"), [(2, None), (4, "warning"), (16, "serious")])

@@ -124,7 +124,7 @@ def test_the_largest_share_is_that_of_scored_runs_on_such_a_device_without_the_f
 
 
 def test_of_a_device_without_runs_the_largest_share_is_that_of_all() -> None:
-    asked = {"model": "gpt3_xl", "system": "b300-sxm-288gb", "devices": 8, "batch": 16}
+    asked = {"model": "gpt3_xl", "system": "mi355x-288gb", "devices": 8, "batch": 16}
     plan = ps.predict(**asked, layout="dp=8,mbs=1").run.plan
     shares = [
         family["hidden_communication"]
