@@ -34,8 +34,6 @@ DRIFT = 5e-4
 """The same as a share of the time since the run began: contention delays devices differently."""
 FEW_CONTENDING = 0.02
 """Share of the flows up to which those that contend on the longest path are followed first, alone."""
-FEW_REPEATS = 2
-"""Repeats of a run that only add the flows that it shows."""
 MOST_CONTENDING = 0.25
 """Share of the flows from which on all of them are followed: once some are slowed, many more contend."""
 
@@ -74,11 +72,12 @@ class Involved(NamedTuple):
     def with_those_of(
         self, graph: TaskGraph, links: FlowsOnLinks, beside: Beside | None, trace: Trace, repeats: int
     ) -> Involved | None:
-        """With those that a run shows, later also flows near them; None if it shows no others."""
+        """With those that a run shows, in a second repeat with many more; None if it shows no others."""
         shown = _shown(graph, links, beside, trace)
         if not any((new & ~old).any() for old, new in zip(self, shown, strict=True)):
             return None
-        if repeats >= FEW_REPEATS:
+        if repeats:  # each repeat may show a few others, without end
+            shown = _shown(graph, links, beside, trace, near=True, every=True)
             shown = shown._replace(flowing=_and_near(graph, links, trace))
         return Involved(*(old | new for old, new in zip(self, shown, strict=True)))
 
@@ -90,16 +89,25 @@ def own_device(graph: TaskGraph, occupied_devices: Sequence[tuple[int, ...]]) ->
 
 
 def _shown(
-    graph: TaskGraph, links: FlowsOnLinks, beside: Beside | None, trace: Trace, *, near: bool = False
+    graph: TaskGraph,
+    links: FlowsOnLinks,
+    beside: Beside | None,
+    trace: Trace,
+    *,
+    near: bool = False,
+    every: bool = False,
 ) -> Involved:
-    """Those of a trace; with `near` also computations shortly before and after a load."""
+    """Those of a trace; with `near` also computations shortly before and after a load.
+
+    With `every` all communications beside a computation's stream are loads.
+    """
     flowing, aside, slowed = Involved.none(graph)
     if links.flows:
         flowing = contending(graph, *links, trace)
     if beside is not None:
         takes, bound = (np.any(shares, axis=1) for shares in beside)
         background = occupied(graph, np.flatnonzero(beside_computation(graph, takes)))
-        aside[background.tasks] = computing_meanwhile(trace, background)
+        aside[background.tasks] = every or computing_meanwhile(trace, background)
         loads = occupied(graph, np.flatnonzero(aside))
         own = own_device(graph, loads.devices)[graph.stream]
         limited = np.flatnonzero(bound[graph.work] & (own >= 0))
