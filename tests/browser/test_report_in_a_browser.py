@@ -61,6 +61,7 @@ def test_the_report_opens_without_errors_requests_or_sideways_scrolling(
     assert opened.requests == [report.as_uri()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["report", "sweep_page"])
 def test_every_trace_is_drawn_as_the_type_it_was_written_as(
     open_page: Callable, request: pytest.FixtureRequest, which: str
@@ -74,6 +75,7 @@ def test_every_trace_is_drawn_as_the_type_it_was_written_as(
     assert opened.asked_elsewhere() == []
 
 
+@pytest.mark.slow
 def test_every_plot_shows_marks_inside_its_frame(open_page: Callable, report: Path) -> None:
     opened = open_page(report)
     for tab in opened.page.locator("[role=tab]").all():
@@ -90,6 +92,7 @@ def test_every_plot_shows_marks_inside_its_frame(open_page: Callable, report: Pa
     assert empty == []
 
 
+@pytest.mark.slow
 def test_a_click_on_the_legend_hides_a_part_of_the_step(open_page: Callable, report: Path) -> None:
     page = open_page(report).page
     drawn = "document.getElementById('figure-step-time')._fullData"
@@ -100,6 +103,7 @@ def test_a_click_on_the_legend_hides_a_part_of_the_step(open_page: Callable, rep
     assert page.evaluate(f"{hidden}[0].name") == "compute"
 
 
+@pytest.mark.slow
 def test_hovering_a_curve_names_the_layout(open_page: Callable, report: Path) -> None:
     page = open_page(report).page
     plot = page.locator("#figure-time-to-accuracy")
@@ -203,6 +207,7 @@ def test_the_tooltip_of_a_task_says_how_long_it_takes(
     assert said.partition("takes ")[2] in takes
 
 
+@pytest.mark.slow
 def test_a_table_is_saved_as_csv(open_page: Callable, report: Path, tmp_path: Path) -> None:
     page = open_page(report).page
     with page.expect_download() as waiting:
@@ -214,7 +219,7 @@ def test_a_table_is_saved_as_csv(open_page: Callable, report: Path, tmp_path: Pa
     assert rows[1][:2] == ["time to the target", "32.0 days"]
 
 
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("width", [400, pytest.param(1400, marks=pytest.mark.slow)])
 def test_the_answer_is_not_clipped_and_the_contents_stay_in_sight(
     open_page: Callable, report: Path, width: int
 ) -> None:

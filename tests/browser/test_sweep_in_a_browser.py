@@ -39,6 +39,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sweep(result, folder / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
 def test_the_page_opens_without_errors_requests_or_sideways_scrolling(
     open_page: Callable, report: Path, width: int, scheme: str
@@ -49,6 +50,7 @@ def test_the_page_opens_without_errors_requests_or_sideways_scrolling(
     assert opened.requests == [report.as_uri()]
 
 
+@pytest.mark.slow
 def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, report: Path) -> None:
     page = open_page(report).page
     assert page.evaluate(TYPES) == {
@@ -68,6 +70,7 @@ def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, 
     assert reason.is_visible()
 
 
+@pytest.mark.slow
 def test_printed_figures_fit_the_paper(open_page: Callable, report: Path) -> None:
     page = open_page(report).page
     widths = (
@@ -103,7 +106,7 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sweep(result, folder / "out")
 
 
-@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("width", [pytest.param(1400, marks=pytest.mark.slow), 400])
 def test_variants_are_drawn_as_bars_without_errors_or_sideways_scrolling(
     open_page: Callable, variants: Path, width: int
 ) -> None:

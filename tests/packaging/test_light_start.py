@@ -6,9 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 HEAVY = {"jinja2", "networkx", "numpy", "pandas", "plotly", "pydantic", "scipy", "simpy", "yaml"}
 
 
+@pytest.mark.slow
 def test_the_promises_of_a_strategy_are_checked_without_a_test_framework(
     must_run: Callable, repository: Path
 ) -> None:

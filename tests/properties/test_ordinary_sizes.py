@@ -46,7 +46,15 @@ def test_every_multiple_of_a_node_is_answered_or_too_small(model: str, sizes: ra
     assert max(too_small, default=0) < fits
 
 
-@pytest.mark.parametrize("layout", ["tp=3,pp=16,dp=1", "tp=6,pp=8,dp=1", "tp=3,pp=8,dp=3", "tp=12,pp=4,dp=2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "tp=3,pp=16,dp=1",
+        pytest.param("tp=6,pp=8,dp=1", marks=pytest.mark.slow),
+        pytest.param("tp=3,pp=8,dp=3", marks=pytest.mark.slow),
+        "tp=12,pp=4,dp=2",
+    ],
+)
 def test_tensor_groups_that_straddle_nodes_are_priced_where_they_are_asked_for(layout: str) -> None:
     devices = 72 if layout.endswith("dp=3") else 96 if layout.endswith("dp=2") else 48
     answer = ps.predict(

@@ -76,6 +76,7 @@ def fitted(logs: Path) -> WaferCalibration:
     return fit_wafer(logs, "wse-2")
 
 
+@pytest.mark.slow
 def test_known_constants_are_found_again(fitted: WaferCalibration, truth: WaferCalibration) -> None:
     assert fitted.efficiency == pytest.approx(truth.efficiency, rel=5e-3)
     assert fitted.link_s_per_element == truth.link_s_per_element
@@ -102,6 +103,7 @@ def test_the_record_counts_freedom_and_gives_growth_errors_and_a_check_of_the_li
     assert "a link's time, left free, becomes 1.18 ns" in note
 
 
+@pytest.mark.slow
 def test_a_release_left_out_is_predicted_from_the_growth_of_the_others(logs: Path) -> None:
     found, calibrations = leave_releases_out(logs, "wse-2")
     seconds = {

@@ -74,7 +74,7 @@ def test_what_few_micro_batches_cannot_stand_for_is_simulated_in_full(
 def test_the_best_plan_is_simulated_in_full_though_it_was_chosen_from_fewer_micro_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = replace(question("1f1b"), layout=None, batch=8192)
+    asked = replace(question("1f1b"), layout=None, strategy="pipeline", devices=4, batch=320)
     in_full_s = best_plan(asked)
     monkeypatch.setattr(fewer, "LONG_TASKS", 0)
     chosen = confirmed(search(asked))[0]

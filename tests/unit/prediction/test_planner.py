@@ -48,7 +48,10 @@ def question(
     ("model", "devices", "batch", "layout"),
     [
         ("llama_7b", 8, 6, "tp=4,dp=2,mbs=3,zero=3,sp=true,recompute=full,recompute_every=11"),
-        ("gpt3_175b", 512, 192, "tp=8,pp=8,dp=8,mbs=1,schedule=interleaved,vpp=12,zero=1,sp=true"),
+        pytest.param(
+            *("gpt3_175b", 512, 192, "tp=8,pp=8,dp=8,mbs=1,schedule=interleaved,vpp=12,zero=1,sp=true"),
+            marks=pytest.mark.slow,
+        ),
         ("gpt3_20b", 256, 64, "tp=4,pp=4,dp=16,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true"),
     ],
 )

@@ -149,6 +149,7 @@ def test_the_json_document_of_gpu_runs_has_the_score_of_each_family_left_out(
     assert all(row["mape"] > 0 and row["bias"] is not None for row in scores["families"].values())
 
 
+@pytest.mark.slow
 def test_releases_of_wafer_logs_are_left_out_in_the_text_and_on_the_page(
     repository: Path, tmp_path: Path
 ) -> None:

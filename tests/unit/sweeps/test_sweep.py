@@ -222,6 +222,7 @@ def test_a_grid_without_any_plan_writes_its_report_and_ends_with_code_3(
     assert (tmp_path / "out" / "index.html").exists()
 
 
+@pytest.mark.slow
 def test_processes_give_what_one_process_gives_and_a_limit_of_events_counts_over_all_of_them(
     path: Path, tmp_path: Path
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_broken_promise_is_named_with_strategy_and_case(broken: type[Data], pr
     assert " ".join((promise.__doc__ or "").split()) in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_strategy_of_a_plug_in_passes_without_being_installed() -> None:
     check_strategy(Data())
 
