@@ -34,6 +34,8 @@ STUDIES = sorted(
 LOOKS = [(1400, "light"), (1400, "dark"), (400, "light"), (400, "dark")]
 ALL_RULES = ("1400 light", "400 dark")
 """Looks in which axe checks everything; in the others, colours."""
+MOST_LOOKED_AT = ("gpt3_20b", "transformer_scaling")
+"""Pages that are seen in all looks; the others, made of the same parts, in `ALL_RULES`."""
 COLOURS = ["color-contrast"]
 MOST_BYTES = 2_000_000
 AXE = gzip.decompress((Path(__file__).parent / "vendor" / "axe-4.14.1.min.js.gz").read_bytes()).decode()
@@ -145,13 +147,15 @@ LARGEST_PART = """() => {
 }"""
 
 
-def visited(opened: Any) -> Visit:
+def visited(opened: Any, name: str) -> Visit:
     """What is seen of an open page; closes it."""
     page = opened.page
     seen = Visit(page.evaluate(TYPES), hover(page), opened.errors, opened.requests)
     page.evaluate(AXE)
     for width, scheme in LOOKS:
         look = f"{width} {scheme}"
+        if look not in ALL_RULES and name not in MOST_LOOKED_AT:
+            continue
         page.emulate_media(color_scheme=scheme)
         if page.viewport_size["width"] != width:
             page.set_viewport_size({"width": width, "height": 900})
@@ -186,7 +190,7 @@ def visit(
     def once(name: str) -> tuple[Page, Visit]:
         make = thinned_sweep if name in SWEEPS else thinned_study
         page = make(name, tmp_path_factory.mktemp(name))
-        return page, visited(opener(page.path))
+        return page, visited(opener(page.path), name)
 
     return once
 
