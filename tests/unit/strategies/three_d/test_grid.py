@@ -9,6 +9,7 @@ from perfsim.catalog import default_catalog
 from perfsim.prediction.question import Question
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.columns import columns_of
+from perfsim.strategies.three_d.halves import HalfPass
 from perfsim.strategies.three_d.prices import LayerPrices, layer_terms, slices_of
 from perfsim.strategies.three_d.space import layout_space
 from perfsim.strategies.three_d.stages import layer_of
@@ -72,12 +73,12 @@ def test_experts_are_priced_as_those_that_a_stage_maps(
     prices = LayerPrices(*terms.sums(asked.costs.durations_s(terms.works))[:, 0])
     layer = layer_of(job, layout, 0, kind)
     sums = [work for between in (FORWARD[0], FORWARD[1]) for work in layer.group.all_reduce_works(between)]
-    for which, price, hosted in (
+    passes: list[tuple[HalfPass, float, float]] = [
         ("forward", prices.forward, prices.hosted),
         ("backward", prices.backward, prices.hosted_backward),
-    ):
-        works = layer.mlp.works(which)  # type: ignore[arg-type]
-        attention = layer.attention.works(which)  # type: ignore[arg-type]
+    ]
+    for which, price, hosted in passes:
+        works, attention = layer.mlp.works(which), layer.attention.works(which)
         assert hosted == pytest.approx(asked.costs.durations_s(works[1:-1]).sum(), rel=1e-12)
         rest = asked.costs.durations_s([*works, *attention]).sum()
         assert rest < price <= rest + asked.costs.durations_s(sums).sum()
