@@ -13,19 +13,20 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.prediction.accuracy import Accuracy
-from perfsim.prediction.likeness import Traits
+from perfsim.evidence.bands import CaseBand
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.score import Scored
+from perfsim.prediction.bands import Traits
 from perfsim.prediction.planner import Search
 from perfsim.prediction.prediction import Prediction
-from perfsim.published.cases import StepCase
+from perfsim.prediction.result import Accuracy
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
+from perfsim.studies.points import PointResult
 from perfsim.studies.result import CandidateResult, StudyResult
 from perfsim.studies.shortlist import Entry, Planned
-from perfsim.sweeps.points import PointResult
-from perfsim.sweeps.result import SweepResult
-from perfsim.validation.case_bands import CaseBand
-from perfsim.validation.score import Scored
-from perfsim.workload import ParallelLayout, StreamingLayout
+from perfsim.studies.variants import SweepResult
 
 Classes = tuple[type, ...]
 ROOTS: Mapping[str, Classes] = {

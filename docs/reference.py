@@ -25,9 +25,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import perfsim as ps
-from perfsim.calibration import Calibration
+from perfsim.api.tools import schema_of
 from perfsim.cli import main
-from perfsim.schemas import schema_of
+from perfsim.specs.calibration import Calibration
 
 FOLDER = Path(__file__).parent / "reference"
 FILES = ("study", "sweep", "model", "recipe", "system", "device", "link", "cases", "measured")

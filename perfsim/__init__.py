@@ -17,44 +17,44 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from perfsim.api.comparisons import comparison as comparison
-    from perfsim.api.importing import Model as Model
-    from perfsim.api.importing import import_file as import_file
-    from perfsim.api.planning import PlanAnswer as PlanAnswer
-    from perfsim.api.planning import plan as plan
-    from perfsim.api.predicting import predict as predict
-    from perfsim.api.studies import Study as Study
-    from perfsim.api.studies import StudyAnswer as StudyAnswer
-    from perfsim.api.studies import study as study
-    from perfsim.api.sweeps import SweepAnswer as SweepAnswer
-    from perfsim.api.sweeps import sweep as sweep
-    from perfsim.api.validating import Validation as Validation
-    from perfsim.api.validating import published_cases as published_cases
-    from perfsim.api.validating import validate as validate
+    from perfsim.api.answers import Study as Study
+    from perfsim.api.answers import StudyAnswer as StudyAnswer
+    from perfsim.api.answers import SweepAnswer as SweepAnswer
+    from perfsim.api.answers import comparison as comparison
+    from perfsim.api.answers import study as study
+    from perfsim.api.answers import sweep as sweep
+    from perfsim.api.questions import PlanAnswer as PlanAnswer
+    from perfsim.api.questions import plan as plan
+    from perfsim.api.questions import predict as predict
+    from perfsim.api.tools import Model as Model
+    from perfsim.api.tools import Validation as Validation
+    from perfsim.api.tools import import_file as import_file
+    from perfsim.api.tools import published_cases as published_cases
+    from perfsim.api.tools import validate as validate
+    from perfsim.base.errors import PerfsimError as PerfsimError
     from perfsim.catalog import Catalog as Catalog
-    from perfsim.errors import PerfsimError as PerfsimError
     from perfsim.prediction.prediction import Prediction as Prediction
     from perfsim.prediction.question import Question as Question
 
 _HOMES = {
     "Catalog": "perfsim.catalog",
-    "Model": "perfsim.api.importing",
-    "PerfsimError": "perfsim.errors",
-    "PlanAnswer": "perfsim.api.planning",
+    "Model": "perfsim.api.tools",
+    "PerfsimError": "perfsim.base.errors",
+    "PlanAnswer": "perfsim.api.questions",
     "Prediction": "perfsim.prediction.prediction",
     "Question": "perfsim.prediction.question",
-    "Study": "perfsim.api.studies",
-    "StudyAnswer": "perfsim.api.studies",
-    "SweepAnswer": "perfsim.api.sweeps",
-    "Validation": "perfsim.api.validating",
-    "comparison": "perfsim.api.comparisons",
-    "import_file": "perfsim.api.importing",
-    "plan": "perfsim.api.planning",
-    "predict": "perfsim.api.predicting",
-    "published_cases": "perfsim.api.validating",
-    "study": "perfsim.api.studies",
-    "sweep": "perfsim.api.sweeps",
-    "validate": "perfsim.api.validating",
+    "Study": "perfsim.api.answers",
+    "StudyAnswer": "perfsim.api.answers",
+    "SweepAnswer": "perfsim.api.answers",
+    "Validation": "perfsim.api.tools",
+    "comparison": "perfsim.api.answers",
+    "import_file": "perfsim.api.tools",
+    "plan": "perfsim.api.questions",
+    "predict": "perfsim.api.questions",
+    "published_cases": "perfsim.api.tools",
+    "study": "perfsim.api.answers",
+    "sweep": "perfsim.api.answers",
+    "validate": "perfsim.api.tools",
 }
 """The module in which each public name is found when it is first asked for."""
 

@@ -2,17 +2,109 @@
 
 from __future__ import annotations
 
+import collections.abc
+import dataclasses
+import types
 from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
-from perfsim.calibration import Calibration, FrameworkCalibration
-from perfsim.catalog.annotations import kinds_of
-from perfsim.errors import CatalogError, Problem
-from perfsim.hardware import DeviceSpec, LinkSpec, SystemSpec, system_classes
-from perfsim.suggest import did_you_mean
-from perfsim.wall_clock import WallClockSpec
-from perfsim.workload import TrainingRecipe, TransformerConfig
+from perfsim.base.errors import CatalogError, Problem
+from perfsim.base.spec import CatalogSpec
+from perfsim.base.text import did_you_mean
+from perfsim.specs.calibration import Calibration, FrameworkCalibration
+from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec, system_classes
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.wall_clock import WallClockSpec
+
+# The types that a pydantic field accepts, read from its annotation.
+
+_SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable)
+_MAPPINGS = (dict, collections.abc.Mapping)
+
+
+def members(annotation: Any) -> list[Any]:
+    """The members of a union, without `Annotated`; `None` appears as NoneType."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [member for part in get_args(annotation) for member in members(part)]
+    if annotation is SystemSpec:
+        return list(system_classes().values())
+    return [annotation]
+
+
+def is_record(annotation: Any) -> bool:
+    """Whether values of this type are written as a mapping with known keys."""
+    return isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)
+    )
+
+
+def is_named(annotation: Any) -> bool:
+    """Whether values of this type have their own file and may be given by name."""
+    return isinstance(annotation, type) and issubclass(annotation, CatalogSpec | Calibration)
+
+
+def known_fields(record: type) -> dict[str, Any]:
+    """Annotations of a record's fields, by their key in YAML."""
+    if issubclass(record, BaseModel):
+        return {_yaml_key(name, info): info.annotation for name, info in record.model_fields.items()}
+    if not dataclasses.is_dataclass(record):
+        return {}
+    hints = get_type_hints(record, include_extras=True)
+    return {item.name: hints[item.name] for item in dataclasses.fields(record) if item.init}
+
+
+def literal_values(annotation: Any) -> list[Any]:
+    """The values that the `Literal`s of an annotation allow."""
+    return [
+        value for member in members(annotation) if get_origin(member) is Literal for value in get_args(member)
+    ]
+
+
+def kinds_of(record: type) -> list[Any]:
+    """Values that the key `kind` may have in a record; empty without such a key."""
+    return literal_values(known_fields(record).get("kind", Any))
+
+
+def element(annotation: Any, part: object) -> list[Any]:
+    """The types accepted under a key or an index of a value of this type."""
+    accepted: list[Any] = []
+    for member in members(annotation):
+        origin, arguments = get_origin(member), get_args(member)
+        if is_record(member):
+            field = known_fields(member).get(str(part))
+            accepted += [] if field is None else members(field)
+        elif origin in _MAPPINGS and len(arguments) == 2:
+            accepted += members(arguments[1])
+        elif origin in _SEQUENCES and arguments:
+            accepted += members(_item(arguments, part))
+    return accepted
+
+
+def takes_boolean(alternatives: list[Any]) -> bool:
+    """Whether true and false keep their meaning; a number field would coerce them to 1 and 0."""
+    free = {bool, Any, object, type(None)}
+    if any(member in free and member is not type(None) for member in alternatives):
+        return True
+    return any(isinstance(value, bool) for member in alternatives for value in literal_values(member))
+
+
+def _item(arguments: tuple[Any, ...], part: object) -> Any:
+    """The type of one element; a tuple of fixed length has one per position."""
+    if len(arguments) == 1 or Ellipsis in arguments or not isinstance(part, int):
+        return arguments[0]
+    return arguments[min(part, len(arguments) - 1)]
+
+
+def _yaml_key(name: str, info: Any) -> str:
+    alias = info.validation_alias or info.alias
+    return alias if isinstance(alias, str) else name
+
 
 FOLDERS = {
     "device": "hardware/devices",

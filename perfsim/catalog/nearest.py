@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
-from perfsim.calibration import CollectiveCalibration, ProtocolSegment
-from perfsim.errors import CatalogError
-from perfsim.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, NodeSpec
-from perfsim.workload import PRECISION_BYTES
+from perfsim.base.errors import CatalogError
+from perfsim.specs.calibration import CollectiveCalibration, ProtocolSegment
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, NodeSpec
+from perfsim.specs.recipe import PRECISION_BYTES
 
 if TYPE_CHECKING:
     from perfsim.catalog.reader import Shelf
+
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 

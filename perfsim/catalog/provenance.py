@@ -8,14 +8,22 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from perfsim.calibration import Calibration
-from perfsim.catalog.complaints import complaints
-from perfsim.catalog.compose import covering, values
+from perfsim.base.errors import CatalogError, Problem
 from perfsim.catalog.kinds import classes_of, kind_of
-from perfsim.catalog.nodes import Node, read_yaml
-from perfsim.catalog.reader import LocatedMapping, Neighbourhood, Shelf, read_mapping
-from perfsim.catalog.resolve import Resolver, dotted, matching
-from perfsim.errors import CatalogError, Problem
+from perfsim.catalog.reader import (
+    LocatedMapping,
+    Neighbourhood,
+    Resolver,
+    Shelf,
+    complaints,
+    covering,
+    dotted,
+    matching,
+    read_mapping,
+    values,
+)
+from perfsim.catalog.yaml_tree import Node, read_yaml
+from perfsim.specs.calibration import Calibration
 
 
 @dataclass(frozen=True, slots=True)

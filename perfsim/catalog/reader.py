@@ -2,21 +2,376 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from perfsim.catalog.complaints import complaints, place
-from perfsim.catalog.compose import extend, without
-from perfsim.catalog.kinds import kind_of
+from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
+from perfsim.base.text import did_you_mean
+from perfsim.base.units import YAML_CONTEXT
+from perfsim.catalog.kinds import (
+    element,
+    is_named,
+    is_record,
+    kind_of,
+    kinds_of,
+    known_fields,
+    members,
+    takes_boolean,
+)
 from perfsim.catalog.nearest import calibrated
-from perfsim.catalog.nodes import Mark, Node, read_yaml
-from perfsim.catalog.resolve import Loc, Resolver, matching
-from perfsim.errors import CatalogError, Problem
-from perfsim.units import YAML_CONTEXT
+from perfsim.catalog.yaml_tree import Mark, Node, Scalar, read_yaml
+
+# Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
+#
+# A field whose annotation is a description with its own file (DeviceSpec, LinkSpec, a
+# calibration, a model, a recipe) is written as that file's name, as a path, or as a mapping.
+
+MOST_PROBLEMS = 1000
+"""Of one file; then no more names are looked up."""
+Loc = tuple[object, ...]
+"""Keys and indices that lead to a value."""
+
+RecordT = TypeVar("RecordT")
+
+
+class Library(Protocol):
+    """Supplies named and inline descriptions."""
+
+    def named(self, name: str, classes: Sequence[type]) -> Any:
+        """The description of that name or path; CatalogError where there is none."""
+
+    def inline(self, node: Node, classes: Sequence[type]) -> Any:
+        """The description that another file writes inline."""
+
+
+@dataclass(slots=True)
+class Resolver:
+    """Walks a tree along an annotation and collects its problems."""
+
+    library: Library
+    problems: list[Problem] = field(default_factory=list)
+    failed: list[Loc] = field(default_factory=list)
+    """Paths with a reported problem: pydantic's errors on them are dropped."""
+    references: list[tuple[Loc, Any]] = field(default_factory=list)
+    """Every named description, with the path of the field that names it."""
+
+    def data(self, node: Node, annotation: Any, path: Loc = ()) -> Any:
+        """The data to validate for `node`; None where a problem was reported."""
+        alternatives = members(annotation) if annotation is not None else []
+        named = [member for member in alternatives if is_named(member)]
+        if node.broken and not node.is_mapping:
+            self.failed.append(path)
+            return None
+        # An empty path is the file itself, which is never a reference.
+        if path and named and isinstance(node.value, str):
+            return self._load(node, path, named, lambda: self.library.named(node.text, named))
+        if path and named and node.is_mapping:
+            return self._load(node, path, named, lambda: self.library.inline(node, named))
+        if node.is_mapping:
+            return self._mapping(node, alternatives, path)
+        if isinstance(node.value, list):
+            return [
+                self.data(child, _joined(alternatives, index), (*path, index))
+                for index, child in enumerate(node.value)
+            ]
+        if isinstance(node.value, bool) and alternatives and not takes_boolean(alternatives):
+            self._fail(node, path, f"{node.text} is not a number or a text", "quotes make it text")
+            return None
+        return node.value
+
+    def _mapping(self, node: Node, alternatives: list[Any], path: Loc) -> dict[Any, Any]:
+        records = [member for member in alternatives if is_record(member)]
+        chosen: list[Any] = [member for member in alternatives if not is_record(member)]
+        if records:
+            chosen.append(_best(node, records))
+        return {
+            key: self.data(child, _joined(chosen, key), (*path, key)) for key, child in node.mapping.items()
+        }
+
+    def _load(self, node: Node, path: Loc, named: Sequence[type], load: Callable[[], Any]) -> Any:
+        if len(self.problems) >= MOST_PROBLEMS:
+            self.failed.append(path)
+            return None
+        try:
+            loaded = load()
+        except CatalogError as error:
+            self.failed.append(path)
+            self.problems += [
+                problem if problem.file else node.mark.problem(problem.message, problem.help)
+                for problem in error.problems
+            ]
+            return None
+        if not isinstance(loaded, tuple(named)):
+            expected = " or ".join(name for cls in named for name in kinds_of(cls)) or named[0].__name__
+            kind = getattr(loaded, "kind", type(loaded).__name__)
+            self._fail(node, path, f"`{node.text}` is of kind {kind}; {expected} is expected here")
+            return None
+        self.references.append((path, loaded))
+        return loaded
+
+    def _fail(self, node: Node, path: Loc, message: str, help_text: str = "") -> None:
+        self.failed.append(path)
+        self.problems.append(node.mark.problem(f"{dotted(path)}: {message}", help_text))
+
+
+def dotted(path: Loc) -> str:
+    """A path as messages print it: `memory.capacity`, `candidates[2].system`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def matching(node: Node, classes: Sequence[type[RecordT]]) -> type[RecordT]:
+    """The class that the mapping's key `kind` chooses; a single class needs no such key.
+
+    Raises CatalogError if `kind` is missing or names none of them.
+    """
+    if len(classes) == 1:
+        return classes[0]
+    kinds = {str(kind): cls for cls in classes for kind in kinds_of(cls)}
+    kind_node = node.mapping.get("kind")
+    if kind_node is None:
+        raise CatalogError([node.mark.problem("`kind` is missing", f"one of {', '.join(kinds)}")])
+    if kind_node.text not in kinds:
+        message = f"kind: `{kind_node.text}` is not one of {', '.join(kinds)}"
+        raise CatalogError([kind_node.mark.problem(message, did_you_mean(kind_node.text, kinds))])
+    return kinds[kind_node.text]
+
+
+def _best(node: Node, records: Sequence[type]) -> type:
+    """The record that fits a mapping: by its `kind`, else by the most shared keys."""
+    kind = node.mapping.get("kind")
+    of_kind = [record for record in records if kind and kind.value in kinds_of(record)]
+    shared = [len(known_fields(record).keys() & node.mapping.keys()) for record in records]
+    return of_kind[0] if of_kind else records[shared.index(max(shared))]
+
+
+def _joined(alternatives: list[Any], part: object) -> Any:
+    """The annotation under a key or index as one union; None if it is unknown."""
+    accepted: list[Any] = []
+    for member in alternatives:
+        accepted += element(member, part)
+    return reduce(or_, accepted) if accepted else None
+
+
+# Pydantic's validation errors as problems, with the file's own keys and places.
+
+_MISSING = {"missing", "missing_argument", "missing_keyword_only_argument"}
+_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
+_NOT_A_MAPPING = {"model_type", "dataclass_type", "dict_type", "model_attributes_type", "mapping_type"}
+
+_NOT_A_LIST = {"list_type", "tuple_type"}
+
+
+def complaints(
+    error: ValidationError, model: type[BaseModel], node: Node, reported: Sequence[Loc] = ()
+) -> list[Problem]:
+    """One problem for each validation error, except those at or below a path in `reported`."""
+    problems: dict[Problem, None] = {}
+    known = set(reported)
+    all_details = [(details, _path(details, node)) for details in error.errors(include_url=False)]
+    otherwise = {path for details, path in all_details if details["type"] not in _NOT_A_MAPPING}
+    unlisted = {path for details, path in all_details if details["type"] in _NOT_A_LIST}
+    inner = {path[:length] for _, path in all_details for length in range(len(path))}
+    for details, path in all_details:
+        if details["type"] in _NOT_A_MAPPING and path in otherwise:
+            continue  # a number or a mapping is accepted, and the number has a complaint of its own
+        if details["type"] == "literal_error" and (path in inner or path in unlisted):
+            continue  # a word or a list is accepted; the list or its entries have a complaint of their own
+        if any(path[:length] in known for length in range(len(path) + 1)):
+            continue
+        if node.broken and details["type"] in _MISSING:
+            continue  # the base that could not be read may set the missing key
+        if details["type"] == "too_short" and details["ctx"]["actual_length"] < len(details["input"]):
+            continue  # entries that were refused are not counted, and have complaints of their own
+        problems[_problem(details, model, node, path, with_help=len(problems) < MOST_SHOWN)] = None
+    return list(problems)
+
+
+def place(node: Node, path: Loc, *, of_key: bool = False) -> Mark:
+    """Position of the value (or key) at a path; of the innermost mapping around it where it is absent."""
+    mark = node.mark
+    for part in path:
+        child = _child(node, part)
+        if child is None:
+            return mark
+        mark = node.keys.get(part, child.mark)  # type: ignore[call-overload]
+        if not of_key and not child.mapping:
+            mark = child.mark
+        node = child
+    return mark
+
+
+def _child(node: Node, part: object) -> Node | None:
+    if node.is_mapping:
+        return node.mapping.get(part)  # type: ignore[call-overload, no-any-return]
+    if isinstance(part, int) and part < len(node.sequence):
+        return node.sequence[part]
+    return None
+
+
+def _path(details: ErrorDetails, node: Node) -> Loc:
+    """The error's location without pydantic's own parts: names of union members, `[key]`."""
+    parts: list[object] = []
+    location = details["loc"]
+    for index, part in enumerate(location):
+        child = _child(node, part)
+        absent = index == len(location) - 1 and details["type"] in _MISSING
+        if child is not None:
+            node = child
+        if child is not None or absent:
+            parts.append(part)
+    return tuple(parts)
+
+
+def _problem(
+    details: ErrorDetails, model: type[BaseModel], node: Node, path: Loc, *, with_help: bool
+) -> Problem:
+    kind = details["type"]
+    parent, name = path[:-1], str(path[-1]) if path else ""
+    inside = f" in {dotted(parent)}" if parent else ""
+    if kind in _MISSING:
+        return place(node, path).problem(f"`{name}` is missing{inside}")
+    if kind in _UNKNOWN:
+        help_text = did_you_mean(name, _known_keys(model, parent)) if with_help else ""
+        return place(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
+    of_key = details["loc"][-1:] == ("[key]",)
+    message, help_text = _explain(details)
+    prefix = f"{dotted(path)}: " if path else ""
+    return place(node, path, of_key=of_key).problem(prefix + message, help_text)
+
+
+def _explain(details: ErrorDetails) -> tuple[str, str]:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if {"message", "help"} <= context.keys():
+        return str(context["message"]), str(context["help"])
+    if kind == "value_error":
+        return refused_value(details), ""
+    if kind in {"literal_error", "enum"}:
+        allowed = re.findall(r"'([^']*)'", str(context["expected"])) or [str(context["expected"])]
+        return f"{_shown(value)} is not one of {', '.join(allowed)}", did_you_mean(str(value), allowed)
+    if kind in _NOT_A_MAPPING:
+        return f"{_shown(value)} stands where a mapping (key: value) is expected", ""
+    if kind in _NOT_A_LIST:
+        number = re.match(r"\s*(\d+)\s*\D", value) if isinstance(value, str) else None
+        help_text = f"write the number alone: {number[1]}" if number else "write it in brackets: [...]"
+        return f"{_shown(value)} stands where a list is expected", help_text
+    if kind == "string_type" and isinstance(value, int | float):
+        return f"{_shown(value)} is a number, a text is expected", f'put it in quotes: "{value}"'
+    limit = next((context[key] for key in ("ge", "le") if key in context), None)
+    help_text = "" if limit is None else f"the nearest possible value is {limit:g}"
+    return f"{refused_value(details)}, not {_shown(value)}", help_text
+
+
+def _shown(value: Any) -> str:
+    text = f"`{value}`" if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _known_keys(model: type[BaseModel], path: Loc) -> list[str]:
+    """The keys that a mapping at `path` accepts."""
+    alternatives: list[Any] = [model]
+    for part in path:
+        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
+    records = [member for annotation in alternatives for member in members(annotation) if is_record(member)]
+    return list(dict.fromkeys(key for record in records for key in known_fields(record)))
+
+
+# `extends`: a description written as its differences from another.
+#
+# Nested keys of the child override those of the parent. Provenance follows the value: the child's
+# `sources` and `assumed` cover what it sets, the parent's cover what it inherits.
+
+PROVENANCE = ("sources", "assumed")
+NOT_INHERITED = ("name", "description", "noun")
+META = ("extends", *NOT_INHERITED, *PROVENANCE)
+"""Keys that describe a description; all others are values and need a source or an assumption."""
+
+
+def without(node: Node, *names: str) -> Node:
+    """The mapping without some of its keys."""
+    value = {key: child for key, child in node.mapping.items() if key not in names}
+    return replace(node, value=value)
+
+
+def values(node: Node) -> Node:
+    """The mapping without its meta keys."""
+    return without(node, *META)
+
+
+def extend(child: Node, parent: Node) -> Node:
+    """Merge `child` over `parent`; values and their provenance keep their marks."""
+    merged = _overlay(values(child), values(parent))
+    for name in NOT_INHERITED:
+        if name in child.mapping:
+            _put(merged, name, child)
+    own_paths = {path for path, _ in values(child).leaves()}
+    inner = {prefix for path in own_paths for prefix in _prefixes(path)}
+    inherited_paths = [
+        path
+        for path, _ in values(parent).leaves()
+        if path not in inner and not any(prefix in own_paths for prefix in _prefixes(path))
+    ]
+    for name in PROVENANCE:
+        table = _inherited(parent.mapping.get(name), inherited_paths)
+        own = child.mapping.get(name)
+        if own is not None and not own.is_mapping:
+            _put(merged, name, child)
+            continue
+        if own is not None:
+            table = replace(own, value={**table.mapping, **own.mapping}, keys={**table.keys, **own.keys})
+        if table.mapping:
+            merged.mapping[name] = table
+            merged.keys[name] = child.keys.get(name, table.mark)
+    return merged
+
+
+def covering(path: str, table: Node | None) -> str:
+    """The longest key of a provenance table that covers a dotted path; "" if none does."""
+    return next((prefix for prefix in _prefixes(path) if prefix in table.mapping), "") if table else ""
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """A dotted path and the paths that lead to it, the longest first."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _overlay(child: Node, parent: Node) -> Node:
+    if not (child.is_mapping and parent.is_mapping):
+        return child
+    result: dict[Scalar, Node] = dict(parent.mapping)
+    for key, node in child.mapping.items():
+        result[key] = _overlay(node, result[key]) if key in result else node
+    return Node(child.mark, result, keys={**parent.keys, **child.keys})
+
+
+def _put(merged: Node, name: str, origin: Node) -> None:
+    merged.mapping[name] = origin.mapping[name]
+    merged.keys[name] = origin.keys[name]
+
+
+def _inherited(table: Node | None, paths: list[str]) -> Node:
+    """The parent's provenance for these paths, one entry each."""
+    if table is None:
+        return Node(Mark(""), {})
+    entries: dict[Scalar, Node] = {}
+    keys: dict[Scalar, Mark] = {}
+    for path in paths:
+        if key := covering(path, table):
+            entries[path], keys[path] = table.mapping[key], table.keys[key]
+    return Node(table.mark, entries, keys=keys)
+
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 

@@ -20,12 +20,11 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from perfsim.calibration import Calibration
-from perfsim.catalog.annotations import is_record, kinds_of, known_fields, members
-from perfsim.catalog.kinds import kind_of
-from perfsim.hardware import SystemSpec, system_classes
-from perfsim.spec import CatalogSpec
-from perfsim.units import Dimension, quantity_pattern
+from perfsim.base.spec import CatalogSpec
+from perfsim.base.units import Dimension, quantity_pattern
+from perfsim.catalog.kinds import is_record, kind_of, kinds_of, known_fields, members
+from perfsim.specs.calibration import Calibration
+from perfsim.specs.hardware import SystemSpec, system_classes
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 EXTENDS = {

@@ -13,26 +13,25 @@ from typing import Any, NoReturn
 import click
 
 from perfsim import __version__
-from perfsim.cli.calibrate import calibrate
-from perfsim.cli.check import check
+from perfsim.base.errors import InputError, PerfsimError
+from perfsim.base.plug_ins import blamed
+from perfsim.base.text import nearest
+from perfsim.cli.ask import plan, run, study, sweep
 from perfsim.cli.completion import completion
-from perfsim.cli.diff import diff
-from perfsim.cli.explain import explain
-from perfsim.cli.importing import import_
-from perfsim.cli.init import init
 from perfsim.cli.output import refuse, write_error
-from perfsim.cli.plan import plan
-from perfsim.cli.prove import prove
-from perfsim.cli.run import run
-from perfsim.cli.schema import schema
-from perfsim.cli.show import show
-from perfsim.cli.study import study
-from perfsim.cli.sweep import sweep
-from perfsim.cli.validate import validate
-from perfsim.cli.why import why
-from perfsim.errors import InputError, PerfsimError
-from perfsim.plug_ins import blamed
-from perfsim.suggest import nearest
+from perfsim.cli.tools import (
+    calibrate,
+    check,
+    diff,
+    explain,
+    import_,
+    init,
+    prove,
+    schema,
+    show,
+    validate,
+    why,
+)
 
 INTERRUPTED = 130
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -65,7 +65,7 @@ BASH = (
 """What makes click's script for bash complete `--layout tp=8,pp=`: bash takes `=` for the end of a word."""
 
 
-EXAMPLES = """\b
+COMPLETION_EXAMPLES = """\b
 Once, in your shell:
   bash:  perfsim completion bash > ~/.perfsim-complete && echo '. ~/.perfsim-complete' >> ~/.bashrc
   zsh:   perfsim completion zsh > ~/.perfsim-complete && echo '. ~/.perfsim-complete' >> ~/.zshrc
@@ -73,7 +73,7 @@ Once, in your shell:
 """
 
 
-@click.command(cls=Verb, short_help="Print what completes names in your shell.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Print what completes names in your shell.", epilog=COMPLETION_EXAMPLES)
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print a script that completes verbs, options, models, systems and studies in SHELL."""

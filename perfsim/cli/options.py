@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
+from perfsim.base.files import check_file
+from perfsim.base.spec import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.completion import complete, complete_layout, studies
-from perfsim.cli.progress import metered
-from perfsim.files import check_file
-from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.cli.output import metered
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

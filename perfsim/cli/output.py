@@ -1,4 +1,4 @@
-"""How every verb prints: JSON for programs, lines for people, progress on standard error."""
+"""One bar on a terminal for whatever takes longer than two seconds; lines now and then in a log."""
 
 from __future__ import annotations
 
@@ -7,15 +7,175 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from perfsim.cli.progress import present_meter
-from perfsim.errors import PerfsimError
+from perfsim.base.errors import PerfsimError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+SECONDS_BEFORE_A_BAR = 2.0
+SECONDS_BETWEEN_DRAWINGS = 0.1
+SECONDS_IN_A_LOG = 30.0
+_COUNTED = re.compile(r"([\d,]+) of ([\d,]+) ([^:,]*)")
+"""`12 of 26 points, about 10 s left`; `0 of 4 candidates: 3d on 8 A100-80GB`."""
+
+
+class Meter:
+    """Shows how far a verb is, with rate and remaining time.
+
+    It draws only when it is told something, so that no thread runs beside processes that are forked; a
+    process that inherits it shows nothing.
+    """
+
+    def __init__(self) -> None:
+        self.quiet = False
+        self.started_s = self.shown_s = time.monotonic()
+        self.owner = os.getpid()
+        self.counts_items = False
+        self.step = _Step(self.started_s)
+        self.bar: Progress | None = None
+        self.row: TaskID | None = None
+
+    def tell(self, message: str) -> None:
+        """Say what is being computed; a message that begins with `3 of 26 points` moves the bar."""
+        counted = _COUNTED.match(message)
+        if counted is None:
+            self._draw(message, None, None)
+            return
+        done, total = (int(number.replace(",", "")) for number in counted.groups()[:2])
+        self.counts_items = True
+        self._draw(message.partition(": ")[2] or counted[3], done, total)
+
+    def items(self, done: int, total: int) -> None:
+        """So many of the items of a verb, such as published runs, are computed."""
+        self.counts_items = True
+        self._draw("runs", done, total)
+
+    def tasks(self, ended: int, total: int) -> None:
+        """So many tasks of the present simulation have ended; a verb of many items shows those instead.
+
+        A verb that simulates many short steps shows how many tasks it has simulated in all.
+        """
+        long = self.step.lasts(ended, total)
+        if not sys.stderr.isatty():
+            self._log(f"{ended:,} of {total:,} tasks simulated")
+        elif not self.counts_items:
+            self._draw(*(("tasks of a step", ended, total) if long else ("tasks", self.step.all_tasks, None)))
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None and os.getpid() == self.owner:
+            self.bar.stop()
+            self.bar = self.row = None
+
+    def _log(self, line: str) -> None:
+        now_s = time.monotonic()
+        if not self.quiet and now_s - self.shown_s >= SECONDS_IN_A_LOG and os.getpid() == self.owner:
+            self.shown_s = now_s
+            click.echo(line, err=True)
+
+    def _draw(self, words: str, done: int | None, total: int | None) -> None:
+        now_s = time.monotonic()
+        early = now_s - self.started_s < SECONDS_BEFORE_A_BAR
+        if self.quiet or early or not sys.stderr.isatty() or os.getpid() != self.owner:
+            return
+        if self.bar is not None and now_s - self.shown_s < SECONDS_BETWEEN_DRAWINGS and done != total:
+            return
+        self.shown_s = now_s
+        bar, row = self.bar or _new_bar(), self.row
+        if self.bar is None:
+            self.bar = bar
+            bar.start()
+        if row is not None and (bar.tasks[-1].total is None) != (total is None):
+            bar.remove_task(row)  # its rate is of other things
+            row = None
+        self.row = bar.add_task(words, total=total) if row is None else row
+        bar.update(self.row, description=words, completed=done, total=total)
+        bar.refresh()
+
+
+class _Step:
+    """The simulation that goes on, and how many tasks have ended in all of them."""
+
+    def __init__(self, now_s: float) -> None:
+        self.began_s = now_s
+        self.ended = self.total = self.before = 0
+
+    def lasts(self, ended: int, total: int) -> bool:
+        """Take so many tasks as ended; whether this simulation takes long enough for a bar of its own."""
+        if total != self.total or ended <= self.ended:
+            self.began_s, self.before, self.total = time.monotonic(), self.all_tasks, total
+        self.ended = ended
+        return time.monotonic() - self.began_s >= SECONDS_BEFORE_A_BAR
+
+    @property
+    def all_tasks(self) -> int:
+        """Tasks that have ended, of this simulation and those before."""
+        return self.before + self.ended
+
+
+def _new_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """Items a second, once it is known."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            digits = "{:,.0f}/s" if speed and speed >= 100 else "{:.3g}/s"
+            return Text(digits.format(speed) if speed else "")
+
+    class Count(ProgressColumn):
+        """How many are done, of how many where that is known."""
+
+        def render(self, task: Task) -> Text:
+            of = "" if task.total is None else f"/{task.total:,.0f}"
+            return Text(f"{task.completed:,.0f}{of}")
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        Count(),
+        Rate(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+    )
+
+
+_RUNNING: list[Meter] = []
+
+
+@contextmanager
+def metered() -> Iterator[Meter]:
+    """The meter of a verb, while it runs."""
+    meter = Meter()
+    _RUNNING.append(meter)
+    try:
+        yield meter
+    finally:
+        _RUNNING.pop()
+        meter.stop()
+
+
+def present_meter() -> Meter:
+    """The meter of the verb that runs."""
+    return _RUNNING[-1] if _RUNNING else Meter()
+
+
+# How every verb prints: JSON for programs, lines for people, progress on standard error.
 
 
 def refuse(message: str, code: int) -> NoReturn:
@@ -83,7 +243,7 @@ def print_lines(lines: Sequence[str]) -> None:
 
 def print_prose(*sentences: str) -> None:
     """Sentences for a person, in lines that fit the terminal."""
-    from perfsim.report.terminal.layout import paragraph, terminal_width
+    from perfsim.report.terminal import paragraph, terminal_width
 
     width = terminal_width()
     print_lines([line for sentence in sentences for line in paragraph(sentence, width)])

@@ -1,23 +1,31 @@
-"""Time to a target: optimizer steps times step time, each with its band, and the batch that makes it least.
+"""A run whose batch grows: steps, tokens and seconds summed over segments of progress.
 
-    TTA(B) = S(B) t_step(B) / G,   S(B) = D_min (1/B + 1/B_crit),   G goodput
+The hyperbola is exact at a fixed batch. A segment that makes the share s of the progress at batch B, with a
+critical batch of its own, takes
 
-Three errors combine in quadrature in log time: B_crit divided or multiplied by its band factor,
-ln(1 + step_time_error) and ln(1 + d_min_error). Low and high ends are computed separately, because the
-band of B_crit is not symmetric in time. All are 90 % bands of independent errors; `ratio_band` is for two
-answers, which share B_crit, and on one machine a part of the step-time error.
+    dS = s D_min (1 / B + 1 / B_crit),   dE = B dS,   dT = dS t_step(B)
+
+(McCandlish et al. 2018, arXiv 1812.06162: steps and examples add up over a run.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.hyperbola import examples, overhead, steps_for_tokens
+from perfsim.base.errors import InputError
+from perfsim.convergence.critical_batch import CriticalBatch, examples, overhead, steps, steps_for_tokens
 from perfsim.convergence.uncertain import require_positive
-from perfsim.errors import InputError
+
+# Time to a target: optimizer steps times step time, each with its band, and the batch that makes it least.
+#
+#     TTA(B) = S(B) t_step(B) / G,   S(B) = D_min (1/B + 1/B_crit),   G goodput
+#
+# Three errors combine in quadrature in log time: B_crit divided or multiplied by its band factor,
+# ln(1 + step_time_error) and ln(1 + d_min_error). Low and high ends are computed separately, because the
+# band of B_crit is not symmetric in time. All are 90 % bands of independent errors; `ratio_band` is for two
+# answers, which share B_crit, and on one machine a part of the step-time error.
 
 WEAK_BELOW = 0.2
 STRONG_ABOVE = 0.5
@@ -216,3 +224,41 @@ def split_speedup(
     )
     statistical = examples_small / examples_large
     return SpeedupSplit(statistical, speedup / (device_ratio * statistical))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a run at one batch."""
+
+    share: float
+    """Of the progress: of the tokens that small batches would need."""
+    batch_tokens: float
+    step_time_s: float
+    b_crit_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class RampedRun:
+    """A whole run over its segments."""
+
+    steps: float
+    examples_tokens: float
+    time_s: float
+
+
+def ramped(segments: Sequence[Segment], d_min_tokens: float) -> RampedRun:
+    """The run that these segments make. InputError unless their shares sum to 1."""
+    if abs(sum(segment.share for segment in segments) - 1.0) > 1e-9:
+        raise InputError(
+            f"the segments of a ramp sum to {sum(s.share for s in segments):g} of the run, not 1"
+        )
+    counts = [
+        segment.share * steps(segment.batch_tokens, d_min_tokens, segment.b_crit_tokens)
+        for segment in segments
+    ]
+    pairs = list(zip(counts, segments, strict=True))
+    return RampedRun(
+        steps=sum(counts),
+        examples_tokens=sum(count * segment.batch_tokens for count, segment in pairs),
+        time_s=sum(count * segment.step_time_s for count, segment in pairs),
+    )

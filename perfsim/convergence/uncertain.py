@@ -12,7 +12,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from perfsim.errors import InputError
+from perfsim.base.errors import InputError
 
 FloatArray = npt.NDArray[np.float64]
 Z_90 = NormalDist().inv_cdf(0.95)

@@ -26,8 +26,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfsim.calibration import GemmConstants, GpuCalibration
-from perfsim.errors import InputError
+from perfsim.base.errors import InputError
+from perfsim.specs.calibration import GemmConstants, GpuCalibration
 
 Array = NDArray[np.float64]
 

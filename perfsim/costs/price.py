@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.errors import InputError
-from perfsim.graph import RankGroup, TaskGraph, Work
-from perfsim.transformer import Kernel
+from perfsim.base.errors import InputError
+from perfsim.work import RankGroup, TaskGraph, Work
+from perfsim.work.kernels import Kernel
 
 
 class Shares(NamedTuple):

@@ -1,23 +1,211 @@
-"""Seconds of work on a wafer cluster.
+"""Seconds of work where weights stream to GPUs: compute as on any GPU, streams as on a wafer cluster.
 
-Compute takes its FLOPs at the measured efficiency of a software release, plus movement over the mesh of
-cores (`perfsim.costs.mesh`); movement around a wafer is priced by `perfsim.costs.streams`.
+ZeRO 3 with its parameters in an external store is weight streaming: MemoryX broadcasts a layer through
+SwarmX, each GPU computes its slice of the batch, and gradients are summed on the way back.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from perfsim.calibration import WaferCalibration
-from perfsim.costs.gpu import peak_flop_per_s
-from perfsim.costs.mesh import MeshCosts
+from perfsim.base.errors import CatalogError
+from perfsim.costs.gpu import GpuKernels, peak_flop_per_s
 from perfsim.costs.price import Costs
-from perfsim.costs.streams import StreamCosts
-from perfsim.errors import CatalogError
-from perfsim.graph import Work
-from perfsim.topology import WaferTree
-from perfsim.transformer import Kernel
-from perfsim.workload import TrainingRecipe
+from perfsim.network import WaferTree
+from perfsim.specs.calibration import WaferCalibration
+from perfsim.specs.recipe import TrainingRecipe
+from perfsim.work import Work
+from perfsim.work.kernels import Kernel
+
+# Matrix products on a square mesh of cores, and the movement over the links of the mesh.
+#
+# A product of (m, k) by (k, n) keeps its left operand stationary, spread over the mesh: tokens along one
+# axis,
+# features along the other. The right operand (k n elements) moves along one axis, the partial sums
+# (m n) along the other. With c cores, c^0.5 in a row, each link carries (k + m) n / c^0.5 elements:
+#
+#     seconds = 2 m n k / (e P) + (m + k) n / c^0.5 t        e P FLOP/s reached, t seconds per element and
+# link
+#
+# This is the communication of SUMMA [van de Geijn, Watts 1997] with one stationary operand. FLOPs grow with
+# all three sides of a product and movement with two, so utilisation falls for smaller layers: by 1/(1 + t e
+# P
+# /(2 c^0.5 k)) for many tokens. A batch of b products (attention heads) divides the mesh into b squares
+# with c^0.5 / b^0.5 cores in a row, which work in parallel: (m + k) n b^0.5 / c^0.5 t. Experts take the
+# whole
+# mesh one after another, as their weights arrive: b (m + k) n / c^0.5 t with m rows of one expert. Their
+# FLOPs
+# are those of the k experts of a token, the movement that of all, so their intensity is k / E of a dense
+# MLP's.
+#
+# Kernels that are not matrix products read and write SRAM at its full rate.
+
+
+@dataclass(frozen=True)
+class MeshCosts:
+    """Prices kernels on one wafer."""
+
+    flop_per_s: float
+    """FLOP/s of the arithmetic of a matrix product without movement: e P."""
+    link_s_per_element: float
+    cores: int
+    sram_bytes_per_s: float
+
+    def duration_s(self, kernels: Iterable[Kernel]) -> float:
+        """Seconds of kernels that run one after another."""
+        return sum(self.kernel_s(kernel) for kernel in kernels)
+
+    def kernel_s(self, kernel: Kernel) -> float:
+        """Seconds of one kernel."""
+        if kernel.op != "gemm":
+            return kernel.bytes_accessed / self.sram_bytes_per_s
+        return kernel.flop / self.flop_per_s + self.movement_s(kernel)
+
+    def movement_s(self, kernel: Kernel) -> float:
+        """Seconds of a product to move its right operand and partial sums over the mesh."""
+        elements = (kernel.m + kernel.k) * kernel.n
+        share = kernel.batch if kernel.grouped else math.sqrt(kernel.batch)
+        return elements * share / math.sqrt(self.cores) * self.link_s_per_element
+
+    def weights_s(self, kernels: Iterable[Kernel]) -> float:
+        """Seconds to move streamed weights and their gradients over the mesh, independent of tokens."""
+        streamed = [kernel for kernel in kernels if kernel.partition == "streamed"]
+        elements = sum(
+            (kernel.m if kernel.weight_gradient else kernel.k) * kernel.n * kernel.batch
+            for kernel in streamed
+        )
+        return elements / math.sqrt(self.cores) * self.link_s_per_element
+
+
+# Seconds of movement around a wafer: weights, gradients, samples, spilled activations, updates.
+#
+# Weights and gradients cross the tree at line rate: a layer occupies MemoryX and the tree for its bytes
+# over the bandwidth of the slowest link, and its first byte takes one hop and one chunk per level. MemoryX
+# has
+# many weight servers: all of them send, read and update a layer that is sharded over them; a layer on a
+# single
+# server moves at the rate of that server. An update takes the longer of its memory traffic and its
+# arithmetic.
+#
+# Not counted: adding the gradients of micro-batches in MemoryX. That moves 10 B per parameter in DRAM for 2
+# B
+# on the wire, which is hidden where a server's DRAM is five times as fast as its port (12 times on CS-2).
+
+
+class StreamCosts:
+    """Prices movement on one wafer cluster."""
+
+    def __init__(self, topology: WaferTree) -> None:
+        system = self.system = topology.system
+        store, rated = system.memoryx, topology.edges.rated
+        self.shares = store.servers if store.placement == "sharded" else 1
+        """Servers that work on one layer."""
+        self.rated_bytes_per_s = rated
+        """Capacity of a link by its kind."""
+        self.part_bytes_per_s = {
+            "io": rated["io"],
+            "swarmx": rated["swarmx"],
+            "memoryx": rated["memoryx"],
+            "server": self.shares * rated["server"],
+            "dram": self.shares * rated["dram"],
+        }
+        """The most that each kind of link on the way of a layer carries."""
+        self.update_bytes_per_s = self.part_bytes_per_s["dram"]
+        self.tree_bytes_per_s = min(rated["swarmx"], rated["io"])
+        self.stream_bytes_per_s = min(self.part_bytes_per_s.values())
+        feeders_bytes_per_s = system.activation_servers.per_system * rated["feed"]
+        self.feed_bytes_per_s = min(feeders_bytes_per_s, rated["io"])
+        self._path_s = topology.route_seconds("memoryx", 0)
+        self._depth = topology.tree_depth
+
+    def duration_s(self, work: Work) -> float | None:
+        """Seconds of one task that moves; None for one that computes."""
+        match work.op:
+            case "memoryx_read":
+                return work.comm_bytes / self.stream_bytes_per_s
+            case "broadcast":
+                return self.tree_latency_s(work.comm_bytes)
+            case "memoryx_update":
+                return self.update_s(work.comm_bytes, work.flop)
+            case "flash_read" | "flash_write":
+                return work.comm_bytes / self.flash_bytes_per_s()
+            case "samples" | "spill" | "fetch":
+                return work.comm_bytes / self.feed_bytes_per_s
+        return self._reduce_s(work) if work.op.startswith("reduce") else None
+
+    def _reduce_s(self, work: Work) -> float:
+        """A gradient up to MemoryX or SwarmX; only its last chunk shows the latency of the hops."""
+        rate = self.tree_bytes_per_s if work.op.startswith("reduce_in_tree") else self.stream_bytes_per_s
+        latency_s = 0.0 if work.op.endswith("_part") else self.tree_latency_s(work.comm_bytes)
+        return work.comm_bytes / rate + latency_s
+
+    def tree_latency_s(self, n_bytes: float) -> float:
+        """First byte between MemoryX and a system: the hops of its path and a chunk per level."""
+        forwarded = min(self.system.swarmx.chunk, n_bytes)
+        return self._path_s + self._depth * forwarded / self.rated_bytes_per_s["swarmx"]
+
+    def update_s(self, n_bytes: float, flop: float) -> float:
+        """The optimizer on the servers that hold the layer: the longer of traffic and arithmetic."""
+        arithmetic = self.system.memoryx.server.arithmetic
+        return max(n_bytes / self.rated_bytes_per_s["dram"], flop / arithmetic) / self.shares
+
+    def flash_bytes_per_s(self) -> float:
+        """Flash bandwidth of the servers that hold a layer, when it only reads or only writes."""
+        if "flash" not in self.rated_bytes_per_s:
+            raise CatalogError(f"{self.system.name}: MemoryX has no flash")
+        return self.shares * self.rated_bytes_per_s["flash"]
+
+
+# The roofline of weight streaming: the tokens from which compute hides the streaming of weights.
+#
+# A weight crosses the link in b / B seconds and is used once per token, in 2 / (e P) seconds. Streaming is
+# hidden where T tokens take longer than the weight:
+#
+#     T >= e P b / (2 B)        e efficiency, P peak FLOP/s, b bytes a weight, B bytes/s of the link
+#
+# Sparsity cancels, except for the index of each weight, which is part of b. At 7.48 PFLOP/s, 2 bytes and
+# 150 GB/s these are 49,867 tokens; a Model Zoo configuration of GPT-3 13B (release 1.7.1) asks for more
+# than 24
+# sequences of 2,048 tokens, 49,152.
+
+HIDES = {"link": "a layer's weights", "flash": "what flash moves", "update": "the updates"}
+"""What the compute of tokens hides, by lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingRoof:
+    """The tokens of a micro-batch on one system, compared with those that hide streaming."""
+
+    tokens: float
+    """Tokens of a micro-batch on a system."""
+    hidden_from_tokens: float
+    """With fewer tokens, a layer's weights arrive after the previous layer is done (weight stall)."""
+    formula_tokens: float
+    """e P b / (2 B): the same without attention and movement over the mesh."""
+    lane: str = "link"
+    """The lane that needs most tokens to be hidden: link, flash or update."""
+
+
+def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float) -> float:
+    """The tokens T of the formula above; `flop_per_s` is e P."""
+    return flop_per_s * weight_bytes / (2.0 * link_bytes_per_s)
+
+
+def hidden_from_tokens(tokens: float, use_s: float, fixed_s: float, load_s: float) -> float:
+    """The tokens that hide streaming, with attention and movement over the mesh.
+
+    A layer uses its weights for `use_s` on `tokens` tokens, which is linear in tokens and `fixed_s` for none;
+    its weights take `load_s` to arrive. 0 where the fixed time alone hides them.
+    """
+    return max(0.0, load_s - fixed_s) / ((use_s - fixed_s) / tokens)
+
+
+# Seconds of work on a wafer cluster.
+#
+# Compute takes its FLOPs at the measured efficiency of a software release, plus movement over the mesh of
+# cores (`perfsim.costs.mesh`); movement around a wafer is priced by `perfsim.costs.streams`.
 
 PEAK = "peak"
 """The software release of an ideal machine."""
@@ -114,3 +302,20 @@ def _number(release: str) -> tuple[int, ...]:
         return tuple(int(part) for part in digits)
     except ValueError:
         raise CatalogError(f"software release {release!r} is not of the form r2.0") from None
+
+
+class StreamedGpuCosts(Costs):
+    """Prices classes of work for one recipe on GPUs under a SwarmX tree."""
+
+    def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
+        self.kernels = GpuKernels(topology.system, recipe, topology.num_devices)
+        self.streams = StreamCosts(topology)
+
+    def kernel_s(self, kernel: Kernel, /) -> float:
+        """Seconds of one kernel on a GPU."""
+        return self.kernels.kernel_s(kernel)
+
+    def duration_s(self, work: Work) -> float:
+        """Seconds of one task of this class. Zeros in weights save movement but no arithmetic."""
+        moving_s = self.streams.duration_s(work)
+        return work.share * self.kernels.compute_s(work) if moving_s is None else moving_s

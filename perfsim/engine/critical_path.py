@@ -6,12 +6,11 @@ from functools import partial
 
 import numpy as np
 
-from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
+from perfsim.engine.calendar import Floats, Ticks, in_seconds, on_exact_grid
 from perfsim.engine.limits import present_limits
-from perfsim.graph import TaskGraph
-from perfsim.graph.chains import Pairs
-from perfsim.graph.ragged import Ints
-from perfsim.trace import Trace
+from perfsim.engine.trace import Trace
+from perfsim.work import TaskGraph
+from perfsim.work.graph import Ints, Pairs
 
 ROWS_AT_ONCE = 1 << 16
 """Rows between two checks of the limits."""

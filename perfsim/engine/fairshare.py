@@ -9,15 +9,235 @@ ones.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from perfsim.base.errors import GraphError
 from perfsim.engine.calendar import Calendar
-from perfsim.engine.max_min import TOLERANCE, fill, fill_one_link
-from perfsim.engine.path_class import Flow, OnDone, PathClass
-from perfsim.errors import GraphError
+
+# Flows with the same route and nominal speed: they always run at one rate and share one clock.
+#
+# A flow that was never slowed ends exactly at its start plus its duration; such ends have their own heap.
+# Once the class is slowed, a flow ends when the class's service clock, in seconds at nominal speed, reaches
+# the flow's mark.
+
+OnDone = Callable[[], None]
+Waiting = tuple[float, int, int, OnDone]
+"""End of a flow (a time or a mark), its number, its weight and its callback."""
+
+
+class Flow(NamedTuple):
+    """The load of one communication on the network.
+
+    `route` holds link ids, one entry each time a link is crossed. `bytes_per_s` is the nominal speed,
+    reached when nothing else uses the links, and never exceeded. `weight` is how many identical flows
+    this one stands for: each of them crosses the whole route at the rate of the class.
+    """
+
+    route: tuple[int, ...]
+    bytes_per_s: float
+    weight: int = 1
+
+
+class PathClass:
+    """The live flows of one class and their service clock."""
+
+    __slots__ = (
+        "bytes_per_s",
+        "change",
+        "ends",
+        "fraction",
+        "index",
+        "links",
+        "marks",
+        "new",
+        "next_s",
+        "service_s",
+        "since_s",
+        "weight",
+    )
+
+    def __init__(self, index: int, route: Iterable[int], bytes_per_s: float) -> None:
+        self.index = index
+        self.links = tuple(sorted(Counter(route).items()))
+        self.bytes_per_s = bytes_per_s
+        self.fraction = 1.0
+        self.weight = 0
+        self.change = 0
+        """Change of the weight at this instant, not yet applied."""
+        self.new: list[tuple[float, int, int, OnDone]] = []
+        """Flows that began at this instant: duration, number, weight, callback."""
+        self.ends: list[Waiting] = []
+        self.marks: list[Waiting] = []
+        self.next_s = math.inf
+        """When the next flow ends at the present rate."""
+        self.service_s = 0.0
+        self.since_s = 0.0
+
+    def advance(self, now_s: float) -> None:
+        """Advance the service clock to `now_s` at the present rate."""
+        if now_s > self.since_s:
+            self.service_s += self.fraction * (now_s - self.since_s)
+            self.since_s = now_s
+
+    def settle(self, fraction: float, now_s: float, grid_s: float) -> float:
+        """Run at `fraction` of the nominal speed from now on; returns when the next flow will end."""
+        self.advance(now_s)
+        self.fraction = fraction
+        if fraction < 1.0:
+            service_s, marks = self.service_s, self.marks
+            if self.ends:  # slowed for the first time: exact ends become marks of the service clock
+                for end_s, number, weight, on_done in self.ends:
+                    heappush(marks, (service_s + (end_s - now_s), number, weight, on_done))
+                self.ends.clear()
+            for duration_s, number, weight, on_done in self.new:
+                heappush(marks, (service_s + duration_s, number, weight, on_done))
+        else:
+            for duration_s, number, weight, on_done in self.new:
+                heappush(self.ends, (now_s + duration_s, number, weight, on_done))
+        self.new.clear()
+        next_s = self.ends[0][0] if self.ends else math.inf
+        if self.marks and fraction > 0:
+            mark_s = self._mark_s(grid_s)
+            if mark_s < next_s:
+                next_s = mark_s
+        self.next_s = next_s
+        return next_s
+
+    def _mark_s(self, grid_s: float) -> float:
+        """Time at which the service clock reaches the first mark at the present rate."""
+        left_s = self.marks[0][0] - self.service_s
+        end_s = self.since_s + left_s / self.fraction if left_s > 0.0 else self.since_s
+        return math.ceil(end_s / grid_s) * grid_s if grid_s else end_s
+
+    def take_done(self, now_s: float, grid_s: float) -> list[Waiting]:
+        """Remove and return the flows that have ended; equal ends come in the order of their start."""
+        done = []
+        while self.ends and self.ends[0][0] <= now_s:
+            done.append(heappop(self.ends))
+        marks = self.marks
+        if marks and self.fraction > 0:
+            is_due = self._mark_s(grid_s) <= now_s  # before `advance`, whose rounding may miss the mark
+            self.advance(now_s)
+            if is_due:
+                done.append(heappop(marks))
+            while marks and marks[0][0] <= self.service_s:
+                done.append(heappop(marks))
+        return done
+
+
+# Max-min fair rates: no rate can grow without lowering one that is no larger.
+#
+# Progressive filling raises all rates together and fixes the rate of a flow when it reaches its cap or
+# when a link on its route is full. D. Bertsekas and R. Gallager, Data Networks, 2nd edition (1992), section
+# 6.5.2.
+
+Floats = NDArray[np.float64]
+Loads = Sequence[Sequence[tuple[int, int]]]
+"""For each class: (link, load per unit of the class's rate), for links that may bind."""
+
+TOLERANCE = 1e-9
+"""A link is contended when its demand exceeds its capacity by more than this fraction."""
+VECTOR_CLASSES = 64
+"""From this many classes on NumPy is faster than a Python loop; both give bitwise equal rates."""
+
+
+def fill(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
+    """Rate of each class, given its loads and its cap, and the capacity of every link by id."""
+    if len(loads) == 1:
+        return [min([caps[0], *(capacity[link] / units for link, units in loads[0])])]
+    if len(loads) < VECTOR_CLASSES:
+        return fill_by_loop(loads, caps, capacity)
+    return fill_by_numpy(loads, caps, capacity)
+
+
+def fill_one_link(units: list[int], caps: list[float], capacity: float) -> list[float]:
+    """`fill_by_loop` for one link: a class whose cap is below the equal share gets its cap."""
+    rates = list(caps)
+    live = list(range(len(caps)))
+    while live:
+        share = capacity / sum([units[c] for c in live])
+        waiting = [c for c in live if caps[c] > share]
+        if len(waiting) == len(live):
+            for c in live:
+                rates[c] = share
+            break
+        taken = 0.0  # a plain loop adds in the same order as `fill_by_loop`, so results are bitwise equal
+        for c in live:
+            if caps[c] <= share:
+                taken += units[c] * caps[c]
+        capacity = max(0.0, capacity - taken)
+        live = waiting
+    return rates
+
+
+def fill_by_loop(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
+    """Progressive filling, class by class.
+
+    A round fixes a class at its cap, if no link allows it less, or at a link's equal share, if that is
+    the tightest limit of every class on the link; so the shares of later rounds never shrink.
+    """
+    left = {link: capacity[link] for row in loads for link, _ in row}
+    rates = list(caps)
+    live = [c for c, row in enumerate(loads) if row]
+    while live:
+        load = dict.fromkeys(left, 0)
+        for c in live:
+            for link, units in loads[c]:
+                load[link] += units
+        share = {link: left[link] / units if units else math.inf for link, units in load.items()}
+        limit = {c: min(caps[c], *(share[link] for link, _ in loads[c])) for c in live}
+        tightest = dict.fromkeys(left, math.inf)
+        for c in live:
+            for link, _ in loads[c]:
+                tightest[link] = min(tightest[link], limit[c])
+        taken = dict.fromkeys(left, 0.0)
+        waiting = []
+        for c in live:
+            if limit[c] < caps[c] and not any(limit[c] == share[k] == tightest[k] for k, _ in loads[c]):
+                waiting.append(c)
+                continue
+            rates[c] = limit[c]
+            for link, units in loads[c]:
+                taken[link] += units * limit[c]
+        left = {link: max(0.0, room - taken[link]) for link, room in left.items()}
+        live = waiting
+    return rates
+
+
+def fill_by_numpy(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
+    """`fill_by_loop` vectorised for many classes, with the same order of additions."""
+    names = sorted({link for row in loads for link, _ in row})
+    index = {link: i for i, link in enumerate(names)}
+    left = np.array([capacity[link] for link in names], dtype=np.float64)
+    cap = np.array(caps, dtype=np.float64)
+    rates = cap.copy()
+    owner = np.array([c for c, row in enumerate(loads) for _ in row], dtype=np.intp)
+    link = np.array([index[name] for row in loads for name, _ in row], dtype=np.intp)
+    units = np.array([unit for row in loads for _, unit in row], dtype=np.float64)
+    while len(owner):
+        load = np.bincount(link, weights=units, minlength=len(left))
+        share = np.divide(left, load, out=np.full(len(left), np.inf), where=load > 0)
+        limit = cap.copy()
+        np.minimum.at(limit, owner, share[link])
+        tightest = np.full(len(left), np.inf)
+        np.minimum.at(tightest, link, limit[owner])
+        settled = limit == cap
+        binds = (limit[owner] == share[link]) & (share[link] == tightest[link])
+        settled[owner[binds]] = True
+        done = settled[owner]
+        rates[owner[done]] = limit[owner[done]]
+        taken = np.bincount(link[done], weights=units[done] * limit[owner[done]], minlength=len(left))
+        left = np.maximum(0.0, left - taken)
+        owner, link, units = owner[~done], link[~done], units[~done]
+    return [float(rate) for rate in rates]
+
 
 _INDEX = attrgetter("index")
 
@@ -203,6 +423,3 @@ class FairShare:
                 self.calendar.take_back(before_s, path)
             if next_s < math.inf:
                 self.calendar.at(next_s, path, self._finish)
-
-
-__all__ = ["FairShare", "Flow", "PathClass"]

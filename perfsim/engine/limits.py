@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from perfsim.errors import LimitError
+from perfsim.base.errors import LimitError
 
 Tell = Callable[[int, int], None]
 """Progress callback: tasks of the present simulation that have ended, and their total."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.errors import UnknownNameError
+from perfsim.base.errors import UnknownNameError
 from perfsim.interop.deepspeed import DEEPSPEED
 from perfsim.interop.megatron import MEGATRON
 from perfsim.interop.modelzoo import MODELZOO

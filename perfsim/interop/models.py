@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfsim.catalog import Catalog
-from perfsim.workload import TransformerConfig
+from perfsim.specs.model import TransformerConfig
 
 GAP = "imported gap"
 """Begins the keys under `assumed` of an imported model that hold what cannot be expressed."""
@@ -19,7 +19,7 @@ def model_named(name_or_path: str, catalog: Catalog) -> TransformerConfig:
     path = Path(name_or_path)
     if (path.suffix != "" or len(path.parts) > 1) and path.is_file():
         # The readers load only where there is a file to read.
-        from perfsim.interop.foreign.formats import format_of, read_model
+        from perfsim.interop.formats import format_of, read_model
 
         if path.suffix not in (".yaml", ".yml") or format_of(path):
             return read_model(path)

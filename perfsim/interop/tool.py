@@ -6,9 +6,9 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from perfsim.errors import InputError, LayoutError, Problem
-from perfsim.hardware import SystemSpec
-from perfsim.workload import Job, Layout
+from perfsim.base.errors import InputError, LayoutError, Problem
+from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.recipe import Job, Layout
 
 
 class Chosen(Protocol):

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from perfsim.calibration import Calibration, GpuCalibration
-from perfsim.hardware import DeviceSpec
 from perfsim.machines.machine import Unknown
+from perfsim.specs.calibration import Calibration, GpuCalibration
+from perfsim.specs.hardware import DeviceSpec
 
 
 def measured_on(calibration: Calibration, option: str) -> list[str]:

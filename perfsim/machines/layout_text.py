@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from perfsim.errors import LayoutError, Problem
-from perfsim.suggest import did_you_mean
-from perfsim.workload import layers_of_stages
+from perfsim.base.errors import LayoutError, Problem
+from perfsim.base.text import did_you_mean
+from perfsim.specs.recipe import layers_of_stages
 
 SHORT_NAMES = {
     "tp": "tensor",

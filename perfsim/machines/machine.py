@@ -3,18 +3,214 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from perfsim.calibration import Calibration
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs
-from perfsim.errors import InputError
-from perfsim.hardware import LinkSpec, SystemSpec
-from perfsim.machines.explanation import Explanation
+from perfsim.costs.wafer import StreamingRoof
 from perfsim.machines.layout_text import parsed_settings
-from perfsim.machines.network import Network
-from perfsim.topology import Topology
-from perfsim.workload import Job, Layout, TrainingRecipe
+from perfsim.network import Topology
+from perfsim.specs.calibration import Calibration
+from perfsim.specs.hardware import LinkSpec, SystemSpec
+from perfsim.specs.recipe import Job, Layout, TrainingRecipe
+from perfsim.strategies import Plan
+from perfsim.work import Kind, RankGroup, TaskGraph, Work
+
+# How a kind of machine explains step times: causes and remedies.
+
+Floats = NDArray[np.float64]
+HEAVY = 0.15
+"""Share of the step above which recomputation, or movement inside a device, is mentioned."""
+LOOK = "see in the timeline what the devices wait for"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One part of the machine in one step."""
+
+    name: str
+    busy_s: float
+    saved: float
+    """Share of the step saved if it were twice as fast."""
+
+
+class Explanation:
+    """Causes and remedies for one kind of machine; the defaults hold for any kind.
+
+    A *lane* is a part of the machine that moves data beside compute: a link and its servers, flash.
+    """
+
+    lanes: Mapping[str, str] = {}
+    """The lane of each operation that moves data; empty where lanes are not distinguished."""
+    layer_fixed_s = 0.0
+    """Seconds a layer and step independent of tokens, by another fit of published runs; 0: no such fit."""
+    more = "more devices"
+    """What shortens a step that is bound by compute."""
+    unit = "devices"
+    """What its number of devices counts."""
+    inputs: Mapping[str, tuple[str, ...]] = {}
+    """For each cause of a step time, the fields of the system that it rests on."""
+
+    def busy_s(self, topology: Topology, graph: TaskGraph, duration_s: Floats, lane: str) -> float:
+        """Seconds a step that a lane is busy."""
+        own = self.works_of(graph, lane)[graph.work]
+        streams = np.zeros(len(graph.streams))
+        np.add.at(streams, graph.stream[own], duration_s[own])
+        return self._together_s(topology, lane, streams) / len(graph.step_ends)
+
+    def works_of(self, graph: TaskGraph, lane: str) -> NDArray[np.bool_]:
+        """Which classes of work run on a lane."""
+        return np.array([self.lanes.get(work.op) == lane for work in graph.works])
+
+    def _together_s(self, _topology: Any, _lane: str, streams_s: Floats, /) -> float:
+        """Busy seconds of a lane from those of its streams, which run in parallel by default."""
+        return float(streams_s.max(initial=0.0))
+
+    def roof(
+        self, _plan: Any, _graph: TaskGraph, _costs: Costs, _duration_s: Floats, /
+    ) -> StreamingRoof | None:
+        """Tokens needed to hide streamed weights; None where nothing streams."""
+        return None
+
+    def cause(self, _lane: Lane, wait: str, /) -> str:
+        """The cause to name for a limiting lane; `wait` is the longest wait."""
+        return wait
+
+    def about_roof(self, _roof: StreamingRoof, _lane: Lane | None, /) -> str:
+        """A sentence that compares a step with its roof."""
+        return ""
+
+    def wait_remedy(self, _cause: str, _plan: Any, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
+        """What shortens a step that is bound by a wait."""
+        return LOOK
+
+    def compute_remedy(self, plan: Plan, moving: float, recompute: float) -> str:
+        """What shortens a step bound by compute; `moving` and `recompute` are shares of the step."""
+        if recompute > max(HEAVY, moving):
+            return (
+                f"memory for more activations (recomputation takes {100 * recompute:.0f} % of the step), "
+                f"or {self.more}"
+            )
+        return self._more_compute(plan, moving)
+
+    def _more_compute(self, _plan: Plan, _moving: float, /) -> str:
+        return self.more
+
+
+# Traffic of communication on a network, counted for all ranks that a folded rank stands for.
+#
+# A folded graph writes one peer and one replica; the others do the same at the same time, on the same
+# uplinks. So a class of work is one flow over all links that any of its copies crosses, counted as often as
+# copies cross it. All copies run at the rate of the most contended link, since peers wait for one another
+# before the step ends.
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How often a communication crosses each link, and its rate on an idle network."""
+
+    links: Ints
+    times: Ints
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class PeerClasses:
+    """Classes of the peers that a folded device stands for; `numbers` has the class of each peer."""
+
+    numbers: Ints
+
+    @property
+    def width(self) -> int:
+        """Number of peers."""
+        return len(self.numbers)
+
+    def groups_like(self, group: RankGroup) -> Ints:
+        """Ranks of the group and of all groups whose members have the same classes, one group a row."""
+        ranks = np.arange(group.size) * group.stride + group.start
+        block = ranks // self.width
+        together = group.size > 1 and block.min() == block.max()
+        stride, size = (abs(group.stride), group.size) if together else (1, 1)
+        offset = np.arange(self.width)
+        firsts = offset[offset // stride % size == 0]
+        members = firsts[:, None] + stride * np.arange(size)
+        whole = members[:, -1] < self.width
+        firsts, members = firsts[whole], members[whole]
+        classes = np.sort(self.numbers[members], axis=1)
+        own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % self.width
+        own_classes = classes[np.searchsorted(firsts, own)]
+        like = firsts[(classes == own_classes).all(axis=1)]
+        return np.asarray(ranks + (like - own)[:, None])
+
+
+class Network:
+    """A topology as communication uses it.
+
+    The default has no shared links, and all ranks have like positions. Kinds of machine override it.
+    """
+
+    def of_graph(self, _graph: TaskGraph, /) -> Network:
+        """The network for one graph, without links that its communication cannot fill.
+
+        Raises InputError for a graph whose traffic cannot be counted.
+        """
+        return self
+
+    def traffic(self, _work: Work, _peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of communication on shared links; None for none.
+
+        Raises InputError where dead links leave no route.
+        """
+        return None
+
+    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of communication on all links, also those that cannot slow it."""
+        return self.traffic(work, peers)
+
+    def sent_bytes(self, work: Work, /) -> float:
+        """Bytes of a class of communication on a link that it crosses once."""
+        return work.comm_bytes
+
+    def alike(self, work: Work, /) -> Hashable:
+        """What the traffic of a class of communication depends on."""
+        return work.group, work.kind is Kind.COMM_COLL, work.op
+
+    def bytes_per_s(self, links: Ints, /) -> Floats:
+        """Capacity of links by the ids that `traffic` uses."""
+        return np.full(len(links), np.inf)
+
+    def places(self) -> Mapping[int, Hashable]:
+        """The position of each rank, where positions make a difference."""
+        return {}
+
+    def peer_places(
+        self,
+        _works: Sequence[Work],
+        _width: int,
+        /,
+        *,
+        shares_links: bool,  # noqa: ARG002
+    ) -> Ints | None:
+        """The positions of the groups of `width` peers, one row a peer; None where all are alike.
+
+        Without `shares_links`, positions that cost the same are alike.
+        """
+        return None
+
+    def worst_group(self, work: Work, _width: int, /) -> RankGroup | None:
+        """Of the groups in which `width` peers do this work, the one that it takes longest for."""
+        return work.group
+
+    def peers_keep_step(self, _layout: Any, /) -> bool:
+        """Whether tensor peers never send on shared links before the slowest peer could."""
+        return True
 
 
 class Setting(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.errors import InputError
+from perfsim.base.errors import InputError
 from perfsim.numerics.kernels import AXES, SPLIT, GemmPass, Partition
 
 Matrix = NDArray[np.floating[Any]]

@@ -19,24 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from perfsim.errors import InputError, Problem
-from perfsim.numerics.bounds import error_bound, relative_error
+from perfsim.base.errors import InputError, Problem
 from perfsim.numerics.kernels import (
     GemmPass,
     GemmShape,
     Partition,
+    error_bound,
     layer_gemms,
     layer_of,
     partition_of,
+    relative_error,
 )
-from perfsim.numerics.partitions import (
-    Cut,
-    Execute,
-    Matrix,
-    check_parts,
-    execute_partitioned,
-    product,
-)
+from perfsim.numerics.partitions import Cut, Execute, Matrix, check_parts, execute_partitioned, product
 
 SMALLEST_SIDE = 16
 """A block has at least this many rows and columns, and at least one of each part."""

@@ -1,23 +1,269 @@
-"""Bands of a step time: how wide they are by unlikeness, from errors on runs left out of the fit.
+"""The accuracy of a step time: errors on published runs, recorded with the calibrations.
 
-The log error of a new run has a part that its family shares and a part of its own, and grows with what makes
-the run unlike the published ones. The half-width of a 90 % band in log time, at u points of unlikeness:
-
-    w(u) = sqrt(base^2 + (slope u)^2 + unknown^2),   band = [t exp(-w), t exp(w)]
-
-`base` and `slope` are the scale of errors on runs that were left out of the fit and its growth with u, times
-the quantile of |log error| over that scale which holds 90 % of new runs (`perfsim.validation.band_fit`);
-`base` is at least the same quantile of |log error| itself. For models with experts, whose errors are larger,
-it is `experts` times as wide, so that the width holds 90 % of such runs.
-`unknown` is the half-width of what no published run shows of this plan, such as more communication behind
-compute than in any of them (`perfsim.prediction.accuracy`).
+`perfsim validate --record` writes the record; a test fails when it is stale. A plan is shown the errors of
+the family of runs that is most like it (`perfsim.prediction.likeness`); its band comes from the errors of all
+runs that were left out of the fit, and widens with the unlikeness (`perfsim.prediction.bands`).
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from perfsim.machines import Unknown, machine_of
+from perfsim.prediction.evaluation import Hidden
+from perfsim.prediction.result import Accuracy
+from perfsim.specs.hardware import Precision
+from perfsim.strategies import Plan
+from perfsim.work.counts import parameters
+
+# Which family of published runs is most like a plan: by device, precision, sharding, degrees and sizes.
+#
+# Unlikeness is a sum of points for differences:
+#
+#     3    no run of the family is on a device with the same calibration, or on that chip: a calibration is
+#          borrowed where the peak of the device differs by more than 2 %
+#     2    the family is the only one on its device, whose constants then hold what is peculiar to it
+#     3    for each factor of ten by which the device's memory is faster or slower
+#     3    no run of the family is of the same class of precision (16-bit, fp8, tf32, fp32)
+#     3    the model has experts and no run of the family has them, or the reverse
+#     2    parameters are sharded (ZeRO 3, FSDP) in the plan and in no run of the family, or the reverse
+#     1    the same for tensor parallelism
+#     1    the same for pipeline parallelism
+#     1    for each factor of ten by which the model is outside the sizes of the family
+#     1    the same for the number of devices, the replicas that share parameters, and the micro-batch
+#
+# assumed: the points, which weigh differences against each other; how much a band widens with a point is
+# fitted
+# (`perfsim.validation.band_fit`). A plan is compared with the family of fewest points; of equal families,
+# with
+# the one with more runs.
+
+SHARDED = 3
+"""The ZeRO stage that shards parameters."""
+SAME_CHIP = 1.02
+"""Peaks within this factor are those of one chip."""
+SIXTEEN_BIT: tuple[Precision, ...] = ("fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The traits of a plan, or of one run of a family."""
+
+    constants: str
+    """Name of the device's calibration."""
+    peak_flop_per_s: float
+    """Of one device: in 16 bits, or its largest where it has none."""
+    memory_bytes_per_s: float
+    """Bandwidth of the memory."""
+    precision: str
+    """Class of the precision: `16-bit`, `fp8`, `tf32` or `fp32`."""
+    sharded: bool
+    """Whether replicas share the parameters."""
+    tensor: bool
+    """Whether there are several tensor ranks."""
+    pipeline: bool
+    """Whether there are several stages."""
+    parameters: float
+    """Parameters of the model."""
+    num_devices: int
+    """Devices of the run."""
+    shards: int
+    """Replicas that share the parameters; 1 if they are not sharded."""
+    micro_batch_size: int
+    """Sequences that pass a replica at once."""
+    experts: bool = False
+    """Whether the model has experts."""
+
+
+def traits_of_plan(plan: Plan) -> Traits:
+    """The traits of a plan."""
+    device, layout, precision = plan.system.device, plan.layout, plan.job.recipe.precision
+    sharded = layout.zero_stage == SHARDED
+    peaks = [device.peak[name] for name in SIXTEEN_BIT if name in device.peak] or device.peak.values()
+    return Traits(
+        constants=device.constants,
+        peak_flop_per_s=max(peaks),
+        memory_bytes_per_s=device.memory.bandwidth,
+        precision=class_of(precision),
+        sharded=sharded,
+        tensor=layout.tensor > 1,
+        pipeline=layout.pipeline > 1,
+        parameters=float(parameters(plan.job.model).total),
+        num_devices=plan.topology.num_devices,
+        shards=layout.data if sharded else 1,
+        micro_batch_size=layout.micro_batch_size,
+        experts=plan.job.model.experts is not None,
+    )
+
+
+def class_of(precision: str) -> str:
+    """The class of a precision: fp16 and bf16 have one peak on every device."""
+    return "16-bit" if precision in SIXTEEN_BIT else precision
+
+
+def traits_together(runs: Sequence[Traits]) -> dict[str, Any]:
+    """The traits of a family: values that occur in its runs, and ranges."""
+    values = {name: sorted({getattr(run, name) for run in runs}) for name in ("constants", *_KINDS)}
+    ranges = {name: sorted(getattr(run, name) for run in runs) for name in ("peak_flop_per_s", *_SIZES)}
+    return {**values, **{name: [sizes[0], sizes[-1]] for name, sizes in ranges.items()}}
+
+
+def alone(name: str, families: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether no other of some families has a device of this one; of one family alone nothing is said."""
+    others = [family for other, family in families.items() if other != name]
+    own = set(families[name]["constants"])
+    return bool(others) and all(own.isdisjoint(family["constants"]) for family in others)
+
+
+def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[str, ...]]:
+    """Unlikeness of a family in points, and the differences in words."""
+    points, words = 0.0, []
+    other_chip = _outside(traits.peak_flop_per_s, *family["peak_flop_per_s"])
+    if traits.constants not in family["constants"]:
+        points += _CHIP
+        words.append(f"measured on {' and '.join(family['constants'])} instead of {traits.constants}")
+    elif other_chip > SAME_CHIP:
+        points += _CHIP
+        words.append(f"{traits.constants} was measured on a chip whose peak differs {other_chip:.1f} times")
+    elif family.get("alone"):
+        points += _ALONE
+        words.append(f"the only family of runs on {traits.constants}")
+    for name, (weight, label) in _KINDS.items():
+        in_plan = getattr(traits, name)
+        if in_plan not in family[name]:
+            points += weight
+            words.append(_kind_in_words(label, in_plan))
+    for name, (weight, label) in _SIZES.items():
+        factor = _outside(getattr(traits, name), *family[name])
+        if factor > 1.0:
+            points += weight * math.log10(factor)
+            words.append(f"{label} outside its range by a factor of {factor:.1f}")
+    return points, tuple(words)
+
+
+_CHIP, _ALONE = 3.0, 2.0
+_KINDS = {
+    "precision": (3.0, "precision"),
+    "experts": (3.0, "experts"),
+    "sharded": (2.0, "sharded parameters"),
+    "tensor": (1.0, "tensor parallelism"),
+    "pipeline": (1.0, "pipeline parallelism"),
+}
+_SIZES = {
+    "memory_bytes_per_s": (3.0, "memory bandwidth"),
+    "parameters": (1.0, "model"),
+    "num_devices": (1.0, "number of devices"),
+    "shards": (1.0, "replicas that share parameters"),
+    "micro_batch_size": (1.0, "micro-batch"),
+}
+
+
+def _kind_in_words(label: str, in_plan: bool | str) -> str:
+    if isinstance(in_plan, str):
+        return f"{label} {in_plan} only in this plan"
+    return f"{label} {'only in this plan' if in_plan else 'only in the family'}"
+
+
+def _outside(value: float, low: float, high: float) -> float:
+    """The factor by which a value is outside a range; 1 inside it."""
+    return max(low / value, value / high, 1.0)
+
+
+# Published runs on record: what their machines, models and layouts were, and the utilisation they reached.
+#
+# Recorded beside the accuracy record; it depends only on the cases, not on predictions.
+
+RUNS_RECORD = "reached.json"
+MARGIN = 1.05
+"""Tolerance of the comparison with the best run: about the median error of predictions."""
+LIKE_SCALE = 4
+"""A run is compared with plans of at most this many times its devices."""
+
+
+class Reached(NamedTuple):
+    """One published run and its model FLOPs utilisation."""
+
+    id: str
+    device: str
+    attention: str
+    num_devices: int
+    mfu: float
+    sequences: float = 0.0
+    """Per step and device."""
+    kind: str = ""
+    """Kind of system."""
+    constants: str = ""
+    """Name of the device's calibration."""
+    precision: str = ""
+    parameters: float = 0.0
+    sharded: bool = False
+    """Whether parameters are sharded (ZeRO 3, FSDP)."""
+    tensor: int = 1
+    data: int = 1
+    micro_batch_tokens: int = 0
+    """Tokens of a replica's micro-batch; 0: not published."""
+
+
+@cache
+def recorded_runs() -> tuple[Reached, ...]:
+    """The recorded runs."""
+    text = files("perfsim.prediction").joinpath(RUNS_RECORD).read_text(encoding="utf-8")
+    return tuple(Reached(*row) for row in json.loads(text))
+
+
+def runs_like(plan: Plan) -> list[Reached]:
+    """The recorded runs on the kind of system of a plan whose devices have the same constants."""
+    device = plan.system.device
+    constants = device.constants
+    return [row for row in recorded_runs() if (row.kind, row.constants) == (plan.system.kind, constants)]
+
+
+def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
+    """The best comparable run where a plan's MFU is above all of them, and how the runs are alike.
+
+    Comparable runs use the same device in the same class of precision, whose peak counts, and the same
+    attention on at least a quarter of the devices; if there are none, on any number of devices; if there are
+    still none, with any attention.
+    """
+    device, attention = plan.system.device.name, plan.job.recipe.attention
+    alike = class_of(plan.job.recipe.precision)
+    own = [row for row in recorded_runs() if (row.device, class_of(row.precision)) == (device, alike)]
+    like = [row for row in own if row.attention == attention]
+    large = [row for row in like if row.num_devices * LIKE_SCALE >= plan.topology.num_devices]
+    kinds = (
+        (large, f"with {attention} attention on a quarter of its devices or more"),
+        (like, f"with {attention} attention"),
+        (own, "with any attention"),
+    )
+    for rows, words in kinds:
+        if rows:
+            best = max(rows, key=lambda row: row.mfu)
+            return None if mfu <= best.mfu * MARGIN else (best, words)
+    return None
+
+
+# Bands of a step time: how wide they are by unlikeness, from errors on runs left out of the fit.
+#
+# The log error of a new run has a part that its family shares and a part of its own, and grows with what
+# makes
+# the run unlike the published ones. The half-width of a 90 % band in log time, at u points of unlikeness:
+#
+#     w(u) = sqrt(base^2 + (slope u)^2 + unknown^2),   band = [t exp(-w), t exp(w)]
+#
+# `base` and `slope` are the scale of errors on runs that were left out of the fit and its growth with u,
+# times
+# the quantile of |log error| over that scale which holds 90 % of new runs (`perfsim.validation.band_fit`);
+# `base` is at least the same quantile of |log error| itself. For models with experts, whose errors are
+# larger,
+# it is `experts` times as wide, so that the width holds 90 % of such runs.
+# `unknown` is the half-width of what no published run shows of this plan, such as more communication behind
+# compute than in any of them (`perfsim.prediction.accuracy`).
 
 UNKNOWN_ERROR = 1.0
 """assumed: without published runs a step time is known to a factor of two."""
@@ -67,3 +313,122 @@ UNKNOWN = BandWidths(math.log1p(UNKNOWN_ERROR), 0.0, 1.0)
 def widths_from(record: Mapping[str, float]) -> BandWidths:
     """The widths of a record."""
     return BandWidths(**record)
+
+
+ERRORS_RECORD = "accuracy.json"
+
+
+@cache
+def recorded_errors() -> tuple[dict[str, Any], ...]:
+    """The recorded errors, one entry per kind of system."""
+    text = files("perfsim.prediction").joinpath(ERRORS_RECORD).read_text(encoding="utf-8")
+    entries: tuple[dict[str, Any], ...] = tuple(json.loads(text))
+    return entries
+
+
+def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
+    """The errors of the family of published runs most like a plan, and the plan's band.
+
+    `share` of its step hides communication (`hidden_share`; 0 where the plan was not simulated). `without`
+    names a group of runs of which the answer knows nothing.
+    """
+    unknowns = [*unknowns_of(plan), *hidden_of(plan, share, without=without).unknown()]
+    return nearest(plan.system.kind, traits_of_plan(plan), without, unknowns)
+
+
+def unknowns_of(plan: Plan) -> list[Unknown]:
+    """What no published run shows of the machine of a plan, or of its job on such a machine."""
+    machine = machine_of(plan.system)
+    own = machine.unknowns(plan.system, plan.job.recipe, plan.topology.num_devices)
+    return [*own, *machine.job_unknowns(plan.job)]
+
+
+def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
+    """A share of a step that hides communication, beside the largest of runs on devices like its own.
+
+    How a device computes beside communication is its own: runs count that have its constants; where none
+    has, all on its kind of system.
+    """
+    families = [
+        family
+        for entry in recorded_errors()
+        if entry["system_kind"] == plan.system.kind
+        for family in entry["families"]
+        if family["family"] != without
+    ]
+    alike = [family for family in families if plan.system.device.constants in family["constants"]]
+    published = max((family["hidden_communication"] for family in alike or families), default=0.0)
+    return Hidden(share, published, machine_of(plan.system).overlap_slowdown(plan.system))
+
+
+def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
+    """The record of a fit without a group of runs (a family, a wafer's release); None if there is none.
+
+    `constants` are those of the fit, `band` the widths that the other groups give.
+    """
+    rows = (
+        row for entry in recorded_errors() if entry["system_kind"] == system_kind for row in entry["left_out"]
+    )
+    return next((row for row in rows if row["group"] == group), None)
+
+
+def nearest(
+    system_kind: str, traits: Traits, without: str = "", unknowns: Sequence[Unknown] = ()
+) -> Accuracy:
+    """The errors of the recorded family most like `traits`, and the band of a run with them and `unknowns`.
+
+    `without` names a group of runs of which the answer knows nothing. A kind of system without published runs
+    has `UNKNOWN_ERROR`.
+    """
+    families = [
+        (family, entry)
+        for entry in recorded_errors()
+        if entry["system_kind"] == system_kind
+        for family in entry["families"]
+        if family["family"] != without
+    ]
+    if not families:
+        return _unknown(system_kind)
+    family, whole = min(
+        families,
+        key=lambda pair: (round(unlikeness(traits, pair[0])[0], 9), -pair[0]["n"], pair[0]["family"]),
+    )
+    left_out = left_out_of(system_kind, without)
+    widths = widths_from(whole["band"] if left_out is None else left_out["band"])
+    if traits.experts:
+        known = (
+            widths.experts if left_out else max(entry["band"].get("experts", 1.0) for _, entry in families)
+        )
+        widths = widths.of_experts(known)
+    points, differences = unlikeness(traits, family)
+    differences += tuple(unknown.words for unknown in unknowns)
+    beyond = math.hypot(*(unknown.log_width for unknown in unknowns))
+    unshared = math.hypot(*(unknown.log_width for unknown in unknowns if not unknown.shared))
+    return Accuracy(
+        strategy=whole["strategy"],
+        family=family["family"],
+        n=family["n"],
+        median_ape=family["median_ape"],
+        p90_ape=family["p90_ape"],
+        held_out_p90_ape=family["held_out_p90_ape"],
+        baseline_median_ape=family["baseline_median_ape"],
+        likeness="; ".join(differences) or "the same device, parallelism and range of sizes",
+        unlikeness=points,
+        step_time_error=widths.error(points, beyond),
+        unshared_error=widths.unshared_error(points, unshared),
+    )
+
+
+def _unknown(system_kind: str) -> Accuracy:
+    return Accuracy(
+        strategy="",
+        family="no published run",
+        n=0,
+        median_ape=UNKNOWN_ERROR,
+        p90_ape=UNKNOWN_ERROR,
+        held_out_p90_ape=UNKNOWN_ERROR,
+        baseline_median_ape=UNKNOWN_ERROR,
+        likeness=f"no published run on a {system_kind} is recorded: an error of a factor of two is assumed",
+        step_time_error=UNKNOWN.error(0.0),
+        unshared_error=UNKNOWN.unshared_error(0.0),
+    )

@@ -1,30 +1,41 @@
-"""Reasons to trust a prediction less, from its plan, its run and the published runs on record.
-
-docs/caveats.md lists the codes. Published runs that count are those on the same kind of system with the same
-constants of the device (`reached.runs_like`).
-"""
+"""The caveats of several predictions together, each said once, and the worst of them for a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
-from perfsim.calibration import ClusterCalibration
-from perfsim.convergence.loss_laws import LossTarget
+from perfsim.base.spec import CHANGED
+from perfsim.convergence.laws import LossTarget
 from perfsim.costs.wafer import PEAK
-from perfsim.hardware import DeviceSpec, LinkSpec
 from perfsim.machines import machine_of
 from perfsim.machines.borrowed import is_borrowed
-from perfsim.prediction.accuracy import hidden_of, unknowns_of
-from perfsim.prediction.cluster import cluster_note, wide
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.hidden import Hidden
-from perfsim.prediction.likeness import SHARDED, class_of
-from perfsim.prediction.reached import MARGIN, Reached, best_below, recorded, runs_like
-from perfsim.prediction.result import SEVERITIES, Caveat, Severity, Why
-from perfsim.spec import CHANGED
+from perfsim.prediction.bands import (
+    MARGIN,
+    SHARDED,
+    Reached,
+    best_below,
+    class_of,
+    hidden_of,
+    recorded_runs,
+    runs_like,
+    unknowns_of,
+)
+from perfsim.prediction.evaluation import Evaluation, Hidden
+from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.question import cluster_note, wide
+from perfsim.prediction.result import SEVERITIES, Caveat, Severity, SharedCaveat, Why
+from perfsim.specs.calibration import ClusterCalibration
+from perfsim.specs.hardware import DeviceSpec, LinkSpec
 from perfsim.strategies import Plan
-from perfsim.transformer import parameters
+from perfsim.work.counts import parameters
+
+# Reasons to trust a prediction less, from its plan, its run and the published runs on record.
+#
+# docs/caveats.md lists the codes. Published runs that count are those on the same kind of system with the
+# same
+# constants of the device (`reached.runs_like`).
 
 CODES = (
     "calibration-borrowed",
@@ -176,7 +187,7 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     device, unit = plan.system.device, machine_of(plan.system).explanation.unit
     constants = device.constants
     if not runs:
-        kind, known = plan.system.kind, {row.kind for row in recorded()}
+        kind, known = plan.system.kind, {row.kind for row in recorded_runs()}
         where = f"{device.name} in a {kind}" if kind in known else f"a {kind}"
         yield Caveat(
             "device-outside", "serious", f"no published run on {where}; no prediction of it was ever checked"
@@ -423,3 +434,71 @@ def sensitive_target(target: LossTarget) -> Caveat:
         f"{target.text}: the band of the time includes {100 * target.d_min_error:.0f} % of the tokens"
     )
     return Caveat("target-loss", "warning", words)
+
+
+MOST_COUNTS = 4
+"""More numbers of devices are written as a range."""
+
+
+def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...]:
+    """The caveats of all predictions, worst first: one for each code and system, in the words of the worst.
+
+    Those of several systems that have the same words are one.
+    """
+    groups: dict[tuple[str, str], list[Prediction]] = {}
+    for prediction in predictions:
+        for caveat in prediction.caveats:
+            groups.setdefault((caveat.code, prediction.system), []).append(prediction)
+    merged: dict[tuple[str, str], SharedCaveat] = {}
+    for (code, system), members in groups.items():
+        own = [(caveat, step) for step in members for caveat in step.caveats if caveat.code == code]
+        worst, _ = min(own, key=lambda pair: (rank(pair[0]), -pair[1].num_devices))
+        as_worst = [step for caveat, step in own if caveat.text == worst.text]
+        machine = _machine(system, as_worst, predictions)
+        alike = {step.num_devices for step in as_worst}
+        if lesser := [step for step in members if step.num_devices not in alike]:
+            machine += f" (to a lesser degree {_counts(lesser)})"
+        shared = SharedCaveat(
+            worst.code, worst.severity, worst.text, (system,), (machine,), (members[0].devices_noun,)
+        )
+        known = merged.get((code, worst.text))
+        if known is not None:
+            least = min(known, shared, key=rank)
+            shared = replace(
+                least,
+                systems=(*known.systems, system),
+                machines=(*known.machines, machine),
+                nouns=(*known.nouns, members[0].devices_noun),
+            )
+        merged[code, worst.text] = shared
+    return tuple(sorted(merged.values(), key=rank))
+
+
+def confidence(caveats: Sequence[SharedCaveat]) -> str:
+    """The worst caveat as a clause of a verdict; empty where all are for information only."""
+    worst = min(caveats, key=rank, default=None)
+    if worst is None or worst.severity == "info":
+        return ""
+    level = "low" if worst.severity == "serious" else "limited"
+    return f"{level} confidence in {' and '.join(worst.nouns)}: {worst.headline}"
+
+
+def _machine(system: str, members: Sequence[Prediction], predictions: Sequence[Prediction]) -> str:
+    """`1, 4 and 16 CS-2`, with the strategies where others of this system are left out."""
+    own = {_name(step) for step in members}
+    every = {_name(step) for step in predictions if step.system == system}
+    names = f", {' and '.join(sorted(own))}" if own != every else ""
+    return f"{_counts(members)} {members[0].devices_noun}{names}"
+
+
+def _name(step: Prediction) -> str:
+    """What tells a prediction from others on its machine: its strategy, and a layout that is named."""
+    return step.label.removeprefix(f"{step.machine}, ")
+
+
+def _counts(members: Sequence[Prediction]) -> str:
+    """`1, 4 and 16`."""
+    counts = sorted({step.num_devices for step in members})
+    if len(counts) > MOST_COUNTS:
+        return f"{counts[0]:,} to {counts[-1]:,}"
+    return " and ".join(filter(None, [", ".join(f"{n:,}" for n in counts[:-1]), f"{counts[-1]:,}"]))

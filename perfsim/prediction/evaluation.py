@@ -2,24 +2,125 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from perfsim.calibration import ClusterCalibration
 from perfsim.costs.price import Costs
-from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
-from perfsim.placement.place import Placed, place
-from perfsim.prediction.cluster import scale_of
-from perfsim.prediction.hidden import hidden_share
+from perfsim.engine.trace import Trace
+from perfsim.machines import Unknown
+from perfsim.machines.placement import Placed, place
+from perfsim.network import Topology
+from perfsim.prediction.question import Question, scale_of
 from perfsim.prediction.result import Perturbed
 from perfsim.prediction.run import Step
+from perfsim.specs.calibration import ClusterCalibration
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy, strategy
-from perfsim.topology import Topology
-from perfsim.trace import Trace
-from perfsim.transformer import hardware_flop_per_step, model_flop_per_step
-from perfsim.workload import Job
+from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
+from perfsim.work.counts import hardware_flop_per_step, model_flop_per_step
+from perfsim.work.graph import owners_of
+
+# Communication that hides behind compute: its share of a step, and what it may cost.
+#
+# A communication kernel takes multiprocessors and memory bandwidth from the compute beside it, so hiding is
+# not
+# free. How much it costs was checked only up to the largest share of the step that a published run hides.
+# Where
+# a plan hides a share h above that largest share m, its step may take up to (h - m) s longer, where s is
+# the
+# largest slowdown of compute beside communication (`Machine.overlap_slowdown`); the band is wider by that.
+
+Floats = NDArray[np.float64]
+Spans = tuple[Floats, Floats]
+"""Starts and ends of intervals."""
+COMPUTE = "/compute"
+"""End of the name of a stream on which a device computes."""
+
+
+class Hidden(NamedTuple):
+    """The share of a step in which communication hides behind compute, beside that of published runs."""
+
+    share: float
+    published: float
+    """The largest share of the published runs."""
+    slowdown: float
+    """Most extra time of compute beside communication, as a fraction of its time."""
+
+    @property
+    def cost(self) -> float:
+        """What the share beyond that of published runs costs at most, as a fraction of the step."""
+        return max(0.0, self.share - self.published) * self.slowdown
+
+    def unknown(self) -> list[Unknown]:
+        """The width that it adds to a band; none inside the published range."""
+        if not self.cost:
+            return []
+        most = f"{100 * self.published:.0f} % in any run"
+        words = f"{100 * self.share:.0f} % of the step hides communication, at most {most}"
+        return [Unknown("hidden-communication", float(np.log1p(self.cost)), words)]
+
+
+def hidden_share(trace: Trace) -> float:
+    """Share of the step in which a device computes while it communicates; the mean over computing devices.
+
+    Communication is what runs on a device's streams besides its compute. Streams of no device (weights that
+    a store sends to a wafer) do not count: they take nothing from a device's compute.
+    """
+    graph = trace.graph
+    streams: dict[str, list[int]] = {}
+    for stream, name in enumerate(graph.streams):
+        for owner in owners_of(name):
+            streams.setdefault(owner, []).append(stream)
+    order = np.argsort(graph.stream, kind="stable")
+    bounds = np.searchsorted(graph.stream[order], np.arange(len(graph.streams) + 1)).tolist()
+    communicates = np.array([work.kind.is_communication for work in graph.works])[graph.work]
+
+    def spans(own: Iterable[int], *, communication: bool) -> Spans:
+        tasks = np.concatenate([order[bounds[stream] : bounds[stream + 1]] for stream in own])
+        tasks = tasks[communicates[tasks] == communication]
+        return _disjoint(
+            *(np.clip(times[tasks], *trace.step_window_s) for times in (trace.start_s, trace.end_s))
+        )
+
+    seconds, devices = 0.0, 0
+    for own in streams.values():
+        computing = [stream for stream in own if graph.streams[stream].endswith(COMPUTE)]
+        if not computing:
+            continue
+        ranks = min(graph.stands_for[stream] for stream in computing)
+        devices += ranks
+        if len(own) > len(computing):
+            background = spans(set(own).difference(computing), communication=True)
+            seconds += ranks * _both_s(spans(computing, communication=False), background)
+    return seconds / devices / trace.step_time_s if devices else 0.0
+
+
+def _disjoint(start_s: Floats, end_s: Floats) -> Spans:
+    """Intervals in order, each without what an earlier one covers."""
+    order = np.argsort(start_s, kind="stable")
+    start_s, reach_s = start_s[order], np.maximum.accumulate(end_s[order])
+    start_s[1:] = np.maximum(start_s[1:], reach_s[:-1])
+    return start_s, np.maximum(start_s, reach_s)
+
+
+def _both_s(busy: Spans, other: Spans) -> float:
+    """Seconds that lie in both of two sets of disjoint intervals."""
+    start_s, end_s = busy
+    if not len(start_s):
+        return 0.0
+    sums_s = np.concatenate([[0.0], np.cumsum(end_s - start_s)])
+
+    def busy_before(at_s: Floats) -> Floats:
+        place = np.searchsorted(start_s, at_s, side="right")
+        return sums_s[place] - np.maximum(0.0, np.where(place > 0, end_s[place - 1] - at_s, 0.0))
+
+    return float((busy_before(other[1]) - busy_before(other[0])).sum())
+
 
 COMMUNICATION = "_communication"
 EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill", "offload")
@@ -171,3 +272,153 @@ def sparse_share(work: Work) -> float:
         return 0.0
     matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
     return matrices / sum(kernel.flop for kernel in work.kernels)
+
+
+# Steps of many micro-batches: two shorter steps are simulated, and further micro-batches add as much each.
+#
+# After the first micro-batches every further one adds the same time to a step, so a step is a line in their
+# number. Points of curves are found like this; a plan that is reported on its own is simulated in full.
+
+LONG_PASSES = 256
+"""Layers times micro-batches from which on a point of a curve is found from shorter steps."""
+ROUNDS = 2
+"""Micro-batches of the shortest step, at least this many for each pipeline rank."""
+
+
+class CurveSteps:
+    """Simulated steps of the points of one curve; shorter steps that several points need run once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, float] = {}
+
+    def step_s(self, question: Question, plan: Plan) -> float:
+        """Seconds of a step of `plan`, simulated, or extrapolated from two simulations if it is long."""
+        count, few = plan.num_microbatches, few_microbatches(plan)
+        if 2 * few >= count or count * plan.job.model.num_layers <= LONG_PASSES:
+            return self._simulated_s(question, plan)
+        short_s, longer_s = (
+            self._simulated_s(question, with_microbatches(question, plan, number))
+            for number in (few, 2 * few)
+        )
+        return longer_s + (longer_s - short_s) / few * (count - 2 * few)
+
+    def _simulated_s(self, question: Question, plan: Plan) -> float:
+        key = (plan.layout, plan.job.global_batch_size)
+        if key not in self._known:
+            placed = place(graph_of(plan, question.chosen), plan.topology)
+            self._known[key] = Step(placed, question.costs, question.scale).run().step_time_s
+        return self._known[key]
+
+
+def few_microbatches(plan: Plan) -> int:
+    """Micro-batches of the shortest step: whole rounds of the pipeline, enough for a steady state."""
+    ranks = plan.layout.pipeline
+    rounds = max(ROUNDS, -(-LONG_PASSES // (4 * plan.job.model.num_layers * ranks)))
+    return ranks * rounds
+
+
+def with_microbatches(question: Question, plan: Plan, count: int) -> Plan:
+    """The plan with fewer micro-batches; the last one stays as large as it is."""
+    fewer = (plan.num_microbatches - count) * plan.layout.micro_batch_size * plan.layout.data
+    job = replace(plan.job, global_batch_size=plan.job.global_batch_size - fewer)
+    return question.chosen.plan(job, plan.topology, plan.layout)
+
+
+# A step of many micro-batches from a simulated step of fewer.
+#
+# Contention and computation beside communication stretch a task of the short step by
+#
+#     f(work, stream, micro-batch) = simulated seconds / seconds alone
+#
+# and the task of the same work, stream and micro-batch of the whole step takes f times its seconds alone.
+# Micro-batches are counted from the nearer end of the step; those around the middle of the short step stand
+# for all between. The times of the whole step are the longest path of its graph with these durations, so
+# that
+# fill, drain and uneven stages are exact; only what f says of the middle is taken from fewer micro-batches.
+
+Ints = NDArray[np.int64]
+
+LONG_TASKS = 50_000
+"""Tasks from which on a step that is compared with others is found from a shorter one."""
+MOST_IN_FULL = 200_000
+"""Tasks up to which a step that is reported on its own is simulated in full, in about two seconds."""
+FEWEST = 32
+"""Micro-batches of a short step at least, so that some are neither among the first nor among the last."""
+MIDDLE = 4
+"""The middle of a short step is this part of its first half."""
+
+
+def evaluate_from_fewer(
+    question: Question, plan: Plan, graph: TaskGraph, step: Step, long_tasks: int | None = None
+) -> Evaluation:
+    """The evaluation of a placed plan; a step of `long_tasks` tasks is found from fewer micro-batches.
+
+    `long_tasks` is `LONG_TASKS` unless given. Steps with too few micro-batches are simulated in full.
+    """
+    ranks = plan.layout.pipeline
+    few = max(few_microbatches(plan), -(-FEWEST // ranks) * ranks)
+    trace = None
+    if len(graph) >= (LONG_TASKS if long_tasks is None else long_tasks) and 2 * few <= plan.num_microbatches:
+        trace = _from_fewer(question, plan, few, step)
+    return evaluation_of(plan, graph, step, step.run() if trace is None else trace, question.cluster)
+
+
+def evaluate_reported(question: Question, plan: Plan) -> Evaluation:
+    """The evaluation of a plan that is reported on its own, in full unless its graph is very large."""
+    graph = graph_of(plan, question.chosen)
+    step = Step(place(graph, question.topology), question.costs, question.scale)
+    return evaluate_from_fewer(question, plan, graph, step, MOST_IN_FULL)
+
+
+def in_full(run: Evaluation) -> Evaluation:
+    """The same plan with all its micro-batches simulated, unless its graph is very large."""
+    counts = run.trace.simulated
+    if counts is None or counts.microbatches is None or len(run.graph) >= MOST_IN_FULL:
+        return run
+    trace = run.step.run()
+    return replace(run, trace=trace, breakdown_s=trace.mean_breakdown())
+
+
+def _from_fewer(question: Question, plan: Plan, few: int, step: Step) -> Trace | None:
+    """The trace of a whole step; None where the short step lacks some of its work."""
+    shorter = with_microbatches(question, plan, few)
+    short = Step(place(graph_of(shorter, question.chosen), shorter.topology), step.costs)
+    trace = short.run()
+    stretch = _stretch(short, trace, step.placed.graph, few, plan.num_microbatches)
+    counts = trace.scaled(step.scale).simulated
+    if stretch is None or counts is None:
+        return None
+    whole = step.run(step.duration_s * stretch, contention=False)
+    return replace(whole, simulated=counts._replace(microbatches=few))
+
+
+def _stretch(short: Step, trace: Trace, graph: TaskGraph, few: int, count: int) -> Floats | None:
+    """How much longer each task of a graph takes than alone; shape (tasks,)."""
+    known = short.placed.graph
+    works, streams = ({name: n for n, name in enumerate(names)} for names in (known.works, known.streams))
+    work = np.array([works.get(work, -1) for work in graph.works])
+    stream = np.array([streams.get(name, -1) for name in graph.streams])
+    if (work < 0).any() or (stream < 0).any():
+        return None
+    keys = _keys(known, np.arange(len(works)), np.arange(len(streams)), known.tag.astype(np.int64))
+    wanted = _keys(graph, work, stream, _like(graph.tag.astype(np.int64), few, count))
+    alone_s = short.duration_s
+    took = np.divide(trace.end_s - trace.start_s, alone_s, where=alone_s > 0.0, out=np.ones(len(alone_s)))
+    kinds, kind = np.unique(keys, return_inverse=True)
+    mean = np.bincount(kind, took) / np.bincount(kind)
+    place_of = np.minimum(np.searchsorted(kinds, wanted), len(kinds) - 1)
+    return mean[place_of] if (kinds[place_of] == wanted).all() else None
+
+
+def _keys(graph: TaskGraph, work: Ints, stream: Ints, tag: Ints) -> Ints:
+    """One number for the work, stream and micro-batch of every task; micro-batches are -1 or more."""
+    highest = max(int(stream.max(initial=0)), 0) + 1
+    return np.asarray((work[graph.work] * highest + stream[graph.stream]) * (1 << 24) + tag + 1)
+
+
+def _like(tag: Ints, few: int, count: int) -> Ints:
+    """The micro-batch of the short step that behaves as each of the whole one; -1 stays."""
+    half = few // 2
+    middle = max(1, half // MIDDLE)
+    between = half - middle + (tag - half) % middle
+    return np.where(tag < half, tag, np.where(tag >= count - (few - half), tag - (count - few), between))

@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from perfsim.calibration import CollectiveOp
-from perfsim.collectives import ring, tree
+from perfsim.base.errors import InputError, Problem
+from perfsim.base.text import did_you_mean
 from perfsim.costs.price import Costs, Shares
-from perfsim.errors import InputError, Problem
-from perfsim.graph import Kind, RankGroup, TaskGraph, Work
-from perfsim.graph.expand import expand
-from perfsim.placement.place import place
+from perfsim.machines.placement import place
+from perfsim.network import ring, tree
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.suggest import did_you_mean
+from perfsim.specs.calibration import CollectiveOp
+from perfsim.work import Kind, RankGroup, TaskGraph, Work
+from perfsim.work.unfold import expand
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "ring": ("all_reduce", "reduce_scatter", "all_gather"),

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from perfsim.calibration import Dispatcher
+from perfsim.base.errors import InputError, LimitError, PerfsimError
 from perfsim.engine.limits import present_limits
-from perfsim.errors import InputError, LimitError, PerfsimError
-from perfsim.prediction.accuracy import accuracy_of
+from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.predict import training_of
 from perfsim.prediction.question import Question
+from perfsim.specs.calibration import Dispatcher
 
 BAND_DEVIATIONS = 1.645
 """Standard deviations of a 90 % band."""

@@ -7,7 +7,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from perfsim.prediction.accuracy import recorded
+from perfsim.prediction.bands import recorded_errors
 from perfsim.version import __version__
 
 _PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
@@ -25,5 +25,5 @@ def model_version() -> str:
         name = path.relative_to(package)
         if name.parts[0] not in _PRESENTATION and name.parts[0] != "_data":
             digest.update(name.as_posix().encode("utf-8") + b"\0" + path.read_bytes() + b"\0")
-    digest.update(json.dumps(recorded(), sort_keys=True).encode("utf-8"))
+    digest.update(json.dumps(recorded_errors(), sort_keys=True).encode("utf-8"))
     return f"{__version__}+{digest.hexdigest()[:16]}"

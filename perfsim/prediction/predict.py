@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfsim.calibration import ClusterCalibration, GpuCalibration
 from perfsim.interop.models import gaps_of
 from perfsim.machines import machine_of
 from perfsim.prediction.caveats import caveats_of, default_batch, default_settings, worst_first
-from perfsim.prediction.cluster import cluster_note
-from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.disturbed import perturbed
+from perfsim.prediction.evaluation import Evaluation, evaluate_reported
 from perfsim.prediction.expansion import expanded
-from perfsim.prediction.fewer import evaluate_reported
-from perfsim.prediction.perturbation import perturbed
+from perfsim.prediction.network_map import link_use
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.prediction import MemoryBar, Prediction, Scaling
-from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, MEMORY_LIMIT, Question, allowed_share
+from perfsim.prediction.question import (
+    DEFAULT_BATCH_PER_DEVICE,
+    MEMORY_LIMIT,
+    Question,
+    allowed_share,
+    cluster_note,
+)
 from perfsim.prediction.result import Caveat, Training
-from perfsim.prediction.utilisation import link_use
 from perfsim.prediction.why import why
+from perfsim.specs.calibration import ClusterCalibration, GpuCalibration
 from perfsim.strategies import Plan
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from perfsim.costs.streaming_roof import StreamingRoof
+    from perfsim.costs.wafer import StreamingRoof
     from perfsim.engine.failures import FailedRun
+
 
 Severity = Literal["serious", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfsim.graph import Work
-from perfsim.graph.task_graph import computes
-from perfsim.hardware import Precision
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.transformer import Kernel
-from perfsim.workload import PRECISION_BYTES
+from perfsim.specs.hardware import Precision
+from perfsim.specs.recipe import PRECISION_BYTES
+from perfsim.work import Work
+from perfsim.work.graph import computes
+from perfsim.work.kernels import Kernel
 
 PRODUCT, ATTENTION, ELEMENTWISE, UPDATE = "matrix product", "attention", "element-wise", "update"
 PARTS = (

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.beside import Beside
-from perfsim.placement.place import Placed
-from perfsim.trace import Trace
+from perfsim.engine.slowdown import Beside
+from perfsim.engine.trace import Trace
+from perfsim.machines.placement import Placed
 
 Floats = NDArray[np.float64]
 

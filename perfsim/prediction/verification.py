@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal
 
 import numpy as np
 
-from perfsim.errors import VerificationError
-from perfsim.graph import TaskGraph
+from perfsim.base.errors import VerificationError
+from perfsim.base.spec import Spec
+from perfsim.base.units import number
 from perfsim.numerics import GemmPass, GemmSample, GemmShape, SampleResult, layer_of, sample_gemms
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import SamplingSummary
-from perfsim.prediction.verification_spec import SamplingSpec
-from perfsim.transformer import Kernel
+from perfsim.work import TaskGraph
+from perfsim.work.kernels import Kernel
+
+# Settings of correctness sampling, in the YAML of a study or an option.
+
+Verify = Literal["off", "sample", "full"]
+
+
+MOST_SAMPLES = 10_000
+"""More than the classes of GEMM in any step."""
+
+
+class SamplingSpec(Spec):
+    """How many GEMMs of a step are computed to check their partition."""
+
+    mode: Verify = "sample"
+    """off; sample: `tasks` classes of GEMM, drawn in proportion to FLOPs; full: every class."""
+    tasks: Annotated[int, *number(0, MOST_SAMPLES)] = 12
+    seed: Annotated[int, *number(0, 2**32 - 1)] = 0
+
 
 SAMPLE_FLOP = 2e7
 """FLOPs of one sample; with blocks of this size the check of a whole study takes under a second."""

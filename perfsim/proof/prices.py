@@ -1,12 +1,7 @@
-"""Whether a communication is priced for what it moves: bytes in the graph against elements in the execution.
+"""Whether the ranks of a pipeline hold as many micro-batches in flight as their schedule promises.
 
-Sizes are of whole messages, as nccl-tests count them. These rules cover where a graph prices other elements
-than NumPy holds: vectors of a layer that every tensor peer holds whole are priced once over all peers;
-vocabularies are priced padded to whole tiles; final norms and LM-head biases are not priced; a word table
-that embedding and LM head share on one rank is priced once, except where each pass reduces its own (ZeRO
-2); under ZeRO 1 a tied table is summed in the whole gradient buffer, though only a shard of it is complete;
-under sequence parallelism a transfer between stages is executed whole (each peer computes the whole norm)
-and priced at each peer's share.
+Memory is planned for what a schedule promises. The order of the graph may hold more, which overflows, or
+less, where a warm-up that is too short makes neighbours wait.
 """
 
 from __future__ import annotations
@@ -15,15 +10,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from perfsim.costs.memory import reduced_grad_bytes
-from perfsim.graph import EMBEDDING, HEAD, Kind, Work
-from perfsim.proof.execution.faults import Fault
-from perfsim.proof.execution.layout import EXPERTS, Share
-from perfsim.proof.execution.program import Message, Program
+from perfsim.proof.layout import EXPERTS, Share
+from perfsim.proof.program import Fault, Message, Program
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.strategies import Plan
+from perfsim.strategies.schedules import Held, Pass, Slot, in_flight
+from perfsim.strategies.schedules.slots import held_at_peak
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.stages import ThreeDPlan
-from perfsim.transformer import padded_vocab_size
+from perfsim.work import EMBEDDING, HEAD, Kind, TaskGraph, Work
+from perfsim.work.graph import rank_of
+from perfsim.work.layer import padded_vocab_size
+
+# Whether a communication is priced for what it moves: bytes in the graph against elements in the execution.
+#
+# Sizes are of whole messages, as nccl-tests count them. These rules cover where a graph prices other
+# elements
+# than NumPy holds: vectors of a layer that every tensor peer holds whole are priced once over all peers;
+# vocabularies are priced padded to whole tiles; final norms and LM-head biases are not priced; a word table
+# that embedding and LM head share on one rank is priced once, except where each pass reduces its own (ZeRO
+# 2); under ZeRO 1 a tied table is summed in the whole gradient buffer, though only a shard of it is
+# complete;
+# under sequence parallelism a transfer between stages is executed whole (each peer computes the whole norm)
+# and priced at each peer's share.
 
 STATISTIC_BYTES = 4.0
 """Per statistic of a softmax, in single precision."""
@@ -142,3 +155,60 @@ class GpuPrices:
         model, peers = self.plan.job.model, self.plan.layout.tensor
         rows = padded_vocab_size(model, peers) / peers
         return (rows - Share(model, self.plan.job.seq_length, peers).rows) * model.hidden_size
+
+
+PASSES: dict[str, Pass] = {"forward": "F", "backward": "B", "dgrad": "B", "wgrad": "W"}
+"""By the last part of an operation's name."""
+COUNTED = ("attention", "attention.qkv", "layer")
+"""The part of a layer that is counted, of attention one task, or layers that are written as one task."""
+WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Bytes of weight inputs over those of activations, for which the peaks are compared."""
+
+
+def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
+    """Each rank whose peak, in micro-batches of its whole stage, is not what its schedule promises.
+
+    Only plans of layouts with pipeline schedules promise this. Stages whose chunks have different numbers of
+    layers are left out, because a promise in micro-batches does not tell their layers.
+    """
+    layout = plan.layout
+    if not isinstance(layout, ParallelLayout) or layout.layers_per_stage is not None:
+        return
+    split = any(work.op.endswith(".wgrad") for work in graph.works)
+    for rank, passes in _passes_of_layers(graph).items():
+        stage = rank // layout.width
+        sizes = (stage, layout.pipeline, layout.virtual_pipeline, plan.num_microbatches)
+        promised = in_flight(layout.schedule, *map(np.array, sizes))
+        layers = len({slot.chunk for slot in passes})
+        if layers % layout.virtual_pipeline:
+            continue
+        held = [Held(*map(np.array, moment)) for moment in held_at_peak(passes, layers)]
+        for weight in WEIGHTS if split else WEIGHTS[:1]:
+            actual, planned = (_peak(moments, weight) for moments in (held, promised))
+            if abs(actual - planned) > 1e-9:
+                detail = (
+                    f"at its peak it holds {actual:.4g} micro-batches, "
+                    f"schedule {layout.schedule} promises {planned:.4g}"
+                )
+                yield Fault("memory", f"stage {stage} (gpu{rank})", "activations in flight", detail)
+                break
+
+
+def _passes_of_layers(graph: TaskGraph) -> dict[int, list[Slot]]:
+    """By rank: the passes of every layer in the order of its tasks, with the layer as the chunk."""
+    parts = [work.op.rpartition(".") for work in graph.works]
+    which = [PASSES.get(end) if name in COUNTED else None for name, _, end in parts]
+    wanted = np.flatnonzero(np.array([passed is not None for passed in which])[graph.work])
+    passes: dict[int, list[Slot]] = {}
+    ranks = [rank_of(stream) for stream in graph.streams]
+    columns = (column[wanted].tolist() for column in (graph.work, graph.stream, graph.block, graph.tag))
+    for work, stream, block, tag in zip(*columns, strict=True):
+        rank, passed = ranks[stream], which[work]
+        if rank is not None and passed is not None:
+            passes.setdefault(rank, []).append(Slot(passed, rank, block, tag))
+    return passes
+
+
+def _peak(moments: tuple[Held, ...] | list[Held], weight: float) -> float:
+    """The most that is held, in activations; weight inputs count `weight` each."""
+    return max(float(held.activations + weight * held.weight_inputs) for held in moments)

@@ -1,27 +1,491 @@
-"""`perfsim prove`: the plans of a request, their proofs and the overall result."""
+"""The cases of a proof of the whole catalogue: every strategy, schedule, ZeRO stage and recompute mode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
+import numpy as np
+
+from perfsim.base.errors import DeadlockError, GraphError, InputError, Problem
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.errors import InputError, Problem
-from perfsim.hardware import SystemSpec
 from perfsim.interop.models import model_named
-from perfsim.machines import build_topology, machine
-from perfsim.proof.catalogue import Case, catalogue_cases
-from perfsim.proof.execution.serial import STEPS
-from perfsim.proof.proof import Proof, finite, prove_plan
-from perfsim.proof.provers import prover
-from perfsim.proof.small_plans import small_plan
-from perfsim.strategies import Plan, strategy
+from perfsim.machines import build_topology, costs_for, machine
+from perfsim.prediction.evaluation import Evaluation, evaluate
+from perfsim.proof.executor import Executor, Outcome
+from perfsim.proof.gpu import GpuCompiler
+from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, order_in_time, random_order
+from perfsim.proof.prices import held_unlike_promised, mispriced
+from perfsim.proof.program import BROKEN, Compiler, Fault, FaultError, Program, failure, origin
+from perfsim.proof.provers import prover, small_plan, training_of
+from perfsim.proof.serial import STEPS, SmallTraining
+from perfsim.proof.tensors import Oracle
+from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
+from perfsim.specs.recipe import ContextExchange, Job, Layout, ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
+from perfsim.strategies.schedules import SCHEDULES, least_chunks
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.sweeps.runner import is_sweep
-from perfsim.workload import Job, Layout, TransformerConfig
+from perfsim.studies.sweep import is_sweep
+from perfsim.work import TaskGraph
+from perfsim.work.unfold import Unfolded, unfold
+
+# One proof: a plan's graph compiled, checked for hazards, and run in many orders.
+
+MOST_FAULTS = 20
+MOST_TASKS = 400_000
+"""In one order: some minutes."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Result of proving one plan."""
+
+    strategy: str
+    layout: str
+    ranks: int
+    microbatches: int
+    orders: int
+    tasks: int
+    """In one order, on all ranks and in both steps."""
+    compared: int
+    """Arrays compared with serial training, in all orders."""
+    max_relative_error: float | None
+    """None: nothing was compared. Infinite: a shape differed."""
+    faults: tuple[Fault, ...] = ()
+    not_executed: tuple[str, ...] = ()
+    """Parts of the model that the small one does not have, in words."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether no fault was found."""
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        """One layout of the document that `--json` prints."""
+        return {
+            "layout": self.layout,
+            "passed": self.passed,
+            "max_relative_error": finite(self.max_relative_error),
+            "orders": self.orders,
+            "tasks": self.tasks,
+            "ranks": self.ranks,
+            "microbatches": self.microbatches,
+            "compared": self.compared,
+            "faults": [str(fault) for fault in self.faults],
+            "not_executed": list(self.not_executed),
+        }
+
+
+def finite(error: float | None) -> float | None:
+    """The error for JSON; None if it is not a finite number."""
+    return None if error is None or not math.isfinite(error) else error
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph to prove, as its strategy wrote it or with a fault.
+
+    `without` are removed dependencies; the tensors that tasks read stay the same.
+    """
+
+    graph: TaskGraph
+    plan: Plan
+    training: SmallTraining
+    without: Collection[Edge] = ()
+
+    @cached_property
+    def compiled(self) -> tuple[Program, Compiler]:
+        """The graph as a program; FaultError if it cannot be executed."""
+        compiler = prover(self.plan.system.kind).compiler(self.graph, self.training, self.plan)
+        return compiler.compile(), compiler
+
+    def lacking(self, edges: Collection[Edge]) -> Subject:
+        """The same graph without some dependencies; the tensors that tasks read stay the same."""
+        subject = replace(self, without=tuple(edges))
+        # Neither cache depends on `without`.
+        subject.__dict__.update(
+            {name: self.__dict__[name] for name in ("compiled", "unfolded") if name in self.__dict__}
+        )
+        return subject
+
+    @cached_property
+    def unfolded(self) -> Unfolded:
+        """The graph with every rank; FaultError if its groups are inconsistent."""
+        try:
+            return unfold(self.graph)
+        except GraphError as error:
+            raise FaultError(Fault("refused", "the graph", "its groups", str(error))) from None
+
+    @property
+    def num_instances(self) -> int:
+        """Tasks on all ranks."""
+        return len(self.unfolded.task)
+
+    def hazards(self) -> Iterator[Fault]:
+        """Every missing dependency."""
+        program, _ = self.compiled
+        return hazards(program, Precedence(self.graph, dependencies(self.graph, self.without)))
+
+    def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
+        """Every message that moved other elements than it is priced for."""
+        prices = prover(self.plan.system.kind).prices(self.plan)
+        return mispriced(prices, self.compiled[0], outcome.moved)
+
+    def executor(self) -> Executor:
+        """All ranks with their buffers, ready to run."""
+        program, compiler = self.compiled
+        layout = self.plan.layout
+        of_rank = compiler.rows, compiler.places, compiler.share
+        oracle = Oracle(self.training, layout.tensor, _shards(layout), *of_rank)
+        if isinstance(compiler, GpuCompiler):
+            oracle.sharding = compiler.sharding
+        return Executor(program, self.unfolded, compiler.initial, oracle)
+
+    def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
+        """Random topological orders of all tasks on all ranks."""
+        rng = np.random.default_rng(seed)
+        deps = dependencies(self.unfolded.graph, self._without_on_all_ranks())
+        for _ in range(count):
+            yield random_order(deps, rng)
+
+    def _without_on_all_ranks(self) -> list[Edge]:
+        if not self.without:
+            return []
+        unfolded, unwanted = self.unfolded, set(self.without)
+        deps = unfolded.graph.dependencies
+        pairs = zip(deps.row_of_value.tolist(), deps.values.tolist(), strict=True)
+        folded = unfolded.task.tolist()
+        return [(a, b) for a, b in pairs if (folded[a], folded[b]) in unwanted]
+
+    def faults(self) -> list[Fault]:
+        """The faults of the graph alone, or if it has none, of one run compared with serial training."""
+        try:
+            hazards = list(islice(self.hazards(), MOST_FAULTS))
+            if hazards:
+                return hazards
+            outcome = self.executor().run(range(self.num_instances), thorough=True)
+            return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
+        except FaultError as error:
+            return [error.fault]
+
+
+def _shards(layout: Layout) -> int:
+    """Ranks that divide optimizer states."""
+    return layout.shards if isinstance(layout, ParallelLayout) else layout.data
+
+
+def subject_of(plan: Plan, seed: int = 0) -> Subject:
+    """The graph of a small plan, with its small training."""
+    return Subject(
+        evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph, plan, training_of(plan, seed)
+    )
+
+
+def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
+    """Prove a small plan: no hazards, memory as promised, and the numbers of serial training in every order.
+
+    The orders are that of the ids, `orders` random ones, and that of the simulated start times.
+    """
+    try:
+        evaluation = evaluated(plan)
+    except FaultError as refused:
+        return _proof(plan, _Tally(faults=[refused.fault]), 0)
+    subject = Subject(evaluation.graph, plan, training_of(plan, seed))
+    tally = _Tally()
+    with tally.collecting():
+        tasks = subject.num_instances
+    if tally.faults:
+        return _proof(plan, tally, 0)
+    if tasks > MOST_TASKS:
+        raise InputError(
+            f"{plan.strategy} {plan.layout.short}: {tasks:,} tasks on all ranks are too many to "
+            f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
+        )
+    with tally.collecting():
+        tally.faults += held_unlike_promised(subject.graph, plan)
+        tally.faults += islice(subject.hazards(), MOST_FAULTS)
+        executor = subject.executor()
+        simulated = order_in_time(evaluation.trace.start_s, subject.unfolded.task)
+        for number, order in enumerate([range(tasks), simulated, *subject.random_orders(orders, seed)]):
+            outcome = executor.run(order, thorough=number == 0)
+            tally.add(outcome)
+            tally.faults += islice(subject.mispriced(outcome), MOST_FAULTS)
+    return _proof(plan, tally, tasks)
+
+
+def evaluated(plan: Plan) -> Evaluation:
+    """The simulated graph of a plan; FaultError if the strategy cannot write it or it cannot run."""
+    try:
+        return evaluate(plan, costs_for(plan.topology, plan.job.recipe))
+    except (GraphError, DeadlockError) as error:
+        raise FaultError(Fault("refused", plan.strategy, "the graph", str(error))) from error
+    except BROKEN as error:
+        detail = f"it cannot be written or run, {origin(error)}"
+        raise failure("refused", plan.strategy, "the graph", detail, error) from error
+
+
+@dataclass
+class _Tally:
+    """Sum of the outcomes of all runs; an error that ends a run becomes a fault."""
+
+    faults: list[Fault] = field(default_factory=list)
+    max_relative_error: float = 0.0
+    compared: int = 0
+    runs: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Add one run."""
+        self.max_relative_error = max(self.max_relative_error, outcome.max_relative_error)
+        self.compared += outcome.compared
+        self.faults += outcome.faults
+        self.runs += 1
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Record the fault that ends the `with` block."""
+        try:
+            yield
+        except FaultError as refused:
+            self.faults.append(refused.fault)
+
+
+def _proof(plan: Plan, tally: _Tally, tasks: int) -> Proof:
+    return Proof(
+        strategy=plan.strategy,
+        layout=described(plan),
+        ranks=plan.topology.num_devices,
+        microbatches=plan.num_microbatches,
+        orders=max(0, tally.runs - 2),
+        tasks=tasks,
+        compared=tally.compared,
+        max_relative_error=tally.max_relative_error if tally.compared else None,
+        faults=tuple(dict.fromkeys(tally.faults))[:MOST_FAULTS],
+        not_executed=plan.notes,
+    )
+
+
+def described(plan: Plan) -> str:
+    """A layout in words, with the features that its proof exercises."""
+    return ", ".join([plan.layout.short, *prover(plan.system.kind).features(plan)])
+
+
+MODES: tuple[Recompute, ...] = ("none", "selective", "full")
+INTERLEAVED = 2
+
+
+class Case(NamedTuple):
+    """One layout to prove; `microbatches` of each replica."""
+
+    strategy: str
+    layout: Layout | None
+    """None: the first layout that the strategy lists."""
+    microbatches: int = 2
+    overlap: bool = False
+    ahead: bool = False
+    """Whether parameters are gathered beside the first forward of a step."""
+    capacity: float | None = None
+    """Most tokens of an expert over their mean; None: none is dropped."""
+    keeps: RecomputeKeeps = "nothing"
+    """What a full recompute keeps besides inputs of layers."""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.layout.num_devices if self.layout else 2
+
+
+def catalogue_cases(*, experts: bool = False) -> list[Case]:
+    """Every case; strategies of other packages take the first layout that they list.
+
+    A model with experts has cases of its own, for what the executor knows of them.
+    """
+    if experts:
+        return list(_experts())
+    built_in = [
+        *_data(),
+        *_zero3(),
+        *_tensor(),
+        *_pipeline(),
+        *_three_d(),
+        *_groups(),
+        *_gathered_ahead(),
+        *_context(),
+        *_offload(),
+        *_weight_streaming(),
+    ]
+    return built_in + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
+
+
+def _data() -> Iterator[Case]:
+    for stage in (0, 1, 2):
+        for overlap in (False, True):
+            yield Case("data", ParallelLayout(data=3 if stage else 2, zero_stage=stage), 3, overlap)
+
+
+def _zero3() -> Iterator[Case]:
+    for mode in MODES:
+        yield Case("zero3", ParallelLayout(data=2, zero_stage=3, recompute=mode), 2)
+    yield Case("zero3", ParallelLayout(data=4, zero_stage=3, shard_group=2), 2)
+    with_tensor = ParallelLayout(tensor=2, data=2, sequence_parallel=True, zero_stage=3, recompute="full")
+    yield Case("zero3", with_tensor)
+
+
+def _tensor() -> Iterator[Case]:
+    for sequence_parallel in (False, True):
+        for mode in MODES:
+            yield Case("tensor", ParallelLayout(2, recompute=mode, sequence_parallel=sequence_parallel))
+    yield Case("tensor", ParallelLayout(tensor=4, sequence_parallel=True))
+
+
+def _pipeline() -> Iterator[Case]:
+    """Every schedule in every mode, also with every second layer recomputed, with enough micro-batches."""
+    for name in SCHEDULES:
+        for mode in MODES:
+            plain = ParallelLayout(pipeline=3, schedule=name, recompute=mode, virtual_pipeline=_chunks(name))
+            yield Case("pipeline", plain, 6)
+        every_second = ParallelLayout(
+            pipeline=2,
+            schedule=name,
+            recompute="full",
+            recompute_every=2,
+            virtual_pipeline=_chunks(name),
+        )
+        yield Case("pipeline", every_second, 4)
+
+
+def _three_d() -> Iterator[Case]:
+    """Every schedule with every ZeRO stage; recompute modes and overlap alternate."""
+    modes, overlaps, sequence_parallel = cycle(MODES), cycle((False, True)), cycle((True, False, True))
+    base = ParallelLayout(tensor=2, pipeline=2, data=2)
+    for name in SCHEDULES:
+        for stage in (0, 1, 2):
+            layout = replace(
+                base,
+                schedule=name,
+                virtual_pipeline=_chunks(name),
+                zero_stage=stage,
+                recompute=next(modes),
+                sequence_parallel=next(sequence_parallel),
+            )
+            yield Case("3d", layout, 2 if name == "interleaved" else 3, next(overlaps))
+
+
+def _groups() -> Iterator[Case]:
+    """States that are sharded in several groups of replicas."""
+    for stage in (1, 2):
+        for overlap in (False, True):
+            layout = ParallelLayout(tensor=2, data=4, zero_stage=stage, shard_group=2)
+            yield Case("3d", layout, 2, overlap=overlap)
+    yield Case("3d", ParallelLayout(pipeline=2, data=4, zero_stage=2, shard_group=2), 3, overlap=True)
+
+
+def _gathered_ahead() -> Iterator[Case]:
+    """Parameters that are gathered beside the first forward of a step, also with stages in a V and chunks."""
+    for stage in (1, 2):
+        yield Case("data", ParallelLayout(data=2, zero_stage=stage), 2, overlap=True, ahead=True)
+        for name in ("1f1b", "interleaved", "zbv"):
+            layout = ParallelLayout(
+                pipeline=2, data=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=stage
+            )
+            yield Case("3d", layout, 4, overlap=stage > 1, ahead=True)
+    layout = ParallelLayout(tensor=2, data=4, zero_stage=1, shard_group=2, recompute="full")
+    yield Case("3d", layout, 1, overlap=True, ahead=True)
+
+
+def _context() -> Iterator[Case]:
+    """Both exchanges of context ranks, with recompute, split backwards, tensor peers and sharded states."""
+    for exchange in get_args(ContextExchange):
+        base = ParallelLayout(context=2, context_exchange=exchange)
+        yield Case("3d", base)
+        yield Case("3d", replace(base, context=4, recompute="full"))
+        yield Case(
+            "3d", replace(base, tensor=2, data=2, sequence_parallel=True, zero_stage=2), 2, overlap=True
+        )
+        yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
+        yield Case("zero3", replace(base, data=2, zero_stage=3, recompute="full"))
+
+
+def _experts() -> Iterator[Case]:
+    """Expert degrees, schedules, recompute, context ranks, dropped tokens, tensor peers and ZeRO stages."""
+    for ranks, peers in ((1, 1), (2, 1), (4, 1), (2, 2)):
+        for stage in (0, 1):
+            layout = ParallelLayout(data=4, expert=ranks, expert_tensor=peers, zero_stage=stage)
+            yield Case("3d", layout, 2, overlap=stage == 0)
+    base = ParallelLayout(data=2, expert=2)
+    for mode in ("full", "selective"):
+        yield Case("3d", replace(base, recompute=mode))
+    yield Case("3d", replace(base, data=4, zero_stage=1, recompute="full"), 2, capacity=0.5)
+    yield Case("3d", replace(base, context=2, expert=4, recompute="full"), keeps="qkv")
+    yield Case("3d", replace(base, context=2, expert=4, context_exchange="all_to_all"))
+    for name in SCHEDULES:
+        layout = replace(base, pipeline=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=1)
+        yield Case("3d", layout, 4)
+    yield from _experts_of_tensor_peers()
+    yield from _sharded_experts()
+    yield from _weight_streaming()
+
+
+def _experts_of_tensor_peers() -> Iterator[Case]:
+    """Tensor peers that compute their own positions; experts over the same peers, others or both."""
+    base = ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2)
+    yield Case("3d", replace(base, data=1, expert=1))
+    yield Case("3d", replace(base, expert_tensor=2, recompute="full"))
+    yield Case("3d", replace(base, context=2, expert=4, zero_stage=1), overlap=True)
+    yield Case("3d", replace(base, pipeline=2, recompute="selective"), 3)
+    yield Case("3d", replace(base, pipeline=2, data=4, schedule="zb1p", zero_stage=2), 3, overlap=True)
+
+
+def _sharded_experts() -> Iterator[Case]:
+    """Gradients and parameters of experts sharded over fewer ranks than the rest, as many, or none."""
+    base = ParallelLayout(data=4, expert=2)
+    for layout in (base, replace(base, data=2), replace(base, expert=1)):
+        yield Case("3d", replace(layout, zero_stage=2), 3, overlap=True, ahead=layout.data > base.expert)
+        yield Case("zero3", replace(layout, zero_stage=3, recompute="full"))
+    zbv = ParallelLayout(pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2)
+    yield Case("3d", zbv, 4)
+    with_tensor = ParallelLayout(tensor=2, data=4, sequence_parallel=True, zero_stage=3, expert=2)
+    yield Case("zero3", with_tensor)
+
+
+def _offload() -> Iterator[Case]:
+    """Optimizer and parameters on the host, with every ZeRO stage, pipelines, tensor peers and recompute."""
+    off = ParallelLayout(offload_optimizer="cpu")
+    yield Case("3d", off, 2)
+    yield Case("3d", replace(off, tensor=2, pipeline=2, recompute="full"), 3)
+    for stage in (0, 1, 2, 3):
+        for overlap in (False, True):
+            yield Case("3d", replace(off, data=2, zero_stage=stage), 3, overlap=overlap)
+    yield Case("3d", replace(off, tensor=2, pipeline=2, data=2, zero_stage=1), 3, overlap=True)
+    yield Case("3d", replace(off, tensor=2, data=2, zero_stage=2), 3, overlap=True)
+    for mode in MODES:
+        yield Case("3d", ParallelLayout(tensor=2, recompute=mode, offload_activations="cpu"), 2)
+        layout = replace(off, data=2, zero_stage=3, offload_param="cpu", recompute=mode)
+        yield Case("zero3", layout, 2)
+
+
+def _chunks(schedule: str) -> int:
+    return INTERLEAVED if SCHEDULES[schedule].chunks is None else least_chunks(schedule)
+
+
+def _weight_streaming() -> Iterator[Case]:
+    for group, systems, microbatches in ((0, 1, 1), (0, 3, 2), (1, 2, 3), (2, 2, 2), (4, 4, 1)):
+        mode: Recompute = "full" if group else "none"
+        layout = StreamingLayout(data=systems, micro_batch_size=2, recompute=mode, recompute_layers=group)
+        yield Case("weight-streaming", layout, microbatches)
+        if systems == INTERLEAVED:
+            yield Case("weight-streaming", replace(layout, spill=True), microbatches)
+
+
+# `perfsim prove`: the plans of a request, their proofs and the overall result.
 
 RECIPE = "gpt3_pretraining"
 DEFAULT_ORDERS = 10

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from perfsim.report import text
 from perfsim.report.document import write_document
-from perfsim.report.page import write_page
-from perfsim.report.sections import Head, Section
+from perfsim.report.page import Head, Section, write_page
 from perfsim.report.table import Table
-from perfsim.studies.comparisons.spec import Comparison, Value
+from perfsim.studies.comparisons import Comparison, Value
 
 _GIGA = {"params": "billion", "tokens": "billion", "equation_bytes": "GB", "simulated_bytes": "GB"}
 """Columns in units of 1e9, with their unit."""

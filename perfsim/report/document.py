@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsim.files import write_file
+from perfsim.base.files import write_file
 
 _PLAIN = (str, int, bool, type(None))
 

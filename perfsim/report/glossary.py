@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from perfsim.base.errors import UnknownNameError
 from perfsim.catalog import data_root
-from perfsim.errors import UnknownNameError
 
 _ENTRY = re.compile(r"^- \*\*(.+?)\*\*:?\s*(.*?)(?=^- \*\*|^#|\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perfsim.report.markdown import table_lines
+from perfsim.report.page import table_lines
 from perfsim.report.table import Table
 from perfsim.report.text import integer
 

@@ -7,12 +7,13 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perfsim.units import DAY_S
+from perfsim.base.units import DAY_S
 
 if TYPE_CHECKING:
+    from perfsim.engine.trace import Simulated
     from perfsim.prediction.prediction import Prediction
     from perfsim.studies.result import CandidateResult, StudyResult
-    from perfsim.trace import Simulated
+
 
 Item = TypeVar("Item")
 

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
+from perfsim.base.errors import InputError
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
-from perfsim.errors import InputError
-from perfsim.graph import GraphBuilder, Work
-from perfsim.hardware import SystemSpec
+from perfsim.network import Topology
+from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.recipe import Job, Layout
 from perfsim.strategies.screening import Screening, screened_one_by_one
-from perfsim.topology import Topology
-from perfsim.workload import Job, Layout
+from perfsim.work import GraphBuilder, Work
 
 Durations = Callable[[Sequence[Work]], NDArray[np.float64]]
 """Seconds of several classes of work, shape (works,)."""

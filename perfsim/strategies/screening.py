@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.errors import LayoutError, MemoryCapacityError, PerfsimError, PlanError
-from perfsim.workload import Job, Layout
+from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, PlanError
+from perfsim.specs.recipe import Job, Layout
 
 if TYPE_CHECKING:
     from perfsim.costs.price import Costs
     from perfsim.strategies.plan import Strategy
+
 
 Floats = NDArray[np.float64]
 MEMORY = "memory"

@@ -8,8 +8,8 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.graph import Slots, Template
 from perfsim.strategies.schedules import Pass, Placement, Slot
+from perfsim.work import Slots, Template
 
 Wide = NDArray[np.int64]
 PASSES: tuple[Pass, ...] = get_args(Pass)

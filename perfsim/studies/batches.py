@@ -1,34 +1,46 @@
-"""Which global batches to try for a candidate, and the time to the target and the whole run at each."""
+"""A candidate's run with the batch ramp of its study."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsim.calibration import ConvergenceCalibration
+from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.convergence.critical_batch import (
+    Z_90,
     CriticalBatch,
+    HyperbolaFit,
     LawInputs,
+    NotIdentifiableError,
     critical_batch,
     deepseek_tokens,
     minicpm_tokens,
 )
-from perfsim.convergence.hyperbola import Z_90, HyperbolaFit, NotIdentifiableError
-from perfsim.convergence.loss_laws import LossLaw, LossTarget, loss_law, tokens_for
-from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, TimeToAccuracy, time_to_accuracy
+from perfsim.convergence.laws import LossLaw, LossTarget, loss_law, tokens_for
+from perfsim.convergence.time_to_accuracy import (
+    LEAST_EXAMPLES_ERROR,
+    RampedRun,
+    Segment,
+    TimeToAccuracy,
+    ramped,
+    time_to_accuracy,
+)
 from perfsim.convergence.wall_clock import RunPart, Training, whole_run
 from perfsim.engine.limits import present_limits
-from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
-from perfsim.prediction.accuracy import accuracy_of
-from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.bands import accuracy_of
+from perfsim.prediction.evaluation import CurveSteps, Evaluation
 from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
-from perfsim.prediction.steady import CurveSteps
+from perfsim.specs.calibration import ConvergenceCalibration
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies import Plan
-from perfsim.studies.spec import ConvergenceSpec, StudySpec
-from perfsim.transformer import parameters
-from perfsim.workload import TrainingRecipe, TransformerConfig
+from perfsim.studies.spec import ConvergenceSpec, RampSpec, StudySpec
+from perfsim.work.counts import parameters
+
+# Which global batches to try for a candidate, and the time to the target and the whole run at each.
 
 SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
 """The grid of batches, as shares of the critical batch."""
@@ -256,3 +268,35 @@ def training_of(question: Question, choice: BatchChoice) -> Training:
         num_parameters=float(parameters(question.model).total),
         num_nodes=-(-question.devices // question.topology.devices_per_node),
     )
+
+
+def ramp_of(
+    question: Question, target: Target, choice: BatchChoice, ramp: Sequence[RampSpec]
+) -> tuple[RampedRun | None, str]:
+    """The run that begins with a ramp and ends at the chosen batch, and a remark on it; None without one.
+
+    Each segment runs the layout that is best at its own batch. Where a batch has no plan the remark says so.
+    """
+    if not ramp:
+        return None, ""
+    full, critical = choice.plan.job.global_batch_size, target.critical.tokens
+    steps = CurveSteps()
+    segments = []
+    try:
+        for part in ramp:
+            batch = max(1, round(part.batch * full))
+            point = choice if batch == full else time_at(question, target, batch, steps)
+            tokens = point.answer.batch_tokens
+            segments.append(Segment(part.share, tokens, point.step_time_s, critical * part.critical_batch))
+    except PerfsimError as error:
+        return None, f"no run with the batch ramp: {error.problems[0].message}"
+    rest = 1.0 - sum(segment.share for segment in segments)
+    last = Segment(rest, choice.answer.batch_tokens, choice.step_time_s, critical)
+    run = ramped([*segments, last], target.d_min_tokens)
+    fixed = choice.answer
+    remark = (
+        f"with the batch ramp the steps take {run.time_s / fixed.time_s:.3f} times as long: "
+        f"{run.steps / fixed.steps:.3f} times the steps, "
+        f"{run.examples_tokens / fixed.examples_tokens:.3f} times the tokens"
+    )
+    return run, remark

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ValidationError
 
+from perfsim.base.errors import InputError, LimitError, PerfsimError
+from perfsim.base.spec import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.units import number
 from perfsim.engine.limits import present_limits
-from perfsim.errors import InputError, LimitError, PerfsimError
-from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.studies.result import CandidateResult
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
-from perfsim.units import number
 
 LEFT_OUT = frozenset(
     {"name", "title", "question", "description", "sources", "assumed", "sampling", "resilience"}

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
+from perfsim.base.spec import MOST_DEVICES
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.engine.limits import present_limits
-from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
-from perfsim.hardware import SystemSpec
 from perfsim.prediction.question import Question
-from perfsim.sizes import MOST_DEVICES
+from perfsim.specs.hardware import SystemSpec
 from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, run_at
 
 MOST_POINTS = 24

@@ -9,15 +9,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
-from perfsim.catalog.override import complaints_of
-from perfsim.catalog.resolve import Loc
-from perfsim.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
+from perfsim.catalog.catalog import complaints_of
+from perfsim.catalog.reader import Loc
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.studies.batches import target_for
-from perfsim.studies.perturbed_candidates import check_links
-from perfsim.studies.runner import check_question, question_of
+from perfsim.studies.candidate import check_links
+from perfsim.studies.runner import check_question, question_of_candidate
 from perfsim.studies.spec import CandidateSpec, StudySpec
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
@@ -49,7 +49,7 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
     layouts: list[list[Problem]] = []
     for where, candidate in _located(study, mapping):
         for number, count in enumerate(candidate.devices):
-            question = question_of(study, candidate, count)
+            question = question_of_candidate(study, candidate, count)
             try:
                 check_question(question)
             except InputError as error:

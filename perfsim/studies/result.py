@@ -2,18 +2,200 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from statistics import median
 from typing import Any
 
-from perfsim.convergence.ramp import RampedRun
+from perfsim.convergence.time_to_accuracy import RampedRun
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.network_map import NetworkMap
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, SharedCaveat, TimelineBar
 from perfsim.prediction.roofline import Roofline
-from perfsim.studies.decided import Decision
-from perfsim.studies.production import Production
+from perfsim.specs.wall_clock import ProductionRange
+from perfsim.studies.spec import CandidateSpec, StudySpec
+
+# The decision that a study answers, as plain values: when, how much, how sure, and what would change it.
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A typical value with its 90 % interval."""
+
+    typical: float
+    """Value with every input as given."""
+    low: float
+    """5th percentile."""
+    high: float
+    """95th percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a candidate takes to the target; None where an input is not given."""
+
+    label: str
+    """The candidate."""
+    steps_s: Spread
+    """Time of healthy steps."""
+    wall_s: Spread
+    """Time on the wall: with what `basis` says."""
+    basis: str
+    """What the time on the wall holds besides healthy steps."""
+    device_hours: Spread
+    energy_kwh: Spread | None
+    carbon_kg: Spread | None
+    """CO2 of the energy."""
+    money: Spread | None
+    """Price of the run."""
+    first: float
+    """Probability that no other candidate is at the target earlier."""
+    cheapest: float | None
+    """Probability that no other candidate costs less; None unless all have a price."""
+    not_given: tuple[str, ...]
+    """Inputs without which a figure is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """An input, the ratio of times (or of money) over its 90 % range, and where the order of two flips."""
+
+    name: str
+    """The input."""
+    low: float
+    """Lower end of its 90 % range."""
+    typical: float
+    """Its value."""
+    high: float
+    """Upper end of its 90 % range."""
+    unit: str
+    """Unit of the three."""
+    ratio_at_low: float
+    """The ratio with the input at its lower end."""
+    ratio_at_high: float
+    """The ratio with the input at its upper end."""
+    flips_at: float | None
+    """The nearest value at which both take as much; None within three standard deviations."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """The price at which two machines cost the same, for the work of the study."""
+
+    label: str
+    """The candidate."""
+    rival: str
+    """The one that it is compared with."""
+    device_hours_ratio: Spread
+    """Device-hours of the rival for one of the candidate: what a device-hour of it may cost, in theirs."""
+    price: Spread | None
+    """The same in money a device-hour, where the rival's price is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Times, money and energy of all candidates from one set of seeded draws."""
+
+    seed: int
+    """Seed of the draws."""
+    draws: int
+    """Number of draws."""
+    currency: str
+    """Currency of all money."""
+    sentence: str
+    """The decision in words."""
+    outcomes: tuple[Outcome, ...]
+    first: str
+    """Label of the candidate that is first on the wall."""
+    rival: str
+    """The one that it is compared with; empty if there is none."""
+    ratio: Spread | None
+    """Time on the wall of the rival over that of the first."""
+    sure: float
+    """Probability that the first is earlier than the rival."""
+    levers: tuple[Lever, ...]
+    """The inputs that move the ratio, most first."""
+    break_even: tuple[BreakEven, ...]
+    money_ratio: Spread | None = None
+    """Money of the rival over that of the first; None unless both have a price."""
+    money_levers: tuple[Lever, ...] = ()
+    """The inputs that move the ratio of money, most first."""
+
+
+# Time at the rate of published production runs, which are slower than healthy benchmark steps.
+#
+# The ratio is a production run's published rate over the predicted rate of its healthy steps. It covers
+# what
+# slows the steps of a long run (stragglers, other jobs on the network, data loading, logging) and the
+# model's
+# own error on these runs. It does not cover queue, compilation, restarts after failures and lost work,
+# which a
+# wall clock describes. All known runs are on GPUs; the ratio holds for every machine alike, so that it
+# moves
+# no comparison.
+
+RECORD = "production.json"
+COVERED_ONCE = (
+    "the production ratio and the wall clock's stragglers describe the same slow steps: the whole run counts "
+    "the stragglers and not the ratio, the time in production counts the ratio alone"
+)
+"""The remark on a candidate that has both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Production:
+    """The ratio of a production rate to that of healthy steps."""
+
+    ratio: float
+    """Rate of production steps over that of healthy ones."""
+    range: tuple[float, float]
+    """Low and high; taken as a 90 % range."""
+    source: str
+    """Where the ratio is from."""
+
+    def time_s(self, healthy_s: float) -> float:
+        """The time of steps at the production rate."""
+        return healthy_s / self.ratio
+
+    def band_s(self, healthy_s: float, band_s: tuple[float, float]) -> tuple[float, float]:
+        """The band of that time: band and range combine in quadrature in log time, as independent errors."""
+        (low_s, high_s), (low, high), middle_s = band_s, self.range, self.time_s(healthy_s)
+        down = math.hypot(math.log(healthy_s / low_s), math.log(high / self.ratio))
+        up = math.hypot(math.log(high_s / healthy_s), math.log(self.ratio / low))
+        return middle_s * math.exp(-down), middle_s * math.exp(up)
+
+    @property
+    def text(self) -> str:
+        """`0.81 (0.76 to 0.88)`."""
+        low, high = self.range
+        return f"{self.ratio:.2f} ({low:.2f} to {high:.2f})" if low < high else f"{self.ratio:.2f}"
+
+
+@cache
+def recorded() -> Production:
+    """Median and range over the recorded production runs."""
+    rows = json.loads(files("perfsim.studies").joinpath(RECORD).read_text(encoding="utf-8"))
+    ratios = [float(row["ratio"]) for row in rows]
+    names = ", ".join(f"{row['name']} {row['ratio']:.2f}" for row in rows)
+    source = f"median and range of published production rates over predicted healthy steps: {names}"
+    return Production(median(ratios), (min(ratios), max(ratios)), source)
+
+
+def production_of(study: StudySpec, candidate: CandidateSpec) -> Production | None:
+    """The production ratio of a candidate, its own or the study's; None where it is switched off."""
+    given = study.production if candidate.production is None else candidate.production
+    if given == "none":
+        return None
+    if isinstance(given, ProductionRange):
+        return Production(given.typical, (given.low, given.high), given.source)
+    if isinstance(given, (int, float)):
+        return Production(float(given), (float(given), float(given)), "given by the study")
+    return recorded()
 
 
 @dataclass(frozen=True, slots=True)

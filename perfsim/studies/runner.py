@@ -6,20 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from perfsim.base.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
 from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.ramp import RampedRun
+from perfsim.convergence.time_to_accuracy import RampedRun
 from perfsim.engine.limits import present_limits
-from perfsim.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
-from perfsim.executors import IN_PROCESS, Executor, Failed
-from perfsim.prediction.accuracy import accuracy_of
-from perfsim.prediction.caveats import default_settings, worst_first
+from perfsim.prediction.bands import accuracy_of
+from perfsim.prediction.caveats import default_settings, shared_caveats, worst_first
+from perfsim.prediction.disturbed import resilience, text_of
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.perturbation import text_of
-from perfsim.prediction.price_tables import PriceTables
-from perfsim.prediction.question import Question
-from perfsim.prediction.resilience import resilience
+from perfsim.prediction.question import PriceTables, Question
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
-from perfsim.prediction.shared_caveats import shared_caveats
 from perfsim.prediction.verification import sample_step
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
@@ -31,24 +27,27 @@ from perfsim.studies.batches import (
     batch_grid,
     best_of,
     choice_of_run,
+    ramp_of,
     run_at,
     suggested_batches,
     target_for,
     whole_run_of,
 )
-from perfsim.studies.candidate import candidate_result
-from perfsim.studies.decided import Decision
-from perfsim.studies.decision import decide
-from perfsim.studies.digests import digest_of
-from perfsim.studies.laws import laws_side_by_side
-from perfsim.studies.options import option_of
-from perfsim.studies.perturbed_candidates import perturbed_candidate
-from perfsim.studies.production import COVERED_ONCE, Production, production_of
-from perfsim.studies.ramps import ramp_of
-from perfsim.studies.result import CandidateResult, Infeasible, StudyResult
-from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.candidate import candidate_result, perturbed_candidate
+from perfsim.studies.decision import decide, laws_side_by_side, option_of
+from perfsim.studies.executors import IN_PROCESS, Executor, Failed
+from perfsim.studies.result import (
+    COVERED_ONCE,
+    CandidateResult,
+    Decision,
+    Infeasible,
+    Production,
+    StudyResult,
+    production_of,
+)
+from perfsim.studies.spec import CandidateSpec, StudySpec, digest_of
 from perfsim.studies.verdict import Answer, ratio_bands, verdict
-from perfsim.transformer import parameters
+from perfsim.work.counts import parameters
 
 Progress = Callable[[str], None]
 
@@ -99,7 +98,7 @@ def run_study(
     target = target_of(spec)
     asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
     for candidate, devices in asked:
-        check_question(question_of(spec, candidate, devices))
+        check_question(question_of_candidate(spec, candidate, devices))
     outcomes, stopped = _outcomes(spec, asked, target, progress, executor)
     answered: list[Answered] = []
     results: list[CandidateResult] = []
@@ -230,7 +229,7 @@ def target_of(spec: StudySpec) -> Target:
     return target_for(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
 
 
-def question_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
+def question_of_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
     """What a study asks of a candidate with so many devices; the batch is open."""
     return Question(
         model=spec.model,
@@ -258,7 +257,7 @@ def answer_candidate(
 
     Raises PlanError where no batch has a feasible plan, LayoutError for a fixed layout that is illegal.
     """
-    question = question_of(spec, candidate, devices)
+    question = question_of_candidate(spec, candidate, devices)
     if tables is not None:
         tables.lend(question)
     return _disturbed(spec, _undisturbed(spec, candidate, question, target), target)
@@ -315,7 +314,7 @@ def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
 
 
 def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
-    answered = _undisturbed(spec, candidate, question_of(spec, candidate, devices), target)
+    answered = _undisturbed(spec, candidate, question_of_candidate(spec, candidate, devices), target)
     slowdowns = None
     if spec.resilience is not None:
         slowdowns = resilience(answered.evaluation, candidate.label(devices), spec.resilience)

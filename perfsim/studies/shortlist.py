@@ -8,33 +8,131 @@ are the answer; picking one of them is left to a run on the machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, Literal
 
+from perfsim.base.errors import InputError, LayoutError, LimitError, PerfsimError
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError
-from perfsim.executors import Executor, Failed
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
-from perfsim.placement.place import place
-from perfsim.prediction.accuracy import accuracy_of
+from perfsim.machines.placement import place
+from perfsim.prediction.bands import SHARDED, accuracy_of
 from perfsim.prediction.caveats import worst_first
-from perfsim.prediction.evaluation import Evaluation, graph_of
-from perfsim.prediction.fewer import evaluate_from_fewer
+from perfsim.prediction.evaluation import Evaluation, evaluate_from_fewer, graph_of
 from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.predict import batch_caveats, prediction_of
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.prediction.result import Accuracy
 from perfsim.prediction.run import Step
+from perfsim.specs.recipe import Layout
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of_run, target_for
-from perfsim.studies.experiment import HOUR_S, Experiment, Trial, fewest_replicas, rival
+from perfsim.studies.executors import Executor, Failed
 from perfsim.studies.spec import ConvergenceSpec
-from perfsim.workload import Layout
+
+# The cheapest run on the machine that tells two layouts apart.
+
+STEPS = 25
+"""assumed: 5 steps to warm up and 20 to measure. Steps of a healthy machine that scatter by 2 % give a mean
+within 0.7 %, so that two layouts are compared within 1 %."""
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A layout of the shortlist on the fewest replicas that hold it."""
+
+    entry: int
+    """Its number in the shortlist, from 1."""
+    plan: Plan
+    all_devices: int
+    """Number of devices of the whole layout."""
+    step_time_s: float
+    """Predicted for all replicas, so an upper bound of the trial's."""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that the trial takes."""
+        return self.plan.layout.num_devices
+
+    @property
+    def device_hours(self) -> float:
+        """Devices times hours of all steps."""
+        return self.devices * STEPS * self.step_time_s / HOUR_S
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Two layouts to run beside one another."""
+
+    trials: tuple[Trial, Trial]
+    ratio: float
+    """Predicted step time of the second over the first."""
+    ratio_error: float
+    """The model's own error in this ratio, as the half-width of a 90 % band."""
+    steps: int = STEPS
+    """Steps of each run."""
+
+    @property
+    def fewer_replicas(self) -> bool:
+        """Whether a trial leaves out replicas, and the communication between them."""
+        return any(trial.devices < trial.all_devices for trial in self.trials)
+
+    @property
+    def device_hours(self) -> float:
+        """Of both runs together."""
+        return sum(trial.device_hours for trial in self.trials)
+
+
+def rival(plans: Sequence[Plan]) -> int | None:
+    """The place of the plan to run beside the first: the fastest that is unlike it where predictions err.
+
+    Whether parameters are sharded weighs most in the likeness to published runs, then the degrees. Layouts of
+    equal degrees run nearly the same kernels and messages, so that errors of the model cancel between them.
+    """
+    for traits in (_is_sharded, _degrees):
+        of_first = traits(plans[0])
+        for position, plan in enumerate(plans):
+            if traits(plan) != of_first:
+                return position
+    return 1 if len(plans) > 1 else None
+
+
+def _is_sharded(plan: Plan) -> tuple[int, ...]:
+    return (int(plan.layout.zero_stage == SHARDED),)
+
+
+def _degrees(plan: Plan) -> tuple[int, ...]:
+    return plan.layout.tensor, plan.layout.pipeline, plan.layout.data
+
+
+def fewest_replicas(question: Question, plan: Plan) -> Plan:
+    """The plan with as few replicas as fit in memory, each with the same work as before.
+
+    One replica shows everything but the communication between replicas. State that ZeRO shards may need more,
+    and under ZeRO 3 all replicas take part in every layer.
+    """
+    layout = plan.layout
+    if layout.zero_stage == SHARDED or "data" not in {field.name for field in fields(layout)}:
+        return plan
+    for replicas in _divisors(layout.data):
+        smaller = replace(layout, data=replicas)
+        batch = plan.job.global_batch_size * replicas // layout.data
+        asked = replace(question, devices=smaller.num_devices, batch=batch, layout=None)
+        try:
+            return asked.chosen.plan(asked.job, asked.topology, smaller)
+        except PerfsimError:
+            continue
+    return plan
+
+
+def _divisors(count: int) -> Iterator[int]:
+    return (number for number in range(1, count) if count % number == 0)
+
 
 Objective = Literal["step-time", "time-to-accuracy", "cost"]
 SHOWN = 5

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     Field,
     SerializeAsAny,
@@ -17,23 +20,23 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from perfsim.calibration import ClusterCalibration, ConvergenceCalibration
+from perfsim.base.errors import MOST_SHOWN, LayoutError
+from perfsim.base.spec import MOST_CHOICES, CatalogSpec, FolderName, Spec
+from perfsim.base.text import did_you_mean
+from perfsim.base.units import number
+from perfsim.convergence.bill import Currency, EnergySpec, PriceSpec
 from perfsim.convergence.critical_batch import LAWS
-from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
-from perfsim.errors import MOST_SHOWN, LayoutError
-from perfsim.hardware import Devices, SystemSpec
+from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.machines import machine_of
-from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpec
-from perfsim.prediction.question import MEMORY_LIMIT
-from perfsim.prediction.verification_spec import SamplingSpec
-from perfsim.sizes import MOST_CHOICES
-from perfsim.spec import CatalogSpec, FolderName, Spec
+from perfsim.prediction.model_version import model_version
+from perfsim.prediction.question import MEMORY_LIMIT, PerturbationSpec, ResilienceSpec
+from perfsim.prediction.verification import SamplingSpec
+from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
+from perfsim.specs.hardware import Devices, SystemSpec
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import Sequences, TrainingRecipe
+from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.strategies import STRATEGIES, strategy_names
-from perfsim.studies.price_spec import Currency, EnergySpec, PriceSpec
-from perfsim.suggest import did_you_mean
-from perfsim.units import number
-from perfsim.wall_clock import ProductionRange, Ratio, WallClockSpec
-from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 
 def _refusal(message: str, help_text: str) -> PydanticCustomError:
@@ -282,3 +285,58 @@ def with_verify(spec: StudySpec, mode: str | None) -> StudySpec:
         return spec
     given = {"mode": mode, "tasks": spec.sampling.tasks or SamplingSpec().tasks}
     return spec.model_copy(update={"sampling": spec.sampling.model_copy(update=given)})
+
+
+# A digest of everything that affects the answer to a study.
+
+_PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit", "noun"})
+"""Keys that explain a value and do not affect an answer."""
+_INPUTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit", "candidates", "perturbations")
+
+
+class Digests:
+    """Digests of studies; descriptions that several of them share are taken apart once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[BaseModel, str]] = {}
+
+    def of(self, study: StudySpec) -> str:
+        """SHA-256 of everything that affects the answer to a study, in 64 hexadecimal digits.
+
+        This covers the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches,
+        law) without file names, titles, sources and reasons, and the version of the model.
+        """
+        inputs = {name: self._part(getattr(study, name)) for name in _INPUTS if name != "candidates"}
+        inputs["candidates"] = [self._parts(candidate) for candidate in study.candidates]
+        return _digest({"inputs": inputs, "model_version": model_version()})
+
+    def _parts(self, spec: BaseModel) -> dict[str, Any]:
+        return {name: self._part(value) for name, value in spec}
+
+    def _part(self, value: Any) -> Any:
+        """A description's digest; any other value as it is."""
+        if not isinstance(value, BaseModel):
+            return value
+        known = self._known.get(id(value))
+        if known is None:
+            digest = _digest(_without_prose(value.model_dump(mode="json")))
+            known = self._known[id(value)] = value, digest  # which keeps the id from being used again
+        return known[1]
+
+
+def digest_of(study: StudySpec) -> str:
+    """The digest of one study."""
+    return Digests().of(study)
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, allow_nan=False).encode("utf-8")).hexdigest()
+
+
+def _without_prose(value: Any) -> Any:
+    """A description without its prose."""
+    if isinstance(value, Mapping):
+        return {key: _without_prose(item) for key, item in value.items() if key not in _PROSE}
+    if isinstance(value, list):
+        return [_without_prose(item) for item in value]
+    return value

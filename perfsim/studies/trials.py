@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.engine.limits import present_limits
-from perfsim.errors import LimitError, PerfsimError
 from perfsim.machines.layout_text import text_of
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
-from perfsim.prediction.shared_caveats import confidence, shared_caveats
-from perfsim.studies.decision_words import time_unit, verb
+from perfsim.prediction.caveats import confidence, shared_caveats
+from perfsim.studies.decision import time_unit, verb
 from perfsim.studies.result import CandidateResult
 
 

@@ -3,6 +3,8 @@
 The author of a strategy calls `check_strategy(MyStrategy())` in a test.
 """
 
+from __future__ import annotations
+
 from perfsim.testing.conformance import (
     PROMISES,
     BrokenPromise,

@@ -13,22 +13,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PlanError
 from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
-from perfsim.errors import InputError, LayoutError, MemoryCapacityError, PlanError
-from perfsim.graph import GraphBuilder, TaskGraph
+from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.placement import shared_links
+from perfsim.network import Topology, WaferTree
 from perfsim.prediction.planner import search
-from perfsim.proof.in_flight import held_unlike_promised
+from perfsim.proof.prices import held_unlike_promised
+from perfsim.specs.recipe import Job, Layout, ParallelLayout
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.testing import toys
-from perfsim.topology import Topology, WaferTree
-from perfsim.trace import Trace
-from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
-from perfsim.workload import Job, Layout, ParallelLayout
+from perfsim.work import GraphBuilder, TaskGraph
+from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
 MOST_LAYOUTS = 200
 """Layouts of each case that are planned, spread over all that a strategy lists."""

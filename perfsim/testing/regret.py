@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.prediction.evaluation import evaluate, graph_of, longest_path_s
-from perfsim.prediction.fewer import in_full
+from perfsim.prediction.evaluation import evaluate, graph_of, in_full, longest_path_s
 from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.question import Question
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perfsim.calibration import WaferCalibration
-from perfsim.costs.host import HOST_OPERATIONS, HostCosts
+from perfsim.base.errors import GraphError
+from perfsim.costs.gpu import HOST_OPERATIONS, HostCosts
 from perfsim.costs.price import Costs
-from perfsim.errors import GraphError
-from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
-from perfsim.hardware import (
+from perfsim.machines import build_topology
+from perfsim.network import Topology
+from perfsim.prediction.question import Question
+from perfsim.specs.calibration import WaferCalibration
+from perfsim.specs.hardware import (
     ActivationServersSpec,
     DeviceSpec,
     FatTreeSpec,
@@ -28,11 +30,10 @@ from perfsim.hardware import (
     WaferClusterSpec,
     WeightServerSpec,
 )
-from perfsim.machines import build_topology
-from perfsim.prediction.question import Question
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import Job, Layout, TrainingRecipe
 from perfsim.strategies import Plan, Strategy, strategy
-from perfsim.topology import Topology
-from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
+from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
 
 GIB = 2.0**30
 

@@ -18,17 +18,15 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path
-from perfsim.engine.perturb import with_stragglers
-from perfsim.graph import TaskGraph, unfold
+from perfsim.engine.failures import with_stragglers
+from perfsim.engine.trace import Trace
 from perfsim.machines import build_topology, costs_for, network_of
-from perfsim.placement.place import Placed
-from perfsim.placement.shared_links import shared_links
-from perfsim.placement.stragglers import place_stragglers
+from perfsim.machines.placement import Placed, place_stragglers, shared_links
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.run import Step
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.trace import Trace
-from perfsim.workload import Job, ParallelLayout
+from perfsim.work import TaskGraph, unfold
 
 pytestmark = pytest.mark.benchmark
 

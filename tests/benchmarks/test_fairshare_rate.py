@@ -18,7 +18,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from perfsim.engine.calendar import Calendar
 from perfsim.engine.fairshare import FairShare, Flow
-from perfsim.testing.max_min import reduced
+from perfsim.testing.independent import reduced
 
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
 

@@ -13,13 +13,13 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from perfsim.catalog import Catalog, data_root
 from perfsim.costs.price import price
 from perfsim.engine import simulate
-from perfsim.graph import GraphBuilder, unfold
+from perfsim.engine.trace import Trace
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.planner import best_plan
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys
-from perfsim.trace import Trace
-from perfsim.workload import Job
+from perfsim.work import GraphBuilder, unfold
 
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
 

@@ -9,12 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.report.figures.heat_map import heat_map
-from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
-from perfsim.report.figures.validation import ValidationPoint, residuals
-from perfsim.report.page import write_page
-from perfsim.report.sections import Section
-from perfsim.report.study.write import write_study_page
+from perfsim.report.figures.scaling import ScalingPoint, ValidationPoint, heat_map, residuals, scaling_curve
+from perfsim.report.page import Section, write_page
+from perfsim.report.study_files import write_study_page
 from perfsim.report.text import duration
 
 pytestmark = pytest.mark.browser

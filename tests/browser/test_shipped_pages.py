@@ -17,12 +17,11 @@ import pytest
 import yaml
 
 from perfsim.report import text
-from perfsim.report.study.write import write_study
-from perfsim.report.sweep.page import write_sweep
-from perfsim.report.sweep.variants import named_points
+from perfsim.report.study_files import write_study
+from perfsim.report.sweep import named_points, write_sweep
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.sweeps.runner import load_sweep, run_sweep
+from perfsim.studies.sweep import load_sweep, run_sweep
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.report.sweep.page import write_sweep
-from perfsim.sweeps.runner import load_sweep, run_sweep
+from perfsim.report.sweep import write_sweep
+from perfsim.studies.sweep import load_sweep, run_sweep
 
 pytestmark = pytest.mark.browser
 

@@ -58,4 +58,4 @@ def test_a_run_loads_no_report_and_no_files_of_other_tools(must_run: Callable, r
     )
     assert "numpy" in loaded
     assert not {"jinja2", "pandas", "plotly", "scipy"} & loaded
-    assert not {name for name in loaded if name.startswith(("perfsim.interop.foreign", "perfsim.studies"))}
+    assert not {name for name in loaded if name.startswith(("perfsim.interop.formats", "perfsim.studies"))}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim import trace
-from perfsim.graph import GraphBuilder
-from perfsim.trace import EXPOSED, Trace
+from perfsim.engine import trace
+from perfsim.engine.trace import EXPOSED, Trace
+from perfsim.work import GraphBuilder
 
 STREAMS = (
     "gpu0/compute",

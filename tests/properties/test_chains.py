@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.engine import critical_path
-from perfsim.graph import GraphBuilder, TaskGraph
-from perfsim.graph.chains import Chains
+from perfsim.work import GraphBuilder, TaskGraph
+from perfsim.work.graph import Chains
 
 Row = tuple[int, list[int], list[int]]
 """Stream, tensors read and tasks waited for (modulo what there is)."""

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.calibration import CollectiveOp
+from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.collectives import CollectiveModel, Group, hierarchical, in_network, ring, tree
-from perfsim.errors import InputError
-from perfsim.hardware import GpuClusterSpec
-from perfsim.testing.stepping import lockstep_s, pipelined_s, replay, uniform_link
+from perfsim.network import hierarchical, in_network, ring, tree
+from perfsim.network.collectives import CollectiveModel
+from perfsim.network.topology import Group
+from perfsim.specs.calibration import CollectiveOp
+from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.testing.independent import lockstep_s, pipelined_s, replay, uniform_link
 
 sizes = st.integers(2, 12)
 message_bytes = st.floats(1.0, 1e10)

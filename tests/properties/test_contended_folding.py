@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
-from perfsim.graph import Work, unfold
-from perfsim.hardware import FatTreeSpec
 from perfsim.machines import network_of
-from perfsim.placement.place import place
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.placement import place, shared_links
+from perfsim.network import Topology
 from perfsim.prediction.evaluation import evaluate, longest_path_s
+from perfsim.specs.hardware import FatTreeSpec
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.testing.toys import ToyCosts
-from perfsim.topology import Topology
-from perfsim.workload import ParallelLayout
+from perfsim.work import Work, unfold
 
 layouts = st.builds(
     ParallelLayout,
@@ -154,7 +153,7 @@ def test_too_many_kinds_of_peers_take_at_least_as_long_folded_as_written_out(
     graph, costs = toys.graph_of(toys.plan("3d", job, layout, topology.system)), ToyCosts(topology.system)
     written_s = longest_path_s(graph, topology, costs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perfsim.placement.place.MOST_UNEVEN_TASKS", 0)
+        patch.setattr("perfsim.machines.placement.MOST_UNEVEN_TASKS", 0)
         folded = place(graph, topology, contention=False)
         folded_s = longest_path_s(graph, topology, costs)
     assert len(folded.graph) == len(graph)

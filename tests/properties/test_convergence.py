@@ -9,14 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.goodput import failing_time_s
-from perfsim.convergence.hyperbola import examples, fit_hyperbola, steps
-from perfsim.convergence.loss_laws import BESIROGLU
-from perfsim.convergence.time_to_accuracy import (
-    ratio_band,
-    time_to_accuracy,
-)
+from perfsim.convergence.critical_batch import CriticalBatch, examples, fit_hyperbola, steps
+from perfsim.convergence.laws import BESIROGLU
+from perfsim.convergence.time_to_accuracy import ratio_band, time_to_accuracy
+from perfsim.convergence.wall_clock import failing_time_s
 
 batch_sizes = st.floats(1e3, 1e9)
 targets = st.floats(1e8, 1e14)

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.engine import critical_path, simulate
+from perfsim.engine.calendar import FINEST_EXPONENT, grid_exponent
 from perfsim.engine.fairshare import Flow
-from perfsim.engine.grid import FINEST_EXPONENT, grid_exponent
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
-from perfsim.trace import Trace
+from perfsim.engine.trace import Trace
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
-INVOLVED = sys.modules["perfsim.engine.involved"]
+INVOLVED = sys.modules["perfsim.engine.simulate"]
 WORKS, LINKS = 3, 2
 
 Row = tuple[int, int, tuple[int, ...]]

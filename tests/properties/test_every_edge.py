@@ -15,14 +15,15 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs
-from perfsim.graph import Kind, TaskGraph
-from perfsim.hardware import FatTreeSpec, GpuClusterSpec, SystemSpec, WaferClusterSpec
 from perfsim.machines import build_topology, costs_for, network_of
-from perfsim.machines.network import Floats, Network, PeerClasses
+from perfsim.machines.machine import Floats, Network, PeerClasses
+from perfsim.network import Topology
 from perfsim.prediction.evaluation import evaluate, graph_of
+from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, SystemSpec, WaferClusterSpec
+from perfsim.specs.recipe import Job, Layout, ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.topology import Topology
-from perfsim.workload import Job, Layout, ParallelLayout, StreamingLayout
+from perfsim.work import Kind, TaskGraph
 
 LITTLE = 1e-5
 """Of an edge's capacity; less than any communication asks for."""

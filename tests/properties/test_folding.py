@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
-from perfsim.graph import TaskGraph, peer_classes, unfold
-from perfsim.graph.symmetry import as_slowest_peers, meeting_of
-from perfsim.graph.task_graph import rank_of
 from perfsim.machines import network_of
-from perfsim.placement.rank_classes import rank_classes
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.placement import rank_classes, shared_links
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan
-from perfsim.workload import ParallelLayout, StreamingLayout
+from perfsim.work import TaskGraph, peer_classes, unfold
+from perfsim.work.graph import rank_of
+from perfsim.work.symmetry import as_slowest_peers, meeting_of
 
 SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb1p": 1, "zb2p": 1, "zbv": 2, "v-half": 2, "v-min": 2}
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.graph import GraphBuilder, Slots, TaskGraph
+from perfsim.work import GraphBuilder, Slots, TaskGraph
 
 STREAMS = ("s0", "s1", "s2")
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.errors import LayoutError, MemoryCapacityError
+from perfsim.base.errors import LayoutError, MemoryCapacityError
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import STRATEGIES, strategy
-from perfsim.strategies.three_d.rules import layout_problems
+from perfsim.strategies.three_d.legal import layout_problems
 from perfsim.strategies.three_d.stages import stages_of
-from perfsim.transformer import padded_vocab_size, parameters
-from perfsim.workload import ParallelLayout
+from perfsim.work.counts import parameters
+from perfsim.work.layer import padded_vocab_size
 
 GPU_STRATEGIES = sorted(name for name in STRATEGIES if STRATEGIES[name].system_kind == "gpu-cluster")
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import perfsim as ps
+from perfsim.base.errors import LayoutError, PlanError
 from perfsim.catalog import Catalog, data_root
 from perfsim.cli import main
-from perfsim.errors import LayoutError, PlanError
-from perfsim.hardware import SystemSpec
 from perfsim.prediction.prediction import Prediction
+from perfsim.specs.hardware import SystemSpec
 
 CATALOG = Catalog([data_root()])
 EXAMPLES = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import perfsim as ps
-from perfsim.errors import PlanError
+from perfsim.base.errors import PlanError
 
 SIZES = range(8, 1025, 8)
 REFUSED_BEFORE = [

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.perturb import with_jitter, with_stragglers
-from perfsim.graph import TaskGraph
-from perfsim.placement.place import place
-from perfsim.placement.stragglers import place_stragglers
-from perfsim.workload import ParallelLayout
+from perfsim.engine.failures import with_jitter, with_stragglers
+from perfsim.machines.placement import place, place_stragglers
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.work import TaskGraph
 
 layouts = st.builds(
     ParallelLayout,

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import perfsim
-from perfsim.units import YAML_CONTEXT
+from perfsim.base.units import YAML_CONTEXT
 
 for _module in pkgutil.walk_packages(perfsim.__path__, "perfsim."):
     if not _module.name.endswith("__main__"):

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from perfsim.errors import LayoutError
-from perfsim.proof.execution.order import Precedence, dependencies, random_order
-from perfsim.proof.proof import Subject
-from perfsim.proof.small_plans import small_plan, training_of
+from perfsim.base.errors import LayoutError
+from perfsim.proof.hazards import Precedence, dependencies, random_order
+from perfsim.proof.prove import Subject
+from perfsim.proof.provers import small_plan, training_of
+from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.workload import Job, ParallelLayout, StreamingLayout
 
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

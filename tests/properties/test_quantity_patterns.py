@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.errors import UnitError
-from perfsim.units import Dimension, accepted_units, parse_quantity, quantity_pattern
+from perfsim.base.errors import UnitError
+from perfsim.base.units import Dimension, accepted_units, parse_quantity, quantity_pattern
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 numbers = st.one_of(st.integers(1, 10**6).map(str), st.floats(0.01, 1e4).map(lambda value: f"{value:.3f}"))

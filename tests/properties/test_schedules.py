@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.errors import DeadlockError
+from perfsim.base.errors import DeadlockError
 from perfsim.strategies.schedules import (
     SCHEDULES,
     PacedRanks,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.beside import Beside
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
-from perfsim.trace import Trace
+from perfsim.engine.slowdown import Beside
+from perfsim.engine.trace import Trace
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 DEVICES = 2
 COMPUTES, COMMUNICATIONS = 3, 2

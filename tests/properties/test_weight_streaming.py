@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
-from perfsim.costs.streaming_roof import roof_tokens
-from perfsim.costs.wafer import WaferCosts
+from perfsim.costs.wafer import WaferCosts, roof_tokens
 from perfsim.engine import critical_path, simulate
-from perfsim.graph import unfold
+from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.placement import shared_links
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.trace import Trace
-from perfsim.transformer import model_flop_per_step
-from perfsim.workload import StreamingLayout
+from perfsim.work import unfold
+from perfsim.work.counts import model_flop_per_step
 
 STREAMING = strategy("weight-streaming")
 PEAK, LINK, WEIGHT_BYTES = 7.48e15, 150e9, 2.0

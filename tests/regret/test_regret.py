@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from perfsim.base.errors import PlanError
 from perfsim.catalog import default_catalog
-from perfsim.errors import PlanError
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.testing.regret import MARGIN, MOST_PASSES, SAMPLED, Regret, regret_of

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from perfsim.published.plans import public_cases
-from perfsim.validation.accuracy_page import AccuracyPage, accuracy_page
-from perfsim.validation.validate import validate_file
+from perfsim.evidence.accuracy_page import AccuracyPage, accuracy_page
+from perfsim.evidence.plans import public_cases
+from perfsim.evidence.score import validate_file
 
 Once = Callable[[str, Callable[[], Any]], Any]
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from perfsim.prediction.accuracy import recorded
-from perfsim.published.plans import public_cases
-from perfsim.report.validation.page import COMMAND, write_validation
-from perfsim.validation.accuracy_page import AccuracyPage
-from perfsim.validation.held_out import held_out
-from perfsim.validation.record_accuracy import KINDS, record_of
+from perfsim.evidence.accuracy_page import AccuracyPage
+from perfsim.evidence.left_out import held_out
+from perfsim.evidence.plans import public_cases
+from perfsim.evidence.record import KINDS, record_of
+from perfsim.prediction.bands import recorded_errors
+from perfsim.report.validation import COMMAND, write_validation
 
 pytestmark = pytest.mark.slow
 
 
 def test_recorded_errors_are_those_of_the_public_runs(results: list[dict[str, Any]]) -> None:
-    assert json.loads(json.dumps(record_of(results))) == list(recorded()), f"run {COMMAND}"
+    assert json.loads(json.dumps(record_of(results))) == list(recorded_errors()), f"run {COMMAND}"
 
 
 def test_recorded_bands_are_those_of_the_runs_left_out(
@@ -32,7 +32,7 @@ def test_recorded_bands_are_those_of_the_runs_left_out(
     step_files = [path for path in public_cases() if path.name in KINDS]
     rows = {step.result["file"]: step.left_out for step in page.steps}
     fresh = record_of(results, {path.name: held_out(path, rows[path.name]) for path in step_files})
-    for entry, known in zip(fresh, recorded(), strict=True):
+    for entry, known in zip(fresh, recorded_errors(), strict=True):
         assert entry["band"] == pytest.approx(known["band"], rel=0.01), f"run {COMMAND}"
         for row, kept in zip(entry["left_out"], known["left_out"], strict=True):
             assert row["constants"] == pytest.approx(kept["constants"], rel=0.01), f"run {COMMAND}"
@@ -49,7 +49,7 @@ def test_bands_of_dense_models_and_of_models_with_experts_hold_as_many_runs(
     results: list[dict[str, Any]],
 ) -> None:
     (runs,) = (result["families"] for result in results if result["file"] == "modern.yaml")
-    families = {row["family"]: row["experts"] for entry in recorded() for row in entry["families"]}
+    families = {row["family"]: row["experts"] for entry in recorded_errors() for row in entry["families"]}
     for kind in ([False], [True]):
         mine = [row for name, row in runs.items() if families.get(name) == kind]
         inside = sum(row["n"] * row["band_coverage"] for row in mine)
@@ -62,7 +62,7 @@ def test_the_accuracy_page_is_what_its_command_writes(
     _, written = write_validation(page, tmp_path)
     kept = (repository / "reports" / "validation.md").read_text(encoding="utf-8")
     assert written.read_text(encoding="utf-8") == kept, f"run {COMMAND}"
-    families = {row["family"]: row for entry in recorded() for row in entry["families"]}
+    families = {row["family"]: row for entry in recorded_errors() for row in entry["families"]}
     for row in (row for each in page.steps for row in each.left_out if row.family in families):
         noted = families[row.family]["held_out_p90_ape"]
         assert noted == pytest.approx(row.outside["p90_ape"], abs=1e-4), f"run {COMMAND}"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perfsim.catalog import FOLDERS, Catalog, data_root, load_mapping
-from perfsim.catalog.compose import values
-from perfsim.workload import TransformerConfig
+from perfsim.catalog.reader import values
+from perfsim.specs.model import TransformerConfig
 
 CATALOG = Catalog([data_root()])
 STRUCTURE = ("kind", "calibration", "chip", "framework", "launcher")

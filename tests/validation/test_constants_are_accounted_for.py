@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.calibration import (
+from perfsim.catalog import Catalog, data_root
+from perfsim.specs.calibration import (
     MOST_STANDARD_ERROR,
     Calibration,
     CollectiveCalibration,
     FitRecord,
     GpuCalibration,
 )
-from perfsim.catalog import Catalog, data_root
 
 CATALOG = Catalog([data_root()])
 CALIBRATIONS = [

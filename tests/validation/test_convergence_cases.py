@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from perfsim.convergence import hyperbola
-from perfsim.convergence.hyperbola import HyperbolaFit, NotIdentifiableError, fit_hyperbola
-from perfsim.validation.convergence_validation import validate_convergence
+from perfsim.convergence import critical_batch
+from perfsim.convergence.critical_batch import HyperbolaFit, NotIdentifiableError, fit_hyperbola
+from perfsim.evidence.convergence_score import validate_convergence
 
 CASES_FILE = Path(__file__).parents[2] / "studies" / "validation" / "convergence.yaml"
 
@@ -158,8 +158,8 @@ def test_score_of_the_public_cases(cases: dict[str, dict[str, Any]]) -> None:
 def test_the_score_does_not_hang_on_the_expected_critical_batch(
     cases: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, expected: float, error: float
 ) -> None:
-    monkeypatch.setattr(hyperbola, "PRIOR_LOG", expected)
-    monkeypatch.setattr(hyperbola, "PRIOR_ERROR_LOG", error)
+    monkeypatch.setattr(critical_batch, "PRIOR_LOG", expected)
+    monkeypatch.setattr(critical_batch, "PRIOR_ERROR_LOG", error)
     result = validate_convergence(list(cases.values()))
     assert result["summary"]["median_ape"] < 0.045
     assert result["larger_batch"]["p90_ape"] < 0.18

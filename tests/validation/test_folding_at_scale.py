@@ -7,12 +7,11 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import simulate
-from perfsim.graph import GraphBuilder, unfold
 from perfsim.machines import build_topology, costs_for, network_of
-from perfsim.placement.rank_classes import rank_classes
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.placement import rank_classes, shared_links
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import strategy
-from perfsim.workload import Job, ParallelLayout
+from perfsim.work import GraphBuilder, unfold
 
 
 @pytest.mark.slow

@@ -7,8 +7,11 @@ from typing import NamedTuple
 import pytest
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.transformer import LayerSlice, attention_backward, attention_core, mlp_forward, parameters
-from perfsim.workload import TransformerConfig
+from perfsim.specs.model import TransformerConfig
+from perfsim.work.attention import attention_core
+from perfsim.work.blocks import attention_backward, mlp_forward
+from perfsim.work.counts import parameters
+from perfsim.work.kernels import LayerSlice
 
 CATALOG = Catalog([data_root()])
 

@@ -8,8 +8,8 @@ from importlib.resources import files
 import pytest
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.studies.production import RECORD
-from perfsim.validation.record import production_record
+from perfsim.evidence.record import production_record
+from perfsim.studies.result import RECORD
 
 
 def test_recorded_production_ratios_are_those_of_the_published_runs() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog, parse_file
-from perfsim.prediction.accuracy import recorded
-from perfsim.published.cases import CaseFile
-from perfsim.published.plans import public_cases
-from perfsim.validation.record_accuracy import record_of
+from perfsim.evidence.cases import CaseFile
+from perfsim.evidence.plans import public_cases
+from perfsim.evidence.record import record_of
+from perfsim.prediction.bands import recorded_errors
 
 PATHS = {path.name: path for path in public_cases()}
 
@@ -51,7 +51,9 @@ def test_wafer_runs_beat_one_constant(wafers: dict[str, Any]) -> None:
 
 def test_what_is_recorded_of_wafers_is_what_is_met(wafers: dict[str, Any]) -> None:
     """Stale after a change of the model: run `perfsim validate --record`."""
-    assert record_of([wafers]) == [each for each in recorded() if each["system_kind"] == "wafer-cluster"]
+    assert record_of([wafers]) == [
+        each for each in recorded_errors() if each["system_kind"] == "wafer-cluster"
+    ]
 
 
 def test_published_ratios_stand_beside_the_logs_and_change_no_score(wafers: dict[str, Any]) -> None:
@@ -103,4 +105,4 @@ def _tau(runs: list[tuple[float, float]]) -> float:
 @pytest.mark.slow
 def test_what_is_recorded_of_gpus_is_what_is_met(gpus: dict[str, Any]) -> None:
     """Stale after a change of the model: run `perfsim validate --record`."""
-    assert record_of([gpus]) == [each for each in recorded() if each["family"].endswith("/gpu.yaml")]
+    assert record_of([gpus]) == [each for each in recorded_errors() if each["family"].endswith("/gpu.yaml")]

@@ -16,19 +16,21 @@ from perfsim.costs.memory import sharded_state_bytes, state_bytes
 from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
-from perfsim.hardware import Precision
+from perfsim.engine.trace import Trace
+from perfsim.specs.hardware import Precision
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import Job, ParallelLayout, TrainingRecipe
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.memory import stage_memory
-from perfsim.trace import Trace
-from perfsim.transformer import (
-    LayerSlice,
+from perfsim.work.counts import (
     hardware_flop_per_step,
     layer_activation_bytes,
     model_flop_per_step,
     parameters,
     recompute_flop_per_step,
 )
-from perfsim.workload import Job, ParallelLayout, StreamingLayout, TrainingRecipe, TransformerConfig
+from perfsim.work.kernels import LayerSlice
 
 GIB = 2.0**30
 

@@ -9,18 +9,19 @@ from typing import NamedTuple
 
 import pytest
 
+from perfsim.base.errors import MemoryCapacityError, PlanError
 from perfsim.catalog import Catalog, data_root
-from perfsim.errors import MemoryCapacityError, PlanError
-from perfsim.hardware import WaferClusterSpec
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan, search
+from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.recipe import Job
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.streaming.device import WAFER
 from perfsim.strategies.streaming.memory import activation_parts_bytes
 from perfsim.testing import toys
-from perfsim.transformer import parameters
-from perfsim.workload import Job, StreamingLayout
+from perfsim.work.counts import parameters
 
 CATALOG = Catalog([data_root()])
 STREAMING = strategy("weight-streaming")

@@ -6,12 +6,12 @@ import pytest
 
 import perfsim as ps
 from perfsim.catalog import default_catalog
-from perfsim.hardware import WaferClusterSpec
+from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.studies.axes import VARIANT
+from perfsim.studies.grid import SweepPoint
 from perfsim.studies.runner import answer_candidate, target_of
-from perfsim.sweeps.axes import VARIANT
-from perfsim.sweeps.grid import SweepPoint
-from perfsim.sweeps.runner import load_sweep
-from perfsim.transformer import parameters
+from perfsim.studies.sweep import load_sweep
+from perfsim.work.counts import parameters
 
 # Model Zoo, Cerebras-GPT: batch in sequences of 2048, steps, tokens; 13B is written for its second phase.
 CEREBRAS_GPT = {

@@ -1,10 +1,11 @@
-"""Scaling: how a quantity changes with the number of devices, beside the ideal."""
+"""Errors of predictions of published runs, family by family."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -12,6 +13,8 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
+
+# Scaling: how a quantity changes with the number of devices, beside the ideal.
 
 LABELLED = 4
 """Most series that are named beside their lines; more have a legend."""
@@ -189,7 +192,7 @@ def _series(
         mode="lines+markers",
         line={"color": look["color"], "width": 2},
         marker={"symbol": look["symbol"], "size": 8},
-        customdata=[_hover(point) for point in own],
+        customdata=[_scaling_hover(point) for point in own],
         hovertemplate=f"<b>%{{fullData.name}}</b><br>%{{x:,}} devices: %{{y:.4g}} {unit}"
         "%{customdata}<extra></extra>",
     )
@@ -223,7 +226,7 @@ def _band(name: str, own: Sequence[ScalingPoint], index: int) -> go.Scatter:
     )
 
 
-def _hover(point: ScalingPoint) -> str:
+def _scaling_hover(point: ScalingPoint) -> str:
     """The band on the line of the value, and below it efficiency and note; escaped."""
     band = "" if point.band is None else f" (band {_to(point.band)})"
     words = [f"scaling efficiency {text.percent(point.efficiency)}", point.note]
@@ -263,3 +266,212 @@ def efficiency_table(points: Sequence[ScalingPoint]) -> Table:
     ]
     columns = ("series", "devices", "in throughput", "in time to the target", "note")
     return Table(columns, rows, "Relative to the smallest machine of the series.", frozenset({1, 2, 3}))
+
+
+# A quantity over two swept fields, as coloured cells.
+
+_MAX_WRITTEN_CELLS = 150
+_LOG_SPAN = 30.0
+
+
+def heat_map(
+    x: Sequence[object],
+    y: Sequence[object],
+    z: Sequence[Sequence[float | None]],
+    *,
+    x_name: str,
+    y_name: str,
+    z_name: str,
+    unit: str,
+) -> go.Figure:
+    """Cells `z[row of y][column of x]`; None or NaN (no plan fits) stays empty.
+
+    Colours are cividis, which reads alike with every colour vision, on a logarithmic scale where
+    the values span more than a factor of thirty. Small maps write the figure in each cell.
+    """
+    cells = [[_finite(value) for value in row] for row in z]
+    flat = [value for row in cells for value in row if value is not None]
+    logarithmic = bool(flat) and min(flat) > 0 and max(flat) / min(flat) > _LOG_SPAN
+    trace = go.Heatmap(
+        x=[base.esc(value) for value in x],
+        y=[base.esc(value) for value in y],
+        z=[[_colour(value, logarithmic) for value in row] for row in cells],
+        text=[["" if value is None else text.number(value) for value in row] for row in cells],
+        texttemplate="%{text}" if len(flat) <= _MAX_WRITTEN_CELLS else None,
+        hovertemplate=f"{base.esc(x_name)} %{{x}}<br>{base.esc(y_name)} %{{y}}<br>"
+        f"<b>%{{text}} {base.esc(unit)}</b><extra></extra>",
+        hoverongaps=False,
+        colorscale="Cividis",
+        xgap=1,
+        ygap=1,
+        colorbar=_colour_bar(flat, logarithmic),
+    )
+    style = base.layout(
+        f"{base.esc(z_name)} ({base.esc(unit)})",
+        height=max(300, 150 + 30 * len(y)),
+        xaxis=base.axis(base.esc(x_name), type="category", showgrid=False),
+        yaxis=base.axis(base.esc(y_name), type="category", showgrid=False),
+    )
+    return base.figure([trace], style)
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _colour(value: float | None, logarithmic: bool) -> float | None:
+    if value is None:
+        return None
+    return float(f"{math.log10(value) if logarithmic else value:.6g}")
+
+
+def _colour_bar(flat: Sequence[float], logarithmic: bool) -> dict[str, object]:
+    bar: dict[str, object] = {"thickness": 12, "outlinewidth": 0, "xpad": 4}
+    if logarithmic:
+        first, last = math.log10(min(flat)), math.log10(max(flat))
+        places = [first + (last - first) * i / 4 for i in range(5)]
+        bar |= {"tickvals": places, "ticktext": [text.number(10**place, 2) for place in places]}
+    return bar
+
+
+def heat_map_table(
+    x: Sequence[object], y: Sequence[object], z: Sequence[Sequence[float | None]], *, x_name: str, y_name: str
+) -> Table:
+    """The cells as numbers; an empty cell has no feasible plan."""
+    rows = []
+    for name, row in zip(y, z, strict=True):
+        cells = [_finite(value) for value in row]
+        rows.append([str(name), *(text.NONE if value is None else text.number(value) for value in cells)])
+    columns = [f"{y_name} \\ {x_name}", *(str(value) for value in x)]
+    return Table(columns, rows, "Rows and columns as in the figure.", frozenset(range(1, len(columns))))
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationPoint:
+    """One published run and its prediction."""
+
+    id: str
+    family: str
+    measured_s: float
+    predicted_s: float
+    error: float
+    """Signed relative error: predicted / measured - 1."""
+    evidence: str = ""
+    band_s: tuple[float, float] | None = None
+    """The 90 % band of the prediction."""
+
+    @property
+    def allowed(self) -> tuple[float, float] | None:
+        """The signed errors that its band allows; None without a band."""
+        if self.band_s is None:
+            return None
+        low, high = self.band_s
+        return self.predicted_s / high - 1.0, self.predicted_s / low - 1.0
+
+    @property
+    def outside(self) -> bool:
+        """Whether the measured time lies outside the band."""
+        return self.band_s is not None and not self.band_s[0] <= self.measured_s <= self.band_s[1]
+
+
+def residuals(points: Sequence[ValidationPoint]) -> go.Figure:
+    """The signed error of every run, a row for each family, the closest family first; a bar at its median.
+
+    A pale bar spans the errors that the family's 90 % bands allow, at the median of its runs. A run outside
+    its own band has a diamond; runs that are not scored (evidence C) have open marks.
+    """
+    families = _by_family(points)
+    rows = {name: f"{base.esc(name)} ({len(own)})" for name, own in families.items()}
+    runs = go.Scatter(
+        x=[round(100.0 * point.error, 3) for own in families.values() for point in own],
+        y=[rows[name] for name, own in families.items() for _ in own],
+        mode="markers",
+        marker={
+            "symbol": [_symbol(point) for own in families.values() for point in own],
+            "color": [
+                base.VERMILLION if point.outside else base.BLUE for own in families.values() for point in own
+            ],
+            "size": 9,
+            "opacity": 0.8,
+        },
+        customdata=[_hover(point) for own in families.values() for point in own],
+        hovertemplate="%{customdata}<extra></extra>",
+        name="a run",
+    )
+    middles = go.Scatter(
+        x=[round(100.0 * median(point.error for point in own), 3) for own in families.values()],
+        y=list(rows.values()),
+        mode="markers",
+        marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": base.ORANGE}},
+        hovertemplate="median %{x:+.1f} %<extra>%{y}</extra>",
+        name="median of the family",
+    )
+    style = base.layout(
+        "Predicted over measured, minus 1, by family (%)",
+        height=150 + 30 * len(families),
+        xaxis=base.axis("error of the step time (%)", zeroline=True, zerolinecolor=base.INK),
+        yaxis=base.axis("", autorange="reversed"),
+        barmode="overlay",
+        bargap=0.45,
+    )
+    return base.figure([*_bands(families, rows), runs, middles], style)
+
+
+def _symbol(point: ValidationPoint) -> str:
+    return ("diamond" if point.outside else "circle") + ("-open" if point.evidence == "C" else "")
+
+
+def _bands(families: Mapping[str, Sequence[ValidationPoint]], rows: Mapping[str, str]) -> list[go.Bar]:
+    """A pale bar for each family with bands, from the least to the largest error that they allow."""
+    ends = {
+        name: [median(side) for side in zip(*allowed, strict=True)]
+        for name, own in families.items()
+        if (allowed := [point.allowed for point in own if point.allowed is not None])
+    }
+    if not ends:
+        return []
+    return [
+        go.Bar(
+            orientation="h",
+            name="errors that the 90 % bands allow",
+            y=[rows[name] for name in ends],
+            base=[round(100.0 * low, 3) for low, _ in ends.values()],
+            x=[round(100.0 * (high - low), 3) for low, high in ends.values()],
+            marker={"color": base.translucent(base.GREY, 0.32)},
+            customdata=[f"{100 * low:+.1f} % to {100 * high:+.1f} %" for low, high in ends.values()],
+            hovertemplate="bands allow %{customdata}<extra>%{y}</extra>",
+        )
+    ]
+
+
+def _by_family(points: Sequence[ValidationPoint]) -> dict[str, list[ValidationPoint]]:
+    """Families by the median of their absolute errors, the smallest first."""
+    families: dict[str, list[ValidationPoint]] = {}
+    for point in points:
+        families.setdefault(point.family, []).append(point)
+    ranked = sorted(families, key=lambda name: median(abs(point.error) for point in families[name]))
+    return {name: families[name] for name in ranked}
+
+
+def _hover(point: ValidationPoint) -> str:
+    times = f"measured {text.duration(point.measured_s)}, predicted {text.duration(point.predicted_s)}"
+    band = "" if point.band_s is None else f"<br>band {text.duration_band(point.band_s)}"
+    return f"<b>{base.esc(point.id)}</b><br>{times}<br>error {100 * point.error:+.1f} %{band}"
+
+
+def validation_table(points: Sequence[ValidationPoint]) -> Table:
+    """Every case, worst first."""
+    ranked = sorted(points, key=lambda point: (-abs(math.log1p(max(point.error, -0.999999))), point.id))
+    rows = [
+        [
+            point.id,
+            point.family,
+            point.evidence,
+            text.duration(point.measured_s),
+            text.duration(point.predicted_s),
+            f"{100 * point.error:+.1f} %",
+        ]
+        for point in ranked
+    ]
+    columns = ("case", "family", "evidence", "measured", "predicted", "error")
+    return Table(columns, rows, "Worst first.", frozenset({3, 4, 5}))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfsim.errors import LayoutError, Problem
+from perfsim.base.errors import LayoutError, Problem
+from perfsim.base.text import did_you_mean
 from perfsim.strategies.schedules import (
     controlled_memory,
     gpipe,
@@ -21,10 +22,17 @@ from perfsim.strategies.schedules import (
     zero_bubble,
     zero_bubble_v,
 )
-from perfsim.strategies.schedules.merge import merged_order
-from perfsim.strategies.schedules.placement import Placement
-from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Pass, PassTimes, Slot, StageOrder
-from perfsim.suggest import did_you_mean
+from perfsim.strategies.schedules.slots import (
+    Held,
+    Numbers,
+    PacedRanks,
+    Pass,
+    PassTimes,
+    Placement,
+    Slot,
+    StageOrder,
+    merged_order,
+)
 
 __all__ = [
     "SCHEDULES",

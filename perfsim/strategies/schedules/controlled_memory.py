@@ -16,9 +16,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from perfsim.strategies.schedules.liveness import held_at_peak
-from perfsim.strategies.schedules.placement import Placement
-from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Pass, Slot, StageOrder
+from perfsim.strategies.schedules.slots import (
+    Held,
+    Numbers,
+    PacedRanks,
+    Pass,
+    Placement,
+    Slot,
+    StageOrder,
+    held_at_peak,
+)
 
 CHUNKS = 2
 HALF, THIRD = 2, 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfsim.errors import LayoutError
-from perfsim.strategies.schedules.slot import Held, Numbers, Pass, Slot, StageOrder
+from perfsim.base.errors import LayoutError
+from perfsim.strategies.schedules.slots import Held, Numbers, Pass, Slot, StageOrder
 
 
 def order(pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Slot, StageOrder
+from perfsim.strategies.schedules.slots import Held, Numbers, PacedRanks, Slot, StageOrder
 
 
 def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:

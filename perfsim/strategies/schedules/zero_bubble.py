@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Slot, StageOrder
+from perfsim.strategies.schedules.slots import Held, Numbers, PacedRanks, Slot, StageOrder
 
 
 def _order(ahead: int, pipeline: int, _: int, microbatches: int) -> list[StageOrder]:

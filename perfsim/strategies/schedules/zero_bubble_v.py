@@ -13,8 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from perfsim.strategies.schedules.liveness import held_at_peak
-from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Pass, Slot, StageOrder
+from perfsim.strategies.schedules.slots import Held, Numbers, PacedRanks, Pass, Slot, StageOrder, held_at_peak
 
 CHUNKS = 2
 PASSES: dict[str, tuple[Pass, int]] = {

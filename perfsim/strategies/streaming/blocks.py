@@ -8,15 +8,22 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from perfsim import transformer
-from perfsim.graph import Kind, RankGroup, TensorClass, Work
+from perfsim.network import WaferTree
+from perfsim.specs.model import layer_kinds
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming.device import StreamedDevice, device_of
+from perfsim.strategies.streaming.device import (
+    Store,
+    StreamedDevice,
+    device_of,
+    kept_parameters,
+    streamed_bytes,
+    update_kernel,
+)
 from perfsim.strategies.streaming.memory import spilled_unit_bytes
-from perfsim.strategies.streaming.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
-from perfsim.topology import WaferTree
-from perfsim.transformer import Kernel, LayerSlice, parameters
-from perfsim.workload import StreamingLayout, layer_kinds
+from perfsim.work import Kind, RankGroup, TensorClass, Work, transformer
+from perfsim.work.counts import parameters
+from perfsim.work.kernels import Kernel, LayerSlice
 
 StreamingPlan = Plan[StreamingLayout, WaferTree]
 """A plan of weight streaming."""

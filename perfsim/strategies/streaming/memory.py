@@ -13,11 +13,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfsim.costs.memory import MemoryUse
-from perfsim.hardware import WaferClusterSpec
-from perfsim.strategies.streaming.device import StreamedDevice, device_of
-from perfsim.strategies.streaming.memoryx import GRADIENT_SUM_BYTES, Store, streamed_bytes
-from perfsim.transformer import LayerSlice, parameters
-from perfsim.workload import Job, StreamingLayout, layer_kinds
+from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.model import layer_kinds
+from perfsim.specs.recipe import Job
+from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.strategies.streaming.device import (
+    GRADIENT_SUM_BYTES,
+    Store,
+    StreamedDevice,
+    device_of,
+    streamed_bytes,
+)
+from perfsim.work.counts import parameters
+from perfsim.work.kernels import LayerSlice
 
 IN_FLIGHT = 2
 """Spilled tensors that the wafer still holds: one in use, one in transfer."""

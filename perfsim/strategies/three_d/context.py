@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim import transformer
-from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.three_d.halves import Attention, Backward, Forward, Half, HalfPass, Made, half_work
-from perfsim.transformer import LayerSlice
-from perfsim.transformer.context import (
+from perfsim.work import Kind, RankGroup, Template, TensorClass, Work, transformer
+from perfsim.work.attention import (
     around_core,
     context_bytes,
     merge_backward_kernel,
@@ -25,7 +24,7 @@ from perfsim.transformer.context import (
     pair_bytes,
     query_bytes,
 )
-from perfsim.workload import Job, ParallelLayout
+from perfsim.work.kernels import LayerSlice
 
 CONTEXT_STREAM = "nccl-context"
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.strategies.schedules import SCHEDULES, placement, schedule_called
-from perfsim.workload import LayerKind, TransformerConfig, layer_kinds
 
 Ints = NDArray[np.int64]
 INTERLEAVED = "interleaved"

@@ -20,13 +20,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from perfsim import transformer
-from perfsim.calibration import Dispatcher
-from perfsim.graph import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.base.text import nearest_divisor
+from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass, Made, half_work
-from perfsim.suggest import nearest_divisor
-from perfsim.transformer import LayerSlice
-from perfsim.workload import Job, ParallelLayout
+from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work, transformer
+from perfsim.work.kernels import LayerSlice
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"

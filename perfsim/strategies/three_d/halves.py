@@ -10,11 +10,136 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from perfsim import transformer
-from perfsim.graph import Kind, Template, TensorClass, Work
-from perfsim.transformer import Kernel, LayerSlice
+import numpy as np
+
+from perfsim.costs.memory import main_grad_bytes
+from perfsim.specs.model import PLAIN, LayerKind
+from perfsim.specs.recipe import ContextExchange, Job, ParallelLayout, TrainingRecipe
+from perfsim.strategies.three_d.data import SHARDED
+from perfsim.work import Kind, Template, TensorClass, Work, transformer
+from perfsim.work.kernels import Kernel, LayerSlice
+
+# How unevenly tokens are routed to the ranks that hold experts, and what a capacity limits of it.
+#
+# Every rank waits for the slowest in each layer, because its own tokens come back from all of them. So a
+# layer
+# takes as long as the rank with most rows lets it, and all ranks stay alike. The popularity of an expert is
+# log-normal around equal shares, drawn with a fixed seed; a rank's is the mean of its experts, and the load
+# is
+# the mean over draws of that of the fullest rank. Routing that a run forces to be balanced has load 1, and
+# a
+# capacity factor limits the rows of an expert to so many times their equal share.
+
+SEED = 2026
+DRAWS = 256
+"""Layers and steps over which the fullest rank is averaged."""
+
+
+def expert_load(job: Job, ranks: int) -> float:
+    """Rows that the fullest of so many ranks computes, over the mean of all."""
+    recipe, experts = job.recipe, job.model.experts
+    if experts is None or recipe.routing == "balanced":
+        return 1.0
+    load = fullest_rank(experts.num_experts, ranks, recipe.routing_spread)
+    return load if recipe.expert_capacity is None else min(load, recipe.expert_capacity)
+
+
+def routing_notes(job: Job, ranks: int) -> tuple[str, ...]:
+    """What uneven routing costs, in words; nothing where it is balanced."""
+    load = expert_load(job, ranks)
+    if load == 1.0:
+        return ()
+    more, saved = f"{load - 1:.1%}", f"{1 - 1 / load:.1%}"
+    text = (
+        f"the fullest of {ranks} ranks has {more} more rows of experts than the mean, and all wait for it; "
+    )
+    return (text + f"balanced routing would save {saved} of the time of experts and of their rows",)
+
+
+@lru_cache(maxsize=1024)
+def fullest_rank(experts: int, ranks: int, spread: float) -> float:
+    """Mean over draws of the load of the fullest rank, whose experts' popularity has this deviation."""
+    if ranks == 1 or spread == 0.0:
+        return 1.0
+    drawn = np.exp(spread * np.random.default_rng(SEED).standard_normal((DRAWS, experts)))
+    by_rank = drawn.reshape(DRAWS, ranks, -1).mean(axis=2)
+    return float((by_rank.max(axis=1) / by_rank.mean(axis=1)).mean())
+
+
+def waits_for_rows(recipe: TrainingRecipe) -> bool:
+    """Whether the host must learn how many rows go where: not with a fixed capacity or in a CUDA graph."""
+    framework = recipe.framework
+    if framework is None or framework.cuda_graph or recipe.expert_capacity is not None:
+        return False
+    return framework.expert_pass_s > 0
+
+
+# The share of one layer that one rank computes under a layout.
+
+EXCHANGES: tuple[ContextExchange, ...] = get_args(ContextExchange)
+
+
+class Degrees(NamedTuple):
+    """What of a layout decides the share of a layer that a rank computes."""
+
+    tensor: int
+    sequence_parallel: bool | int
+    micro_batch: int
+    context: int = 1
+    exchange: int = 0
+    """Index into `EXCHANGES`."""
+    expert: int = 1
+    expert_tensor: int = 1
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """A layout with these degrees."""
+        return ParallelLayout(
+            tensor=self.tensor,
+            sequence_parallel=bool(self.sequence_parallel),
+            micro_batch_size=self.micro_batch,
+            context=self.context,
+            context_exchange=EXCHANGES[self.exchange],
+            expert=self.expert,
+            expert_tensor=self.expert_tensor,
+        )
+
+
+def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> LayerSlice:
+    """One rank's share of a layer of one kind for one micro-batch."""
+    recipe, experts = job.recipe, kind.experts
+    return LayerSlice(
+        model=job.model,
+        seq_length=recipe.seq_length,
+        micro_batch_size=layout.micro_batch_size,
+        tensor=layout.tensor,
+        sequence_parallel=layout.sequence_parallel,
+        attention=recipe.attention,
+        attention_length=recipe.attention_length,
+        main_grad_bytes=main_grad_bytes(recipe),
+        element_bytes=recipe.element_bytes,
+        dropout=recipe.dropout,
+        fused_cross_entropy=recipe.fused_cross_entropy,
+        fused=() if recipe.framework is None else recipe.framework.fused,
+        precisions=recipe.narrow_kernels,
+        keeps=recipe.recompute_keeps,
+        selective="core" if recipe.framework is None else recipe.framework.selective,
+        recompute_stops_early=layout.zero_stage == SHARDED,
+        context=layout.context,
+        context_exchange=layout.context_exchange,
+        kind=kind,
+        expert=layout.expert if experts else 1,
+        expert_tensor=layout.expert_tensor if experts else 1,
+        expert_load=expert_load(job, layout.expert) if experts else 1.0,
+    )
+
+
+def head_positions(job: Job, context: int) -> int:
+    """Positions of each sequence that reach the LM head on one of its context ranks."""
+    return (job.recipe.lm_head_positions or job.recipe.seq_length) // context
+
 
 COMPUTE = "compute"
 """The compute stream of a device."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfsim.graph import WHOLE_DEVICE, Template
 from perfsim.strategies.three_d.halves import Backward, Half, Made
 from perfsim.strategies.three_d.tensor import BACKWARD, FORWARD, TensorGroup
+from perfsim.work import WHOLE_DEVICE, Template
 
 
 class WeightInputs(NamedTuple):

@@ -25,22 +25,21 @@ from perfsim.costs.memory import (
     stage_parameters,
     state_bytes,
 )
-from perfsim.hardware import GpuClusterSpec
+from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.model import LayerKind
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.schedules import in_flight, schedule_called
-from perfsim.strategies.three_d.columns import MODES, Columns, columns_of, distinct_rows
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
-from perfsim.strategies.three_d.grid import Grid
-from perfsim.strategies.three_d.slices import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
-from perfsim.transformer import (
+from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
+from perfsim.strategies.three_d.space import MODES, Columns, Grid, columns_of, distinct_rows
+from perfsim.work.attention import exchange_buffer_bytes
+from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
     layer_activation_bytes,
     mlp_weight_input_bytes,
 )
-from perfsim.transformer.context import exchange_buffer_bytes
-from perfsim.workload import Job, LayerKind, ParallelLayout
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

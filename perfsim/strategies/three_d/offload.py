@@ -20,9 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from perfsim.costs.host import LOADS, STORE
+from perfsim.costs.gpu import LOADS, STORE
 from perfsim.costs.memory import reduced_grad_bytes, stage_parameters, updated_state_bytes
-from perfsim.graph import (
+from perfsim.network import FatTree
+from perfsim.specs.recipe import Job, ParallelLayout, Place, TrainingRecipe
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, norm_work
+from perfsim.strategies.three_d.halves import slice_of
+from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,
     HEAD,
@@ -35,14 +40,8 @@ from perfsim.graph import (
     TensorClass,
     Work,
 )
-from perfsim.graph.task_graph import rank_of
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, norm_work
-from perfsim.strategies.three_d.slices import slice_of
-from perfsim.strategies.three_d.stages import ThreeDPlan
-from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
-from perfsim.topology import FatTree
-from perfsim.transformer import elementwise
-from perfsim.workload import Job, ParallelLayout, Place, TrainingRecipe
+from perfsim.work.graph import rank_of
+from perfsim.work.kernels import elementwise
 
 ACTIVATIONS, SAVED = "offload.activations", "saved"
 """The copies of activations, and the class of tensors that a layer keeps."""

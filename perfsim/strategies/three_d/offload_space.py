@@ -9,20 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.costs.host import HostCosts
+from perfsim.costs.gpu import HostCosts
 from perfsim.costs.memory import MemoryUse, state_bytes
 from perfsim.costs.price import Costs, Shares
-from perfsim.graph import RankGroup, Work
+from perfsim.network import FatTree
+from perfsim.specs.recipe import Job, ParallelLayout, Place
 from perfsim.strategies.screening import MEMORY, Screening
-from perfsim.strategies.three_d.columns import Columns, blocks_of, columns_of
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.closed_form import estimate_steps_s
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns
-from perfsim.strategies.three_d.estimate import estimate_steps_s
 from perfsim.strategies.three_d.memory import rank_bytes
 from perfsim.strategies.three_d.offload import HostWorks
-from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
-from perfsim.topology import FatTree
-from perfsim.workload import Job, ParallelLayout, Place
+from perfsim.strategies.three_d.space import Columns, blocks_of, columns_of
+from perfsim.work import RankGroup, Work
 
 Floats = NDArray[np.float64]
 Parts = dict[str, Floats]

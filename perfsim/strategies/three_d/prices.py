@@ -1,28 +1,299 @@
-"""Seconds of the passes of layouts, in columns: prices of distinct shares of a layer, joined row by row.
-
-Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend on
-few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage need.
-"""
+"""Prices of communication over replicas and of the update, in columns, as those of passes in `prices`."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.costs.memory import reduced_grad_bytes
+from perfsim.network import FatTree
+from perfsim.specs.model import LayerKind
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.plan import Durations
-from perfsim.strategies.three_d import terms
-from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
-from perfsim.strategies.three_d.division import kinds_of
-from perfsim.strategies.three_d.terms import Terms
-from perfsim.strategies.three_d.zero import SHARDED
-from perfsim.topology import FatTree
-from perfsim.workload import Job, LayerKind
+from perfsim.strategies.three_d.context import ring_terms
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, Held, Replicas, layers_per_bucket
+from perfsim.strategies.three_d.division import kind_numbers, kinds_of
+from perfsim.strategies.three_d.expert import (
+    ExpertGroup,
+    Which,
+    expert_weights_work,
+    experts_work,
+    router_works,
+    shared_work,
+)
+from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
+from perfsim.strategies.three_d.layer import Layer
+from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
+from perfsim.strategies.three_d.pipeline import (
+    VirtualStage,
+    embedding_backward_work,
+    embedding_work,
+    head_backward_work,
+    head_dgrad_work,
+    head_wgrad_work,
+    head_work,
+    pass_work,
+    softmax_sum_bytes,
+    tied_embedding_work,
+    transfer_work,
+)
+from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
+from perfsim.strategies.three_d.stages import experts_of, group_of, layer_of
+from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between
+from perfsim.work import RankGroup, Work
+
+# The works that add up to prices, in components: each is written once for all layouts that agree in it.
+#
+# A rank's share of a layer is decided by seven degrees (`Degrees`), but no work depends on all of them but
+# the
+# weight gradients of a block with experts: attention does not depend on experts, and what experts compute
+# of
+# rows depends on the tokens that a rank routes, not on how tensor and context groups divide them.
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Named = Mapping[str, Sequence[Work]]
+"""Works by the price that they add to."""
+
+
+class Terms:
+    """Works that add up to prices, one row for each combination of keys."""
+
+    def __init__(self, fields: Sequence[str], rows: int) -> None:
+        self.works: list[Work] = []
+        self._fields = {name: number for number, name in enumerate(fields)}
+        self._shape = len(fields), rows
+        self._components: list[tuple[Ints, int, Ints, Ints]] = []
+
+    def add(
+        self, keys: Sequence[Ints], terms: Callable[..., Named], where: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Works that depend on some keys, of shape (rows,) each; only in the rows of `where`."""
+        rows = np.arange(self._shape[1]) if where is None else np.flatnonzero(where)
+        if not len(rows):
+            return
+        keys = [column[rows] for column in keys]
+        first, of_row = distinct_rows(keys)
+        place: list[int] = []
+        for number, key in enumerate(zip(*(column[first].tolist() for column in keys), strict=True)):
+            for name, works in terms(*key).items():
+                self.works += works
+                place += [self._fields[name] * len(first) + number] * len(works)
+        self._components.append((np.array(place, dtype=np.int64), len(first), of_row, rows))
+
+    def adds_to(self, *names: str) -> Ints:
+        """Indices of the works that add to some prices."""
+        wanted = [self._fields[name] for name in names]
+        parts = [np.isin(place // count, wanted) for place, count, *_ in self._components]
+        return np.flatnonzero(np.concatenate(parts))
+
+    def sums(self, values: Floats) -> Floats:
+        """What the works add up to, shape (fields, rows), given a value of each of `works`."""
+        fields, total, start = len(self._fields), np.zeros(self._shape), 0
+        for place, count, of_row, rows in self._components:
+            end = start + len(place)
+            table = np.bincount(place, values[start:end], minlength=fields * count).reshape(fields, count)
+            used = np.flatnonzero(table.any(axis=1))
+            total[used[:, None], rows] += table[used].take(of_row, axis=1)
+            start = end
+        return total
+
+
+# ------------------------------------------------------------------------------------------- layers
+@lru_cache(maxsize=4096)
+def attention_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """Attention forward and backward with the sums of the tensor group, and in a ring of context ranks.
+
+    These are of `tensor` to `exchange` of `Degrees`, as in the following functions.
+    """
+    layer = _layer(job, kind, degrees)
+    forward, backward = (layer.attention.works(which) for which in ("forward", "backward"))
+    return {
+        "forward": (*forward, *_sums(layer, kind, FORWARD)),
+        "backward": (*backward, *_sums(layer, kind, BACKWARD)),
+        **ring_terms(layer.attention)._asdict(),
+    }
+
+
+@lru_cache(maxsize=4096)
+def attention_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """Attention where weight gradients are a pass of their own."""
+    layer = _layer(job, kind, degrees)
+    inputs, weights = (layer.attention.works(which) for which in ("dgrad", "wgrad"))
+    return {"inputs": (*inputs, *_sums(layer, kind, BACKWARD)), "weights": weights}
+
+
+@lru_cache(maxsize=4096)
+def attention_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """Attention that full recompute repeats."""
+    layer = _layer(job, kind, degrees, "full")
+    works = (*layer.attention.works("recompute"), *_sums(layer, kind, FORWARD))
+    return {"layer": works, "layer_early": works}
+
+
+@lru_cache(maxsize=4096)
+def core_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """What selective recompute repeats, which is nothing of experts."""
+    layer = _layer(job, kind, degrees, "selective")
+    core = layer.attention.works("recompute")
+    if kind.experts or not layer.mlp.repeats:
+        return {"core": core}
+    return {"core": (*core, *layer.mlp.works("recompute"), *_sums(layer, kind, FORWARD))}
+
+
+@lru_cache(maxsize=4096)
+def mlp_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """The MLP forward and backward."""
+    mlp = _layer(job, kind, degrees).mlp
+    return {"forward": mlp.works("forward"), "backward": mlp.works("backward")}
+
+
+@lru_cache(maxsize=4096)
+def mlp_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """The MLP where weight gradients are a pass of their own."""
+    mlp = _layer(job, kind, degrees).mlp
+    return {"inputs": mlp.works("dgrad"), "weights": mlp.works("wgrad")}
+
+
+@lru_cache(maxsize=4096)
+def mlp_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """The MLP that full recompute repeats, whole and up to the last tensor that the backward reads."""
+    mlp = _layer(job, kind, degrees, "full").mlp
+    stopped = replace(mlp, part=replace(mlp.part, recompute_stops_early=True))
+    return {"layer": mlp.works("recompute"), "layer_early": stopped.works("recompute")}
+
+
+def _layer(job: Job, kind: LayerKind, degrees: Sequence[int], mode: str = "none") -> Layer:
+    """A layer of one kind; of one with experts, its attention."""
+    return layer_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False), mode)
+
+
+def _sums(layer: Layer, kind: LayerKind, between: Sequence[Between]) -> tuple[Work, ...]:
+    """The collectives of a layer's forward or backward; one with experts has those of attention alone."""
+    if kind.experts:
+        attention, other = between if between is FORWARD else reversed(between)
+        between = [Between(attention.before, other.after)]
+    return tuple(work for products in between for work in layer.group.all_reduce_works(products))
+
+
+# ------------------------------------------------------------------------------------------- experts
+EXPERTS = LayerKind(experts=True)
+PRICES: Mapping[Which, tuple[str, ...]] = {
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "dgrad": ("inputs",),
+    "recompute": ("layer", "layer_early"),
+}
+"""The prices that the passes of a block with experts add to."""
+HOSTED: Mapping[Which, tuple[str, ...]] = {"forward": ("hosted",), "backward": ("hosted_backward",)}
+"""The same of what runs while the host waits."""
+
+
+def routed_keys(columns: Columns) -> tuple[Ints, Ints]:
+    """The fewest sequences, and the ranks that share them, with as many tokens on a rank, shape (rows,)."""
+    ranks = columns.tensor * columns.context
+    common = np.gcd(columns.micro_batch, ranks)
+    return columns.micro_batch // common, ranks // common
+
+
+@lru_cache(maxsize=4096)
+def router_terms(job: Job, which: Which, sequences: int, ranks: int) -> Named:
+    """The begin and the end of a block with experts, and the wait of the host."""
+    group = _experts(job, sequences, ranks)
+    begin, end = router_works(group.part, which)
+    named: dict[str, Sequence[Work]] = dict.fromkeys(PRICES[which], (begin, end))
+    return named | ({"host": group.host_works(begin)} if which == "forward" else {})
+
+
+@lru_cache(maxsize=4096)
+def shared_terms(job: Job, which: Which, *degrees: int) -> Named:
+    """Shared experts, by `tensor` to `context` of `Degrees`."""
+    work = shared_work(slice_of(job, Degrees(*degrees).layout, EXPERTS), which)
+    return {} if work is None else dict.fromkeys((*PRICES[which], *HOSTED.get(which, ())), (work,))
+
+
+@lru_cache(maxsize=16384)
+def routed_terms(job: Job, which: Which, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
+    """Routed experts on the rows that arrive."""
+    work = experts_work(_experts(job, sequences, ranks, expert, shared_by).part, which)
+    return dict.fromkeys((*PRICES[which], *HOSTED.get(which, ())), (work,))
+
+
+@lru_cache(maxsize=4096)
+def row_terms(job: Job, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
+    """The way of rows to experts and back, in every pass."""
+    group = _experts(job, sequences, ranks, expert, shared_by)
+    names = (name for table in (PRICES, HOSTED) for names in table.values() for name in names)
+    return dict.fromkeys(names, (*group.to_experts(), *group.from_experts()))
+
+
+@lru_cache(maxsize=16384)
+def weights_terms(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """Weight gradients of a block with experts where they are a pass of their own, by all degrees."""
+    return {"weights": (expert_weights_work(slice_of(job, Degrees(*degrees).layout, kind)),)}
+
+
+def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1) -> ExpertGroup:
+    """The experts of a layer whose rows are those of `ranks` ranks with so many sequences together."""
+    degrees = Degrees(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
+    return experts_of(job, degrees.layout, group_of(job, degrees.layout, 0, EXPERTS))
+
+
+# ------------------------------------------------------------------------------------------- ends
+@lru_cache(maxsize=4096)
+def end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """Embedding, LM head and what a received tensor needs, by `tensor` to `context` of `Degrees`."""
+    stage = _stage(job, kind, degrees)
+    group = stage.group
+    return {
+        "embedding_forward": (embedding_work(stage), *group.all_reduce_works(EMBEDDED)),
+        "embedding_backward": (embedding_backward_work(stage),),
+        "head_forward": (head_work(stage), *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage))),
+        "head_backward": (head_backward_work(stage), *group.all_reduce_works(FROM_HEAD)),
+        "receive": group.all_gather_works(),
+    }
+
+
+@lru_cache(maxsize=4096)
+def head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
+    """The LM head where weight gradients are a pass of their own."""
+    stage = _stage(job, kind, degrees)
+    inputs = (head_dgrad_work(stage), *stage.group.all_reduce_works(FROM_HEAD))
+    return {"head_inputs": inputs, "head_weights": (head_wgrad_work(stage),)}
+
+
+@lru_cache(maxsize=4096)
+def send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
+    """Messages between pipeline ranks; `node` is 0 where all devices are in one."""
+    stage = _stage(job, kind, degrees)
+    framework = job.recipe.framework
+    return {
+        "send_inside": (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else (),
+        "send_across": (transfer_work(stage, RankGroup(0, node, 2)),) if node else (),
+        "begin": (pass_work(stage),) if framework is not None and framework.pass_s > 0 else (),
+    }
+
+
+def _stage(job: Job, kind: LayerKind, degrees: Sequence[int]) -> VirtualStage:
+    """A stage with embedding and LM head around layers of one kind."""
+    part = Degrees(*degrees)
+    group = group_of(job, part.layout, 0, kind)
+    return VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, part.context))
+
+
+# Seconds of the passes of layouts, in columns: prices of distinct shares of a layer, joined row by row.
+#
+# Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend
+# on
+# few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage
+# need.
+
 Booleans = NDArray[np.bool_]
 
 
@@ -229,25 +500,25 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
     columns, base = slices.columns, Job(job.model, job.recipe, 1)
     works, every = Terms(LayerPrices._fields, len(columns)), columns.slice_keys
     attention = every[:5]
-    works.add(attention, partial(terms.attention_passes, base, kind))
-    works.add(attention, partial(terms.attention_split, base, kind), slices.splits)
-    works.add(attention, partial(terms.core_redone, base, kind), slices.selective)
-    works.add(attention, partial(terms.attention_redone, base, kind), slices.full)
+    works.add(attention, partial(attention_passes, base, kind))
+    works.add(attention, partial(attention_split, base, kind), slices.splits)
+    works.add(attention, partial(core_redone, base, kind), slices.selective)
+    works.add(attention, partial(attention_redone, base, kind), slices.full)
     if not kind.experts:
         mlp = every[:4]
-        works.add(mlp, partial(terms.mlp_passes, base, kind))
-        works.add(mlp, partial(terms.mlp_split, base, kind), slices.splits)
-        works.add(mlp, partial(terms.mlp_redone, base, kind), slices.full)
+        works.add(mlp, partial(mlp_passes, base, kind))
+        works.add(mlp, partial(mlp_split, base, kind), slices.splits)
+        works.add(mlp, partial(mlp_redone, base, kind), slices.full)
         return works
-    routed, divided = terms.routed_keys(columns), (columns.expert, columns.expert_tensor)
+    routed, divided = routed_keys(columns), (columns.expert, columns.expert_tensor)
     occurs = {"dgrad": slices.splits, "recompute": slices.full}
-    for which in terms.PRICES:
+    for which in PRICES:
         where = occurs.get(which)
-        works.add(routed, partial(terms.router_terms, base, which), where)
-        works.add(every[:4], partial(terms.shared_terms, base, which), where)
-        works.add((*routed, *divided), partial(terms.routed_terms, base, which), where)
-    works.add((*routed, *divided), partial(terms.row_terms, base))
-    works.add(every, partial(terms.weights_terms, base, kind), slices.splits)
+        works.add(routed, partial(router_terms, base, which), where)
+        works.add(every[:4], partial(shared_terms, base, which), where)
+        works.add((*routed, *divided), partial(routed_terms, base, which), where)
+    works.add((*routed, *divided), partial(row_terms, base))
+    works.add(every, partial(weights_terms, base, kind), slices.splits)
     return works
 
 
@@ -260,9 +531,9 @@ def end_terms(job: Job, slices: Slices, topology: FatTree) -> Terms:
         columns.slice_keys[:4],
         kinds_of(job.model)[-1],
     )
-    works.add(keys, partial(terms.end_terms, base, kind))
-    works.add(keys, partial(terms.head_split, base, kind), slices.splits)
-    works.add(keys, partial(terms.send_terms, base, kind, node), slices.sends)
+    works.add(keys, partial(end_works, base, kind))
+    works.add(keys, partial(head_split, base, kind), slices.splits)
+    works.add(keys, partial(send_terms, base, kind, node), slices.sends)
     return works
 
 
@@ -271,3 +542,217 @@ def _share_across(columns: Columns, topology: FatTree) -> Floats:
     hops = columns.pipeline - 1
     crossings = np.minimum(hops, -(-topology.num_devices // topology.devices_per_node) - 1)
     return np.asarray(crossings / np.maximum(1, hops))
+
+
+ONE = np.ones(1)
+
+
+class DataPrices(NamedTuple):
+    """Seconds of communication over replicas, and of the update, on the rank with most parameters."""
+
+    reduce: Floats
+    """All gradients."""
+    gather: Floats
+    """All parameters."""
+    update: Floats
+    reduce_ends: Floats
+    """Gradients of the embedding and LM head that the rank holds."""
+    reduce_bucket: Floats
+    """A bucket of overlapped reduction."""
+    reduce_rest: Floats
+    """The last bucket, where layers do not fill it."""
+    reduce_layer: Floats
+    reduce_embedding: Floats
+    reduce_head: Floats
+    reduce_both: Floats
+    """Embedding and LM head on one rank."""
+    gather_layer: Floats
+    gather_both: Floats
+    across_layer: Floats
+    """Summing the shards of a layer's gradients over groups, on a stream of its own (ZeRO 3)."""
+    across_both: Floats
+    ahead_bucket: Floats
+    """Gathering a bucket of parameters beside forwards."""
+    ahead_ends: Floats
+    """The same for the embedding, with which they begin."""
+    tie: Floats
+    """Summing the gradient of a tied embedding over the first and the last stage."""
+
+
+class Largest(NamedTuple):
+    """The rank of every layout with most parameters, shape (rows,) each; its replicas set the pace."""
+
+    layers: Ints
+    first: Ints
+    last: Ints
+    chunk: Ints
+    """Layers of its largest chunk."""
+    bucket: Ints
+    """Layers that fill a bucket of gradients."""
+
+
+def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
+    """The rank of every layout with most parameters."""
+    bucket = layers_per_bucket(job.recipe, sizes.layer.max(axis=1), columns.zero)
+    of_key, of_row = distinct_rows((columns.tensor, columns.division, columns.expert, columns.expert_tensor))
+    columns, sizes = columns.rows(of_key), SliceBytes(*(column[of_key] for column in sizes))
+    ranks = columns.ranks()
+    parameters = rank_parameters(sizes, ranks) + ranks.sum_of(sizes.experts)
+    largest = parameters.argmax(axis=1)[:, None]
+    layers, first, last = (
+        np.take_along_axis(column.astype(np.int64), largest, axis=1)[:, 0]
+        for column in (ranks.layers, ranks.first, ranks.last)
+    )
+    chunk = -(-layers // columns.virtual)
+    return Largest(layers[of_row], first[of_row], last[of_row], chunk[of_row], bucket)
+
+
+class Shapes(NamedTuple):
+    """Parameters of one rank: the mean layer without experts, embedding, LM head, and both of these."""
+
+    layer: float
+    experts: float
+    """Those of the mean layer."""
+    embedding: float
+    head: float
+    both: float
+
+
+def data_prices(
+    job: Job,
+    columns: Columns,
+    topology: FatTree,
+    largest: Largest,
+    sizes: SliceBytes,
+    durations: Durations,
+) -> DataPrices:
+    """The prices of every layout's replicas."""
+    full, rest = np.divmod(largest.chunk, largest.bucket)
+    overlaps, gathers = int(job.recipe.overlap_grad_reduce), int(job.recipe.overlap_param_gather)
+    keys = (
+        columns.tensor,
+        columns.replicas,
+        columns.shards,
+        straddling_stage(columns, topology.devices_per_node),
+        columns.zero,
+        columns.last_rank,
+        largest.layers,
+        largest.first,
+        largest.last,
+        overlaps * np.where(full > 0, largest.bucket, 0),
+        overlaps * rest,
+        gathers * np.minimum(largest.bucket, largest.chunk),
+        columns.expert * columns.expert_tensor,
+    )
+    base = Job(job.model, job.recipe, 1)
+    of_degrees, _ = distinct_rows((columns.tensor, keys[-1]))
+    share = Counter(kind_numbers(job.model)) or Counter([0])
+    weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
+    shapes = {
+        (int(columns.tensor[row]), int(keys[-1][row])): Shapes(
+            *(
+                float(getattr(sizes, name)[row] @ (weight if name in OF_LAYERS else ONE))
+                for name in Shapes._fields
+            )
+        )
+        for row in of_degrees.tolist()
+    }
+
+    def works_of(*key: int) -> Named:
+        works = _data_terms(base, shapes[key[0], key[-1]], ReplicaKey(*key))
+        return dict(zip(DataPrices._fields, works, strict=True))
+
+    terms = Terms(DataPrices._fields, len(columns))
+    terms.add(keys, works_of)
+    return DataPrices(*terms.sums(durations(terms.works))[:, :, None])
+
+
+def straddling_stage(columns: Columns, node: int) -> Ints:
+    """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
+    width = columns.tensor * columns.replicas
+    stage = np.maximum(1, node // width)
+    nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
+    return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
+
+
+class ReplicaKey(NamedTuple):
+    """What determines the communication over the replicas of one rank."""
+
+    tensor: int
+    data: int
+    """Ranks with the same parameters: replicas and their context ranks."""
+    shards: int
+    stage: int
+    """The pipeline rank."""
+    zero: int
+    last_rank: int
+    layers: int
+    first: int
+    last: int
+    bucket: int
+    """Layers of a bucket of overlapped reductions; 0 without overlap."""
+    rest: int
+    """Layers of the last such bucket."""
+    ahead: int
+    """Layers of a bucket whose parameters are gathered beside forwards; 0: none is."""
+    holds: int
+    """Ranks between two with the same experts."""
+
+
+@lru_cache(maxsize=4096)
+def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[Work]]:
+    """The works of `DataPrices` for the replicas of one rank."""
+    zero, data, first = key.zero, key.data, shapes.embedding
+    if key.last and key.first:
+        first = shapes.both
+    ends = first if key.first else shapes.head if key.last else 0.0
+    layer = Held(shapes.layer, shapes.experts)
+    whole = layer * key.layers + Held(ends)
+    first_rank = key.stage * key.tensor * data
+    ranks = RankGroup(first_rank, key.tensor, data)
+    replicas = Replicas(job.recipe, ranks, "", whole.rest, zero, key.shards, model=job.model)
+    if whole.apart:
+        same_experts = RankGroup(first_rank, key.holds, key.tensor * data // key.holds)
+        apart = Replicas(job.recipe, same_experts, "", whole.apart, zero, model=job.model)
+        replicas = replace(replicas, apart=apart)
+
+    def reduce(held: Held, wanted: bool = True) -> list[Work]:
+        works = replicas.reduce_works(held) if wanted else []
+        sums = across(held.rest)
+        return [work for work in works if work not in sums]
+
+    def across(num_parameters: float) -> list[Work]:
+        return replicas.across_works(num_parameters) if zero == SHARDED else []
+
+    def gather(held: Held, wanted: bool) -> list[Work]:
+        return replicas.gather_works(held) if wanted else []
+
+    scatters, updates_shard = zero >= GRADIENTS_SHARDED, 0 < zero < SHARDED
+    return (
+        reduce(whole),
+        gather(whole, updates_shard and not key.ahead),
+        [replicas.optimizer_work()],
+        reduce(Held(ends), job.recipe.overlap_grad_reduce),
+        reduce(layer * key.bucket),
+        reduce(layer * key.rest),
+        reduce(layer, scatters),
+        reduce(Held(shapes.embedding), scatters),
+        reduce(Held(shapes.head), scatters),
+        reduce(Held(shapes.both), scatters),
+        gather(layer, zero == SHARDED),
+        gather(Held(shapes.both), zero == SHARDED),
+        across(shapes.layer),
+        across(shapes.both),
+        gather(layer * key.ahead, updates_shard and key.ahead > 0),
+        gather(Held(first), updates_shard and key.ahead > 0),
+        _tie_works(job, replicas, key),
+    )
+
+
+def _tie_works(job: Job, replicas: Replicas, key: ReplicaKey) -> list[Work]:
+    """The sum of a tied embedding's gradient over the first and the last stage, if these are apart."""
+    if not key.last_rank or not job.model.tied_embeddings:
+        return []
+    group = group_of(job, ParallelLayout(tensor=key.tensor), 0)
+    grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
+    return [tied_embedding_work(group, RankGroup(0, key.last_rank * key.tensor * key.data, 2), grad_bytes)]

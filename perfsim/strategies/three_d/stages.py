@@ -6,22 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from perfsim.costs.memory import stage_parameters
-from perfsim.graph import RankGroup
+from perfsim.network import FatTree
+from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Placement, placement
-from perfsim.strategies.three_d.columns import division_of
 from perfsim.strategies.three_d.context import ContextGroup
-from perfsim.strategies.three_d.data import Held, Replicas
+from perfsim.strategies.three_d.data import SHARDED, Held, Replicas, Shards
 from perfsim.strategies.three_d.expert import ExpertGroup
-from perfsim.strategies.three_d.halves import Attention, Mlp
+from perfsim.strategies.three_d.halves import Attention, Mlp, head_positions, slice_of, waits_for_rows
 from perfsim.strategies.three_d.layer import Layer
-from perfsim.strategies.three_d.routing import waits_for_rows
-from perfsim.strategies.three_d.slices import head_positions, slice_of
+from perfsim.strategies.three_d.pipeline import VirtualStage
+from perfsim.strategies.three_d.space import division_of
 from perfsim.strategies.three_d.tensor import TensorGroup
-from perfsim.strategies.three_d.virtual_stage import VirtualStage
-from perfsim.strategies.three_d.zero import SHARDED, Shards
-from perfsim.topology import FatTree
-from perfsim.workload import PLAIN, Job, LayerKind, ParallelLayout, layer_kinds
+from perfsim.work import RankGroup
 
 ThreeDPlan = Plan[ParallelLayout, FatTree]
 """A plan of a strategy of this package."""

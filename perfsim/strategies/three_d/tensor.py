@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.base.text import nearest_divisor
+from perfsim.specs.model import layer_kinds
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.three_d.halves import COMPUTE, HalfPass, attention_work, mlp_work
-from perfsim.suggest import nearest_divisor
-from perfsim.transformer import Kernel, LayerSlice
-from perfsim.workload import Job, ParallelLayout, layer_kinds
+from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work.kernels import Kernel, LayerSlice
 
 
 class Between(NamedTuple):

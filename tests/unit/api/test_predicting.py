@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import perfsim as ps
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.three_d.strategy import ThreeD
-from perfsim.workload import ParallelLayout, StreamingLayout
 
 LAYOUT = "tp=2,pp=2,dp=2,mbs=1"
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import perfsim as ps
-from perfsim.api.naming import recipe_for
+from perfsim.api.questions import recipe_for
 from perfsim.cli import main
 
 CATALOG = ps.Catalog()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import perfsim as ps
+from perfsim.base.errors import CatalogError
 from perfsim.catalog import Catalog
-from perfsim.errors import CatalogError
-from perfsim.hardware import DeviceSpec, GpuClusterSpec
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec
 
 DEVICE = """
 name: {name}

@@ -495,7 +495,7 @@ def test_too_little_memory_ends_in_words(perfsim: Run, monkeypatch: pytest.Monke
     def too_large(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("perfsim.inventory.names", too_large)
+    monkeypatch.setattr("perfsim.api.tools.names", too_large)
     refused(perfsim("show", "models"), 1, "too little memory")
 
 
@@ -514,7 +514,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed
     perfsim: Run, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]
 ) -> None:
     (elsewhere / "file").write_text("mine")
-    for module in ("perfsim.studies.loading", "perfsim.prediction.predict", "perfsim.validation.validate"):
+    for module in ("perfsim.studies.loading", "perfsim.prediction.predict", "perfsim.evidence.score"):
         monkeypatch.setitem(sys.modules, module, None)
     result = perfsim(*arguments)
     assert result.exit_code == 1
@@ -688,8 +688,8 @@ def test_an_interrupted_run_ends_in_words(perfsim: Run, monkeypatch: pytest.Monk
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("perfsim.api.studies.run_study", interrupt)
-    monkeypatch.setattr("perfsim.api.predicting.predict", interrupt)
+    monkeypatch.setattr("perfsim.api.answers.run_study", interrupt)
+    monkeypatch.setattr("perfsim.api.questions.predict", interrupt)
     refused(perfsim("study", "study.yaml", "--json"), 130, "error: interrupted")
     refused(perfsim(*WAFERS, "--devices", "1"), 130, "error: interrupted")
 
@@ -700,7 +700,7 @@ def test_an_error_of_the_system_is_told_without_its_number(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("perfsim.api.predicting.predict", full)
+    monkeypatch.setattr("perfsim.api.questions.predict", full)
     result = perfsim(*WAFERS, "--devices", "1")
     refused(result, 1)
     assert result.stderr == "error: No space left on device\n"
@@ -772,7 +772,7 @@ def test_plan_ends_as_run_does(perfsim: Run) -> None:
 def test_the_objectives_of_the_option_are_those_that_there_are() -> None:
     from typing import get_args
 
-    from perfsim.cli.plan import OBJECTIVES
+    from perfsim.cli.ask import OBJECTIVES
     from perfsim.studies.shortlist import Objective
 
     assert get_args(Objective) == OBJECTIVES

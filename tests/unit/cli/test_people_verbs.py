@@ -14,9 +14,8 @@ from subprocess import run
 import pytest
 from click.testing import CliRunner, Result
 
-from perfsim.cli import VERBS, main, progress
-from perfsim.cli.output import print_lines, write_error
-from perfsim.cli.progress import Meter
+from perfsim.cli import VERBS, main, output
+from perfsim.cli.output import Meter, print_lines, write_error
 
 Run = Callable[..., Result]
 
@@ -141,8 +140,8 @@ def test_bash_itself_completes(perfsim: Run, line: str, completed: list[str]) ->
 def test_the_settings_that_complete_are_those_that_there_are() -> None:
     from perfsim.cli.completion import LAYOUT
     from perfsim.machines.layout_text import SHORT_NAMES
+    from perfsim.specs.recipe import ParallelLayout
     from perfsim.strategies.schedules import SCHEDULES
-    from perfsim.workload import ParallelLayout
 
     assert sorted(LAYOUT["schedule"]) == sorted(SCHEDULES)
     assert set(LAYOUT) <= {*SHORT_NAMES, *(field.name for field in fields(ParallelLayout))}
@@ -191,8 +190,8 @@ class Terminal(io.StringIO):
 def test_one_bar_shows_what_takes_long_and_goes_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setattr(progress, "SECONDS_BEFORE_A_BAR", 0.0)
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_DRAWINGS", 0.0)
+    monkeypatch.setattr(output, "SECONDS_BEFORE_A_BAR", 0.0)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_DRAWINGS", 0.0)
     meter = Meter()
     meter.tasks(10, 100)
     meter.tell("3 of 26 points, about 10 s left")
@@ -210,7 +209,7 @@ def test_many_short_simulations_have_one_bar_that_counts_all_their_tasks(
 ) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_DRAWINGS", 0.0)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_DRAWINGS", 0.0)
     meter = Meter()
     meter.started_s -= 60.0
     for _ in range(3):
@@ -227,7 +226,7 @@ def test_many_short_simulations_have_one_bar_that_counts_all_their_tasks(
 
 def test_the_bar_is_gone_before_an_answer_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())
-    with progress.metered() as meter:
+    with output.metered() as meter:
         meter.started_s -= 60.0
         meter.tell("3 of 26 points")
         assert meter.bar is not None
@@ -239,7 +238,7 @@ def test_nothing_is_drawn_early_in_a_pipe_or_when_asked_to_be_quiet(monkeypatch:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     Meter().tell("1 of 2 points")
-    monkeypatch.setattr(progress, "SECONDS_BEFORE_A_BAR", 0.0)
+    monkeypatch.setattr(output, "SECONDS_BEFORE_A_BAR", 0.0)
     quiet = Meter()
     quiet.quiet = True
     quiet.tell("1 of 2 points")

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.studies import StudyAnswer
-from perfsim.api.sweeps import SweepAnswer
+from perfsim.api.answers import StudyAnswer, SweepAnswer
 from perfsim.cli import VERBS, main
 
 WIDTHS = (60, 80, 120, 200)
@@ -49,11 +48,11 @@ ANSWERS = {
 
 
 ASKED_ONCE = (
-    ("perfsim.api.studies", "study"),
-    ("perfsim.api.sweeps", "sweep"),
-    ("perfsim.api.predicting", "predict"),
-    ("perfsim.api.planning", "plan"),
-    ("perfsim.api.explaining", "why_measured"),
+    ("perfsim.api.answers", "study"),
+    ("perfsim.api.answers", "sweep"),
+    ("perfsim.api.questions", "predict"),
+    ("perfsim.api.questions", "plan"),
+    ("perfsim.api.tools", "why_measured"),
     ("perfsim.proof.prove", "prove_all"),
 )
 """Functions whose first answer is drawn at every width."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfsim.base.errors import InputError
 from perfsim.convergence.critical_batch import (
     DEFAULT_BAND_FACTOR,
     DEFAULT_LAW,
@@ -14,15 +15,16 @@ from perfsim.convergence.critical_batch import (
     bergsma_tokens,
     critical_batch,
     deepseek_tokens,
+    fit_hyperbola,
     kaplan_tokens,
     minicpm_tokens,
+    overhead,
+    steps,
     zhang_20_percent_tokens,
     zhang_converted_tokens,
 )
-from perfsim.convergence.hyperbola import fit_hyperbola, overhead, steps
-from perfsim.convergence.loss_laws import BESIROGLU
+from perfsim.convergence.laws import BESIROGLU
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
-from perfsim.errors import InputError
 
 D_20B = 4e11
 

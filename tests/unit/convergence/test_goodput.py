@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 import simpy
 
+from perfsim.base.errors import InputError
+from perfsim.base.units import DAY_S
 from perfsim.catalog import default_catalog
-from perfsim.convergence.goodput import (
-    failing_time_s,
-    stopped_share,
-    young_interval_s,
-)
+from perfsim.convergence.wall_clock import failing_time_s, stopped_share, young_interval_s
 from perfsim.engine.failures import Checkpoints, exponential_failures, run_with_failures
-from perfsim.errors import InputError
-from perfsim.units import DAY_S
-from perfsim.wall_clock import NumberRange
+from perfsim.specs.wall_clock import NumberRange
 
 MINUTE, HOUR = 60.0, 3600.0
 RESTART_S = 5 * MINUTE

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from perfsim.convergence.hyperbola import (
+from perfsim.base.errors import InputError
+from perfsim.convergence.critical_batch import (
     NotIdentifiableError,
     OutlierError,
     examples,
@@ -16,7 +17,6 @@ from perfsim.convergence.hyperbola import (
     steps,
     steps_for_tokens,
 )
-from perfsim.errors import InputError
 
 BATCHES = [100.0, 400.0, 1600.0, 6400.0]
 

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from perfsim.base.errors import InputError, PlanError, UnknownNameError
 from perfsim.convergence.critical_batch import kaplan_tokens
-from perfsim.convergence.loss_laws import (
+from perfsim.convergence.laws import (
     BESIROGLU,
     CEREBRAS_GPT,
     KAPLAN,
@@ -18,7 +19,6 @@ from perfsim.convergence.loss_laws import (
     loss_law,
     tokens_for,
 )
-from perfsim.errors import InputError, PlanError, UnknownNameError
 
 
 def test_the_chinchilla_budget_is_spent_best_on_the_published_model() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.convergence.hyperbola import examples, steps
-from perfsim.convergence.ramp import Segment, ramped
-from perfsim.errors import InputError
+from perfsim.base.errors import InputError
+from perfsim.convergence.critical_batch import examples, steps
+from perfsim.convergence.time_to_accuracy import Segment, ramped
 
 SHARES = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
 

@@ -6,14 +6,9 @@ import math
 
 import pytest
 
+from perfsim.base.errors import InputError
 from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.time_to_accuracy import (
-    TimeToAccuracy,
-    ratio_band,
-    split_speedup,
-    time_to_accuracy,
-)
-from perfsim.errors import InputError
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy, ratio_band, split_speedup, time_to_accuracy
 
 CRITICAL = CriticalBatch(2e7, 2.5, "constant", "test")
 CERTAIN = CriticalBatch(2e7, 1.0, "constant", "test")

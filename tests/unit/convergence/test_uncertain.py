@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from perfsim.base.errors import InputError
 from perfsim.convergence.uncertain import Z_90, Draws, Uncertain, interval, one_at, typical
-from perfsim.errors import InputError
 
 
 @pytest.mark.parametrize("ends", [(0.5, 1.0, 4.0), (0.0, 10.0, 30.0), (2.0, 2.0, 2.0)])

@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from perfsim.base.units import DAY_S
 from perfsim.catalog import default_catalog
-from perfsim.convergence.goodput import (
+from perfsim.convergence.uncertain import Draws, interval, typical
+from perfsim.convergence.wall_clock import (
+    RunPart,
+    Training,
     failing_time_s,
     stopped_share,
+    wall_s,
+    whole_run,
     young_interval_s,
 )
-from perfsim.convergence.uncertain import Draws, interval, typical
-from perfsim.convergence.wall_clock import RunPart, Training, wall_s, whole_run
-from perfsim.units import DAY_S
-from perfsim.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
+from perfsim.specs.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
 
 RUN = Training(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2)
 

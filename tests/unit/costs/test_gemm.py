@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfsim.calibration import GemmConstants, GpuCalibration, TileConstants
+from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel
-from perfsim.errors import InputError
+from perfsim.specs.calibration import GemmConstants, GpuCalibration, TileConstants
 
 PEAK = {"a100-sxm4": 312e12, "h100-sxm5": 989e12}
 UNITS = {"a100-sxm4": 108, "h100-sxm5": 132}

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from perfsim.calibration import (
+from perfsim.base.errors import CatalogError, GraphError
+from perfsim.costs.gpu import GpuCosts, smooth_maximum
+from perfsim.specs.calibration import (
     CommunicationConstants,
     FrameworkCalibration,
     GemmConstants,
@@ -16,10 +18,8 @@ from perfsim.calibration import (
     MemoryConstants,
     TileConstants,
 )
-from perfsim.costs.gpu import GpuCosts, smooth_maximum
-from perfsim.errors import CatalogError, GraphError
-from perfsim.graph import Kind, RankGroup, Work
-from perfsim.transformer import Kernel, elementwise, gemm
+from perfsim.work import Kind, RankGroup, Work
+from perfsim.work.kernels import Kernel, elementwise, gemm
 
 HOST_S, KERNEL_S, BLOCKING_S = 30e-6, 2e-6, 10e-6
 

@@ -17,7 +17,8 @@ from perfsim.costs.memory import (
     state_bytes,
     updated_state_bytes,
 )
-from perfsim.transformer import LayerSlice, parameters
+from perfsim.work.counts import parameters
+from perfsim.work.kernels import LayerSlice
 
 
 @pytest.mark.parametrize(

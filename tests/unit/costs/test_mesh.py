@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.costs.mesh import MeshCosts
-from perfsim.transformer import elementwise, gemm, linear_backward
+from perfsim.costs.wafer import MeshCosts
+from perfsim.work.kernels import elementwise, gemm, linear_backward
 
 SIDE = 100
 RATE, LINK, SRAM = 1e15, 1e-9, 2e16

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from perfsim.costs.memory import state_bytes, updated_state_bytes
-from perfsim.costs.optimizer import (
+from perfsim.costs.memory import (
     NEWTON_SCHULZ_ITERATIONS,
     moment_bytes,
     newton_schulz_flop,
     share_of_matrices,
+    state_bytes,
     update_products,
+    updated_state_bytes,
 )
-from perfsim.transformer import parameters
+from perfsim.work.counts import parameters
 
 H, F, LAYERS = 2048, 8192, 8
 
@@ -78,7 +79,7 @@ def test_only_muon_multiplies_matrices_and_shards_share_them(toys: ModuleType) -
 
 
 def test_a_leaner_optimizer_frees_memory_and_moves_fewer_bytes(toys: ModuleType) -> None:
-    from perfsim.workload import ParallelLayout
+    from perfsim.specs.recipe import ParallelLayout
 
     def plan(**recipe: Any) -> Any:
         job = toys.job(32, recipe)

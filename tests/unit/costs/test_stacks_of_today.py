@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
+from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.costs.gpu import GpuCosts, GpuKernels
 from perfsim.engine import simulate
-from perfsim.engine.beside import Beside
-from perfsim.errors import CatalogError
-from perfsim.graph import WAIT_OF_HOST, GraphBuilder, Kind, RankGroup, TensorClass, Work
-from perfsim.hardware import GpuClusterSpec
-from perfsim.topology import FatTree
-from perfsim.transformer import Kernel, LayerSlice, attention_core, attention_core_backward
+from perfsim.engine.slowdown import Beside
+from perfsim.network import FatTree
+from perfsim.specs.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
+from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.work import WAIT_OF_HOST, GraphBuilder, Kind, RankGroup, TensorClass, Work
+from perfsim.work.attention import attention_core, attention_core_backward
+from perfsim.work.kernels import Kernel, LayerSlice
 
 NARROW = NarrowGemmConstants(
     efficiency=0.9, overhead=2.0, memory_fraction=0.7, burst_fraction=0.8, cast_bytes=8.0, cast_s=5e-6

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
-from perfsim.costs.streams import StreamCosts
-from perfsim.errors import CatalogError
-from perfsim.graph import Kind, Work
-from perfsim.transformer import Kernel
+from perfsim.costs.wafer import StreamCosts
+from perfsim.work import Kind, Work
+from perfsim.work.kernels import Kernel
 
 HOPS_S = 1e-6 + 1e-5 + 2**18 / 150e9
 

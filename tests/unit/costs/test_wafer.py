@@ -8,11 +8,11 @@ from types import ModuleType
 import pytest
 from pydantic import ValidationError
 
-from perfsim.calibration import WaferCalibration
+from perfsim.base.errors import CatalogError
 from perfsim.costs.wafer import WaferCosts, growth_per_release, nearest_release
-from perfsim.errors import CatalogError
-from perfsim.graph import Kind, Work
-from perfsim.transformer import elementwise, gemm
+from perfsim.specs.calibration import WaferCalibration
+from perfsim.work import Kind, Work
+from perfsim.work.kernels import elementwise, gemm
 
 RATE, HOP, PORT, CHUNK = 150e9, 1e-5, 1e-6, 2**18
 

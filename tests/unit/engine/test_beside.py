@@ -9,8 +9,8 @@ import pytest
 
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.beside import Beside, excess
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+from perfsim.engine.slowdown import Beside, excess
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 UNITS, MEMORY = 0.25, 0.125
 BOUND = (0.6, 0.3)

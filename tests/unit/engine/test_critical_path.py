@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perfsim.engine import critical_path, simulate
-from perfsim.graph import GraphBuilder, TaskGraph
+from perfsim.work import GraphBuilder, TaskGraph
 
 
 def diamond(toys: ModuleType) -> TaskGraph:

@@ -7,11 +7,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from perfsim.base.errors import DeadlockError
 from perfsim.engine import simulate
-from perfsim.engine.deadlock import deadlock_report
 from perfsim.engine.fairshare import Flow
-from perfsim.errors import DeadlockError
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+from perfsim.engine.simulate import deadlock_report
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 
 def stalled(toys: ModuleType) -> TaskGraph:

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from perfsim.base.errors import InputError, LimitError
 from perfsim.engine.failures import Checkpoints, exponential_failures, run_with_failures
 from perfsim.engine.limits import Limits, limited
-from perfsim.errors import InputError, LimitError
 
 
 def test_without_failures_only_checkpoints_are_added() -> None:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import pytest
 import simpy
 
+from perfsim.base.errors import GraphError
 from perfsim.engine.calendar import Calendar
 from perfsim.engine.fairshare import FairShare, Flow
-from perfsim.errors import GraphError
-from perfsim.testing.max_min import max_min_rates
+from perfsim.testing.independent import max_min_rates
 
 
 class Transfer(NamedTuple):

@@ -7,9 +7,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from perfsim.engine.calendar import FINEST_EXPONENT, grid_exponent, in_seconds, in_ticks, on_exact_grid
 from perfsim.engine.critical_path import longest_path
-from perfsim.engine.grid import FINEST_EXPONENT, grid_exponent, in_seconds, in_ticks, on_exact_grid
-from perfsim.trace import Trace
+from perfsim.engine.trace import Trace
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from perfsim.base.errors import LimitError
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.limits import Limits, limited, present_limits
-from perfsim.errors import LimitError
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 
 def long(toys: ModuleType, count: int) -> TaskGraph:

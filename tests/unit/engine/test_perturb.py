@@ -7,8 +7,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.engine.perturb import with_jitter, with_stragglers
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+from perfsim.engine.failures import with_jitter, with_stragglers
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 DURATIONS = np.array([1.0, 2.0, 4.0])
 RANKS = np.array([0, 0, 1], dtype=np.int32)

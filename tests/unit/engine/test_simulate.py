@@ -11,7 +11,7 @@ import pytest
 
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.fairshare import Flow
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 
 def two_sends(toys: ModuleType, *, start_later_s: float = 0.0) -> tuple[TaskGraph, np.ndarray]:
@@ -109,8 +109,8 @@ def test_flows_that_meet_only_because_others_were_slowed_are_simulated(
     toys: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third flow ends at 12 s alone and at 22 s after two that share a link, when the fourth begins."""
-    monkeypatch.setattr(sys.modules["perfsim.engine.involved"], "MOST_CONTENDING", np.inf)
-    monkeypatch.setattr(sys.modules["perfsim.engine.involved"], "FEW_CONTENDING", np.inf)
+    monkeypatch.setattr(sys.modules["perfsim.engine.simulate"], "MOST_CONTENDING", np.inf)
+    monkeypatch.setattr(sys.modules["perfsim.engine.simulate"], "FEW_CONTENDING", np.inf)
     builder = GraphBuilder()
     first = builder.task(toys.transfer("first", RankGroup(0, 8, 2)), "gpu0/nic").tensor
     builder.task(toys.transfer("second", RankGroup(1, 8, 2)), "gpu1/nic")

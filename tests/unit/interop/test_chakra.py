@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import perfsim as ps
-from perfsim.errors import InputError, PerfsimError
-from perfsim.interop import chakra, chakra_schema
+from perfsim.base.errors import InputError, PerfsimError
+from perfsim.interop import chakra
 from perfsim.interop.chakra import ExecutionTrace, Node, encoded, execution_traces, is_chakra, read_chakra
-from perfsim.interop.foreign.formats import import_file
+from perfsim.interop.formats import import_file
 from perfsim.prediction.prediction import Prediction
 
 
@@ -94,7 +94,7 @@ def test_a_wafer_has_one_file_with_its_memory(tmp_path: Path) -> None:
 
 def test_a_file_of_another_tool_is_read(tmp_path: Path) -> None:
     """The bytes of ASTRA-sim's micro-benchmark: an all-gather of 1 MiB among 4."""
-    types = chakra_schema.messages()
+    types = chakra.messages()
     node = types["Node"](id=0, name="all_gather", type=7, duration_micros=12)
     for name, values in (("is_cpu_op", {"bool_val": False}), ("comm_type", {"int64_val": 2})):
         node.attr.append(types["AttributeProto"](name=name, **values))
@@ -141,7 +141,7 @@ def test_long_messages_have_their_length_in_several_bytes(tmp_path: Path) -> Non
 
 def test_without_protobuf_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
-    chakra_schema.messages.cache_clear()
+    chakra.messages.cache_clear()
     with pytest.raises(PerfsimError, match=r"perfsim\[chakra\]"):
-        chakra_schema.messages()
-    chakra_schema.messages.cache_clear()
+        chakra.messages()
+    chakra.messages.cache_clear()

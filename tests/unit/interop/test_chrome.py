@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import perfsim as ps
-from perfsim.graph import GraphBuilder, Kind
-from perfsim.graph.work import TensorClass
+from perfsim.engine.trace import Trace
 from perfsim.interop import chrome
 from perfsim.interop.chrome import trace_events, write_chrome_trace
-from perfsim.trace import Trace
+from perfsim.work import GraphBuilder, Kind
+from perfsim.work.graph import TensorClass
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perfsim.errors import InputError, LayoutError
+from perfsim.base.errors import InputError, LayoutError
 from perfsim.interop.emit import TOOLS, emit
-from perfsim.interop.foreign.formats import import_file
+from perfsim.interop.formats import import_file
 from perfsim.strategies import Plan
 
 GAP = "not expressible: "

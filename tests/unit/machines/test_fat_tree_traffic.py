@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.collectives import CollectiveModel
 from perfsim.engine import simulate
-from perfsim.graph import RankGroup, TaskGraph, Work
 from perfsim.machines import build_topology, network_of
-from perfsim.machines.gpu_cluster.network import FatTreeNetwork, port_demand
-from perfsim.machines.network import PeerClasses, Traffic
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.gpu_cluster import FatTreeNetwork, port_demand
+from perfsim.machines.machine import PeerClasses, Traffic
+from perfsim.machines.placement import shared_links
+from perfsim.network import FatTree, Group, Topology, degraded
+from perfsim.network.collectives import CollectiveModel
 from perfsim.testing.toys import at_once
-from perfsim.topology import FatTree, Group, Topology, degraded
+from perfsim.work import RankGroup, TaskGraph, Work
 
 SECONDS = 4.0
 LONG = 1e12

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.errors import InputError, LayoutError
+from perfsim.base.errors import InputError, LayoutError
 from perfsim.machines import machine
 from perfsim.machines.layout_text import text_of
-from perfsim.workload import ParallelLayout, StreamingLayout
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
 
 
 @pytest.mark.parametrize(

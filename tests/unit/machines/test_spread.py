@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.graph import RankGroup
-from perfsim.hardware import GpuClusterSpec
-from perfsim.machines.gpu_cluster.spread import Spread
-from perfsim.topology import FatTree
+from perfsim.machines.gpu_cluster import Spread
+from perfsim.network import FatTree
+from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.work import RankGroup
 
 
 def tree_of(devices: int, oversubscription: float = 1.0) -> FatTree:

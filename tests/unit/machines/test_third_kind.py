@@ -14,19 +14,19 @@ from typing import Any, Literal
 import pytest
 
 import perfsim as ps
-from perfsim import transformer
+from perfsim.base.errors import CatalogError, InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.catalog import default_catalog
 from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
 from perfsim.costs.price import Costs
-from perfsim.errors import CatalogError, InputError, LayoutError, MemoryCapacityError, Problem
-from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
-from perfsim.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
 from perfsim.machines import MACHINES, Machine, machine, machine_of, register
+from perfsim.network import Cable, Topology
+from perfsim.specs.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
+from perfsim.specs.model import Recompute
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies import STRATEGIES, Plan, Strategy
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.topology import Cable, Topology
-from perfsim.workload import Job, Recompute, TrainingRecipe
+from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work, transformer
 
 
 # -------------------------------------------------------------------------- the system, as in YAML

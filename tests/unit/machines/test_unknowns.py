@@ -7,13 +7,13 @@ import math
 import pytest
 
 import perfsim as ps
-from perfsim.calibration import WaferCalibration
-from perfsim.errors import CatalogError
+from perfsim.base.errors import CatalogError
 from perfsim.machines import machine_of
-from perfsim.machines.wafer_cluster.unknowns import LEAST_EFFICIENCY, SYSTEMS, of_job, of_release, of_systems
-from perfsim.prediction.accuracy import accuracy_of
+from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS, of_job, of_release, of_systems
+from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.result import Accuracy
-from perfsim.workload import Job
+from perfsim.specs.calibration import WaferCalibration
+from perfsim.specs.recipe import Job
 
 CATALOG = ps.Catalog()
 MEASURED = WaferCalibration(name="w", efficiency={"r1.8": 0.2, "r2.0": 0.2 * 1.2**2}, link_s_per_element=1e-9)

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfsim.errors import InputError
-from perfsim.numerics.bounds import error_bound, gamma
-from perfsim.numerics.kernels import GemmPass, Partition
+from perfsim.base.errors import InputError
+from perfsim.numerics.kernels import GemmPass, Partition, error_bound, gamma
 from perfsim.numerics.partitions import Cut, Execute, Matrix, execute_partitioned, streamed_rows
 from perfsim.numerics.sampling import GemmSample, block_of, operands, sample_gemms
 

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.prediction import accuracy
-from perfsim.prediction.accuracy import nearest
-from perfsim.prediction.bands import widths_from
-from perfsim.prediction.likeness import Traits, alone, unlikeness
-from perfsim.validation.band_fit import LeftOutRun
-from perfsim.validation.held_out import HeldOut
-from perfsim.validation.record_accuracy import record_of, write_record
+from perfsim.evidence.bands import LeftOutRun
+from perfsim.evidence.left_out import HeldOut
+from perfsim.evidence.record import record_of, write_record
+from perfsim.prediction import bands
+from perfsim.prediction.bands import Traits, alone, nearest, unlikeness, widths_from
 
 HERE = Traits(
     "a100",
@@ -101,7 +99,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     whole = {"system_kind": "gpu-cluster", "strategy": "3d", "family": "all", "n": 50, "band": BAND}
     left_out = [{"group": "pipelines", "band": {**BAND, "base": 0.3}}]
     entry = {**whole, "families": families, "left_out": left_out}
-    monkeypatch.setattr(accuracy, "recorded", lambda: (entry,))
+    monkeypatch.setattr(bands, "recorded", lambda: (entry,))
     return families
 
 
@@ -123,7 +121,7 @@ def test_a_family_with_small_errors_does_not_make_a_narrow_band(record: list[dic
 
 def test_a_model_with_experts_has_the_band_of_such_runs(record: list[dict[str, Any]]) -> None:
     record += [family("dense", 30, 0.05), family("sparse", 20, 0.1, experts=[True])]
-    (entry,) = accuracy.recorded()
+    (entry,) = bands.recorded_errors()
     entry["band"] = {**BAND, "experts": 1.5}
     sparse = nearest("gpu-cluster", replace(HERE, experts=True))
     assert sparse.family == "sparse"
@@ -159,10 +157,10 @@ def test_a_band_that_knows_nothing_of_a_family_comes_from_the_others(record: lis
 
 @pytest.mark.usefixtures("record")
 def test_a_kind_of_system_without_runs_is_known_to_a_factor_of_two() -> None:
-    accuracy = nearest("abacus", HERE)
-    assert (accuracy.n, accuracy.p90_ape, accuracy.held_out_p90_ape) == (0, 1.0, 1.0)
-    assert "abacus" in accuracy.likeness
-    assert accuracy.step_time_error == accuracy.unshared_error == pytest.approx(1.0)
+    bands = nearest("abacus", HERE)
+    assert (bands.n, bands.p90_ape, bands.held_out_p90_ape) == (0, 1.0, 1.0)
+    assert "abacus" in bands.likeness
+    assert bands.step_time_error == bands.unshared_error == pytest.approx(1.0)
 
 
 def test_the_record_has_each_family_that_was_scored() -> None:
@@ -188,7 +186,7 @@ def test_the_record_has_each_family_that_was_scored() -> None:
 def test_recording_one_file_keeps_what_is_known_of_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accuracy, "__file__", str(tmp_path / "accuracy.py"))
+    monkeypatch.setattr(bands, "__file__", str(tmp_path / "accuracy.py"))
     figures = {"n": 7, "median_ape": 0.25, "p90_ape": 0.5}
     result = {
         "file": "gpu.yaml",
@@ -199,7 +197,7 @@ def test_recording_one_file_keeps_what_is_known_of_the_other(
         "families_traits": {},
     }
     own = "studies/validation/gpu.yaml"
-    before = {entry["family"]: entry for entry in accuracy.recorded()}
+    before = {entry["family"]: entry for entry in bands.recorded_errors()}
     path = write_record([result])
     written = {entry["family"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))}
     assert written[own]["median_ape"] == 0.25
@@ -210,7 +208,7 @@ def test_recording_one_file_keeps_what_is_known_of_the_other(
 
 @pytest.mark.parametrize("kind", ["gpu-cluster", "wafer-cluster"])
 def test_no_recorded_band_is_narrower_than_the_percentile_of_runs_left_out(kind: str) -> None:
-    entries = [entry for entry in accuracy.recorded() if entry["system_kind"] == kind]
+    entries = [entry for entry in bands.recorded_errors() if entry["system_kind"] == kind]
     assert entries
     for whole in entries:
         widths = widths_from(whole["band"])
@@ -228,14 +226,14 @@ def test_no_recorded_band_is_narrower_than_the_percentile_of_runs_left_out(kind:
 
 
 def test_five_logs_make_a_band_of_about_20_percent() -> None:
-    (wafers,) = (entry for entry in accuracy.recorded() if entry["system_kind"] == "wafer-cluster")
+    (wafers,) = (entry for entry in bands.recorded_errors() if entry["system_kind"] == "wafer-cluster")
     # Four constants from five logs: the error of the fit itself says next to nothing.
     assert wafers["held_out_p90_ape"] > 2 * wafers["p90_ape"]
     assert 0.19 < widths_from(wafers["band"]).error(0.0) < 0.3
 
 
 def test_every_recorded_family_has_the_constants_of_a_fit_without_it() -> None:
-    for entry in accuracy.recorded():
+    for entry in bands.recorded_errors():
         assert all(row["constants"] for row in entry["left_out"])
         groups = [row["group"] for row in entry["left_out"]]
         if entry["system_kind"] == "wafer-cluster":
@@ -246,7 +244,7 @@ def test_every_recorded_family_has_the_constants_of_a_fit_without_it() -> None:
 
 
 def test_figures_of_runs_left_out_are_kept_until_they_are_measured_anew() -> None:
-    (known,) = (entry for entry in accuracy.recorded() if entry["system_kind"] == "wafer-cluster")
+    (known,) = (entry for entry in bands.recorded_errors() if entry["system_kind"] == "wafer-cluster")
     figures = {"n": 5, "median_ape": 0.1, "p90_ape": 0.2}
     result = {
         "file": "weight_streaming.yaml",

@@ -13,19 +13,17 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.calibration import ClusterCalibration, MeasuredStep
-from perfsim.prediction.accuracy import hidden_of
-from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch, rounded
-from perfsim.prediction.documents import prediction_from, run_document
+from perfsim.prediction.bands import hidden_of
+from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch, rounded, shared_caveats
 from perfsim.prediction.predict import predict, prediction_of
+from perfsim.prediction.prediction import prediction_from, run_document
 from perfsim.prediction.result import Caveat
-from perfsim.prediction.shared_caveats import shared_caveats
-from perfsim.report.caveats import ALWAYS
-from perfsim.report.study.document import study_document
-from perfsim.report.study.page import study_page
-from perfsim.report.study.write import write_study_page
-from perfsim.report.terminal.run import run_lines
-from perfsim.report.terminal.study import study_lines
+from perfsim.report.page import ALWAYS
+from perfsim.report.study import study_page
+from perfsim.report.study_files import study_document, write_study_page
+from perfsim.report.terminal import run_lines
+from perfsim.report.terminal_study import study_lines
+from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
 from perfsim.studies.result import CandidateResult
 
 SMALL = "cerebras_gpt_111m"

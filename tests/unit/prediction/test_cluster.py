@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from perfsim.calibration import ClusterCalibration
+from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.errors import CatalogError, InputError
-from perfsim.fitting.cluster_fit import fit_cluster
-from perfsim.prediction.cluster import cluster_named, spread_warning, wide
-from perfsim.studies.digests import digest_of
+from perfsim.evidence.step_fit import fit_cluster
+from perfsim.prediction.question import cluster_named, spread_warning, wide
+from perfsim.specs.calibration import ClusterCalibration
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
+from perfsim.studies.spec import digest_of
 
 MODEL = {
     "num_layers": 4,

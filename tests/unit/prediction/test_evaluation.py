@@ -10,14 +10,12 @@ import pytest
 
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
-from perfsim.graph import Kind, Work, unfold
 from perfsim.machines import network_of
-from perfsim.placement.place import place
-from perfsim.placement.rank_classes import rank_classes
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.placement import place, rank_classes, shared_links
 from perfsim.prediction.evaluation import evaluate, longest_path_s
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import Plan
-from perfsim.workload import ParallelLayout
+from perfsim.work import Kind, Work, unfold
 
 INSIDE_S, ACROSS_S = 1.0, 3.0
 

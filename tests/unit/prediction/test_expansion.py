@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 import perfsim as ps
-from perfsim.collectives import ring, tree
+from perfsim.base.errors import InputError
 from perfsim.costs.price import price
 from perfsim.engine import simulate
-from perfsim.engine.grid import FINEST_EXPONENT
-from perfsim.errors import InputError
-from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
-from perfsim.hardware import FatTreeSpec
+from perfsim.engine.calendar import FINEST_EXPONENT
 from perfsim.machines import network_of
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.placement import shared_links
+from perfsim.network import ring, tree
+from perfsim.prediction.disturbed import perturbed
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.expansion import expanded, in_steps, parse_expansion
-from perfsim.prediction.perturbation import perturbed
-from perfsim.prediction.perturbation_spec import parse_perturbations
+from perfsim.prediction.question import parse_perturbations
+from perfsim.specs.hardware import FatTreeSpec
+from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
 
 POINT = {
     "model": "gpt3_xl",

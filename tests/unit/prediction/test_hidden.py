@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 import perfsim as ps
-from perfsim.graph import GraphBuilder, Kind, Work
+from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
-from perfsim.prediction.accuracy import accuracy_of, hidden_of, recorded
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.hidden import Hidden, hidden_share
-from perfsim.trace import Trace
+from perfsim.prediction.bands import accuracy_of, hidden_of, recorded_errors
+from perfsim.prediction.evaluation import Evaluation, Hidden, hidden_share
+from perfsim.work import GraphBuilder, Kind, Work
 
 CATALOG = ps.Catalog()
 COMPUTE, GATHER = Work("m", Kind.COMP, "gemm", "forward"), Work("g", Kind.COMM_COLL, "all_gather", "data")
@@ -111,7 +110,7 @@ def test_the_largest_share_is_that_of_scored_runs_on_such_a_device_without_the_f
     plan = run().plan
     shares = {
         family["family"]: family["hidden_communication"]
-        for entry in recorded()
+        for entry in recorded_errors()
         if entry["system_kind"] == "gpu-cluster"
         for family in entry["families"]
         if "a100-sxm4" in family["constants"]
@@ -128,7 +127,7 @@ def test_of_a_device_without_runs_the_largest_share_is_that_of_all() -> None:
     plan = ps.predict(**asked, layout="dp=8,mbs=1").run.plan
     shares = [
         family["hidden_communication"]
-        for entry in recorded()
+        for entry in recorded_errors()
         if entry["system_kind"] == "gpu-cluster"
         for family in entry["families"]
     ]

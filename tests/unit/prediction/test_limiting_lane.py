@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.hardware import WaferClusterSpec
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.predict import prediction_of
+from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.testing import toys
-from perfsim.workload import Job, ParallelLayout
 
 STREAMING = strategy("weight-streaming")
 

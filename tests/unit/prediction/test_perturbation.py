@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 import perfsim as ps
-from perfsim.errors import InputError
-from perfsim.prediction.documents import run_document
+from perfsim.base.errors import InputError
+from perfsim.prediction.disturbed import perturbed, resilience
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.perturbation import perturbed
-from perfsim.prediction.perturbation_spec import ResilienceSpec, parse_perturbations
-from perfsim.prediction.resilience import resilience
+from perfsim.prediction.prediction import run_document
+from perfsim.prediction.question import ResilienceSpec, parse_perturbations
 
 GPUS = {
     "model": "gpt3_xl",

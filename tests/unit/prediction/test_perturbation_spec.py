@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.errors import InputError
-from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
+from perfsim.base.errors import InputError
+from perfsim.prediction.question import PerturbationSpec, parse_perturbations
 
 
 def test_a_line_says_what_yaml_says() -> None:

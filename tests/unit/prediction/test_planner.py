@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import perfsim as ps
-from perfsim.errors import PlanError
+from perfsim.base.errors import PlanError
+from perfsim.network import FatTree, Topology
 from perfsim.prediction.evaluation import evaluate
 from perfsim.prediction.planner import Search, best_plan, confirmed, search
 from perfsim.prediction.question import Question
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.grid import Space
+from perfsim.strategies.three_d.space import Space
 from perfsim.strategies.three_d.strategy import ThreeD
-from perfsim.topology import FatTree, Topology
-from perfsim.workload import Job, ParallelLayout
 
 
 @pytest.fixture

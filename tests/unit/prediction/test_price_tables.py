@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.prediction.price_tables import KEPT, MOST_LENT, PriceTables
-from perfsim.prediction.question import Question
-from perfsim.sweeps import runner
-from perfsim.sweeps.runner import answer_text, load_sweep
+from perfsim.prediction.question import KEPT, MOST_LENT, PriceTables, Question
+from perfsim.studies import sweep
+from perfsim.studies.sweep import answer_text, load_sweep
 
 CATALOG = Catalog([data_root()])
 RECIPE = CATALOG.recipe("gpt3_pretraining")
@@ -76,7 +75,7 @@ def test_points_have_the_same_digits_in_any_order_with_shared_prices(
         tables = PriceTables()
         answers = []
         for study in studies[:: -1 if backwards else 1]:
-            monkeypatch.setattr(runner, "TABLES", tables if shared else PriceTables())
+            monkeypatch.setattr(sweep, "TABLES", tables if shared else PriceTables())
             answers.append(answer_text(study).text)
         return answers[:: -1 if backwards else 1]
 

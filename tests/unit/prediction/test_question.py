@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import perfsim as ps
-from perfsim.errors import InputError
-from perfsim.prediction.documents import run_document
+from perfsim.base.errors import InputError
+from perfsim.prediction.prediction import run_document
 
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 

@@ -7,11 +7,11 @@ from importlib.resources import files
 import pytest
 
 import perfsim as ps
-from perfsim.prediction import reached
-from perfsim.prediction.reached import Reached, best_below, recorded, runs_like
-from perfsim.published.plans import public_cases
+from perfsim.evidence.plans import public_cases
+from perfsim.evidence.record import record_text
+from perfsim.prediction import bands
+from perfsim.prediction.bands import Reached, best_below, recorded_runs, runs_like
 from perfsim.strategies import Plan
-from perfsim.validation.record import record_text
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +23,13 @@ def plan() -> Plan:
 
 def test_the_record_is_what_the_cases_give() -> None:
     paths = [path for path in public_cases() if path.name != "convergence.yaml"]
-    kept = files("perfsim.prediction").joinpath(reached.RECORD).read_text(encoding="utf-8")
+    kept = files("perfsim.prediction").joinpath(bands.RUNS_RECORD).read_text(encoding="utf-8")
     assert kept == record_text(paths), "run: perfsim validate --record"
 
 
 def test_published_figures_of_the_record_are_those_of_the_papers() -> None:
     """Korthikanti et al., Table 5: 530B with selective recompute reaches 56.0 % MFU on 280 GPUs."""
-    (row,) = (row for row in recorded() if row.id == "korthikanti22_t5_530b_selective")
+    (row,) = (row for row in recorded_runs() if row.id == "korthikanti22_t5_530b_selective")
     assert row.mfu == pytest.approx(0.560, abs=0.002)
     assert (row.num_devices, row.tensor, row.data, row.sharded) == (280, 8, 1, False)
     assert row.parameters == pytest.approx(5.3e11, rel=0.01)
@@ -66,7 +66,7 @@ def test_a_plan_is_compared_with_the_runs_that_are_most_like_it(
         Reached("elsewhere", "x", "standard", 99, 0.99, precision="fp16"),
         Reached("narrow", device, "standard", 99, 0.99, precision="fp8"),
     )
-    monkeypatch.setattr(reached, "recorded", lambda: (*runs, *others))
+    monkeypatch.setattr(bands, "recorded", lambda: (*runs, *others))
     above = best_below(plan, mfu)
     if not words:
         assert above is None

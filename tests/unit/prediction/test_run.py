@@ -6,9 +6,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.placement.place import place
+from perfsim.machines.placement import place
 from perfsim.prediction.run import Step
-from perfsim.workload import ParallelLayout
+from perfsim.specs.recipe import ParallelLayout
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.caveats import rank
+from perfsim.prediction.caveats import confidence, rank, shared_caveats
 from perfsim.prediction.result import Caveat, SharedCaveat
-from perfsim.prediction.shared_caveats import confidence, shared_caveats
 
 EDGE = Caveat("batch-at-edge", "warning", "the same")
 

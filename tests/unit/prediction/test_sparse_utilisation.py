@@ -9,9 +9,9 @@ from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.predict import prediction_of
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys
-from perfsim.workload import Job
 
 
 def run(system: str, sparsity: float, harvest: float = 0.9) -> Evaluation:

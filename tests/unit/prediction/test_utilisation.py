@@ -9,12 +9,12 @@ import pytest
 
 import perfsim as ps
 from perfsim.engine import critical_path
-from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
-from perfsim.placement.place import place
+from perfsim.machines.placement import place
+from perfsim.network import FatTree, Topology
+from perfsim.prediction.network_map import link_use
 from perfsim.prediction.result import LinkUse
-from perfsim.prediction.utilisation import link_use
 from perfsim.testing.toys import at_once
-from perfsim.topology import FatTree, Topology
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 SECONDS = 4.0
 

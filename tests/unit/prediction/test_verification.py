@@ -8,20 +8,18 @@ from typing import Any
 import pytest
 
 import perfsim as ps
+from perfsim.base.errors import VerificationError
 from perfsim.catalog import default_catalog
-from perfsim.errors import VerificationError
-from perfsim.graph import GraphBuilder, Kind, TensorClass, Work
 from perfsim.numerics import Cut, execute_partitioned, sample_gemms
 from perfsim.numerics.partitions import Matrix
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.result import SamplingSummary
-from perfsim.prediction.verification import gemm_samples, must_be_right, sample_step, verified
-from perfsim.prediction.verification_spec import SamplingSpec
-from perfsim.transformer import Kernel, LayerSlice
-from perfsim.transformer.attention import attention_core, attention_core_backward
-from perfsim.transformer.kernels import linear, linear_backward
-from perfsim.workload import TransformerConfig
+from perfsim.prediction.verification import SamplingSpec, gemm_samples, must_be_right, sample_step, verified
+from perfsim.specs.model import TransformerConfig
+from perfsim.work import GraphBuilder, Kind, TensorClass, Work
+from perfsim.work.attention import attention_core, attention_core_backward
+from perfsim.work.kernels import Kernel, LayerSlice, linear, linear_backward
 
 GPT = TransformerConfig(
     name="toy",

@@ -8,16 +8,15 @@ import pytest
 
 import perfsim as ps
 from perfsim.catalog import default_catalog
-from perfsim.costs.streaming_roof import roof_tokens
-from perfsim.costs.wafer import WaferCosts
-from perfsim.hardware import WaferClusterSpec
-from perfsim.machines import build_topology, costs_for
+from perfsim.costs.wafer import WaferCosts, roof_tokens
+from perfsim.machines import build_topology, costs_for, strategy_for
 from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.question import strategy_for
 from perfsim.prediction.why import causes_s
-from perfsim.transformer import parameters
-from perfsim.workload import Job, StreamingLayout
+from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.recipe import Job
+from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.work.counts import parameters
 
 WAFERS = [
     {"model": "gpt3_20b", "system": "cs-2", "devices": 16, "strategy": "weight-streaming", "batch": batch}

@@ -7,14 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.proof.in_flight import held_unlike_promised
+from perfsim.proof.prices import held_unlike_promised
 from perfsim.proof.prove import Request, prove_all
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import SCHEDULES, Slot, StageOrder, least_chunks
-from perfsim.strategies.schedules.slot import Pass
+from perfsim.strategies.schedules.slots import Pass
 from perfsim.testing import BrokenPromise, cases_for, check_promise
 from perfsim.testing.conformance import ranks_hold_what_their_schedule_promises
-from perfsim.workload import ParallelLayout
 
 SPLIT = {"zb1p": 1, "zb2p": 2}
 

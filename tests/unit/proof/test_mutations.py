@@ -12,13 +12,19 @@ from click.testing import CliRunner
 
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.proof.catalogue import Case
-from perfsim.proof.detection import MutationTally, try_all, try_plans
-from perfsim.proof.execution.faults import FaultError
-from perfsim.proof.mutations import Mutation, early_buffers, mutations, wrong_groups
-from perfsim.proof.proof import Subject, subject_of
-from perfsim.proof.prove import Request, plan_of_case, plans_of
-from perfsim.workload import ParallelLayout, StreamingLayout
+from perfsim.proof.faults import (
+    Mutation,
+    MutationTally,
+    early_buffers,
+    mutations,
+    try_all,
+    try_plans,
+    wrong_groups,
+)
+from perfsim.proof.program import FaultError
+from perfsim.proof.prove import Case, Request, Subject, plan_of_case, plans_of, subject_of
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
 
 KINDS = {
     "data dependency removed",

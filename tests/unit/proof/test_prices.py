@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.graph import Work
-from perfsim.hardware import Precision
-from perfsim.proof.catalogue import Case
-from perfsim.proof.mutations import skipped_gradients, wrong_prices
-from perfsim.proof.proof import Subject, subject_of
-from perfsim.proof.prove import Request, plan_of_case, prove_all
+from perfsim.proof.faults import skipped_gradients, wrong_prices
+from perfsim.proof.prove import Case, Request, Subject, plan_of_case, prove_all, subject_of
+from perfsim.specs.hardware import Precision
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.three_d.data import Replicas
-from perfsim.workload import ParallelLayout, StreamingLayout
+from perfsim.work import Work
 
 CASES = {
     "zero 3": Case("zero3", ParallelLayout(tensor=2, data=2, zero_stage=3), 2),

@@ -8,20 +8,30 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.errors import InputError
-from perfsim.graph import Kind, Work
-from perfsim.proof.catalogue import catalogue_cases
-from perfsim.proof.execution.faults import Fault
-from perfsim.proof.mutations import _with_work
-from perfsim.proof.proof import Proof, finite, prove_plan, subject_of
-from perfsim.proof.prove import ProofResult, Request, plan_of_case, plans_of, prove_all
+from perfsim.proof.faults import _with_work
+from perfsim.proof.program import Fault
+from perfsim.proof.prove import (
+    Proof,
+    ProofResult,
+    Request,
+    catalogue_cases,
+    finite,
+    plan_of_case,
+    plans_of,
+    prove_all,
+    prove_plan,
+    subject_of,
+)
 from perfsim.proof.provers import prover
-from perfsim.report.terminal.proof import proof_lines
+from perfsim.report.terminal import proof_lines
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.workload import ParallelLayout, StreamingLayout
+from perfsim.work import Kind, Work
 
 CASES = catalogue_cases()
 MODEL = "gpt3_20b"

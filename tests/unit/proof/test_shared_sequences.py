@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from perfsim.proof.execution.gpu_compute import places_of
-from perfsim.proof.proof import Subject
-from perfsim.proof.small_plans import small_plan, training_of
+from perfsim.proof.gpu_compute import places_of
+from perfsim.proof.prove import Subject
+from perfsim.proof.provers import small_plan, training_of
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import strategy
-from perfsim.workload import ParallelLayout
 
 MODELS: dict[str, dict[str, Any]] = {
     "ALiBi": {"position_embedding": "alibi"},

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfsim.report.figures.tornado import tornado, tornado_table
-from perfsim.report.study.decision import decision_sections
-from perfsim.report.study.document import study_document
-from perfsim.report.study.page import study_page
-from perfsim.report.terminal.study import study_lines
-from perfsim.studies.decided import BreakEven, Decision, Lever, Outcome, Spread
-from perfsim.studies.result import StudyResult
+from perfsim.report.figures.time import tornado, tornado_table
+from perfsim.report.study import decision_sections, study_page
+from perfsim.report.study_files import study_document
+from perfsim.report.terminal_study import study_lines
+from perfsim.studies.result import BreakEven, Decision, Lever, Outcome, Spread, StudyResult
 
 DAY_S = 86_400.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfsim.prediction.result import LinkUse
-from perfsim.report.figures.network import network_use, network_use_alt, network_use_table, overload_note
-from perfsim.report.study.page import study_page
+from perfsim.report.figures.machine import network_use, network_use_alt, network_use_table, overload_note
+from perfsim.report.study import study_page
 from perfsim.studies.result import StudyResult
 
 

@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from perfsim.report.figures.cost import worth_taking
-from perfsim.report.figures.heat_map import heat_map, heat_map_table
-from perfsim.report.figures.scaling import ScalingPoint, efficiency_curve, scaling_curve, scaling_table
-from perfsim.report.figures.validation import (
+from perfsim.report.figures.scaling import (
+    ScalingPoint,
     ValidationPoint,
+    efficiency_curve,
+    heat_map,
+    heat_map_table,
     residuals,
+    scaling_curve,
+    scaling_table,
     validation_table,
 )
+from perfsim.report.figures.time import worth_taking
 
 POINTS = [
     ScalingPoint("gpu", 128, 10.0, 0.8, "tp8"),

@@ -16,14 +16,10 @@ from plotly.offline import get_plotlyjs_version
 
 import perfsim.report
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
-from perfsim.report.figures.timeline import timeline
-from perfsim.report.figures.waterfall import bridge, waterfall
-from perfsim.report.page import linked, plotly_source, render_page, write_page
-from perfsim.report.sections import Head, Section
-from perfsim.report.study.answer import differences, headline
-from perfsim.report.study.document import study_document
-from perfsim.report.study.verdict import ratios_to_first, verdict_table
-from perfsim.report.study.write import write_study_page
+from perfsim.report.figures.step import bridge, timeline, waterfall
+from perfsim.report.page import Head, Section, linked, plotly_source, render_page, write_page
+from perfsim.report.study import differences, headline, ratios_to_first, verdict_table
+from perfsim.report.study_files import study_document, write_study_page
 from perfsim.report.table import Table
 from perfsim.studies.result import StudyResult
 from perfsim.version import __version__

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import perfsim as ps
-from perfsim.errors import PerfsimError
+from perfsim.base.errors import PerfsimError
 
 
 def test_a_shortlist_is_saved_as_a_page_with_every_layout_and_as_json(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from perfsim.engine.trace import Simulated
 from perfsim.report import text
 from perfsim.report.figures.base import MOST_TICKS, log_ticks, short
 from perfsim.studies.result import StudyResult
-from perfsim.trace import Simulated
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,19 @@ from types import ModuleType
 import pytest
 
 from perfsim.prediction.result import Resilience, ResiliencePoint
-from perfsim.report.figures.labels import Canvas, Spot
-from perfsim.report.figures.memory import memory, memory_alt, memory_table
-from perfsim.report.figures.step_time import step_breakdown, step_breakdown_table
-from perfsim.report.figures.time_to_accuracy import time_to_accuracy, time_to_accuracy_table
-from perfsim.report.figures.timeline import (
+from perfsim.report.figures.base import Canvas, Spot
+from perfsim.report.figures.machine import memory, memory_alt, memory_table
+from perfsim.report.figures.step import (
     CutTimeline,
     cut_timelines,
     shared,
+    step_breakdown,
+    step_breakdown_table,
     timeline,
     timeline_table,
 )
-from perfsim.report.study.page import study_page
-from perfsim.report.study.resilience import resilience_sentence, resilience_table
+from perfsim.report.figures.time import time_to_accuracy, time_to_accuracy_table
+from perfsim.report.study import resilience_sentence, resilience_table, study_page
 from perfsim.report.text import NONE, duration
 from perfsim.studies.result import StudyResult
 

@@ -11,17 +11,22 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from perfsim.report.sweep.document import sweep_document
-from perfsim.report.sweep.head import head_of, headline, rows_of
-from perfsim.report.sweep.maps import map_sections
-from perfsim.report.sweep.page import sweep_sections, write_sweep
-from perfsim.report.sweep.tables import matches_table, points_table
-from perfsim.report.terminal.sweep import MOST_ROWS, sweep_lines
+from perfsim.report.sweep import (
+    head_of,
+    headline,
+    map_sections,
+    matches_table,
+    points_table,
+    rows_of,
+    sweep_document,
+    sweep_sections,
+    write_sweep,
+)
+from perfsim.report.terminal_study import MOST_ROWS, sweep_lines
 from perfsim.report.text import encodable
-from perfsim.sweeps.analysis import Analysis
-from perfsim.sweeps.points import PointResult
-from perfsim.sweeps.result import SweepResult
-from perfsim.sweeps.runner import load_sweep, run_sweep
+from perfsim.studies.points import PointResult
+from perfsim.studies.sweep import load_sweep, run_sweep
+from perfsim.studies.variants import Analysis, SweepResult
 
 SWEEP = """\
 title: A <b>grid</b>

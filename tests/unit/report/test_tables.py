@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from perfsim.api.frames import Rows
-from perfsim.errors import InputError, PerfsimError
-from perfsim.report.tables import write_table
+from perfsim.api.questions import Rows
+from perfsim.base.errors import InputError, PerfsimError
+from perfsim.report.table import write_table
 
 ROWS: list[dict[str, Any]] = [
     {"name": 'a, "b"', "seconds": 0.1 + 0.2, "steps": 3, "fits": True, "note": None, "mixed": 1},

@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from perfsim.api.predicting import predict
+from perfsim.api.questions import predict
 from perfsim.prediction.network_map import Cables, NetworkMap, Place, network_map
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import LinkUse
-from perfsim.report.figures.network import network_use
-from perfsim.report.figures.topology import topology
-from perfsim.report.page import render_page
-from perfsim.report.sections import Drawing
-from perfsim.report.study.page import study_page
+from perfsim.report.figures.machine import network_use, topology
+from perfsim.report.page import Drawing, render_page
+from perfsim.report.study import study_page
 from perfsim.report.text import percent
 from perfsim.studies.result import StudyResult
 

@@ -13,14 +13,13 @@ from click.testing import CliRunner
 
 from perfsim.catalog import Catalog
 from perfsim.cli import main
-from perfsim.published.cases import StepCase
-from perfsim.report.markdown import markdown, table_lines
-from perfsim.report.sections import Head, Section
+from perfsim.evidence.accuracy_page import AccuracyPage, step_accuracy
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.score import validate_cases
+from perfsim.report.page import Head, Section, markdown, table_lines
 from perfsim.report.table import Table
-from perfsim.report.terminal.validation import validation_lines
-from perfsim.report.validation.page import write_validation
-from perfsim.validation.accuracy_page import AccuracyPage, step_accuracy
-from perfsim.validation.validate import validate_cases
+from perfsim.report.terminal_study import validation_lines
+from perfsim.report.validation import write_validation
 
 MODEL = {
     "num_layers": 2,

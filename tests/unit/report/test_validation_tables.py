@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.report.validation.tables import _quantity, constants_table
-from perfsim.validation.accuracy_page import fitted_constants
+from perfsim.evidence.accuracy_page import fitted_constants
+from perfsim.report.validation import _tables_quantity, constants_table
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from perfsim.validation.accuracy_page import fitted_constants
     ],
 )
 def test_a_constant_is_shown_in_the_unit_of_its_name(name: str, value: float, shown: str) -> None:
-    assert _quantity(name, value) == shown
+    assert _tables_quantity(name, value) == shown
 
 
 def test_every_constant_of_whole_steps_stands_with_its_value_and_its_standard_error() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import perfsim as ps
 from perfsim.strategies.schedules import SCHEDULES, Schedule, one_f_one_b
-from perfsim.strategies.schedules.slot import Held, Numbers, Slot, StageOrder
+from perfsim.strategies.schedules.slots import Held, Numbers, Slot, StageOrder
 
 
 def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:

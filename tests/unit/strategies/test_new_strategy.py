@@ -7,17 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 import perfsim as ps
-from perfsim import transformer
+from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
 from perfsim.costs.price import Costs
-from perfsim.errors import LayoutError, MemoryCapacityError, Problem
-from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
-from perfsim.graph.work import EMBEDDING, HEAD
+from perfsim.network import FatTree
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.plan import Plan, Strategy, check_runs_on
 from perfsim.testing import check_strategy
-from perfsim.topology import FatTree
-from perfsim.workload import Job, ParallelLayout
+from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work, transformer
+from perfsim.work.graph import EMBEDDING, HEAD
 
 PlainPlan = Plan[ParallelLayout, FatTree]
 

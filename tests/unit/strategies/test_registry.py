@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.errors import InputError
+from perfsim.base.errors import InputError
 from perfsim.strategies import STRATEGIES, strategy, strategy_names
 from perfsim.strategies.three_d.strategy import ThreeD
 

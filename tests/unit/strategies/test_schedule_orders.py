@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.errors import LayoutError
+from perfsim.base.errors import LayoutError
 from perfsim.strategies.schedules import SCHEDULES, in_flight, placement, schedule
 
 

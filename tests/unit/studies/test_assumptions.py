@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from perfsim.calibration import GpuCalibration
+from perfsim.specs.calibration import GpuCalibration
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.loading import load_study
 from perfsim.studies.result import Assumption

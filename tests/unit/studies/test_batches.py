@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from perfsim.report import text
-from perfsim.report.study.document import study_document
-from perfsim.report.study.page import study_page
-from perfsim.report.study.write import write_study_page
+from perfsim.report.study import study_page
+from perfsim.report.study_files import study_document, write_study_page
 from perfsim.studies.batches import suggested_batches
 from perfsim.studies.loading import load_study
 from perfsim.studies.result import StudyResult

@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 import perfsim as ps
-from perfsim.errors import InputError
-from perfsim.prediction.documents import document_of, run_document
+from perfsim.base.errors import InputError
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.prediction import document_of, run_document
 from perfsim.studies import candidate as outcome
 from perfsim.studies.candidate import timeline
 

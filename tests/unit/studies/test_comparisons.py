@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.comparisons import comparison
+from perfsim.api.answers import comparison
+from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.convergence.loss_laws import BESIROGLU
-from perfsim.errors import CatalogError, InputError
+from perfsim.convergence.laws import BESIROGLU
 from perfsim.report.comparison import comparison_table
-from perfsim.studies.comparisons.losses import least_flop
-from perfsim.studies.comparisons.spec import Comparison, is_comparison
+from perfsim.studies.comparisons import Comparison, is_comparison, least_flop
 
 LOSSES = """\
 name: losses

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.explaining import diff
+from perfsim.api.tools import diff
+from perfsim.base.errors import InputError
 from perfsim.cli import main
-from perfsim.errors import InputError
 
 BASE = """
 name: {name}

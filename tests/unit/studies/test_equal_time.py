@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfsim.api.planning import plan
+from perfsim.api.questions import plan
+from perfsim.base.errors import PlanError
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.time_to_accuracy import RatioBand, time_to_accuracy
-from perfsim.errors import PlanError
 from perfsim.prediction.question import Question
 from perfsim.studies import batches
 from perfsim.studies.batches import BatchChoice, Target, batch_curve, best_of, past_the_end
 from perfsim.studies.equal_time import equal_devices
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import question_of, run_study
+from perfsim.studies.runner import question_of_candidate, run_study
 
 
 def band(ratio: float, error: float = 1.25) -> RatioBand:
@@ -81,7 +81,9 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
 
     monkeypatch.setattr(batches, "time_at", time_at)
     study = load_study("gpt3_20b")
-    curve, _ = batch_curve(question_of(study, study.candidates[0], 128), target, [512, 1024], extend=True)
+    curve, _ = batch_curve(
+        question_of_candidate(study, study.candidates[0], 128), target, [512, 1024], extend=True
+    )
     best = best_of(curve) * sequence
     if fixed_s == 0.0:
         assert best == sequence, "without a fixed cost the smallest batch is best"
@@ -99,7 +101,7 @@ def test_a_batch_that_fits_nowhere_ends_the_search(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(batches, "time_at", time_at)
     study = load_study("gpt3_20b")
-    question = question_of(study, study.candidates[0], 128)
+    question = question_of_candidate(study, study.candidates[0], 128)
     target = Target(4e11, critical_batch("data_law", LawInputs(d_min_tokens=4e11)))
     with pytest.raises(PlanError, match="does not fit"):
         batch_curve(question, target, [512, 1024], extend=True)

@@ -11,8 +11,7 @@ import pytest
 from perfsim.catalog import Catalog
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
-from perfsim.studies.experiment import STEPS, Experiment, Trial, fewest_replicas, rival
-from perfsim.studies.shortlist import plan_layouts
+from perfsim.studies.shortlist import STEPS, Experiment, Trial, fewest_replicas, plan_layouts, rival
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.studies import study
+from perfsim.api.answers import study
+from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.studies import runner as runner_module
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import Answered, run_study
 from perfsim.studies.spec import CandidateSpec, StudySpec
-from perfsim.workload import ParallelLayout
 
 HEAD = """\
 name: layouts

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.errors import CatalogError, InputError
-from perfsim.report.study.laws import laws_section
+from perfsim.base.errors import CatalogError, InputError
+from perfsim.report.study import laws_section
 from perfsim.studies.loading import load_study
 from perfsim.studies.result import StudyResult
 from perfsim.studies.runner import run_study

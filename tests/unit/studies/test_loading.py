@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.api.explaining import diff, why
-from perfsim.errors import CatalogError, InputError
+from perfsim.api.tools import diff, why
+from perfsim.base.errors import CatalogError, InputError
 from perfsim.studies.loading import load_study
 
 LOSS = """\

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
-from perfsim.errors import CatalogError
 from perfsim.machines import build_topology
-from perfsim.prediction.perturbation_spec import LinkSpecLeft, PerturbationSpec, StragglerSpec
+from perfsim.network import Topology
+from perfsim.prediction.question import LinkSpecLeft, PerturbationSpec, StragglerSpec
+from perfsim.studies.candidate import restricted
 from perfsim.studies.loading import load_study
-from perfsim.studies.perturbed_candidates import restricted
 from perfsim.studies.result import CandidateResult
 from perfsim.studies.runner import run_study
-from perfsim.topology import Topology
 
 STUDY = """\
 title: A small model

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from perfsim.catalog import default_catalog
-from perfsim.studies.price_spec import EnergySpec, PriceSpec, rates_of
+from perfsim.convergence.bill import EnergySpec, PriceSpec, rates_of
 
 
 @pytest.mark.parametrize(

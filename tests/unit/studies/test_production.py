@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.api.studies import study
+from perfsim.api.answers import study
+from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
-from perfsim.errors import CatalogError
-from perfsim.published.production import production_runs
-from perfsim.report.study.page import study_page
-from perfsim.report.terminal.study import study_lines
+from perfsim.evidence.production import production_runs
+from perfsim.report.study import study_page
+from perfsim.report.terminal_study import study_lines
 from perfsim.studies.loading import load_study
-from perfsim.studies.production import COVERED_ONCE, Production, recorded
+from perfsim.studies.result import COVERED_ONCE, Production, recorded
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 

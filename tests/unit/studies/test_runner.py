@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from perfsim.base.errors import CatalogError, InputError, LimitError, PlanError
 from perfsim.catalog import default_catalog
-from perfsim.convergence.loss_laws import BESIROGLU
+from perfsim.convergence.laws import BESIROGLU
 from perfsim.engine.limits import Limits, limited
-from perfsim.errors import CatalogError, InputError, LimitError, PlanError
 from perfsim.report.document import document_text
-from perfsim.report.study.document import study_document
+from perfsim.report.study_files import study_document
 from perfsim.studies import runner as runner_module
 from perfsim.studies.loading import load_study
 from perfsim.studies.result import CandidateResult
 from perfsim.studies.runner import Answered, StudyRun, run_study, target_of
 from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, StudySpec
-from perfsim.transformer import parameters
+from perfsim.work.counts import parameters
 
 STUDY = """\
 name: small

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from perfsim.base.errors import InputError, PlanError
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError, PlanError
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.studies.shortlist import (

@@ -7,7 +7,7 @@ import pytest
 import perfsim as ps
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.result import TimelineBar
-from perfsim.studies.timeline import bars_of, devices_of, grouped
+from perfsim.studies.candidate import bars_of, devices_of, grouped
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.explaining import why
+from perfsim.api.tools import why
+from perfsim.base.errors import InputError
 from perfsim.cli import main
-from perfsim.errors import InputError
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.studies.trials import Explained

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from perfsim.base.units import DAY_S
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.prediction.result import Why
 from perfsim.studies.result import CandidateResult
 from perfsim.studies.verdict import Answer, ratio_bands, verdict
-from perfsim.units import DAY_S
 
 CRITICAL = CriticalBatch(1e7, 2.0, "constant", "a test")
 OPEN = "the range includes 1, so the order is not certain"

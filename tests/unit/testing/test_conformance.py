@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs
-from perfsim.errors import InputError
-from perfsim.graph import GraphBuilder, Kind, Work
+from perfsim.network import Topology
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.screening import Screening
 from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.testing import BrokenPromise, cases_for, check_promise, check_strategy, conformance, toys
 from perfsim.testing.conformance import Promise
-from perfsim.topology import Topology
-from perfsim.workload import Job, ParallelLayout
+from perfsim.work import GraphBuilder, Kind, Work
 
 
 class Data(ThreeD):

@@ -8,11 +8,11 @@ import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import simulate
-from perfsim.graph import GraphBuilder, RankGroup, peer_classes, unfold
+from perfsim.engine.trace import Trace
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import Plan
-from perfsim.testing.liveness import SAVED, peak_live_bytes
-from perfsim.trace import Trace
-from perfsim.workload import ParallelLayout
+from perfsim.testing.independent import SAVED, peak_live_bytes
+from perfsim.work import GraphBuilder, RankGroup, peer_classes, unfold
 
 SMALL = {"num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 4096}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from perfsim.base.errors import InputError
 from perfsim.catalog import data_root
-from perfsim.cli.importing import FORMATS as NAMED
-from perfsim.errors import InputError
-from perfsim.interop.foreign.formats import CHAKRA, FORMATS, format_of, import_file
+from perfsim.cli.tools import FORMATS as NAMED
+from perfsim.interop.formats import CHAKRA, FORMATS, format_of, import_file
 
 
 def test_the_command_line_names_the_formats() -> None:

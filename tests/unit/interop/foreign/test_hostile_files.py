@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.errors import PerfsimError
-from perfsim.interop.foreign.formats import import_file
+from perfsim.base.errors import PerfsimError
+from perfsim.interop.formats import import_file
 from perfsim.testing.hostile import hostile_inputs
 
 SAMPLES = sorted(path.name for path in (Path(__file__).parents[3] / "samples/foreign").iterdir())

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.errors import InputError
-from perfsim.interop.foreign.formats import import_file, read_model
+from perfsim.interop.formats import import_file, read_model
 from perfsim.interop.models import model_named
-from perfsim.transformer import parameters
+from perfsim.work.counts import parameters
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = yaml.safe_load(

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from perfsim.errors import InputError
+from perfsim.base.errors import InputError
 from perfsim.interop.emit import emit
-from perfsim.interop.foreign.formats import import_file, read
-from perfsim.interop.foreign.source import Source
+from perfsim.interop.formats import import_file, read
+from perfsim.interop.source import Source
 from perfsim.strategies import Plan
-from perfsim.transformer import parameters
+from perfsim.work.counts import parameters
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"
 SCRIPT = (SAMPLES / "megatron_175b.sh").read_text("utf-8")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.errors import InputError
-from perfsim.fitting.calibrate import calibrate_steps
-from perfsim.fitting.cluster_fit import fit_logs
-from perfsim.interop.foreign.formats import import_file
-from perfsim.interop.foreign.imported import Step
-from perfsim.interop.foreign.megatron_log import iteration_steps
+from perfsim.base.errors import InputError
+from perfsim.evidence.calibrate import calibrate_steps
+from perfsim.evidence.step_fit import fit_logs
+from perfsim.interop.formats import import_file
+from perfsim.interop.imported import Step
+from perfsim.interop.megatron import iteration_steps
 
 ARGUMENTS = {
     "bf16": True,
@@ -100,7 +100,7 @@ def test_a_log_becomes_the_scale_of_a_cluster(run: Path, tmp_path: Path) -> None
 
 
 def test_the_same_steps_as_yaml_have_the_same_scale(run: Path, tmp_path: Path) -> None:
-    from perfsim.fitting.cluster_fit import fit_cluster
+    from perfsim.evidence.step_fit import fit_cluster
 
     path = tmp_path / "measured.yaml"
     path.write_text(import_file(run, system="dgx-a100-80gb").text(), encoding="utf-8")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from perfsim.base.errors import InputError
 from perfsim.catalog import parse_file
-from perfsim.errors import InputError
-from perfsim.interop.foreign.formats import import_file
-from perfsim.interop.foreign.imported import Step
-from perfsim.published.cases import ConvergenceFile
+from perfsim.evidence.cases import ConvergenceFile
+from perfsim.interop.formats import import_file
+from perfsim.interop.imported import Step
 
 
 def event(key: str, value: Any, time_ms: int = 0, **metadata: Any) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from perfsim.errors import InputError
+from perfsim.base.errors import InputError
 from perfsim.interop.emit import emit
-from perfsim.interop.foreign.formats import import_file, read
-from perfsim.interop.foreign.imported import Imported
-from perfsim.interop.foreign.source import Source
+from perfsim.interop.formats import import_file, read
+from perfsim.interop.imported import Imported
+from perfsim.interop.source import Source
 from perfsim.strategies import Plan
-from perfsim.transformer import parameters
+from perfsim.work.counts import parameters
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"
 SHAPE = {

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from perfsim.errors import InputError
+from perfsim.base.errors import InputError
 from perfsim.interop.emit import emit
-from perfsim.interop.foreign.formats import import_file, read
-from perfsim.interop.foreign.source import Source
+from perfsim.interop.formats import import_file, read
+from perfsim.interop.source import Source
 from perfsim.strategies import Plan
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"

@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from perfsim.cli import main
-from perfsim.interop.foreign.formats import import_file
+from perfsim.interop.formats import import_file
 
 
 def gpt3(width: int, layers: int, vocabulary: int = 50257) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.interop.foreign.shell import UNKNOWN, flags_of
+from perfsim.interop.shell import UNKNOWN, flags_of
 
 
 @pytest.mark.parametrize(

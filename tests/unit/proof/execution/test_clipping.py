@@ -8,13 +8,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.proof.execution.adam import clipping
-from perfsim.proof.execution.layout import Share, blocks
-from perfsim.proof.execution.serial import SmallTraining, train
-from perfsim.proof.provers import Parts
-from perfsim.proof.small_plans import small_model, small_sequence
-from perfsim.transformer import parameters
-from perfsim.workload import LatentAttention, TransformerConfig
+from perfsim.proof.layout import Share, blocks
+from perfsim.proof.provers import Parts, small_model, small_sequence
+from perfsim.proof.serial import SmallTraining, clipping, train
+from perfsim.specs.model import LatentAttention, TransformerConfig
+from perfsim.work.counts import parameters
 
 LATENTS = LatentAttention(q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=8)
 

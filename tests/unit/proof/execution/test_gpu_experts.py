@@ -8,22 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.errors import InputError
-from perfsim.graph import WAIT_OF_EXPERTS
-from perfsim.proof.catalogue import catalogue_cases
-from perfsim.proof.execution import gpu, gpu_experts, layers
-from perfsim.proof.execution.adam import MAX_NORM
-from perfsim.proof.execution.experts import Rows, drawn_routing
-from perfsim.proof.execution.layout import Array, Share, Weights
-from perfsim.proof.execution.movement import pieces
-from perfsim.proof.execution.projections import Projected, Results
-from perfsim.proof.mutations import missing_dependencies
-from perfsim.proof.proof import prove_plan, subject_of
-from perfsim.proof.prove import Request, plan_of_case, plans_of, prove_all
-from perfsim.report.terminal.proof import proof_lines
+from perfsim.proof import gpu, gpu_experts, layers
+from perfsim.proof.experts import Rows, drawn_routing
+from perfsim.proof.faults import missing_dependencies
+from perfsim.proof.layers import Projected, Results
+from perfsim.proof.layout import Array, Share, Weights
+from perfsim.proof.prove import (
+    Request,
+    catalogue_cases,
+    plan_of_case,
+    plans_of,
+    prove_all,
+    prove_plan,
+    subject_of,
+)
+from perfsim.proof.serial import MAX_NORM
+from perfsim.proof.tensors import pieces
+from perfsim.report.terminal import proof_lines
+from perfsim.specs.model import Experts, RecomputeKeeps
 from perfsim.strategies.three_d.data import Replicas
-from perfsim.workload import Experts, RecomputeKeeps
+from perfsim.work import WAIT_OF_EXPERTS
 
 CASES = catalogue_cases(experts=True)
 EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=8)

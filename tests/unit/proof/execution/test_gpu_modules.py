@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from perfsim.proof.execution import gpu_modules
-from perfsim.proof.mutations import mutations
-from perfsim.proof.proof import Subject
-from perfsim.proof.prove import Request, plans_of, prove_all
-from perfsim.proof.small_plans import small_plan, training_of
+from perfsim.proof import gpu_experts
+from perfsim.proof.faults import mutations
+from perfsim.proof.prove import Request, Subject, plans_of, prove_all
+from perfsim.proof.provers import small_plan, training_of
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import strategy
-from perfsim.workload import ParallelLayout
 
 EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64, "shared_ffn_hidden_size": 32}
 MODELS: dict[str, dict[str, Any]] = {
@@ -54,7 +53,7 @@ def test_a_gradient_that_a_module_leaves_out_is_found(
     toys: ModuleType, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     asked = subject(toys, "two, tied", "none")
-    monkeypatch.setattr(gpu_modules, part, lambda *_: {})
+    monkeypatch.setattr(gpu_experts, part, lambda *_: {})
     assert any("weight gradient" in fault.detail for fault in asked.faults())
 
 

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.proof.execution import kept
-from perfsim.proof.execution.layout import Share
-from perfsim.proof.execution.projections import every_second, made
-from perfsim.proof.proof import Subject, subject_of
-from perfsim.proof.prove import Request, plans_of
-from perfsim.transformer import LayerSlice
-from perfsim.transformer.recompute import kept_shares
+from perfsim.proof import experts
+from perfsim.proof.layers import every_second, made
+from perfsim.proof.layout import Share
+from perfsim.proof.prove import Request, Subject, plans_of, subject_of
+from perfsim.work.kernels import LayerSlice
+from perfsim.work.recompute import kept_shares
 
 LATENTS = {
     "q_lora_rank": 8,
@@ -85,5 +84,5 @@ def test_wrong_results_that_a_recompute_keeps_are_found(monkeypatch: pytest.Monk
     def wrong(results: dict[str, Any], _: Share) -> dict[str, Any]:
         return {name: values + 1.0 for name, values in results.items()}
 
-    monkeypatch.setattr(kept, "every_second", wrong)
+    monkeypatch.setattr(experts, "every_second", wrong)
     assert by_operator("llama2_70b", "dp=1", "flash").faults()

@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.proof.execution.adam import BETA1, BETA2, EPSILON, LEARNING_RATE, Moments, adam
-from perfsim.proof.execution.layers import attention_forward
-from perfsim.proof.execution.layout import Share, cut
-from perfsim.proof.execution.serial import SmallTraining, gradients, train
-from perfsim.workload import TransformerConfig
+from perfsim.proof.layers import attention_forward
+from perfsim.proof.layout import Share, cut
+from perfsim.proof.serial import (
+    BETA1,
+    BETA2,
+    EPSILON,
+    LEARNING_RATE,
+    Moments,
+    SmallTraining,
+    adam,
+    gradients,
+    train,
+)
+from perfsim.specs.model import TransformerConfig
 
 LATENTS = {
     "q_lora_rank": 6,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsim.report.table import Table
-from perfsim.report.terminal.layout import table_lines, terminal_width
-from perfsim.report.terminal.rows import row_lines
+from perfsim.report.terminal import row_lines, table_lines, terminal_width
 
 
 def test_columns_line_up_under_their_names_and_figures_flush_right() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from perfsim.costs.streaming_roof import StreamingRoof
+from perfsim.costs.wafer import StreamingRoof
 from perfsim.prediction.prediction import MemoryBar, Prediction
 from perfsim.prediction.result import Why
-from perfsim.report.terminal.run import run_lines
+from perfsim.report.terminal import run_lines
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from perfsim.prediction.result import Perturbed, Training
-from perfsim.report.study.page import study_page
-from perfsim.report.terminal.study import MOST_CANDIDATES, study_lines
+from perfsim.report.study import study_page
+from perfsim.report.terminal_study import MOST_CANDIDATES, study_lines
 from perfsim.report.text import encodable
 from perfsim.studies.result import Infeasible, StudyResult
 

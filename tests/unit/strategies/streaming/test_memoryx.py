@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.errors import InputError
-from perfsim.hardware import WaferClusterSpec
-from perfsim.strategies.streaming.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
-from perfsim.transformer import parameters
-from perfsim.workload import StreamingLayout
+from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.strategies.streaming.device import Store, kept_parameters, streamed_bytes, update_kernel
+from perfsim.work.counts import parameters
 
 
 def system(toys: ModuleType, **changes: Any) -> WaferClusterSpec:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.machines.wafer_cluster.unknowns import of_job
-from perfsim.strategies.streaming.estimate import estimate_s
-from perfsim.transformer import parameters
-from perfsim.workload import Job, LayerKind, TransformerConfig, layer_kinds
+from perfsim.machines.wafer_cluster import of_job
+from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
+from perfsim.specs.recipe import Job
+from perfsim.strategies.streaming.strategy import estimate_s
+from perfsim.work.counts import parameters
 
 CATALOG = ps.Catalog()
 EXPERTS: dict[str, Any] = {"num_experts": 16, "top_k": 2, "ffn_hidden_size": 4096, "first_dense_layers": 2}
@@ -51,9 +52,9 @@ def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(run: ps
 
 
 def test_layers_keep_what_their_kinds_keep(toys: ModuleType) -> None:
+    from perfsim.specs.streaming_layout import StreamingLayout
     from perfsim.strategies.streaming.device import WAFER
     from perfsim.strategies.streaming.memory import activation_parts_bytes
-    from perfsim.workload import StreamingLayout
 
     def kept(model: TransformerConfig) -> float:
         job = Job(model, toys.job().recipe, 4)

@@ -6,10 +6,10 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.graph import GraphBuilder
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.streaming.blocks import block_works, samples_work
 from perfsim.strategies.streaming.passes import PassKind, PassRecorder, PassRules, PassWorks, recorded
-from perfsim.workload import StreamingLayout
+from perfsim.work import GraphBuilder
 
 FIRST = PassKind(updated=False, adds=False, follows=False, refilled=False, last=False)
 LATER = PassKind(updated=True, adds=True, follows=True, refilled=True, last=True)

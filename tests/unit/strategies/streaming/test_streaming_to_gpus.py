@@ -7,15 +7,14 @@ import pytest
 import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.costs.gpu import GpuKernels
-from perfsim.costs.streamed_gpu import StreamedGpuCosts
-from perfsim.costs.streams import StreamCosts
-from perfsim.graph import Kind
-from perfsim.hardware import WaferClusterSpec
+from perfsim.costs.wafer import StreamCosts, StreamedGpuCosts
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
+from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.strategies import strategy
 from perfsim.strategies.streaming.blocks import block_works
-from perfsim.transformer import parameters
+from perfsim.work import Kind
+from perfsim.work.counts import parameters
 
 
 @pytest.fixture(scope="module")

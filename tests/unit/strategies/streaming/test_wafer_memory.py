@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.streaming.device import WAFER
 from perfsim.strategies.streaming.memory import (
     activation_parts_bytes,
@@ -17,8 +18,7 @@ from perfsim.strategies.streaming.memory import (
     wafer_memory,
     with_policy,
 )
-from perfsim.transformer import parameters
-from perfsim.workload import StreamingLayout
+from perfsim.work.counts import parameters
 
 SBH = 1024 * 2048
 KEPT = 32 * SBH

@@ -7,16 +7,16 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
-from perfsim.errors import LayoutError, MemoryCapacityError
-from perfsim.graph import TaskGraph, Work
+from perfsim.engine.trace import Trace
+from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.streaming.memoryx import _size_text
-from perfsim.trace import Trace
-from perfsim.workload import StreamingLayout
+from perfsim.strategies.streaming.device import _size_text
+from perfsim.work import TaskGraph, Work
 
 BLOCKS = 8 + 2
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfsim.base.errors import LayoutError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
-from perfsim.errors import LayoutError
-from perfsim.graph import TaskGraph
 from perfsim.machines import network_of
-from perfsim.machines.network import PeerClasses
+from perfsim.machines.machine import PeerClasses
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.space import LEAST_POSITIONS, LONG_SEQUENCE
-from perfsim.workload import Job, ParallelLayout
+from perfsim.work import TaskGraph
 
 FUSED = {"attention": "flash", "dropout": False}
 LAYERS = {"mlp.forward": 1.0, "mlp.backward": 2.0}

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.graph import RankGroup
 from perfsim.strategies.three_d.data import Replicas, optimizer_bytes
+from perfsim.work import RankGroup
 
 
 def replicas(toys: ModuleType, zero_stage: int = 0, **recipe: object) -> Replicas:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.placement.place import place
+from perfsim.machines.placement import place
 from perfsim.prediction.evaluation import graph_of
 from perfsim.prediction.planner import Screened, estimated, search
 from perfsim.prediction.question import Question

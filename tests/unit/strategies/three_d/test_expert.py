@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
+from perfsim.base.errors import LayoutError
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.errors import LayoutError
-from perfsim.graph import RankGroup, TaskGraph
 from perfsim.machines import machine_of
 from perfsim.machines.layout_text import parsed_settings, text_of
+from perfsim.network import FatTree
 from perfsim.prediction.evaluation import graph_of
+from perfsim.specs.model import layer_kinds
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.three_d.routing import expert_load, fullest_rank
-from perfsim.topology import FatTree
-from perfsim.transformer import parameters
-from perfsim.workload import Job, ParallelLayout, layer_kinds
+from perfsim.strategies.three_d.halves import expert_load, fullest_rank
+from perfsim.work import RankGroup, TaskGraph
+from perfsim.work.counts import parameters
 
 EXPERTS = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 512}
 FUSED = {"attention": "flash", "dropout": False, "routing": "balanced"}

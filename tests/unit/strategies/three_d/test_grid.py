@@ -7,14 +7,14 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.prediction.question import Question
+from perfsim.specs.model import LayerKind
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.columns import columns_of
 from perfsim.strategies.three_d.halves import HalfPass
 from perfsim.strategies.three_d.prices import LayerPrices, layer_terms, slices_of
-from perfsim.strategies.three_d.space import layout_space
+from perfsim.strategies.three_d.space import columns_of, layout_space
 from perfsim.strategies.three_d.stages import layer_of
 from perfsim.strategies.three_d.tensor import FORWARD
-from perfsim.workload import LayerKind, ParallelLayout
 
 DRAWN = 24
 ASKED = {

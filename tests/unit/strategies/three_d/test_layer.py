@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.graph import GraphBuilder, RankGroup, Template, TensorClass, Work
 from perfsim.strategies.three_d.halves import Attention, Half, HalfPass, half_work
 from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.tensor import TensorGroup
-from perfsim.transformer import LayerSlice
+from perfsim.work import GraphBuilder, RankGroup, Template, TensorClass, Work
+from perfsim.work.kernels import LayerSlice
 
 
 @dataclass(frozen=True)

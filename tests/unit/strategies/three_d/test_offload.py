@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perfsim as ps
-from perfsim.costs.host import HostCosts
+from perfsim.base.errors import LayoutError, MemoryCapacityError
+from perfsim.costs.gpu import HostCosts
 from perfsim.costs.price import price
 from perfsim.engine import simulate
-from perfsim.errors import LayoutError, MemoryCapacityError
-from perfsim.hardware import GpuClusterSpec
+from perfsim.engine.trace import Trace
 from perfsim.machines import machine, network_of
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.placement import shared_links
 from perfsim.prediction.planner import search
+from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.testing import toys as plain_toys
-from perfsim.testing.liveness import peak_live_bytes
-from perfsim.trace import Trace
-from perfsim.transformer import parameters
-from perfsim.workload import Job, ParallelLayout
+from perfsim.testing.independent import peak_live_bytes
+from perfsim.work.counts import parameters
 
 CPU = ParallelLayout(offload_optimizer="cpu")
 INFINITY = ParallelLayout(zero_stage=3, offload_optimizer="cpu", offload_param="cpu")

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsim.base.errors import LayoutError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.errors import LayoutError
 from perfsim.interop.megatron import MEGATRON
 from perfsim.machines import machine
+from perfsim.specs.recipe import ParallelLayout, layers_of_stages
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.space import head_layers
-from perfsim.workload import ParallelLayout, layers_of_stages
 
 LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}
 

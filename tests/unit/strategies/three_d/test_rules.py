@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.errors import LayoutError
+from perfsim.base.errors import LayoutError
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.rules import layout_problems
-from perfsim.workload import Job, ParallelLayout
+from perfsim.strategies.three_d.legal import layout_problems
 
 ALL = ("tensor", "pipeline", "data")
 

@@ -8,9 +8,9 @@ import pytest
 
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path
-from perfsim.graph import Work
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.workload import ParallelLayout
+from perfsim.work import Work
 
 LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfsim.base.errors import LayoutError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.errors import LayoutError
-from perfsim.graph import RankGroup, TaskGraph
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.data import Held, Replicas
-from perfsim.workload import ParallelLayout
+from perfsim.work import RankGroup, TaskGraph
 
 FSDP = ParallelLayout(data=32, zero_stage=3)
 

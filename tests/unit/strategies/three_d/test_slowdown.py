@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.engine.beside import excess
-from perfsim.strategies.three_d.slowdown import _lost
+from perfsim.engine.slowdown import excess
+from perfsim.strategies.three_d.closed_form import _lost
 
 share = st.floats(0.0, 5.0)
 bound = st.floats(0.0, 1.0)

@@ -7,20 +7,21 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.columns import MODES, Columns
 from perfsim.strategies.three_d.division import divided
-from perfsim.strategies.three_d.rules import layout_problems
+from perfsim.strategies.three_d.legal import layout_problems
 from perfsim.strategies.three_d.space import (
     FILLED,
+    MODES,
     RECOMPUTE_EVERY,
     UNEVEN,
+    Columns,
     head_layers,
     indivisible_degrees,
     layout_space,
     recompute_intervals,
 )
-from perfsim.workload import Job, ParallelLayout
 
 ALL = ("tensor", "pipeline", "data")
 

@@ -9,16 +9,16 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.errors import LayoutError, MemoryCapacityError
-from perfsim.graph import RankGroup, TaskGraph
-from perfsim.graph.task_graph import computes
 from perfsim.prediction.evaluation import graph_of
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.strategies.three_d.stages import stages_of
-from perfsim.workload import Job, ParallelLayout
+from perfsim.work import RankGroup, TaskGraph
+from perfsim.work.graph import computes
 
 
 def graph(toys: ModuleType, layout: ParallelLayout, job: Job | None = None, name: str = "3d") -> TaskGraph:

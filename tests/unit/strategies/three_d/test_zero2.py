@@ -10,11 +10,11 @@ import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.graph import TaskGraph
+from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.strategies.three_d.stages import stages_of
-from perfsim.workload import ParallelLayout
+from perfsim.work import TaskGraph
 
 LAYER_PARAMETERS = 12 * 2048**2 + 13 * 2048
 TABLES = (51200 + 1024) * 2048

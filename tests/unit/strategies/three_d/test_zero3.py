@@ -8,8 +8,8 @@ import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.graph import Task
-from perfsim.workload import ParallelLayout
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.work import Task
 
 LAYERS, LIMIT = 8, 2
 

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfsim.base.errors import MemoryCapacityError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
-from perfsim.errors import MemoryCapacityError
-from perfsim.graph import TaskGraph
+from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.placement.shared_links import shared_links
+from perfsim.machines.placement import shared_links
+from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import least_chunks, schedule
-from perfsim.strategies.three_d.columns import columns_of
-from perfsim.strategies.three_d.estimate import _delayed_weights
+from perfsim.strategies.three_d.closed_form import _delayed_weights
 from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.strategies.three_d.space import columns_of
 from perfsim.strategies.three_d.stages import stages_of
-from perfsim.trace import Trace
-from perfsim.workload import Job, ParallelLayout
+from perfsim.work import TaskGraph
 
 SPLIT = ("zb1p", "zb2p", "zbv", "v-half", "v-min")
 EQUAL = {

@@ -1,0 +1,474 @@
+"""`perfsim.comparison`: published figures beside a law or equations."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, get_args
+
+from perfsim.api.questions import Named, Row, Rows, frame, html_table, names_of, save_table, writing
+from perfsim.base.errors import InputError, Problem, within_floats
+from perfsim.base.text import did_you_mean
+from perfsim.base.units import DAY_S
+from perfsim.catalog import Catalog, default_catalog
+from perfsim.convergence.time_to_accuracy import RatioBand
+from perfsim.prediction.result import Accuracy, SharedCaveat
+from perfsim.prediction.verification import Verify, must_be_right
+from perfsim.report.comparison import write_comparison
+from perfsim.report.text import layout_short
+from perfsim.studies.comparisons import Comparison, compare, load_comparison
+from perfsim.studies.executors import executor_for
+from perfsim.studies.loading import load_study, study_from
+from perfsim.studies.points import PointResult
+from perfsim.studies.result import Assumption, CandidateResult, Decision, Infeasible, StudyResult
+from perfsim.studies.runner import Progress, StudyRun, run_study
+from perfsim.studies.spec import StudySpec, with_verify
+from perfsim.studies.sweep import STORE, Sweep, Tell, load_sweep, only_strategies, run_sweep
+from perfsim.studies.variants import SweepResult
+from perfsim.studies.verdict import Answer, ratio_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+
+# `perfsim.study`: which machine trains a model first, and why.
+
+Study = StudySpec
+"""A study as an object, as `Study.with_` changes it."""
+
+
+@within_floats
+def study(
+    study: Named | Mapping[str, Any] | Study,
+    compare: Iterable[str] = (),
+    *,
+    verify: Verify | None = None,
+    progress: Progress = lambda _: None,
+    jobs: int | None = 1,
+    scheduler: str | None = None,
+    catalog: Catalog | None = None,
+) -> StudyAnswer:
+    """Answer a study: a name of the catalogue, the path of a YAML file, its fields, or a `Study`.
+
+    `compare` keeps the candidates of these strategies, in this order. `verify` executes matrix products of
+    the step in NumPy: "off", "sample" or "full" (the study's own choice if absent). `progress` is told what
+    is computed next. `jobs` and `scheduler` are as of `sweep`, and candidates are computed beside each other.
+    Raises InputError for what is wrong in a study, PlanError where no candidate has a plan,
+    LimitError where a limit ends it, and VerificationError where a product differs.
+    """
+    catalog = catalog or default_catalog()
+    if isinstance(study, Study):
+        spec = study
+    elif isinstance(study, Mapping):
+        spec = study_from(study, catalog)
+    else:
+        spec = load_study(str(study), catalog)
+    if verify is not None and verify not in get_args(Verify):
+        raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
+    asked = with_verify(spec, verify)
+    executor = executor_for(
+        jobs, scheduler, most=sum(len(candidate.devices) for candidate in asked.candidates)
+    )
+    names = names_of(compare, "compare")
+    run = run_study(asked, names, progress, executor)
+    if isinstance(study, (Study, Mapping)):
+        return StudyAnswer(run)
+    words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
+    return StudyAnswer(replace(run, result=replace(run.result, command=shlex.join(words))))
+
+
+@dataclass(frozen=True, repr=False)
+class StudyAnswer:
+    """The candidates of a study, each at its own best batch, and the sentence that compares them."""
+
+    run: StudyRun
+
+    @property
+    def result(self) -> StudyResult:
+        """All values of the answer, as reports draw them."""
+        return self.run.result
+
+    @property
+    def verdict(self) -> str:
+        """Who reaches the target first, by how much, with the 90 % range, and why."""
+        return self.result.verdict
+
+    @property
+    def candidates(self) -> tuple[CandidateResult, ...]:
+        """Every candidate that has a plan, in the order of the study."""
+        return self.result.candidates
+
+    @property
+    def infeasible(self) -> tuple[Infeasible, ...]:
+        """Candidates without a plan, with the reasons."""
+        return self.result.infeasible
+
+    @property
+    def best(self) -> CandidateResult:
+        """The candidate that reaches the target first."""
+        return min(self.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
+
+    @property
+    def caveats(self) -> tuple[SharedCaveat, ...]:
+        """Reasons to trust the answer less, worst first, each once with the candidates that it is about."""
+        return self.result.caveats
+
+    @property
+    def decision(self) -> Decision | None:
+        """When, how much and how sure, with what would change it."""
+        return self.result.decision
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """Every input of the answer, with its source."""
+        return self.result.assumptions
+
+    @property
+    def accuracy(self) -> tuple[Accuracy, ...]:
+        """How well predictions of this kind met published runs."""
+        return self.result.accuracy
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a limit ended the study before all candidates were answered."""
+        return self.run.stopped is not None
+
+    def ratio(self, candidate: str, over: str = "") -> RatioBand:
+        """The time of one candidate over that of another (the best if absent), with its 90 % band.
+
+        Candidates are named as `16 CS-2`, `128 A100-80GB`, `16 x cs-2` or by their whole label. Raises
+        InputError with the labels for a name that fits none or several of them.
+        """
+        return ratio_of(self._answer(candidate), self._answer(over or self.best.label))
+
+    def _answer(self, name: str) -> Answer:
+        fitting = [place for place, known in enumerate(self.candidates) if _fits(name, known)]
+        if len(fitting) != 1:
+            labels = [known.label for known in self.candidates]
+            wrong = "no candidate is called" if not fitting else "several candidates are called"
+            raise InputError([Problem(f"{wrong} {name!r}", help=did_you_mean(name, labels))])
+        (place,) = fitting
+        return Answer(self.candidates[place], self.run.answered[place].choice.answer)
+
+    @cached_property
+    def batch_curve(self) -> Rows:
+        """Time to the target at every global batch that was tried, one row a candidate and batch."""
+        return Rows(
+            tuple(
+                {
+                    "candidate": candidate.label,
+                    "global_batch_size": point.global_batch_size,
+                    "batch_tokens": point.batch_tokens,
+                    "step_time_s": point.step_time_s,
+                    "steps": point.steps,
+                    "time_to_accuracy_s": point.time_to_accuracy_s,
+                    "low_s": point.time_to_accuracy_band_s[0],
+                    "high_s": point.time_to_accuracy_band_s[1],
+                }
+                for candidate in self.candidates
+                for point in candidate.batch_curve
+            )
+        )
+
+    @property
+    def figures(self) -> StudyFigures:
+        """The figures of the report."""
+        return StudyFigures(self.result)
+
+    def rows(self) -> list[Row]:
+        """One row a candidate: what it is, its step, and its time to the target; SI units."""
+        return [
+            {
+                "candidate": candidate.label,
+                "strategy": candidate.strategy,
+                "system": candidate.system,
+                "num_devices": candidate.num_devices,
+                "layout": layout_short(candidate.layout),
+                "global_batch_size": candidate.global_batch_size,
+                "step_time_s": candidate.step_time_s,
+                "mfu": candidate.mfu,
+                "peak_memory_bytes": candidate.peak_memory_bytes,
+                "steps": candidate.steps,
+                "time_to_accuracy_s": candidate.time_to_accuracy_s,
+                "low_s": candidate.time_to_accuracy_band_s[0],
+                "high_s": candidate.time_to_accuracy_band_s[1],
+                "production_time_s": candidate.production_time_s,
+            }
+            for candidate in self.candidates
+        ]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
+        return frame(self.rows())
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the report, `summary.json` and a trace of each candidate; returns the page."""
+        from perfsim.report.study_files import write_study
+
+        with writing(folder) as path:
+            return write_study(self.run, path)
+
+    def document(self, report: str = "") -> dict[str, Any]:
+        """The answer as `perfsim study --json` prints it; `report` is where the page stands."""
+        from perfsim.report.study_files import study_document
+
+        return study_document(self.result, report=report)
+
+    def check(self) -> StudyAnswer:
+        """The answer itself; raises what ended the study early, or what its sampled products got wrong."""
+        must_be_right(self.result.sampling.values())
+        if self.run.stopped is not None:
+            raise self.run.stopped
+        return self
+
+    def __repr__(self) -> str:
+        return f"<study {self.result.study}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        shown = [
+            {
+                "candidate": candidate.label,
+                "layout": layout_short(candidate.layout),
+                "batch": candidate.global_batch_size,
+                "step (s)": candidate.step_time_s,
+                "MFU": f"{100 * candidate.mfu:.1f} %",
+                "days": candidate.time_to_accuracy_s / DAY_S,
+                "90 % band": _days(candidate.time_to_accuracy_band_s),
+            }
+            for candidate in self.candidates
+        ]
+        return f"<p><strong>{escape(self.verdict)}</strong></p>{html_table(shown)}"
+
+
+@dataclass(frozen=True)
+class StudyFigures:
+    """The figures of a study's report, as Plotly figures."""
+
+    result: StudyResult
+
+    def time_to_accuracy(self) -> go.Figure:
+        """Time to the target against the global batch."""
+        from perfsim.report.figures.time import time_to_accuracy
+
+        return time_to_accuracy(self.result)
+
+    def step_time(self) -> go.Figure:
+        """Where the seconds of a step go."""
+        from perfsim.report.figures.step import step_breakdown
+
+        return step_breakdown(self.result)
+
+    def network(self) -> go.Figure:
+        """Use of the network by kind of link."""
+        from perfsim.report.figures.machine import network_use
+
+        return network_use(self.result)
+
+    def memory(self) -> go.Figure:
+        """Memory of each pipeline stage or wafer under its capacity."""
+        from perfsim.report.figures.machine import memory
+
+        return memory(self.result)
+
+    def roofline(self, candidate: int = 0) -> go.Figure:
+        """The kernels of a candidate under the ceilings of its device.
+
+        Raises InputError for a machine whose kernels have no price of their own.
+        """
+        from perfsim.report.figures.machine import roofline
+
+        chosen = self._candidate(candidate)
+        if chosen.roofline is None or not chosen.roofline.kernels:
+            raise InputError(f"candidate {candidate}: {chosen.label} has no roofline")
+        return roofline(chosen.roofline)
+
+    def timeline(self, candidate: int = 0) -> go.Figure:
+        """One step of a candidate, task by task."""
+        from perfsim.report.figures.step import cut_timelines, timeline
+
+        chosen = self._candidate(candidate)
+        return timeline(chosen, cut_timelines([chosen])[0].bars)
+
+    def _candidate(self, number: int) -> CandidateResult:
+        count = len(self.result.candidates)
+        if not 0 <= number < count:
+            raise InputError(f"candidate {number}: the candidates are 0 to {count - 1}")
+        return self.result.candidates[number]
+
+
+def _days(band_s: tuple[float, float]) -> str:
+    return " to ".join(f"{bound_s / DAY_S:.3g}" for bound_s in band_s)
+
+
+def _fits(name: str, candidate: CandidateResult) -> bool:
+    """Whether a person could mean this candidate by a name."""
+    wanted = _plain(name)
+    machines = (
+        f"{candidate.num_devices} {candidate.system}",
+        f"{candidate.num_devices} {candidate.devices_noun}",
+        candidate.machine,
+    )
+    names = [candidate.label, *machines, *(f"{machine} {candidate.strategy}" for machine in machines)]
+    return wanted in map(_plain, names)
+
+
+def _plain(name: str) -> str:
+    """A name without case, signs and the `x` between number and system."""
+    if not isinstance(name, str):
+        raise InputError(f"a candidate is named by text such as '16 cs-2', not {name!r}")
+    return " ".join(re.sub(r"[^a-z0-9]+", " ", re.sub(r"\bx\b", " ", name.casefold())).split())
+
+
+# `perfsim.sweep`: a study's question at every point of a grid.
+
+ANSWER = (
+    "layout",
+    "global_batch_size",
+    "step_time_s",
+    "mfu",
+    "steps",
+    "time_to_accuracy_s",
+    "low_s",
+    "high_s",
+    "production_time_s",
+)
+"""The columns of a point's answer."""
+
+
+@within_floats
+def sweep(
+    sweep: Named | Sweep,
+    *,
+    folder: str | Path | None = None,
+    compare: Sequence[str] = (),
+    jobs: int | None = 1,
+    scheduler: str | None = None,
+    progress: Tell = lambda _: None,
+    catalog: Catalog | None = None,
+) -> SweepAnswer:
+    """Answer a sweep: a name of the catalogue, the path of a YAML file, or one that was loaded.
+
+    Finished points are kept in `folder`, and a second call computes only the others; without it nothing is
+    kept. `compare` keeps the points of these strategies. `jobs` is the number of processes (None: all
+    cores); they import the caller's main module anew, so that a script needs `if __name__ == "__main__":`.
+    With `scheduler`, the address of a Dask scheduler, its workers compute instead.
+    Raises InputError for what is wrong in the file and PerfsimError where points fail.
+    """
+    asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog)
+    asked = only_strategies(asked, names_of(compare, "compare"))
+    if folder is not None:
+        return SweepAnswer(
+            run_sweep(asked, Path(folder) / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
+        )
+    with TemporaryDirectory() as nowhere:
+        return SweepAnswer(
+            run_sweep(asked, Path(nowhere) / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class SweepAnswer:
+    """Every point of a grid with its answer, and what they say together."""
+
+    result: SweepResult
+
+    @property
+    def verdict(self) -> str:
+        """The sentences that answer the sweep's question."""
+        return self.result.verdict
+
+    @property
+    def caveats(self) -> tuple[SharedCaveat, ...]:
+        """Reasons to trust the answer less, worst first, each once with the machines that it is about."""
+        return self.result.caveats
+
+    @property
+    def points(self) -> tuple[PointResult, ...]:
+        """Every point, in the order of the grid."""
+        return self.result.points
+
+    @property
+    def feasible(self) -> tuple[PointResult, ...]:
+        """The points that have a plan."""
+        return self.result.feasible
+
+    def rows(self) -> list[Row]:
+        """One row a point: machine, settings, step and time to the target; SI units, None without a plan."""
+        settings = dict.fromkeys(path for point in self.points for path in point.settings)
+        return [
+            {
+                "strategy": point.strategy,
+                "system": point.system,
+                "num_devices": point.num_devices,
+                **{path: point.settings.get(path) for path in settings},
+                **_answer(point),
+            }
+            for point in self.points
+        ]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
+        return frame(self.rows())
+
+    def save_table(self, path: str | Path) -> Path:
+        """Write `rows` as a .csv file, or as a .parquet file with the extra `[parquet]`."""
+        return save_table(self.rows(), path)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the report; returns the page."""
+        from perfsim.report.sweep import write_sweep
+
+        with writing(folder) as path:
+            return write_sweep(self.result, path)
+
+    def document(self, report: str = "") -> dict[str, Any]:
+        """The answer as `perfsim sweep --json` prints it; `report` is where the page stands."""
+        from perfsim.report.sweep import sweep_document
+
+        return sweep_document(self.result, report=report)
+
+    def __repr__(self) -> str:
+        return f"<sweep {self.result.name}, {len(self.points)} points: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p><strong>{escape(self.verdict)}</strong></p>{html_table(self.rows())}"
+
+
+def _answer(point: PointResult) -> Row:
+    """The columns of an answer; all None for a point without a plan."""
+    if not point.feasible:
+        return dict.fromkeys(ANSWER)
+    step, time = point.prediction, point.target_time
+    values = (
+        layout_short(step.layout),
+        step.global_batch_size,
+        step.step_time_s,
+        step.mfu,
+        time.steps,
+        time.time_s,
+        *time.band_s,
+        None if point.production is None else point.production.time_s(time.time_s),
+    )
+    return dict(zip(ANSWER, values, strict=True))
+
+
+@within_floats
+def comparison(name: Named, *, catalog: Catalog | None = None) -> Comparison:
+    """Answer a comparison: a name of the catalogue, or the path of a YAML file.
+
+    Raises InputError for what is wrong in the file, and what the predictions and laws of its subject raise.
+    """
+    return compare(load_comparison(str(name), catalog))
+
+
+def save_comparison(result: Comparison, folder: str | Path) -> Path:
+    """Write the page and `summary.json`; returns the page."""
+    with writing(folder) as path:
+        return write_comparison(result, path)

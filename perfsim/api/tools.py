@@ -1,0 +1,463 @@
+"""JSON Schemas of every kind of YAML file that perfsim reads, studies, sweeps and runs included."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from perfsim.api.questions import Named, Row, frame, html_table, names_of, question_of
+from perfsim.base.errors import (
+    CatalogError,
+    InputError,
+    PerfsimError,
+    Problem,
+    UnknownNameError,
+    refused_values,
+    within_floats,
+)
+from perfsim.base.files import must_exist, write_file
+from perfsim.base.units import parse_quantity
+from perfsim.catalog import FOLDERS, Catalog, default_catalog, load_mapping, parse_file
+from perfsim.catalog.kinds import classes_of
+from perfsim.catalog.reader import place as place_in
+from perfsim.catalog.schema import yaml_schema
+from perfsim.catalog.yaml_tree import read_yaml
+from perfsim.evidence.cases import CaseFile, ConvergenceFile, RefusedRow, convergence_rows, step_rows
+from perfsim.evidence.plans import public_cases
+from perfsim.evidence.score import validate_file
+from perfsim.evidence.step_fit import MeasuredFile
+from perfsim.interop.formats import import_file as read_file
+from perfsim.interop.formats import read_model
+from perfsim.interop.imported import Imported
+from perfsim.prediction.gap import GapExplained, explain_gap
+from perfsim.specs.model import TransformerConfig
+from perfsim.studies.axes import SweepSpec
+from perfsim.studies.comparisons import ComparisonSpec, is_comparison
+from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import check_question, question_of_candidate
+from perfsim.studies.spec import StudySpec, with_verify
+from perfsim.studies.sweep import is_sweep, load_sweep
+from perfsim.studies.trials import Explained, explain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+OWN: dict[str, type[BaseModel]] = {
+    "study": StudySpec,
+    "sweep": SweepSpec,
+    "comparison": ComparisonSpec,
+    "cases": CaseFile,
+    "convergence": ConvergenceFile,
+    "measured": MeasuredFile,
+}
+"""Kinds outside the catalogue; `validate` reads cases, `calibrate steps` reads measured steps."""
+KINDS = tuple(dict.fromkeys([*FOLDERS, *OWN]))
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of files of a kind; InputError suggests the nearest kind."""
+    if kind not in KINDS:
+        raise UnknownNameError("kind", kind, KINDS)
+    classes: Sequence[type[BaseModel]] = (OWN[kind],) if kind in OWN else classes_of(kind)
+    schema = yaml_schema(kind, classes)
+    if kind == "sweep":
+        # Any dotted path of the study may be an axis, so its name is not checked here.
+        for name in ("GridSpec", "GridSpec.changes"):
+            schema["$defs"][name]["additionalProperties"] = {"type": "array", "minItems": 1}
+    return schema
+
+
+def write_schemas(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
+    """Write one file per kind, `<kind>.schema.json`; creates the folder."""
+    return [write_file(folder / f"{kind}.schema.json", schema_text(schema_of(kind))) for kind in kinds]
+
+
+def schema_text(schema: dict[str, Any]) -> str:
+    """Deterministic JSON text, keys in their own order, with a final newline."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+# `perfsim check`: a file of any kind read with everything that it names, and nothing computed.
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A file without mistakes: its kind, and what it holds in words."""
+
+    file: str
+    kind: str
+    words: str
+
+
+def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> Checked:
+    """Read a file with all that it names; raises InputError with every mistake.
+
+    `kind` is one of `perfsim.schemas.KINDS`; without it the file's own keys tell it.
+    """
+    path, catalog = Path(file), catalog or default_catalog()
+    must_exist(path)
+    if path.suffix not in (".yaml", ".yml"):
+        said = "is no YAML file, whose name ends in .yaml or .yml"
+        raise InputError([Problem(said, file=str(path), help="perfsim import reads files of other tools")])
+    if kind and kind not in KINDS:
+        raise UnknownNameError("kind", kind, KINDS)
+    kind = kind or kind_of_file(path)
+    reader = _READERS.get(kind)
+    words = reader(path, catalog) if reader else str(catalog.load(kind, str(path.resolve())).name)
+    return Checked(str(path), kind, words)
+
+
+def kind_of_file(path: Path) -> str:
+    """The kind whose fields have most of the file's keys; InputError where none has any."""
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        data = None  # the reader of a study says where the mistake is
+    keys = set(data) if isinstance(data, dict) else set()
+    if not keys or "candidates" in keys:
+        return "study"
+    if isinstance(data, dict) and isinstance(data.get("cases"), list):
+        return "convergence" if "points" in str(data["cases"][:1]) else "cases"
+    counts = {
+        kind: max(
+            len(keys & set(cls.model_fields)) for cls in ((OWN[kind],) if kind in OWN else classes_of(kind))
+        )
+        for kind in KINDS
+    }
+    best = max(counts, key=lambda kind: counts[kind])
+    if counts[best] == len(keys & {"name", "description", "extends"}):
+        known = ", ".join(KINDS)
+        raise InputError(
+            [Problem("what kind of file is this?", file=str(path), help=f"--kind, one of {known}")]
+        )
+    return best
+
+
+def _study(path: Path, catalog: Catalog) -> str:
+    spec = load_study(str(path), catalog)
+    machines = [(own, devices) for own in spec.candidates for devices in own.devices]
+    for own, devices in machines:
+        check_question(question_of_candidate(spec, own, devices))
+    return f"{spec.model.name} by {spec.recipe.name} on " + "; ".join(
+        own.label(count) for own, count in machines
+    )
+
+
+def _sweep(path: Path, catalog: Catalog) -> str:
+    return f"{len(load_sweep(str(path), catalog).points):,} points"
+
+
+def _steps(path: Path, catalog: Catalog) -> str:
+    read = step_rows(path, catalog)
+    return _rows(path, len(read.cases), read.refused)
+
+
+def _convergence(path: Path, catalog: Catalog) -> str:
+    read = convergence_rows(path, catalog)
+    return _rows(path, len(read.cases), read.refused)
+
+
+def _rows(path: Path, count: int, refused: tuple[RefusedRow, ...]) -> str:
+    if refused:
+        raise InputError(
+            [Problem(f"case {row.id}: {row.reason}", file=str(path), line=row.line) for row in refused]
+        )
+    return f"{count} cases"
+
+
+def _measured(path: Path, catalog: Catalog) -> str:
+    parse_file(path, MeasuredFile, catalog)
+    return "measured steps"
+
+
+_READERS: dict[str, Callable[[Path, Catalog], str]] = {
+    "study": _study,
+    "sweep": _sweep,
+    "cases": _steps,
+    "convergence": _convergence,
+    "measured": _measured,
+}
+
+
+# `why` a study has its answer or a step takes its time, and the `diff` of two studies.
+
+
+@within_floats
+def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
+    """What limits every candidate of a study, and the changes that were tried, those that help most first.
+
+    `study` is a name, a YAML file or the summary.json of an answer. Raises InputError for a file of another
+    kind, and what answering the study raises.
+    """
+    return explain(with_verify(study_named(study), "off"), names_of(compare, "compare"))[1]
+
+
+@within_floats
+def why_measured(measured: str | float, **asked: Any) -> GapExplained:
+    """The inputs that would explain a measured step, the likeliest first.
+
+    `measured` is text with a unit (`5.4 s`) or seconds; the rest are arguments of `predict`. Raises what it
+    raises.
+    """
+    if isinstance(measured, str):
+        try:
+            measured = parse_quantity(measured, "seconds", usual="s")
+        except InputError as error:
+            problems = [replace(own, message=f"measured: {own.message}") for own in error.problems]
+            raise InputError(problems) from None
+    return explain_gap(question_of(**asked), measured)
+
+
+def study_named(study: Named) -> StudySpec:
+    """A study by name, by its file, or by the document of its answer, without resilience curves."""
+    if Path(study).suffix != ".json":
+        kind = "sweep" if is_sweep(str(study)) else "comparison" if is_comparison(str(study)) else ""
+        if kind:
+            text = f"{study} is a {kind}, and why and diff take a study of candidates"
+            advice = "give the study that it varies, or write one of its points" if kind == "sweep" else ""
+            raise InputError([Problem(text, help=advice)])
+        return load_study(str(study)).model_copy(update={"resilience": None})
+    document = _document(Path(study))
+    spec = load_study(document.study)
+    asked = {
+        (candidate.strategy, candidate.system.name, devices)
+        for candidate in spec.candidates
+        for devices in candidate.devices
+    }
+    answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
+    if document.title not in (None, spec.title) or not answered <= asked:
+        text = f"answers another study than the catalogue's {spec.name}"
+        raise InputError([Problem(text, str(study), 1, help="give the study's file")])
+    return spec.model_copy(update={"resilience": None})
+
+
+def _document(path: Path) -> AnswerDocument:
+    """The document of a study's answer. Raises InputError for anything else."""
+    try:
+        return AnswerDocument.model_validate_json(path.read_bytes())
+    except OSError as error:
+        text = error.strerror or str(error)
+    except ValidationError as error:
+        raise InputError([_no_answer(error, path)]) from None
+    raise InputError([Problem(text, str(path), help="give the study's file")])
+
+
+def _no_answer(error: ValidationError, path: Path) -> Problem:
+    """The first reason why a document is no answer of a study, with its line."""
+    first = error.errors()[0]
+    text = f"is no answer of `perfsim study --json`: {refused_values([first])[0]}"
+    said = re.search(r"at line (\d+) column (\d+)", first["msg"])
+    if said:
+        return Problem(text, str(path), int(said[1]), int(said[2]), help="give the study's file")
+    try:
+        mark = place_in(read_yaml(path)[0], first["loc"])
+    except CatalogError:
+        return Problem(text, str(path), 1, help="give the study's file")
+    return mark.problem(text, "give the study's file")
+
+
+@within_floats
+def diff(first: Named, second: Named) -> Difference:
+    """What differs between two studies, and what each changed input alone does to the first.
+
+    Two files `summary.json` are compared as they stand: the times of their candidates, and the inputs that
+    differ. Raises InputError for one of each, and what answering the studies raises.
+    """
+    answers = [Path(own).suffix == ".json" for own in (first, second)]
+    if all(answers):
+        return compare_answers(*(_document(Path(own)) for own in (first, second)))
+    if any(answers):
+        raise InputError("compare two studies or two answers, not one of each")
+    specs = (with_verify(study_named(own), "off") for own in (first, second))
+    return compare_studies(*specs)
+
+
+# `perfsim.Model` and `perfsim.import_file`: models from the files of other tools.
+
+
+class Model(TransformerConfig):
+    """A model as an object: its fields, or those of a file of another tool."""
+
+    @classmethod
+    def from_file(cls, path: str | Path, format: str = "") -> Self:  # noqa: A002  # as `--format`
+        """The model of a file that `perfsim import` reads, such as a config.json.
+
+        The format is recognised by the file's content unless it is given. Raises InputError for a file that
+        cannot be read, and for a model that perfsim cannot express (a mixture of experts).
+        """
+        return cls(**read_model(Path(path), format).model_dump())
+
+
+def import_file(
+    path: str | Path,
+    format: str = "",  # noqa: A002
+    *,
+    part: str = "",
+    model: str | Path = "",
+    system: str = "",
+    given: Mapping[str, Any] | None = None,
+    more: Sequence[str | Path] = (),
+) -> Imported:
+    """All that a foreign file says: model, recipe, layout, parameter count, and what was not used.
+
+    `part` chooses the document (model, recipe, measured, convergence). `model` is that of a file without one
+    (DeepSpeed), `system` the machine of measured steps, `given` are values by key that the file lacks, and
+    `more` are logs of further MLPerf runs. Raises InputError with every problem.
+    """
+    others = [Path(other) for other in more]
+    return read_file(Path(path), format, part=part, model=str(model), system=system, given=given, more=others)
+
+
+# `perfsim.validate`: predictions beside measured runs.
+
+
+@within_floats
+def validate(file: str | Path, catalog: Catalog | None = None) -> Validation:
+    """Predict the runs of a file of cases and compare with what was measured.
+
+    `published_cases` lists the files that come with perfsim. Raises InputError for a file that is not there
+    or that is malformed; a case that cannot be predicted is listed in `failed`.
+    """
+    if not isinstance(file, (str, Path)):
+        raise InputError(f"validate: a path is expected, not {file!r}")
+    path = Path(file)
+    if not path.is_file():
+        raise InputError([Problem("there is no such file", file=str(path))])
+    return Validation(validate_file(path, catalog))
+
+
+def published_cases() -> list[Path]:
+    """The files of published runs that come with perfsim."""
+    return public_cases()
+
+
+@dataclass(frozen=True, repr=False)
+class Validation:
+    """Errors of the predictions of one file, case by case and together."""
+
+    document: Mapping[str, Any]
+    """All of it, as `perfsim validate --json` prints it."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Number of scored cases, median, mean and 90th percentile of the error, and bias."""
+        summary: Mapping[str, Any] = self.document["summary"]
+        return summary
+
+    @property
+    def baseline(self) -> Mapping[str, Any]:
+        """The same for one constant efficiency in place of the model."""
+        baseline: Mapping[str, Any] = self.document["baseline"]
+        return baseline
+
+    @property
+    def cases(self) -> list[Row]:
+        """One row a case: measured, predicted, error."""
+        return [dict(case) for case in self.document["cases"]]
+
+    @property
+    def failed(self) -> list[Row]:
+        """Cases that could not be predicted, with the reason."""
+        return [dict(case) for case in self.document.get("failed", ())]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """`cases` as a frame. Raises PerfsimError where pandas is not installed."""
+        return frame(self.cases)
+
+    def __repr__(self) -> str:
+        return f"<validation of {self.document['file']}: {self._line()}>"
+
+    def _line(self) -> str:
+        figures = {name: value for name, value in self.summary.items() if isinstance(value, (int, float))}
+        return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+
+    def _repr_html_(self) -> str:
+        return f"<p><strong>{escape(self._line())}</strong></p>{html_table(self.cases)}"
+
+
+# Lists the catalogue: the names of a kind, or the values of one entry with their sources.
+
+SINGULAR = {
+    "systems": "system",
+    "devices": "device",
+    "models": "model",
+    "recipes": "recipe",
+    "wall_clocks": "wall_clock",
+    "studies": "study",
+}
+
+Rows = list[dict[str, str]]
+
+
+def names(kind: str) -> Rows:
+    """Every name of a kind with its description."""
+    if kind == "strategies":
+        from perfsim.strategies import strategy_names
+
+        return [_listed_strategy(name) for name in strategy_names()]
+    catalog = default_catalog()
+    return [{"name": name, "description": _description(kind, name)} for name in catalog.names(SINGULAR[kind])]
+
+
+def _strategy(name: str) -> dict[str, str]:
+    from perfsim.strategies import strategy  # the other kinds do without NumPy
+
+    chosen = strategy(name)
+    return {"name": name, "runs on": chosen.system_kind, "description": chosen.summary}
+
+
+def _listed_strategy(name: str) -> dict[str, str]:
+    """A line of the list; a plug-in that cannot be used does not hide the others."""
+    try:
+        return _strategy(name)
+    except PerfsimError as error:
+        return {"name": name, "runs on": "", "description": str(error)}
+
+
+def _description(kind: str, name: str) -> str:
+    catalog = default_catalog()
+    data = load_mapping(catalog.find(SINGULAR[kind], name), catalog, SINGULAR[kind]).data
+    return str(data.get("description") or data.get("title") or "")
+
+
+def entry(kind: str, name: str) -> Rows:
+    """Every value of one entry with its source; InputError names the nearest for an unknown name."""
+    if kind == "strategies":
+        return [_strategy(name)]
+    if kind not in SINGULAR:
+        raise InputError(f"unknown kind {kind!r}; known: {', '.join([*SINGULAR, 'strategies'])}")
+    rows = default_catalog().describe(name, SINGULAR[kind], deep=True)
+    return [
+        {"value of": row.path, "value": row.value_text, "source": row.source_or_assumption} for row in rows
+    ]
+
+
+def write_network(name: str, path: Path, devices: int | None = None) -> dict[str, Any]:
+    """Write the network of a system's first devices (of two nodes by default); returns what is in it.
+
+    `perfsim.topology.export.write_graph` has the formats. Raises InputError for a number of devices that the
+    system cannot have.
+    """
+    from perfsim.machines import build_topology, machine_of
+    from perfsim.network.topology import write_graph
+
+    system = default_catalog().system(name)
+    topology = build_topology(system, devices or 2 * (machine_of(system).devices_per_node(system) or 1))
+    write_graph(topology, path)
+    return {
+        "file": str(path),
+        "system": name,
+        "num_devices": topology.num_devices,
+        "vertices": len(topology.vertices),
+        "edges": len(topology.edges),
+    }

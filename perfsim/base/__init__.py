@@ -1,0 +1,1 @@
+"""What every room builds on: errors, units, whole-file writes, the base of specs."""

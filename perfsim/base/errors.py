@@ -1,0 +1,230 @@
+"""Errors of perfsim, each with the exit code of the command line.
+
+Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan,
+4 stopped by --max-events or --max-seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from perfsim.base.text import did_you_mean
+
+MOST_SHOWN = 20
+"""Problems in the message of an error; `problems` has all of them."""
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a field",
+    "greater_than_equal": "must be greater than or equal to {ge:.15g}",
+    "greater_than": "must be greater than {gt:.15g}",
+    "less_than_equal": "must be less than or equal to {le:.15g}",
+    "less_than": "must be less than {lt:.15g}",
+    "finite_number": "must be a finite number",
+    "too_short": "needs at least {min_length} items",
+    "too_long": "has at most {max_length} items",
+    "json_invalid": "is not valid JSON: {error}",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number is expected"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number is expected"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false is expected"),
+    "literal_error": "is not one of {expected}",
+    "string_type": "a text is expected",
+}
+"""Complaints of pydantic in our words, by its type of error; the braces are values of its context."""
+
+
+def refused_value(detail: Mapping[str, Any]) -> str:
+    """What is wrong with a value, from one of the `errors()` of pydantic's ValidationError."""
+    said = str(detail["msg"]).removeprefix("Value error, ")
+    words = _WORDS.get(detail["type"])
+    return words.format(**detail.get("ctx", {})) if words else said[:1].lower() + said[1:]
+
+
+def refused_values(errors: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The same for all errors, each behind the name of its field: `failure.restart is missing`."""
+    said = []
+    for detail in errors:
+        name, words = ".".join(map(str, detail["loc"])), refused_value(detail)
+        said.append(f"{name}{'' if words.startswith('is ') or not name else ':'} {words}".strip())
+    return said
+
+
+class PerfsimError(Exception):
+    """Base of all errors meant for the user: shown as a message, never as a traceback."""
+
+    exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As workers send it: its message and fields, without building it anew from other arguments."""
+        words = str(self)  # may complete the fields
+        return _as_sent, (type(self), self.args or (words,), vars(self))
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong, problem by problem; one that says it all where there are no places to name."""
+        return (Problem(str(self)),)
+
+
+def _as_sent(kind: type[PerfsimError], args: tuple[Any, ...], fields: dict[str, Any]) -> PerfsimError:
+    """The error that `__reduce__` took apart."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem in an input: its place, what is wrong and how to fix it.
+
+    `file` is the path as the user gave it; `line` and `column` count from 1, 0 where unknown.
+    """
+
+    message: str
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    excerpt: str = ""
+    help: str = ""
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
+        text = f"{place}: {self.message}" if place else self.message
+        if self.excerpt:
+            text += f"\n    {self.excerpt.rstrip()}"
+        if self.help:
+            text += f"\n    help: {self.help}"
+        return text
+
+
+def not_text(error: UnicodeDecodeError, file: str) -> Problem:
+    """The problem of a file with bytes that are not UTF-8, at its line."""
+    line = error.object[: error.start].count(b"\n") + 1
+    return Problem(f"the byte 0x{error.object[error.start]:02x} is not UTF-8 text", file, line)
+
+
+class InputError(PerfsimError):
+    """An invalid input; lists its problems, the first `MOST_SHOWN` of them in its message."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        if isinstance(problems, str):
+            problems = [Problem(problems)]
+        self._problems = tuple(problems)
+        lines = [str(problem) for problem in self._problems[:MOST_SHOWN]]
+        if len(self._problems) > MOST_SHOWN:
+            lines.append(f"and {len(self._problems) - MOST_SHOWN:,} more")
+        super().__init__("\n".join(lines))
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Every problem with its place, what is wrong and how to fix it."""
+        return self._problems
+
+
+class UnknownNameError(InputError):
+    """An unknown name; the help lists all names, the nearest one first."""
+
+    def __init__(self, kind: str, name: str, names: Iterable[str]) -> None:
+        super().__init__([Problem(f"unknown {kind} {name!r}", help=did_you_mean(name, names))])
+
+
+class UnitError(InputError):
+    """A quantity without a unit, with an unknown one, or of the wrong dimension."""
+
+
+class CatalogError(InputError):
+    """A YAML description that is malformed, incomplete or names something unknown."""
+
+
+class LayoutError(InputError):
+    """A parallel layout that contradicts itself, the model or the number of devices."""
+
+
+class PlanError(PerfsimError):
+    """No plan exists for a well-formed question; `reasons` lists why, most useful first."""
+
+    exit_code = 3
+
+    def __init__(self, reasons: Sequence[str] | str) -> None:
+        self._reasons = (reasons,) if isinstance(reasons, str) else tuple(reasons)
+        super().__init__("\n".join(self._reasons))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why there is no plan."""
+        return self._reasons
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The reasons as problems."""
+        return tuple(Problem(reason) for reason in self.reasons)
+
+
+class MemoryCapacityError(PlanError):
+    """A legal layout that does not fit in memory; `ratio` is bytes needed over bytes available.
+
+    `advise` searches for a layout that fits. It runs when the message is read, since a planner raises
+    thousands of these errors and shows few.
+    """
+
+    def __init__(self, ratio: float, reason: str, advise: Callable[[], str] | None = None) -> None:
+        self.ratio, self._advise = ratio, advise
+        super().__init__(reason)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What does not fit, and the nearest change that fits."""
+        return (str(self),)
+
+    def __str__(self) -> str:
+        if self._advise is not None:
+            self._reasons = (f"{self._reasons[0]}; {self._advise()}",)
+            self._advise = None
+        return self._reasons[0]
+
+
+class GraphError(PerfsimError):
+    """An invalid task graph; a defect of the strategy that wrote it."""
+
+
+class DeadlockError(PerfsimError):
+    """A simulation or a schedule that cannot proceed; the message names the waiting tasks."""
+
+
+class LimitError(PerfsimError):
+    """The user's limit on events or seconds was reached; the message says how far the run had come."""
+
+    exit_code = 4
+
+
+class VerificationError(PerfsimError):
+    """A sampled GEMM differs from the unpartitioned product; a defect of a strategy."""
+
+
+def within_floats(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """A function that raises PerfsimError where its arithmetic overflows or has no result.
+
+    NumPy would warn and continue with infinity, with NaN or with an arbitrary integer.
+    """
+
+    @wraps(function)
+    def checked(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        import numpy as np
+
+        try:
+            with np.errstate(over="raise", divide="raise", invalid="raise"):
+                return function(*args, **kwargs)
+        except ArithmeticError as error:
+            raise PerfsimError(
+                f"the numbers of this question leave the range of floating point ({error}): "
+                "at least one value of the inputs is far too large or too small"
+            ) from error
+
+    return checked

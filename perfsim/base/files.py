@@ -1,0 +1,79 @@
+"""Files that are written whole or not at all, and paths that are checked before anything is computed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+
+from perfsim.base.errors import InputError, PerfsimError, Problem
+
+_NUMBERS = count()
+
+
+def write_file(path: Path, content: str | bytes | Iterable[str]) -> Path:
+    """Write a file at once, text (also in parts) as UTF-8; makes the folder where it is missing.
+
+    A regular file is replaced by a rename, so that an interruption leaves the old content. A symbolic link
+    stays one (its target is written), and a device or a pipe is written to. Raises OSError.
+    """
+    if isinstance(content, bytes):
+        parts: Iterable[bytes] = [content]
+    else:
+        parts = (part.encode("utf-8") for part in ([content] if isinstance(content, str) else content))
+    target = path.resolve() if path.is_symlink() else path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and not target.is_file():
+        _write_parts(target, parts)
+        return path
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    partial = target.parent / f".perfsim-{os.getpid()}-{next(_NUMBERS)}.partial"
+    try:
+        _write_parts(partial, parts)
+        if target.exists():
+            partial.chmod(stat.S_IMODE(target.stat().st_mode))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    with path.open("wb") as file:
+        file.writelines(parts)
+
+
+def must_exist(path: Path) -> None:
+    """Raise InputError unless this is a file."""
+    if not path.is_file():
+        said = "is a directory; a file is expected" if path.is_dir() else "there is no such file"
+        raise InputError([Problem(said, file=str(path))])
+
+
+def check_folder(path: Path, option: str = "--out") -> None:
+    """Raise PerfsimError unless files can be written into this folder, which need not exist yet."""
+    nearest = next(
+        parent for parent in (path, *path.parents, Path()) if parent.exists() or parent.is_symlink()
+    )
+    if not nearest.is_dir():
+        raise _refused(option, path, f"{nearest} is no folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _refused(option, path, f"nothing can be written into {nearest}")
+
+
+def check_file(path: Path, option: str = "--out") -> None:
+    """Raise PerfsimError unless this file can be written; its folder need not exist yet."""
+    if path.is_dir():
+        raise _refused(option, path, "is a folder; the name of a file is expected")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise _refused(option, path, "cannot be written to")
+    if not path.exists() or path.is_file():
+        check_folder(path.resolve().parent if path.is_symlink() else path.parent, option)
+
+
+def _refused(option: str, path: Path, reason: str) -> PerfsimError:
+    return PerfsimError(f"{option} {path}: {reason}; give a path that can be written to")

@@ -1,0 +1,188 @@
+"""Upper bounds on the size of a question; a larger value is most likely a typing error.
+
+Each bound is at least ten times the largest published run. Bounds are checked when a file is read, so the
+error names the line and appears before any long computation.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from perfsim.base.errors import CatalogError, Problem, refused_values
+from perfsim.base.text import did_you_mean
+
+# Descriptions: frozen values that refuse unknown fields and name where their values come from.
+
+CHANGED = "set in Python"
+"""The assumption recorded for a value that `with_` changed."""
+
+
+MOST_NAME = 1000
+MOST_FOLDER_NAME = 200
+"""Bytes in UTF-8; file systems allow 255, and files of a folder add to it."""
+
+
+def _named(name: str) -> str:
+    """A name that can be shown in one line."""
+    bad = next((char for char in name if unicodedata.category(char)[0] == "C"), "")
+    if bad:
+        raise _wrong_name(f"a name cannot contain the character U+{ord(bad):04X}", name)
+    if not 0 < len(name) <= MOST_NAME:
+        raise _wrong_name(f"a name has 1 to {MOST_NAME} characters, not {len(name)}", name)
+    return name
+
+
+def _folder(name: str) -> str:
+    """A name under which a folder can be made inside another one, and nowhere else."""
+    separator = next((char for char in "/\\" if char in name), "")
+    if separator or name.strip(" .") == "" or name != name.strip():
+        refused = f"`{separator}`" if separator else "only dots and blanks, or blanks at an end"
+        raise _wrong_name(f"it is the name of the report's folder and cannot contain {refused}", name)
+    if len(name.encode()) > MOST_FOLDER_NAME:
+        raise _wrong_name(f"it is the name of the report's folder, at most {MOST_FOLDER_NAME} bytes", name)
+    return name
+
+
+def _wrong_name(message: str, name: str) -> PydanticCustomError:
+    kept = "".join(char if char.isalnum() or char in "._- " else "_" for char in name)[:60].strip(" ._")
+    help_text = f"write for example {kept}" if kept else ""
+    return PydanticCustomError("name", "{message}", {"message": message, "help": help_text})
+
+
+Name = Annotated[str, AfterValidator(_named)]
+"""Shown in tables and messages."""
+FolderName = Annotated[Name, AfterValidator(_folder)]
+"""Also the name of a folder: one component of a path."""
+
+
+class Spec(BaseModel):
+    """A frozen description; unknown keys are errors, and every leaf has a source or an assumption.
+
+    Validators are built at first use (`defer_build`): a command needs few of the descriptions.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some values changed; a key may be a dotted path (`**{"memory.capacity": "96 GiB"}`).
+
+        Quantities are text with a unit or floats in SI units. A description with a name takes a new one that
+        tells the changes, unless `name` is among them. Raises CatalogError with everything that is wrong.
+        """
+        if not changes:
+            return self
+        data = self.model_dump()
+        problems = [problem for path, value in changes.items() for problem in _put(data, path, value)]
+        if problems:
+            raise CatalogError(problems)
+        if "name" in data and "name" not in changes:
+            data["name"] = f"{data['name']} with " + ", ".join(
+                f"{key}={_text(changes[key])}" for key in changes
+            )
+        if "assumed" in data:
+            data["assumed"] = {**data["assumed"], **dict.fromkeys(changes, CHANGED)}
+        try:
+            return type(self).model_validate(data)
+        except ValidationError as error:
+            raise CatalogError([Problem(words) for words in refused_values(error.errors())]) from None
+
+
+class CatalogSpec(Spec):
+    """A description that stands in a file of its own and is found by its name.
+
+    `sources` maps a key (or the first part of a dotted path) to a source id of the catalogue's
+    `sources.yaml`; `assumed` maps a key to the reason why a value without a source stands there.
+    """
+
+    name: Name
+    description: str = ""
+    sources: dict[str, str] = Field(default_factory=dict)
+    assumed: dict[str, str] = Field(default_factory=dict)
+
+
+class NounSpec(Spec):
+    """What people call a device of a system, and a node of several."""
+
+    device: Name
+    node: str = ""
+    """Empty where nobody counts nodes."""
+
+
+class CountedSpec(CatalogSpec):
+    """A description of something of which a question takes a number."""
+
+    noun: NounSpec | None = None
+    """Not inherited, since a file that extends another may name another device."""
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some values changed; under another name it has no noun, unless one is given."""
+        changed = super().with_(**changes)
+        keeps = changed.name == self.name or "noun" in changes
+        return changed if keeps else changed.model_copy(update={"noun": None})
+
+    @property
+    def devices_noun(self) -> str:
+        """Several of its devices: `A100-80GB`; without a noun `devices of NAME`."""
+        return self.noun.device if self.noun else f"devices of {self.name}"
+
+    def machine(self, devices: int) -> str:
+        """So many of its devices in words: `128 A100-80GB (16 DGX)`, `16 CS-2`."""
+        if self.noun is None:
+            return f"{devices:,} device{'' if devices == 1 else 's'} of {self.name}"
+        return f"{devices:,} {self.noun.device}"
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> list[Problem]:
+    """Set the value at a dotted path; returns the problem that prevents it."""
+    *parents, last = path.split(".")
+    for part in (*parents, last):
+        if part not in data:
+            return [Problem(f"{path}: `{part}` is not a field", help=did_you_mean(part, data))]
+        if part is not last and not isinstance(data[part], dict):
+            return [Problem(f"{path}: `{part}` is not set, so nothing in it can be changed")]
+        if part is not last:
+            data = data[part]
+    data[last] = value
+    return []
+
+
+def _text(value: Any) -> str:
+    name = getattr(value, "name", None)
+    return str(name if isinstance(name, str) else value)
+
+
+MOST_DEVICES = 2**20
+MOST_MESH = 256
+"""Devices of a node in which each has a link to every other one."""
+MOST_SEQUENCES = 2**17
+"""In one step, over all devices."""
+MOST_LAYERS = 2**12
+MOST_WIDTH = 2**20
+"""Hidden size, and every other width of a layer."""
+MOST_HEADS = 2**12
+MOST_VOCABULARY = 2**24
+MOST_POSITIONS = 2**24
+"""Tokens of a sequence."""
+MOST_CHOICES = 256
+"""Entries of a list that need a plan each: batches, device counts, candidates."""
+MOST_PARTS = 2**20
+"""Compute units of a device, servers of a store, steps between two checkpoints, and the like."""
+MOST_CASES = 10_000
+"""In one file of runs."""
+MOST_LAYER_PASSES = 2**20
+"""Layers times micro-batches of one replica: each pass is a few tasks of the graph."""
+
+
+def passes_problem(num_layers: int, num_microbatches: int) -> str:
+    """The error message for too many layer passes in a step; empty within the bound."""
+    passes = num_layers * num_microbatches
+    if passes <= MOST_LAYER_PASSES:
+        return ""
+    return (
+        f"{num_layers} layers × {num_microbatches} micro-batches are {passes} passes, at most "
+        f"{MOST_LAYER_PASSES} can be simulated; raise micro_batch_size or data, or lower the batch"
+    )

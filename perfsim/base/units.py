@@ -1,0 +1,377 @@
+"""Quantities: strings with a unit at the edge, floats in SI inside.
+
+GB is 1e9 bytes and GiB is 2**30, b is a bit and B a byte. A number without a unit is refused in
+YAML, because a reader could not tell what it counts; Python code passes SI floats.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from perfsim.base.errors import Problem, UnitError
+from perfsim.base.text import nearest
+
+DAY_S = 86_400.0
+
+Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"]
+
+YAML_CONTEXT = {"yaml": True}
+"""Validation context of values read from YAML: bare numbers are refused."""
+
+_PREFIXES = {18: "E", 15: "P", 12: "T", 9: "G", 6: "M", 3: "k", 0: "", -3: "m", -6: "u", -9: "n", -12: "p"}
+_BINARY_PREFIXES = {10: "Ki", 20: "Mi", 30: "Gi", 40: "Ti", 50: "Pi"}
+_POWERS = {prefix: power for power, prefix in _PREFIXES.items()} | {"K": 3, "µ": -6, "μ": -6}
+"""Of ten, by prefix; kilo and micro have several spellings."""
+_BINARY_POWERS = {prefix: power for power, prefix in _BINARY_PREFIXES.items()}
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_MOST_SHOWN = 60
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """The units of one dimension."""
+
+    meaning: str
+    symbols: Mapping[str, float]
+    """Size in SI of each unit without prefix; perfsim writes the first one."""
+    usual: str
+    """The unit that a bare number most likely lacks."""
+    exponents: tuple[int, int]
+    """Smallest and largest power of ten written as a prefix."""
+    most: float
+    """No machine or run comes near it, in SI."""
+    least: float = 0.0
+    """Above zero where something would take forever, in SI."""
+    unprefixed: Mapping[str, float] = field(default_factory=dict)
+    """Units that take no prefix."""
+    binary: bool = False
+
+    @property
+    def symbol(self) -> str:
+        return next(iter(self.symbols))
+
+
+_UNITS: dict[Dimension, _Units] = {
+    "bytes": _Units(
+        meaning="a number of bytes",
+        symbols={"B": 1.0, "b": 0.125, "bit": 0.125},
+        usual="GB",
+        exponents=(0, 18),
+        binary=True,
+        most=1e21,
+    ),
+    "bytes_per_s": _Units(
+        meaning="bytes a second",
+        symbols={"B/s": 1.0, "b/s": 0.125, "bit/s": 0.125, "Bps": 1.0, "bps": 0.125},
+        usual="GB/s",
+        exponents=(0, 18),
+        binary=True,
+        most=1e21,
+        least=1.0,
+    ),
+    "flop_per_s": _Units(
+        meaning="floating-point operations a second",
+        symbols={"FLOP/s": 1.0, "FLOPS": 1.0},
+        usual="TFLOP/s",
+        exponents=(0, 18),
+        most=1e24,
+        least=1.0,
+    ),
+    "seconds": _Units(
+        meaning="a time",
+        symbols={"s": 1.0},
+        usual="us",
+        exponents=(-12, 0),
+        unprefixed={"min": 60.0, "h": 3600.0, "d": DAY_S},
+        most=1e10,
+    ),
+    "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9), most=1e12),
+}
+
+
+def accepted_units(dimension: Dimension) -> list[str]:
+    """Every unit that `parse_quantity` accepts for `dimension`, by size."""
+    units = _UNITS[dimension]
+    low, high = units.exponents
+    prefixes = [_PREFIXES[exponent] for exponent in sorted(_PREFIXES) if low <= exponent <= high]
+    if units.binary:
+        prefixes += _BINARY_PREFIXES.values()
+    return [prefix + symbol for symbol in units.symbols for prefix in prefixes] + list(units.unprefixed)
+
+
+def quantity_pattern(dimension: Dimension) -> str:
+    """JSON Schema's regular expression for what `parse_quantity` accepts: never a bare number.
+
+    A number with an exponent takes a unit without prefix: `1e9 B`, not `1e3 MB`.
+    """
+    units = _UNITS[dimension]
+    plain, exponent = r"(?:\d+\.?\d*|\.\d+)", r"[eE][-+]?\d+"
+    units_with_prefix = "|".join(_spellings(name) for name in accepted_units(dimension))
+    without_prefix = "|".join(re.escape(name) for name in (*units.symbols, *units.unprefixed))
+    return rf"^\s*\+?{plain}(?:\s*(?:{units_with_prefix})|{exponent}\s*(?:{without_prefix}))\s*$"
+
+
+def _spellings(unit: str) -> str:
+    """A unit with every spelling of its prefix."""
+    if unit == "us":
+        return "[uµμ]s"
+    return f"[kK]{unit[1:]}" if unit[0] == "k" else unit
+
+
+def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
+    """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W).
+
+    Raises UnitError where the unit is missing, unknown or of another dimension, and where the
+    value is negative, not finite, or zero for a rate; the error suggests the nearest valid text,
+    which has the `usual` unit where a unit is missing.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise _refusal(f"{text!r} is not a quantity: a number and a unit", dimension)
+    number, unit = match.groups()
+    if not unit:
+        raise bare_number(float(number), dimension, usual)
+    value = _value_in(number, unit, dimension)
+    if value is None:
+        raise _wrong_unit(text, number, unit, dimension, usual)
+    return _checked(value, text, dimension)
+
+
+def bare_number(number: float, dimension: Dimension, usual: str = "") -> UnitError:
+    """The error for a number without a unit; it suggests the most likely quantity."""
+    meant = f"{number:g} {usual or _UNITS[dimension].usual}"
+    if (
+        not usual
+        and math.isfinite(number)
+        and (abs(number) >= 1e6 or (dimension == "seconds" and 0 < number < 1))
+    ):
+        meant = format_quantity(abs(number), dimension)
+    return _refusal(f"{number:g} has no unit; {_UNITS[dimension].meaning} is expected", dimension, meant)
+
+
+def format_quantity(value: float, dimension: Dimension, precision: int | None = 6) -> str:
+    """Format an SI value for people: 2.039e12 bytes/s becomes "2.039 TB/s".
+
+    `precision` counts significant digits; None writes every digit, so that `parse_quantity` gives
+    the same float back. Bytes that are round in KiB, MiB, GiB, ... but not in kB use those units.
+    """
+    units = _UNITS[dimension]
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g} {units.symbol}"
+    if dimension == "bytes" and (binary := _binary_text(value)):
+        return binary
+    if precision is not None and (duration := _long_duration(value, dimension, precision)):
+        return duration
+    low, high = units.exponents
+    exponent = min(max(3 * math.floor(math.log10(abs(value)) / 3), low), high)
+    scaled = Decimal(repr(float(value))).scaleb(-exponent)
+    return f"{_digits(scaled, precision)} {_PREFIXES[exponent]}{units.symbol}"
+
+
+def _value_in(number: str, unit: str, dimension: Dimension) -> float | None:
+    """The value in SI, or None where `unit` does not measure `dimension`."""
+    units = _UNITS[dimension]
+    if unit in units.unprefixed:
+        return float(number) * units.unprefixed[unit]
+    symbol = next((symbol for symbol in units.symbols if unit.endswith(symbol)), None)
+    if symbol is None:
+        return None
+    size, prefix = units.symbols[symbol], unit.removesuffix(symbol)
+    if not prefix:
+        return float(number) * size
+    if "e" in number.lower():  # 1e3 MB: two exponents are one too many
+        return None
+    if units.binary and prefix in _BINARY_POWERS:
+        return float(number) * 2.0 ** _BINARY_POWERS[prefix] * size
+    low, high = units.exponents
+    power = _POWERS.get(prefix)
+    # As text, 2.039 TB is the float nearest to 2.039e12, which 2.039 * 1e12 may miss.
+    return None if power is None or not low <= power <= high else float(f"{number}e{power}") * size
+
+
+def _checked(value: float, text: str, dimension: Dimension) -> float:
+    if not math.isfinite(value):
+        raise _refusal(f"{text!r} is too large", dimension)
+    if value < 0:
+        raise _refusal(f"{text!r} is negative", dimension, text.strip().lstrip("-"))
+    if value == 0 and _UNITS[dimension].least:
+        raise _refusal(f"{text!r} is zero: nothing would ever finish", dimension)
+    return value
+
+
+def _in_range(
+    value: float, text: str, dimension: Dimension, least: float | None, most: float | None
+) -> float:
+    """The value, if it is in the range of its field; None stands for the end of its dimension's range."""
+    low = _UNITS[dimension].least if least is None else least
+    high = _UNITS[dimension].most if most is None else most
+    if low <= value <= high:
+        return value
+    smallest, largest = format_quantity(low, dimension, None), format_quantity(high, dimension, None)
+    size, nearest_text = ("small", smallest) if value < low else ("large", largest)
+    raise _refusal(f"{text!r} is too {size}: {smallest} to {largest} is possible", dimension, nearest_text)
+
+
+def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension, usual: str) -> UnitError:
+    expected = _UNITS[dimension].meaning
+    for candidate, units in _UNITS.items():
+        if candidate != dimension and _value_in(number, unit, candidate) is not None:
+            message = f"{text!r} is {units.meaning}; {expected} is expected"
+            return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension, usual)}")
+    message = f"{text!r} has an unknown unit {unit!r}; {expected} is expected"
+    return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension, usual)}")
+
+
+def _nearest_unit(unit: str, dimension: Dimension, usual: str) -> str:
+    """The accepted unit most like `unit`, ignoring case first; `usual` where none is."""
+    accepted = accepted_units(dimension)
+    folded = [name for name in accepted if name.casefold() == unit.casefold()]
+    if folded:
+        return folded[0]
+    base, _, _ = unit.partition("/")
+    # GB for a rate most likely means GB/s; then any unit with the same beginning.
+    for same in (lambda name: name.partition("/")[0] == base, lambda name: name.startswith(base)):
+        if rate := next(filter(same, accepted), None):
+            return rate
+    return nearest(unit, accepted) or usual or _UNITS[dimension].usual
+
+
+def _refusal(message: str, dimension: Dimension, meant: str = "") -> UnitError:
+    accepted = ", ".join(_short_list(dimension))
+    help_text = f"did you mean {meant!r}? " if meant else ""
+    return UnitError([Problem(message, help=f"{help_text}units: {accepted}")])
+
+
+def _short_list(dimension: Dimension) -> list[str]:
+    """The accepted units; where there are many, the usual prefixes only."""
+    units = _UNITS[dimension]
+    if not units.binary:
+        return [
+            name for name in accepted_units(dimension) if name.endswith((units.symbol, *units.unprefixed))
+        ]
+    per = units.symbol.removeprefix("B")
+    names = ["B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB"]
+    return [name + per for name in names] + [f"bits: Gb{per}, Tb{per}"]
+
+
+def _binary_text(value: float) -> str:
+    """Format 80 * 2**30 as "80 GiB"; empty for a number that is round in decimal units."""
+    exponent = max((power for power in _BINARY_PREFIXES if value % 2**power == 0), default=0)
+    if not exponent or value % 1000 == 0 or abs(value) >= 10000 * 2**exponent:
+        return ""
+    return f"{int(value) >> exponent} {_BINARY_PREFIXES[exponent]}B"
+
+
+def _long_duration(value: float, dimension: Dimension, precision: int) -> str:
+    """Hours and days where seconds would be hard to read."""
+    if dimension != "seconds" or value < 7200:
+        return ""
+    size, unit = (DAY_S, "d") if value >= 2 * DAY_S else (3600.0, "h")
+    return f"{_digits(Decimal(value / size), precision)} {unit}"
+
+
+def _digits(number: Decimal, precision: int | None) -> str:
+    if precision is not None:
+        number = Decimal(f"{number:.{precision}g}")
+    return f"{number.normalize():f}" if abs(number.adjusted()) < 25 else f"{number.normalize():e}"
+
+
+def _without_bits(text: str, dimension: Dimension) -> None:
+    """Refuse a quantity in bits, where the bytes of the same prefix are meant."""
+    match = _QUANTITY.fullmatch(text)
+    unit = match[2] if match else ""
+    symbols = _UNITS[dimension].symbols
+    symbol = next((symbol for symbol in symbols if unit.endswith(symbol)), "")
+    if match is None or not symbol or symbols[symbol] == 1.0:
+        return
+    meant = f"{match[1]} {unit.removesuffix(symbol)}{_UNITS[dimension].symbol}"
+    value = format_quantity(parse_quantity(text, dimension), dimension)
+    raise _refusal(
+        f"{text!r} counts bits, and is {value}; data sheets give memories in bytes", dimension, meant
+    )
+
+
+def _validate(
+    value: Any,
+    info: ValidationInfo,
+    dimension: Dimension,
+    limits: tuple[float | None, float | None],
+    *,
+    bits: bool,
+) -> float:
+    """Validate a field: a quantity string always, a bare number only from Python code."""
+    from_yaml = bool(info.context and info.context.get("yaml"))
+    try:
+        if isinstance(value, str):
+            if not bits:
+                _without_bits(value, dimension)
+            return _in_range(parse_quantity(value, dimension), value, dimension, *limits)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            plain = _as_float(value)
+            if from_yaml:
+                raise bare_number(plain, dimension)
+            text = f"{plain:g}"
+            return _in_range(_checked(plain, text, dimension), text, dimension, *limits)
+        raise _refusal(f"{value!r} is not a quantity", dimension)
+    except UnitError as error:
+        problem = error.problems[0]
+        context = {"message": problem.message, "help": problem.help}
+        raise PydanticCustomError("quantity", "{message}", context) from None
+
+
+def quantity(
+    dimension: Dimension, least: float | None = None, most: float | None = None, *, bits: bool = True
+) -> tuple[BeforeValidator, WithJsonSchema]:
+    """Annotations that let a pydantic float field accept quantities of `dimension`, from `least` to `most`.
+
+    The range is in SI units, by default the one of the dimension. Without `bits`, only bytes are accepted.
+    """
+
+    def read(value: Any, info: ValidationInfo) -> float:
+        return _validate(value, info, dimension, (least, most), bits=bits)
+
+    units = _UNITS[dimension]
+    schema = {
+        "type": "string",
+        "description": f"{units.meaning}, with its unit",
+        "pattern": quantity_pattern(dimension),
+        "examples": [f"10 {units.usual}"],
+    }
+    return BeforeValidator(read), WithJsonSchema(schema, mode="validation")
+
+
+def number(least: float, most: float) -> tuple[Any, BeforeValidator]:
+    """Annotations of an int or float field without a unit, from `least` to `most`; text is refused."""
+    return Field(ge=least, le=most), BeforeValidator(_not_text)
+
+
+def _not_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    message = f"`{value[:_MOST_SHOWN]}` is text, a number is expected"
+    help_text = f"write it without quotes: {value.strip()}" if re.fullmatch(_NUMBER, value.strip()) else ""
+    raise PydanticCustomError("number", "{message}", {"message": message, "help": help_text})
+
+
+def _as_float(value: float) -> float:
+    """An integer as a float; one that no float holds is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+Bytes = Annotated[float, *quantity("bytes")]
+BytesPerSecond = Annotated[float, *quantity("bytes_per_s")]
+FlopPerSecond = Annotated[float, *quantity("flop_per_s")]
+Seconds = Annotated[float, *quantity("seconds")]
+Watts = Annotated[float, *quantity("watts")]

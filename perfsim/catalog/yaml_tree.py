@@ -1,0 +1,303 @@
+"""A YAML file as a tree of nodes with their positions, read without YAML 1.1's traps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perfsim.base.errors import CatalogError, Problem, not_text
+
+# Unquoted YAML scalars, read by the core schema of YAML 1.2 without its traps.
+#
+# PyYAML follows YAML 1.1, where `3e8` is a string, `on` is True, `12:30:00` is 45000, `010` is 8 and
+# a date becomes an object. Here a scalar that looks like a number is one, and any other is a string.
+
+Scalar = str | int | float | bool | None
+
+_NULLS = {"", "~", "null", "Null", "NULL"}
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_OTHER_BASE = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_LONG_NUMBER = re.compile(rf"(?:{_OTHER_BASE.pattern}|{_FLOAT.pattern})$")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_MAX_DIGITS = 400
+
+
+class ScalarError(ValueError):
+    """A scalar that YAML versions read differently, or an unusable number; `help` says what to write."""
+
+    def __init__(self, message: str, help_text: str = "") -> None:
+        super().__init__(message)
+        self.help = help_text
+
+
+def resolve_plain(text: str) -> Scalar:
+    """Turn an unquoted scalar into None, bool, int, float or str.
+
+    Raises ScalarError for a number with a leading zero (8 in YAML 1.1, 10 in YAML 1.2), for a
+    number that is not finite, and for one of absurd length.
+    """
+    if text in _NULLS:
+        return None
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if len(text) > _MAX_DIGITS and _LONG_NUMBER.match(text):
+        raise ScalarError(f"a number of {len(text)} characters")
+    if _OTHER_BASE.fullmatch(text):
+        return int(text, 0)
+    if _NOT_FINITE.fullmatch(text):
+        raise ScalarError(f"{text} is not a finite number")
+    if not _FLOAT.fullmatch(text):
+        return text
+    return _number(text)
+
+
+def _number(text: str) -> int | float:
+    if _LEADING_ZERO.match(text):
+        meant = re.sub(r"^([-+]?)0+(?=[0-9])", r"\1", text)
+        raise ScalarError(
+            f"{text} begins with a zero: some readers take it for an octal number",
+            f'write {meant} for the number, "{text}" in quotes for the text',
+        )
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    number = float(text)
+    if not math.isfinite(number):
+        raise ScalarError(f"{text} is not a finite number")
+    return number
+
+
+try:
+    from yaml import CSafeLoader as _Loader
+except ImportError:  # PyYAML was built without libyaml
+    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
+
+_MAX_DEPTH = 60
+_MAX_EXCERPT = 160
+_QUOTED = {"'", '"', "|", ">"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a file; line and column count from 1."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+    excerpt: str = ""
+
+    def problem(self, message: str, help_text: str = "") -> Problem:
+        """Say that something is wrong at this place."""
+        return Problem(message, self.file, self.line, self.column, self.excerpt, help_text)
+
+
+@dataclass(slots=True)
+class Node:
+    """A mapping, a sequence or a scalar, with its place."""
+
+    mark: Mark
+    value: dict[Scalar, Node] | list[Node] | Scalar
+    text: str = ""
+    """A scalar as the file spells it."""
+    keys: dict[Scalar, Mark] = field(default_factory=dict)
+    """Position of each key of a mapping."""
+    broken: bool = False
+    """A problem was already reported: for a scalar, or for a mapping whose base could not be read."""
+
+    @property
+    def is_mapping(self) -> bool:
+        return isinstance(self.value, dict)
+
+    @property
+    def mapping(self) -> dict[Scalar, Node]:
+        """The children by key; empty unless the node is a mapping."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def sequence(self) -> list[Node]:
+        """The elements; empty unless the node is a sequence."""
+        return self.value if isinstance(self.value, list) else []
+
+    def plain(self) -> Any:
+        """The tree as dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def leaves(self, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Node]]:
+        """Every scalar and every sequence, with its dotted path."""
+        if not self.mapping:
+            yield ".".join(path), self
+        for key, child in self.mapping.items():
+            yield from child.leaves((*path, str(key)))
+
+
+def shown_path(path: Path) -> str:
+    """The path as messages print it: relative to the working directory where possible."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def read_yaml(path: Path) -> tuple[Node, list[Problem]]:
+    """Read a file whose top level is a mapping; also returns the problems that did not stop the reading.
+
+    Raises CatalogError where nothing can be read: no such file, not UTF-8, malformed YAML.
+    """
+    file = shown_path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CatalogError([Problem(f"cannot be read: {reason}", file)]) from None
+    except UnicodeDecodeError as error:
+        raise CatalogError([not_text(error, file)]) from None
+    return parse_yaml(text, file)
+
+
+def parse_yaml(text: str, file: str = "<text>") -> tuple[Node, list[Problem]]:
+    """Read YAML text whose top level is a mapping; messages name it `file`.
+
+    Raises CatalogError for malformed YAML and for any other top level.
+    """
+    builder = _Builder(file, text.splitlines(), yaml.parse(text, Loader=_Loader))
+    try:
+        root = builder.document()
+    except yaml.MarkedYAMLError as error:
+        raise CatalogError([*builder.problems, _malformed(error, builder)]) from None
+    except yaml.reader.ReaderError as error:
+        raise CatalogError([*builder.problems, _forbidden(error, text, builder)]) from None
+    if not root.is_mapping:
+        raise CatalogError([*builder.problems, root.mark.problem("a mapping (key: value) is expected here")])
+    return root, builder.problems
+
+
+def _malformed(error: yaml.MarkedYAMLError, builder: _Builder) -> Problem:
+    place = error.problem_mark or error.context_mark
+    mark = builder.mark(place) if place else Mark(builder.file)
+    problem = error.problem or error.context or "cannot be understood"
+    help_text = ""
+    if "mapping values are not allowed" in problem:
+        help_text = "a value that contains ': ' must stand in quotes; keys of one mapping stand in one column"
+    elif "\t" in mark.excerpt[: mark.column]:
+        help_text = "indent with spaces, YAML allows no tabs there"
+    elif "found character" in problem:
+        help_text = "a value that begins with a sign such as @ % ` must stand in quotes"
+    context = f" ({error.context})" if error.context and error.problem else ""
+    return mark.problem(f"malformed YAML: {problem}{context}", help_text)
+
+
+def _forbidden(error: yaml.reader.ReaderError, text: str, builder: _Builder) -> Problem:
+    before = text[: error.position]
+    line, column = before.count("\n"), error.position - (before.rfind("\n") + 1)
+    mark = Mark(builder.file, line + 1, column + 1)
+    return mark.problem(f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Turns PyYAML's events into nodes and collects their problems.
+
+    It reads events, not PyYAML's own nodes, because libyaml composes nodes by recursion in C: a very
+    deeply nested file would crash the process.
+    """
+
+    file: str
+    lines: list[str]
+    events: Iterator[yaml.Event]
+    problems: list[Problem] = field(default_factory=list)
+
+    def mark(self, place: Any) -> Mark:
+        excerpt = self.lines[place.line][:_MAX_EXCERPT] if place.line < len(self.lines) else ""
+        return Mark(self.file, place.line + 1, place.column + 1, excerpt)
+
+    def document(self) -> Node:
+        """The only document of the stream."""
+        root = None
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    raise CatalogError([self.mark(event.start_mark).problem("a second document begins here")])
+                root = self.build(next(self.events), 0)
+        if root is None:
+            raise CatalogError([Problem("is empty: a mapping (key: value) is expected", self.file, 1)])
+        return root
+
+    def build(self, event: yaml.Event, depth: int) -> Node:
+        mark = self.mark(event.start_mark)
+        if depth > _MAX_DEPTH:
+            raise CatalogError([*self.problems, mark.problem(f"nested more than {_MAX_DEPTH} levels deep")])
+        if isinstance(event, yaml.AliasEvent):
+            return self.reject(
+                mark, "aliases (*name) are not supported", "write the value again, or use extends"
+            )
+        node = self.content(event, mark, depth)
+        tag = getattr(event, "tag", None)
+        if tag in (None, "!"):
+            return node
+        shown = tag.replace("tag:yaml.org,2002:", "!!")
+        return self.reject(
+            mark, f"the tag {shown} is not supported", "write the plain value; quotes make it text"
+        )
+
+    def content(self, event: yaml.Event, mark: Mark, depth: int) -> Node:
+        if isinstance(event, yaml.MappingStartEvent):
+            return self.mapping(mark, depth)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return Node(mark, [self.build(inner, depth + 1) for inner in self.until(yaml.SequenceEndEvent)])
+        if isinstance(event, yaml.ScalarEvent):
+            return self.scalar(event, mark)
+        return self.reject(mark, "this cannot be understood")
+
+    def until(self, end: type[yaml.Event]) -> Iterator[yaml.Event]:
+        """The events up to the matching end; the caller consumes the children of every event it takes."""
+        for event in self.events:
+            if isinstance(event, end):
+                return
+            yield event
+
+    def reject(self, mark: Mark, message: str, help_text: str = "") -> Node:
+        self.problems.append(mark.problem(message, help_text))
+        return Node(mark, None, broken=True)
+
+    def scalar(self, event: yaml.ScalarEvent, mark: Mark) -> Node:
+        text = str(event.value)
+        if event.style in _QUOTED:
+            return Node(mark, text, text)
+        try:
+            return Node(mark, resolve_plain(text), text)
+        except ScalarError as error:
+            return self.reject(mark, str(error), error.help)
+
+    def mapping(self, mark: Mark, depth: int) -> Node:
+        node = Node(mark, {})
+        for event in self.until(yaml.MappingEndEvent):
+            key = self.build(event, depth + 1)
+            value = self.build(next(self.events), depth + 1)
+            self.enter(node, key, value)
+        return node
+
+    def enter(self, node: Node, key: Node, value: Node) -> None:
+        """Add a pair to a mapping; report a merge key, a repeated key or a key that is no scalar."""
+        if key.broken:
+            return
+        if isinstance(key.value, dict | list):
+            self.reject(key.mark, "a key must be a single word or number")
+        elif key.value == "<<":
+            self.reject(key.mark, "merge keys (<<) are not supported", "use extends: NAME")
+        elif key.value in node.mapping:
+            first = node.keys[key.value].line
+            self.reject(key.mark, f"the key `{key.text}` stands here again, first in line {first}")
+        else:
+            node.mapping[key.value], node.keys[key.value] = value, key.mark

@@ -1,0 +1,302 @@
+"""Loss from parameters and tokens by named laws, and the tokens that reach a target loss.
+
+Losses are nats per token and belong to the corpus and tokenizer of their law. A law answers inside its runs
+and up to `REACH` times beyond them. Near its floor a small change of the loss is a large one of the tokens:
+the slope d ln D / d L times the law's error is the error of the tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsim.base.errors import InputError, PlanError, UnknownNameError
+from perfsim.convergence.uncertain import require_positive
+
+REACH = 1.5
+"""assumed: how far beyond its runs, in parameters and tokens, a law may be used."""
+SEED_ERROR = 0.02
+"""Scatter of the loss by the seed alone, in nats [Kaplan et al., arXiv 2001.08361]."""
+RAY = 20.0
+"""Tokens a parameter of Cerebras-GPT and of compute-optimal training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossLaw(ABC):
+    """A law L(N, D) with the runs that it was fitted to."""
+
+    name: str
+    source: str
+    corpus: str
+    params: tuple[float, float]
+    """Smallest and largest model of its runs."""
+    tokens: tuple[float, float]
+    """Fewest and most training tokens of its runs."""
+    error: float = SEED_ERROR
+    """Half-width of the 90 % band of a loss inside its runs, in nats."""
+    counts_embeddings: bool = True
+    """Whether N includes the embedding."""
+
+    @abstractmethod
+    def loss(self, params: float, tokens: float) -> float:
+        """Nats per token after `tokens` tokens with `params` parameters."""
+
+    @abstractmethod
+    def tokens_to_loss(self, loss: float, params: float) -> float:
+        """The inverse: D_min, examples at small batch. Raises PlanError for a loss that is not reached."""
+
+    def slope(self, params: float, tokens: float) -> float:
+        """-d ln D / d L at this point: the relative change of the tokens per nat."""
+        step = 1e-4
+        rise = self.loss(params, tokens * math.exp(-step)) - self.loss(params, tokens * math.exp(step))
+        return 2 * step / rise
+
+    @property
+    def data(self) -> str:
+        """Its runs in words."""
+        (smallest, largest), (fewest, most) = (
+            (f"{low / 1e9:.3g}", f"{high / 1e9:.3g}") for low, high in (self.params, self.tokens)
+        )
+        return (
+            f"{self.corpus}, models of {smallest} to {largest} billion parameters on {fewest} to {most} "
+            "billion tokens"
+        )
+
+    def outside(self, params: float, tokens: float) -> str:
+        """Why a point is outside its runs; empty inside."""
+        for name, value, (low, high) in (
+            ("parameters", params, self.params),
+            ("tokens", tokens, self.tokens),
+        ):
+            if not low / REACH <= value <= high * REACH:
+                return f"{value:.3g} {name}, while its runs have {low:.3g} to {high:.3g}"
+        return ""
+
+    def _too_small(self, loss: float, params: float, floor: float) -> PlanError:
+        return PlanError(
+            f"a model of {params:.3g} parameters is too small for a loss of {loss:g}: with unlimited "
+            f"tokens it approaches {floor:.4f} nats per token (law '{self.name}'); raise the target loss "
+            f"or the model size, or name the loss law of its corpus (this one is of {self.corpus})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChinchillaLaw(LossLaw):
+    """L(N, D) = irreducible + a / N^alpha + b / D^beta (Hoffmann et al., arXiv 2203.15556)."""
+
+    irreducible: float
+    a: float
+    alpha: float
+    b: float
+    beta: float
+
+    def loss(self, params: float, tokens: float) -> float:
+        """Nats per token after `tokens` tokens with `params` parameters."""
+        require_positive(params=params, tokens=tokens)
+        return self.smallest_loss(params) + self.b / math.pow(tokens, self.beta)
+
+    def smallest_loss(self, params: float) -> float:
+        """The loss that a model of this size approaches with unlimited data."""
+        require_positive(params=params)
+        return self.irreducible + self.a / math.pow(params, self.alpha)
+
+    def tokens_to_loss(self, loss: float, params: float) -> float:
+        """D_min = (b / (L - irreducible - a / N^alpha))^(1 / beta); PlanError for a model too small."""
+        require_positive(loss=loss)
+        floor = self.smallest_loss(params)
+        if loss <= floor:
+            raise self._too_small(loss, params, floor)
+        return math.pow(self.b / (loss - floor), 1 / self.beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KaplanLaw(LossLaw):
+    """L(N, D) = ((n_c / N)^(alpha_n / alpha_d) + d_c / D)^alpha_d [arXiv 2001.08361 eq. 1.5]."""
+
+    n_c: float = 8.8e13
+    alpha_n: float = 0.076
+    d_c: float = 5.4e13
+    alpha_d: float = 0.095
+
+    def loss(self, params: float, tokens: float) -> float:
+        """Nats per token after `tokens` tokens with `params` parameters."""
+        require_positive(params=params, tokens=tokens)
+        return math.pow(self._of_params(params) + self.d_c / tokens, self.alpha_d)
+
+    def _of_params(self, params: float) -> float:
+        return math.pow(self.n_c / params, self.alpha_n / self.alpha_d)
+
+    def tokens_to_loss(self, loss: float, params: float) -> float:
+        """D = d_c / (L^(1 / alpha_d) - (n_c / N)^(alpha_n / alpha_d)); PlanError for a model too small."""
+        require_positive(loss=loss, params=params)
+        left = math.pow(loss, 1 / self.alpha_d) - self._of_params(params)
+        if left <= 0:
+            raise self._too_small(loss, params, math.pow(self._of_params(params), self.alpha_d))
+        return self.d_c / left
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeLaw(LossLaw):
+    """L = (c / C)^gamma with C = 6 N D, for runs that all have about `RAY` tokens a parameter.
+
+    Such runs do not tell what parameters and tokens each do, so other ratios are outside its runs.
+    """
+
+    c_flop: float
+    gamma: float
+
+    def loss(self, params: float, tokens: float) -> float:
+        """Nats per token after `tokens` tokens with `params` parameters."""
+        require_positive(params=params, tokens=tokens)
+        return math.pow(self.c_flop / (6.0 * params * tokens), self.gamma)
+
+    def tokens_to_loss(self, loss: float, params: float) -> float:
+        """D = c / (6 N L^(1 / gamma))."""
+        require_positive(loss=loss, params=params)
+        return self.c_flop / (6.0 * params * math.pow(loss, 1 / self.gamma))
+
+    def outside(self, params: float, tokens: float) -> str:
+        """Why a point is outside its runs; empty inside."""
+        ratio = tokens / params
+        if not RAY / REACH <= ratio <= RAY * REACH:
+            return f"{ratio:.3g} tokens a parameter, while its runs have {RAY:g}"
+        return super().outside(params, tokens)
+
+
+CEREBRAS_GPT = (
+    (111e6, 2.22e9, 2.566),
+    (256e6, 5.12e9, 2.299),
+    (590e6, 1.18e10, 2.184),
+    (1.3e9, 2.63e10, 1.996),
+    (2.7e9, 5.3e10, 1.834),
+    (6.7e9, 1.33e11, 1.704),
+    (13e9, 2.57e11, 1.575),
+)
+"""Parameters, tokens and loss on the Pile's test set [model cards of Cerebras-GPT, arXiv 2304.03208]."""
+
+
+def power_law(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Constants c and gamma of L = (c / C)^gamma by least squares in the logarithms of (C, L)."""
+    logs = [(math.log(flop), math.log(loss)) for flop, loss in points]
+    middle_x, middle_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
+    rise = sum((x - middle_x) * (y - middle_y) for x, y in logs)
+    gamma = -rise / sum((x - middle_x) ** 2 for x, _ in logs)
+    return math.exp(middle_x + middle_y / gamma), gamma
+
+
+def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> ComputeLaw:
+    """The least-squares line of log loss over log compute through runs of (parameters, tokens, loss).
+
+    Its error is the larger of the seed's and 1.645 times the runs' root mean square residual in nats.
+    """
+    c_flop, gamma = power_law([(6.0 * params * tokens, loss) for params, tokens, loss in runs])
+    law = ComputeLaw(
+        name="cerebras_gpt",
+        source="fitted to the losses of Cerebras-GPT's model cards, arXiv 2304.03208",
+        corpus="the Pile",
+        params=(min(run[0] for run in runs), max(run[0] for run in runs)),
+        tokens=(min(run[1] for run in runs), max(run[1] for run in runs)),
+        c_flop=c_flop,
+        gamma=gamma,
+    )
+    squares = [(law.loss(params, tokens) - loss) ** 2 for params, tokens, loss in runs]
+    error = max(SEED_ERROR, 1.645 * math.sqrt(sum(squares) / len(squares)))
+    return ComputeLaw(**{**vars(law), "error": error})
+
+
+BESIROGLU = ChinchillaLaw(
+    name="besiroglu",
+    source="Besiroglu et al. 2024, arXiv 2404.10102: a new fit to 240 runs of Hoffmann et al.",
+    corpus="MassiveText",
+    params=(7e7, 1.6e10),
+    tokens=(5e9, 5e11),
+    irreducible=1.8172,
+    a=482.01,
+    alpha=0.3478,
+    b=2085.43,
+    beta=0.3658,
+)
+HOFFMANN = ChinchillaLaw(
+    name="hoffmann",
+    source="Hoffmann et al. 2022, arXiv 2203.15556, with the exponents as in its source text",
+    corpus="MassiveText",
+    params=(7e7, 1.6e10),
+    tokens=(5e9, 5e11),
+    irreducible=1.6934,
+    a=406.4,
+    alpha=0.3392,
+    b=410.7,
+    beta=0.2849,
+)
+KAPLAN = KaplanLaw(
+    name="kaplan",
+    source="Kaplan et al. 2020, arXiv 2001.08361 eq. 1.5",
+    corpus="WebText2",
+    params=(768.0, 1.5e9),
+    tokens=(2.2e7, 2.3e10),
+    counts_embeddings=False,
+)
+LOSS_LAWS: Mapping[str, LossLaw] = {law.name: law for law in (BESIROGLU, HOFFMANN, KAPLAN, compute_law())}
+"""Name in a study's YAML to the law. A new law is one value and one entry here."""
+DEFAULT_LOSS_LAW = BESIROGLU.name
+
+
+def loss_law(name: str) -> LossLaw:
+    """The law of that name; InputError suggests the nearest."""
+    if name not in LOSS_LAWS:
+        raise UnknownNameError("loss law", name, sorted(LOSS_LAWS))
+    return LOSS_LAWS[name]
+
+
+@dataclass(frozen=True)
+class LossTarget:
+    """The tokens at which a model reaches a loss by a law."""
+
+    law: LossLaw
+    loss: float
+    params: float
+    tokens: float
+
+    @property
+    def slope(self) -> float:
+        """Relative change of the tokens for each nat of loss."""
+        return self.law.slope(self.params, self.tokens)
+
+    @property
+    def d_min_error(self) -> float:
+        """Half-width e of the 90 % band of the tokens D, [D / (1 + e), D (1 + e)]."""
+        return math.expm1(self.slope * self.law.error)
+
+    @property
+    def text(self) -> str:
+        """Slope and uncertainty in words."""
+        return (
+            f"0.01 nat of loss is {self.slope:.0f} % of the tokens, and the law is known within "
+            f"{self.law.error:.2g} nat"
+        )
+
+
+def tokens_for(law: LossLaw, loss: float, params: float, corpus: str = "") -> LossTarget:
+    """The tokens to a loss on a corpus (the law's own where none is named).
+
+    Raises PlanError for a model that is too small, InputError for another corpus or a point outside the runs.
+    """
+    others = ", ".join(f"{name} ({other.corpus})" for name, other in LOSS_LAWS.items() if name != law.name)
+    if corpus and _plain(corpus) != _plain(law.corpus):
+        raise InputError(
+            f"loss law '{law.name}' is of {law.corpus}, not of {corpus}: a loss belongs to its corpus and "
+            f"tokenizer; other laws: {others}, or the coefficients of your own"
+        )
+    tokens = law.tokens_to_loss(loss, params)
+    if outside := law.outside(params, tokens):
+        raise InputError(
+            f"loss law '{law.name}' is used outside its runs for a loss of {loss:g}: {outside}; "
+            f"other laws: {others}, or give tokens in place of target_loss"
+        )
+    return LossTarget(law, loss, params, tokens)
+
+
+def _plain(corpus: str) -> str:
+    return corpus.casefold().removeprefix("the ").strip()

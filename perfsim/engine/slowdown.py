@@ -1,0 +1,464 @@
+"""Computation that slows down while communication runs beside it on the same device.
+
+A communication kernel takes compute units and memory bandwidth from its device while it runs. A computation
+of which compute units limit a share c of the time, and memory bandwidth a share m, then progresses at rate
+
+    1 / (1 + c u / (1 - u) + m h / (1 - h))
+
+where u and h are the shares of units and bandwidth that all communications on the device take together. The
+tasks of a chain are followed together: the time from one point of a chain to another is a sum over its tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.costs.price import MOST_TAKEN
+from perfsim.engine.calendar import Calendar
+from perfsim.engine.fairshare import TOLERANCE, Flow
+from perfsim.engine.trace import Trace
+from perfsim.work import Kind, TaskGraph
+from perfsim.work.graph import Chains, computes
+
+# Which communications of a graph can run beside computation, and on which devices.
+
+Floats = NDArray[np.float64]
+
+
+def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of the tasks that take part of a device, those on other streams than its computation.
+
+    `takes` has one entry per class of work. A communication on a compute stream blocks the computation there.
+    """
+    blocking = np.array([computes(name) for name in graph.streams])
+    return np.asarray(takes[graph.work] & ~blocking[graph.stream])
+
+
+class Occupied(NamedTuple):
+    """The devices that some communications occupy: `devices[kind[i]]` those of communication i."""
+
+    tasks: NDArray[np.intp]
+    kind: NDArray[np.intp]
+    devices: list[tuple[int, ...]]
+
+
+def occupied(graph: TaskGraph, tasks: NDArray[np.intp]) -> Occupied:
+    """The devices that communications occupy: those of their stream, and those that receive a message."""
+    of_stream, of_message = graph.stream_devices, _ends_of_messages(graph)
+    count = len(graph.works)
+    codes, kind = np.unique(
+        graph.stream[tasks].astype(np.int64) * count + graph.work[tasks], return_inverse=True
+    )
+    kinds = (divmod(code, count) for code in codes.tolist())
+    devices = [
+        tuple(dict.fromkeys((*of_stream[stream], *of_message.get(work, ())))) for stream, work in kinds
+    ]
+    return Occupied(tasks, kind.reshape(-1), devices)
+
+
+class Spans(NamedTuple):
+    """Intervals on devices."""
+
+    device: NDArray[np.int64]
+    start_s: Floats
+    end_s: Floats
+
+    def meet(self, others: Spans) -> NDArray[np.bool_]:
+        """Which of these share time with any of the others on the same device."""
+        ends_s = [self.end_s, others.end_s]
+        apart_s = 4.0 * max(float(end_s.max(initial=0.0)) for end_s in ends_s) + 1.0
+        # Times of different devices are too far apart to be compared.
+        begins = np.sort(others.device * apart_s + others.start_s)
+        ends = np.sort(others.device * apart_s + others.end_s)
+        begun = np.searchsorted(begins, self.device * apart_s + self.end_s)
+        ended = np.searchsorted(ends, self.device * apart_s + self.start_s, side="right")
+        return np.asarray(begun > ended)
+
+
+def contending(
+    graph: TaskGraph, flows: Mapping[int, Flow], capacities: Floats, trace: Trace, wider: float = 0.0
+) -> NDArray[np.bool_]:
+    """Which tasks cross a link while its flows together demand more than it can carry; shape (tasks,).
+
+    `flows` has the load of the tasks of each work id, `capacities` the bytes/s of the links; with
+    `wider` a flow begins and ends by this share of its length earlier and later.
+    """
+    contend = np.zeros(len(graph), dtype=bool)
+    tasks, link, bytes_per_s = _crossings(graph, flows)
+    start_s, end_s = trace.start_s[tasks], trace.end_s[tasks]
+    more_s = wider * (end_s - start_s)
+    count = len(tasks)
+    number, change = np.tile(np.arange(count), 2), np.repeat([1.0, -1.0], count)
+    # On one link at one time, flows end before others start.
+    order = np.lexsort((change, np.concatenate([start_s - more_s, end_s + more_s]), link[number]))
+    demand = np.cumsum((change * bytes_per_s[number])[order])
+    beyond = np.cumsum(demand > capacities[link[number[order]]] * (1 + TOLERANCE))
+    place = np.empty(2 * count, dtype=np.int64)
+    place[order] = np.arange(2 * count)
+    begin, end = place[:count], place[count:]
+    before = np.where(begin > 0, beyond[begin - 1], 0)
+    contend[tasks[beyond[end - 1] > before]] = True
+    return contend
+
+
+def _crossings(
+    graph: TaskGraph, flows: Mapping[int, Flow]
+) -> tuple[NDArray[np.intp], NDArray[np.int64], Floats]:
+    """A task, a link that its flow crosses, and the bytes/s that it demands there, for each such pair."""
+    rows = [
+        (work, link, times * flow.bytes_per_s * flow.weight)
+        for work, flow in sorted(flows.items())
+        for link, times in Counter(flow.route).items()
+    ]
+    counts = np.zeros(len(graph.works), dtype=np.int64)
+    np.add.at(counts, np.array([work for work, _, _ in rows], dtype=np.int64), 1)
+    first = np.cumsum(counts) - counts
+    tasks = np.flatnonzero(counts[graph.work])
+    work = graph.work[tasks]
+    task = tasks.repeat(counts[work])
+    place = np.arange(len(task)) - np.repeat(np.cumsum(counts[work]) - counts[work], counts[work])
+    row = np.repeat(first[work], counts[work]) + place
+    links = np.array([link for _, link, _ in rows], dtype=np.int64)
+    bytes_per_s = np.array([demand for _, _, demand in rows], dtype=np.float64)
+    return task, links[row], bytes_per_s[row]
+
+
+def _spans_of(communications: Occupied, trace: Trace) -> tuple[Spans, NDArray[np.intp]]:
+    """A span for every device that a communication occupies, and the communication of each."""
+    tasks, kind, devices = communications
+    counts = np.array([len(numbers) for numbers in devices], dtype=np.int64)
+    numbers = np.array([number for numbers in devices for number in numbers], dtype=np.int64)
+    first = np.cumsum(counts) - counts
+    number = np.repeat(np.arange(len(tasks)), counts[kind])
+    place = np.arange(len(number)) - np.repeat(np.cumsum(counts[kind]) - counts[kind], counts[kind])
+    start_s, end_s = trace.start_s[tasks[number]], trace.end_s[tasks[number]]
+    return Spans(numbers[first[kind[number]] + place], start_s, end_s), number
+
+
+def computing_meanwhile(trace: Trace, communications: Occupied) -> NDArray[np.bool_]:
+    """Of some communications, those during which a device that they occupy computes."""
+    graph = trace.graph
+    own = np.array([min(numbers, default=-1) for numbers in graph.stream_devices])
+    communicates = np.array([work.kind.is_communication for work in graph.works])
+    blocking = np.array([computes(name) for name in graph.streams])
+    computing = np.flatnonzero(blocking[graph.stream] & ~communicates[graph.work])
+    busy = Spans(own[graph.stream[computing]], trace.start_s[computing], trace.end_s[computing])
+    spans, number = _spans_of(communications, trace)
+    meanwhile = np.zeros(len(communications.tasks), dtype=bool)
+    meanwhile[number[spans.meet(busy)]] = True
+    return meanwhile
+
+
+def beside_loads(
+    communications: Occupied, trace: Trace, computations: Spans, wider: float = 0.0, drift: float = 0.0
+) -> NDArray[np.bool_]:
+    """Of some computations those that meet a load.
+
+    A load counts earlier and later by `wider` of its length and by `drift` of the time when it ends.
+    """
+    spans, _ = _spans_of(communications, trace)
+    more_s = wider * (spans.end_s - spans.start_s) + drift * spans.end_s
+    return computations.meet(Spans(spans.device, spans.start_s - more_s, spans.end_s + more_s))
+
+
+def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
+    """The devices that send and receive the messages of each class of work, numbered as by streams."""
+    of_stream = graph.stream_devices
+    device = {
+        rank: numbers[0]
+        for rank, numbers in zip(graph.stream_ranks.tolist(), of_stream, strict=True)
+        if rank >= 0 and numbers
+    }
+    return {
+        number: tuple(device[rank] for rank in work.group.ranks if rank in device)
+        for number, work in enumerate(graph.works)
+        if work.kind is Kind.COMM_SEND and work.group is not None
+    }
+
+
+def changes_of_device(graph: TaskGraph, chains: Chains, limited: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Tasks of `limited` whose chain came from another device, where the last such task before them ran."""
+    own = np.array([min(numbers, default=-1) for numbers in graph.stream_devices])
+    tasks = chains.order[limited[chains.order]]
+    chain, device = chains.chain[tasks], own[graph.stream[tasks]]
+    changed = (chain[1:] == chain[:-1]) & (device[1:] != device[:-1])
+    return np.asarray(tasks[1:][changed])
+
+
+UNIT = 1 << 20
+"""Shares are added as whole multiples of 1 / UNIT, so that what ends leaves exactly nothing behind."""
+
+
+NOTHING = (0.0, 0.0)
+"""What communication that takes nothing adds to the time of computation beside it."""
+
+
+class Beside(NamedTuple):
+    """What communication takes, and what limits computation, by work id; shape (works, 2).
+
+    The columns are compute units and memory bandwidth.
+    """
+
+    taken: Floats
+    """Shares of a device that a communication takes while it runs; 0 for computation."""
+    bound: Floats
+    """Shares of a computation's time that compute units and memory bandwidth limit; 0 for communication."""
+
+
+class Load(NamedTuple):
+    """What a communication takes from devices while it runs, in 1 / UNIT."""
+
+    devices: tuple[int, ...]
+    units: int
+    memory: int
+
+
+def excess(taken: float) -> float:
+    """Additional time of work when a share of what limits it is taken, relative to its time alone."""
+    taken = min(taken, MOST_TAKEN)
+    return taken / (1.0 - taken)
+
+
+class Points(NamedTuple):
+    """Points in chains at which other chains may start, ascending in each chain."""
+
+    first: Sequence[int]
+    """Number of the first point of each chain, and the end of the last."""
+    after_s: Sequence[float]
+    """Seconds of the chain's tasks alone up to each point."""
+    place: Sequence[int]
+    """Place of the task that ends there, among all chains."""
+    chain: Sequence[int]
+    """The chain that waits for the point; -1 for the end of the chain itself."""
+
+
+Pace = tuple[int, float, float, float, float, float, float]
+"""A chain; since when it has its pace; its progress until then, in seconds of its tasks alone, and of those
+the seconds that units and memory bandwidth limit; and the additional time of both, as `excess` gives it."""
+
+
+class Running:
+    """A chain of computation under way, and its `Pace`."""
+
+    __slots__ = (
+        "alone_s",
+        "chain",
+        "device",
+        "due_s",
+        "memory",
+        "memory_s",
+        "passed",
+        "point",
+        "since_s",
+        "units",
+        "units_s",
+    )
+
+    def __init__(self, device: int, chain: int, since_s: float, point: int) -> None:
+        self.device, self.chain, self.since_s, self.point = device, chain, since_s, point
+        self.alone_s = self.units_s = self.memory_s = self.units = self.memory = 0.0
+        self.passed = -1
+        """Number of the last point that was reached; -1: none."""
+        self.due_s = -1.0
+        """When the next point is reached; -1: it has no pace yet."""
+
+
+class Devices:
+    """Computations on devices, slowed by the communications that run there at the same time.
+
+    `progress` has the progress at the end of every task, by place: three sequences. `release` is called with
+    each chain that waits for a point of a computation when the point is reached.
+    """
+
+    def __init__(
+        self,
+        calendar: Calendar,
+        count: int,
+        points: Points,
+        progress: Sequence[Sequence[float]],
+        first_place: Sequence[int],
+        release: Callable[[int], None],
+        grid_s: float,
+    ) -> None:
+        self.calendar, self.points, self.release, self.grid_s = calendar, points, release, grid_s
+        self.paces: list[Pace] = []
+        """Every change of a chain's pace."""
+        self._progress, self._first_place = progress, first_place
+        self._taken = [(0, 0)] * count
+        self._excess = {(0, 0): (0.0, 0.0)}
+        self._beside = [(0.0, 0.0)] * count
+        self._running: list[dict[int, Running]] = [{} for _ in range(count)]
+        self._changed: dict[int, None] = {}
+        self._begun: list[Running] = []
+
+    def take(self, load: Load, sign: int) -> None:
+        """A communication starts now and takes its shares (`sign` 1), or ends and leaves them (-1)."""
+        changed, taken = self._changed, self._taken
+        if not changed and not self._begun:
+            self.calendar.at_end_of_instant(self._work_out)
+        devices, more_units, more_memory = load
+        for device in devices:
+            changed[device] = None
+            units, memory = taken[device]
+            taken[device] = (units + sign * more_units, memory + sign * more_memory)
+
+    def begin(self, chain: int, device: int, now_s: float) -> None:
+        """A computation starts now; its pace is known at the end of the instant."""
+        if not self._changed and not self._begun:
+            self.calendar.at_end_of_instant(self._work_out)
+        running = Running(device, chain, now_s, self.points.first[chain])
+        self._running[device][chain] = running
+        self._begun.append(running)
+
+    def _work_out(self) -> None:
+        """Set the paces of all computations that the starts and ends of this instant may change."""
+        now_s = self.calendar.now_s
+        for device in self._changed:
+            taken = self._taken[device]
+            beside = self._excess.get(taken)
+            if beside is None:
+                units, memory = taken
+                beside = self._excess[taken] = (excess(units / UNIT), excess(memory / UNIT))
+            if beside != self._beside[device]:
+                self._beside[device] = beside
+                for running in self._running[device].values():
+                    if running.due_s >= 0.0:  # others have just begun
+                        self._change(running, beside, now_s)
+        for running in self._begun:
+            beside = self._beside[running.device]
+            if beside == NOTHING:
+                self._enter(running)
+            else:
+                self._change(running, beside, now_s)
+        self._changed.clear()
+        self._begun.clear()
+
+    def _change(self, running: Running, beside: tuple[float, float], now_s: float) -> None:
+        """Give a computation another pace from now on."""
+        if now_s > running.since_s:
+            self._advance(running, now_s - running.since_s)
+            running.since_s = now_s
+            passed = running.passed
+            if passed >= 0 and running.alone_s < self.points.after_s[passed]:
+                # Rounding must not undo a point.
+                alone_s, units_s, memory_s = self._progress
+                place = self.points.place[passed]
+                running.alone_s, running.units_s = alone_s[place], units_s[place]
+                running.memory_s = memory_s[place]
+        if running.due_s >= 0.0:
+            self.calendar.take_back(running.due_s, running)
+        running.units, running.memory = units, memory = beside
+        self.paces.append(
+            (running.chain, now_s, running.alone_s, running.units_s, running.memory_s, units, memory)
+        )
+        self._enter(running)
+
+    def _advance(self, running: Running, elapsed_s: float) -> None:
+        """Add the progress of some time at the present pace."""
+        alone_s, units_s, memory_s = self._progress
+        alone, units, memory = running.alone_s, running.units, running.memory
+        begin_units, begin_memory = running.units_s, running.memory_s
+        start = low = self._first_place[running.chain]
+        high = self._first_place[running.chain + 1] - 1
+        while low < high:  # find the task that is under way; bisect with a key would take three times as long
+            middle = (low + high) // 2
+            took_s = alone_s[middle] - alone
+            took_s += units * (units_s[middle] - begin_units)
+            took_s += memory * (memory_s[middle] - begin_memory)
+            if took_s < elapsed_s:
+                low = middle + 1
+            else:
+                high = middle
+        end_s, end_units_s, end_memory_s = alone_s[low], units_s[low], memory_s[low]
+        since_s = since_units_s = since_memory_s = 0.0
+        if low > start:
+            since_s, since_units_s, since_memory_s = alone_s[low - 1], units_s[low - 1], memory_s[low - 1]
+        more_s, more_units_s = end_s - since_s, end_units_s - since_units_s
+        more_memory_s = end_memory_s - since_memory_s
+        whole_s = more_s + units * more_units_s + memory * more_memory_s
+        share = 1.0
+        if whole_s > 0.0:
+            before_s = (since_s - alone) + units * (since_units_s - begin_units)
+            before_s += memory * (since_memory_s - begin_memory)
+            share = min(1.0, (elapsed_s - before_s) / whole_s)
+        running.alone_s = since_s + share * more_s
+        running.units_s = since_units_s + share * more_units_s
+        running.memory_s = since_memory_s + share * more_memory_s
+
+    def _enter(self, running: Running) -> None:
+        """Enter the next point of a computation in the calendar."""
+        point = running.point
+        if running.alone_s or running.units or running.memory:
+            alone_s, units_s, memory_s = self._progress
+            place = self.points.place[point]
+            took_s = alone_s[place] - running.alone_s
+            took_s += running.units * (units_s[place] - running.units_s)
+            took_s += running.memory * (memory_s[place] - running.memory_s)
+            due_s = ceil((running.since_s + took_s) / self.grid_s) * self.grid_s
+        else:
+            due_s = running.since_s + self.points.after_s[point]  # exact
+        running.due_s = due_s
+        self.calendar.at(due_s, running, self._reach)
+
+    def _reach(self, running: Running) -> None:
+        """Release the chains that wait for the point that is reached, and go on to the next one."""
+        first, after_s, _, chain = self.points
+        point = running.passed = running.point
+        passed_s, last = after_s[point], first[running.chain + 1]
+        while point < last and after_s[point] == passed_s:
+            if chain[point] >= 0:
+                self.release(chain[point])
+            point += 1
+        if point < last:
+            running.point = point
+            self._enter(running)
+        else:
+            del self._running[running.device][running.chain]
+
+
+class Stretched:
+    """Times of the tasks of chains, some of which were slowed; they agree to the bit with `Devices`."""
+
+    def __init__(self, paces: list[Pace], chains: Chains, ready_s: Floats, grid_s: float) -> None:
+        self.chain_of_place = np.repeat(np.arange(len(chains)), chains.length)
+        self.ready_s, self.grid_s = ready_s, grid_s
+        rows = np.array(paces).reshape(-1, 7)
+        columns = rows[np.argsort(rows[:, 0], kind="stable")].T
+        self.chain, self.since_s = columns[0].astype(np.int64), columns[1]
+        self.progress, self.beside = columns[2:5], columns[5:]
+
+    def times_s(self, progress: Floats) -> Floats:
+        """When each progress is made; `progress` has shape (3, tasks), by place."""
+        alone_s = progress[0]
+        times_s: Floats = self.ready_s[self.chain_of_place] + alone_s
+        if not len(self.chain):
+            return times_s
+        slowed = np.zeros(len(self.ready_s), dtype=bool)
+        slowed[self.chain] = True
+        places = np.flatnonzero(slowed[self.chain_of_place])
+        pace = self._pace(self.chain_of_place[places], alone_s[places])
+        places, pace = places[pace >= 0], pace[pace >= 0]
+        alone_s, units_s, memory_s = progress[:, places] - self.progress[:, pace]
+        took_s = alone_s + self.beside[0, pace] * units_s + self.beside[1, pace] * memory_s
+        times_s[places] = np.ceil((self.since_s[pace] + took_s) / self.grid_s) * self.grid_s
+        return times_s
+
+    def _pace(self, chain: NDArray[np.int64], alone_s: Floats) -> NDArray[np.int64]:
+        """The last pace that began before a progress of its chain; -1 where there was none yet."""
+        at_s = self.progress[0]
+        apart_s = 2.0 * max(float(alone_s.max()), float(at_s.max())) + 1.0
+        pace = np.searchsorted(self.chain * apart_s + at_s, chain * apart_s + alone_s) - 1
+        while True:  # the sums are rounded, so compare again within the chain
+            mine = (pace >= 0) & (self.chain[pace] == chain)
+            late = mine & (at_s[pace] >= alone_s)
+            later = np.minimum(pace + 1, len(self.chain) - 1)
+            early = ~late & (later > pace) & (self.chain[later] == chain) & (at_s[later] < alone_s)
+            if not late.any() and not early.any():
+                return np.where(mine, pace, -1)
+            pace += early.astype(np.int64) - late.astype(np.int64)

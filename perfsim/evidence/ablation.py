@@ -1,0 +1,326 @@
+"""Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
+
+A removal is a wrapper around the prices; graphs do not change. Mechanisms that were tried and dropped are
+put in the same way (`TRIED`). Fitted constants do not change either; `leave_out.refitted` gives the scores
+after a new fit, of all runs and of each family left out. Step times are those of the critical path, which
+leaves out only the contention for links, times the slowdown of compute beside communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.catalog import default_catalog
+from perfsim.costs.gemm import GemmModel, Geometry
+from perfsim.costs.gpu import GpuCosts, narrow_gemm
+from perfsim.engine.trace import Trace
+from perfsim.evidence.plans import PlacedCase
+from perfsim.machines.gpu_cluster import gpu_plan
+from perfsim.network.topology import Group
+from perfsim.specs.calibration import GpuCalibration
+from perfsim.strategies import Plan
+from perfsim.work import WAIT_OF_HOST, RankGroup, TaskGraph, Work
+from perfsim.work.kernels import Kernel
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+LARGER_MEMORY, SMALLER_MEMORY = "a100-sxm4", "a100-sxm4-40gb"
+"""Calibrations of one chip with two memories."""
+NOTHING = "nothing"
+"""Key of the prediction with every mechanism in place."""
+ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
+HEAD_AND_EMBEDDING = ("embedding.", "head.")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A mechanism and the change of prices that removes it."""
+
+    key: str
+    instead: str
+    """The assumption that replaces it."""
+    work: Callable[[Work], bool] = lambda _: False
+    """Classes of work that take no time."""
+    kernel: Callable[[Kernel], bool] = lambda _: False
+    """Kernels that take no time on the device; the host still launches them."""
+    factor: Callable[[Kernel, GpuCosts], float] = lambda _, __: 1.0
+    """Factor on the time of a kernel."""
+    tasks: Callable[[TaskGraph], Mask] | None = None
+    """Tasks that take no time, if other tasks of their class do."""
+    change: Callable[[GpuCosts], None] = lambda _: None
+    """A change of the prices' constants."""
+    change_for: Callable[[GpuCosts, Plan], None] = lambda _, __: None
+    """The same where it depends on the layout."""
+    one_tier: bool = False
+    alone: bool = False
+    """Communication takes nothing from the compute beside it."""
+    constants: tuple[str, ...] = ()
+    """Fitted constants of the mechanism, which a new fit leaves out."""
+
+
+class WithoutMechanism(GpuCosts):
+    """The prices of a plan without one mechanism."""
+
+    def __init__(self, plan: Plan, removal: Removal) -> None:
+        super().__init__(gpu_plan(plan).topology, plan.job.recipe)
+        self.removal = removal
+        removal.change(self)
+        removal.change_for(self, plan)
+
+    def duration_s(self, work: Work) -> float:
+        return 0.0 if self.removal.work(work) else super().duration_s(work)
+
+    def durations_s(self, works: Sequence[Work]) -> Array:
+        kept = np.array([not self.removal.work(work) for work in works], dtype=bool)
+        seconds = np.zeros(len(works))
+        seconds[kept] = super().durations_s([works[place] for place in np.flatnonzero(kept).tolist()])
+        return seconds
+
+    def kernel_s(self, kernel: Kernel) -> float:
+        if self.removal.kernel(kernel):
+            return 0.0
+        return super().kernel_s(kernel) * self.removal.factor(kernel, self)
+
+    def group(self, ranks: RankGroup) -> Group:
+        return Group.inside_node(ranks.size) if self.removal.one_tier else super().group(ranks)
+
+
+class GemmWithoutWaves(GemmModel):
+    """GEMMs without wave quantisation: tiles over compute units, not rounded up."""
+
+    def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
+        geometry = super().geometry(m, n, k, batch)
+        tile = self._candidates
+        tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
+        return replace(geometry, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
+
+
+def _no_waves(costs: GpuCosts) -> None:
+    values = {field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)}
+    costs.gemm = GemmWithoutWaves(**values)
+
+
+def _no_host(costs: GpuCosts) -> None:
+    nothing = {"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0}
+    costs.framework = costs.framework.model_copy(update=nothing)
+
+
+def _no_power_limit(costs: GpuCosts) -> None:
+    costs.gemm = replace(costs.gemm, sustained_fraction=1.0)
+
+
+def _all_exposed(costs: GpuCosts) -> None:
+    costs.recipe = costs.recipe.model_copy(update={"overlap_tensor": False})
+
+
+def _old_attention(costs: GpuCosts) -> None:
+    costs.framework = costs.framework.model_copy(update={"attention": "synchronous"})
+
+
+def _fractions_of_16_bits(costs: GpuCosts) -> None:
+    gpu = costs.gpu.model_copy(update={"narrow": {}})
+    device = costs.topology.system.device
+    costs.narrow = {name: narrow_gemm(costs.gemm, gpu, device, name) for name in costs.narrow}
+
+
+def _no_narrow_ceiling(costs: GpuCosts) -> None:
+    costs.narrow = {name: replace(gemm, sustained_fraction=1.0) for name, gemm in costs.narrow.items()}
+
+
+def _whole_ceiling(costs: GpuCosts) -> None:
+    share = 1.0 if costs.gpu.asynchronous_attention is None else costs.framework.ceiling_share
+    costs.gemm = replace(costs.gemm, sustained_fraction=min(1.0, costs.gemm.sustained_fraction / share))
+
+
+def _any_length(costs: GpuCosts) -> None:
+    costs.gpu = costs.gpu.model_copy(update={"attention_half_length": 0.0})
+
+
+def _no_bridge(costs: GpuCosts) -> None:
+    calibration = costs.collectives.nic.calibration
+    if calibration is None or calibration.network is None:
+        return
+    network = calibration.network.model_copy(update={"partial_node_rank_bytes_per_s": None})
+    nic = costs.collectives.nic.model_copy(
+        update={"calibration": calibration.model_copy(update={"network": network})}
+    )
+    costs.collectives = replace(costs.collectives, nic=nic)
+
+
+def _any_rows(costs: GpuCosts) -> None:
+    costs.vector_flop_per_s = None
+
+
+def _no_cache(costs: GpuCosts) -> None:
+    costs.cache_bytes = 0.0
+
+
+def _mean_ceiling(costs: GpuCosts) -> None:
+    costs.gemm = replace(costs.gemm, sustained_fraction=costs.gpu.sustained_fraction)
+
+
+def _larger_memorys_ceiling(costs: GpuCosts) -> None:
+    larger = default_catalog().calibration(LARGER_MEMORY)
+    if isinstance(larger, GpuCalibration) and costs.gpu.name == SMALLER_MEMORY:
+        ratio = larger.sustained_fraction / costs.gpu.sustained_fraction
+        costs.gemm = replace(costs.gemm, sustained_fraction=ratio * costs.gemm.sustained_fraction)
+
+
+def _all_instructions_at_peak(costs: GpuCosts) -> None:
+    costs.gpu = costs.gpu.model_copy(update={"attention_instruction_fraction": 1.0})
+
+
+def _passes_in_fp32(kernel: Kernel, costs: GpuCosts) -> float:
+    """Megatron-LM's passes over logits (38 and 14 bytes for 2 and 4) where a fused kernel runs."""
+    if not costs.recipe.fused_cross_entropy:
+        return 1.0
+    return {"cross_entropy": 38 / 2, "cross_entropy.backward": 14 / 4}.get(kernel.name, 1.0)
+
+
+def _power_of_idle_time(costs: GpuCosts, plan: Plan) -> None:
+    """The ceiling rises by the cube root of busy time, since power grows with the cube of the clock."""
+    layout = gpu_plan(plan).layout
+    waves = layout.virtual_pipeline * plan.num_microbatches
+    busy = waves / (waves + layout.pipeline - 1)
+    ceiling = min(1.0, costs.gemm.sustained_fraction * busy ** (-1 / 3))
+    costs.gemm = replace(costs.gemm, sustained_fraction=ceiling)
+
+
+def _slower_weight_gradients(costs: GpuCosts) -> None:
+    costs.gpu = costs.gpu.model_copy(update={"wgrad_factor": 1.1})
+
+
+def _half_of_the_scores(kernel: Kernel, _costs: GpuCosts) -> float:
+    """A causal softmax reads scores up to the diagonal and writes all: 3 of 4 bytes, 4 of 6 backward."""
+    return {"softmax": 3 / 4, "softmax.backward": 4 / 6}.get(kernel.name, 1.0)
+
+
+def _of_category(category: str) -> Callable[[Work], bool]:
+    return lambda work: work.category == category
+
+
+def recomputed_collectives(graph: TaskGraph) -> Mask:
+    """Tensor-parallel collectives after a block that is recomputed before its backward."""
+    recomputes = np.array([work.category == "recompute" for work in graph.works])[graph.work]
+    communicates = np.array([work.category == "tensor_communication" for work in graph.works])
+    tensor = np.flatnonzero(communicates[graph.work])
+    source = graph.writer[graph.reads.values[graph.reads.start[tensor]]]
+    recomputed = np.zeros(len(graph), dtype=np.bool_)
+    for _ in range(2):  # with sequence parallelism an all-gather follows the reduce-scatter
+        recomputed[tensor] = recomputes[source] | recomputed[source]
+    return recomputed
+
+
+REMOVALS = (
+    Removal("tensor-parallel collectives", "free", work=_of_category("tensor_communication")),
+    Removal("collectives of recompute", "free", tasks=recomputed_collectives),
+    Removal("hierarchical collectives", "every group inside one node", one_tier=True),
+    Removal(
+        "data-parallel and FSDP traffic",
+        "free",
+        work=_of_category("data_communication"),
+        constants=("partial_node_rank_bytes_per_s",),
+    ),
+    Removal(
+        "bridge of partial nodes",
+        "every rank beside its NIC",
+        change=_no_bridge,
+        constants=("partial_node_rank_bytes_per_s",),
+    ),
+    Removal("compute beside communication", "no slower", alone=True),
+    Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
+    Removal(
+        "host-launch floor",
+        "the host takes no time",
+        change=_no_host,
+        constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
+    ),
+    Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
+    Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
+    Removal("last-level cache", "none", change=_no_cache),
+    Removal(
+        "attention core",
+        "free",
+        kernel=lambda kernel: kernel.name.startswith(ATTENTION_CORE),
+        constants=("attention_fraction", "attention_half_length"),
+    ),
+    Removal(
+        "fused attention by length",
+        "as in long sequences",
+        change=_any_length,
+        constants=("attention_half_length",),
+    ),
+    Removal("instructions of fused attention", "all at peak", change=_all_instructions_at_peak),
+    Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(HEAD_AND_EMBEDDING)),
+    Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
+    Removal("optimizer", "free", work=_of_category("optimizer")),
+    Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
+    Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
+    Removal(
+        "sustained power ceiling", "1.0 of peak", change=_no_power_limit, constants=("sustained_fraction",)
+    ),
+    Removal(
+        "tensor communication that products hide",
+        "all exposed",
+        change=_all_exposed,
+        constants=("exchange_slowdown",),
+    ),
+    Removal(
+        "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)
+    ),
+    Removal("asynchronous attention", "the A100's instructions", change=_old_attention),
+    Removal("casts to fewer bits", "free", kernel=lambda kernel: kernel.name.endswith(".cast")),
+    Removal("tables of narrow products", "16 bits' fractions of peak", change=_fractions_of_16_bits),
+    Removal(
+        "narrow power ceiling",
+        "1.0 of peak",
+        change=_no_narrow_ceiling,
+        constants=("narrow_sustained_fraction",),
+    ),
+    Removal(
+        "libraries older than the device",
+        "all of its ceiling",
+        change=_whole_ceiling,
+        constants=("ceiling_share",),
+    ),
+    Removal("slowest of many GPUs", "all at the mean ceiling", change=_mean_ceiling),
+    Removal("ceiling of the A100 with 40 GB", "that with 80 GB", change=_larger_memorys_ceiling),
+)
+"""In the order of the table: communication, host, memory, parts of the model, matrix products."""
+
+
+TRIED = (
+    Removal("power saved in idle time", "a ceiling that rises", change_for=_power_of_idle_time),
+    Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores),
+    Removal("slower weight gradients", "1.1 times", change=_slower_weight_gradients),
+)
+"""Mechanisms that were tried and dropped: each is put in, with `instead` as what it does."""
+
+
+def ablate(placed: PlacedCase) -> tuple[dict[str, float], Trace]:
+    """Step time by removed mechanism, with `NOTHING` among them, and the trace with all of them.
+
+    Raises InputError for a case that does not run on GPUs.
+    """
+    step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
+    trace = step.run(contention=False)
+    steps = {NOTHING: placed.slowed * trace.step_time_s}
+    for removal in (*REMOVALS, *TRIED):
+        duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
+        if removal.tasks is not None:
+            duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
+        # A mechanism that changes no duration needs no new simulation.
+        affects = not np.array_equal(duration_s, step.duration_s)
+        changed = step.run(duration_s, contention=False) if affects else trace
+        steps[removal.key] = (1.0 if removal.alone else placed.slowed) * changed.step_time_s
+    return steps, trace
+
+
+def shares(steps: Mapping[str, float]) -> dict[str, float]:
+    """The fraction of the step that each removal saves; negative if the step gets longer."""
+    return {key: 1.0 - seconds / steps[NOTHING] for key, seconds in steps.items() if key != NOTHING}

@@ -1,0 +1,466 @@
+"""Likely causes of an error, by explicit rules on the parts of the predicted step and on the run.
+
+Unusual facts come first (weak evidence, a head size off the fast path, tensor parallelism between nodes,
+...). Then come mechanisms large enough to explain the error alone, by size: a mechanism with the share s of
+the predicted step must be wrong by the factor 1 - e / ((1 + e) s), where e is the error; it is named if
+that is between 0 and 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfsim.base.errors import PerfsimError
+from perfsim.catalog import Catalog, default_catalog
+from perfsim.costs.wafer import WaferCosts
+from perfsim.evidence.ablation import NOTHING, REMOVALS, TRIED, ablate, shares
+from perfsim.evidence.cases import StepCase, step_cases
+from perfsim.evidence.left_out import (
+    LeftOut,
+    Tangent,
+    leave_out,
+    outside_scores,
+    refitted,
+    releases_left_out,
+    tangent,
+)
+from perfsim.evidence.plans import PlacedCase, mapped, place_case
+from perfsim.evidence.score import Scored, families, scored_case, summary
+from perfsim.evidence.step_fit import OF_HOST, OF_KERNEL
+from perfsim.machines.gpu_cluster import gpu_plan
+from perfsim.machines.wafer_cluster import wafer_plan
+
+MOST_CAUSES = 2
+HEAD_MULTIPLE = 8
+"""Attention's matrix products read 16-byte rows only if the head size is a multiple of this."""
+FEWEST_ROWS = 16_000
+"""A smaller vocabulary is unlikely to have been used."""
+FAMILY_BIAS = 0.05
+"""Mean error above which a whole family counts as biased."""
+LEAST_SHARE = 0.02
+"""Least share of the step for an unusual fact to matter."""
+MUCH_IDLE = 0.2
+
+MECHANISMS = (
+    "tensor-parallel collectives",
+    "data-parallel and FSDP traffic",
+    "host-launch floor",
+    "memory-bound kernels",
+    "attention core",
+    "embedding, head and loss",
+    "optimizer",
+    "stage-to-stage transfers",
+    "bubble",
+    "weight_stream",
+    "gradient_stream",
+    "movement over the mesh",
+)
+"""Disjoint removals of the ablation and categories of the breakdown."""
+COMPUTING = ("forward", "backward", "recompute")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A case, its error, and the parts of its predicted step."""
+
+    case: StepCase
+    error: float
+    """Predicted over measured, minus 1."""
+    shares: Mapping[str, float]
+    """Fraction of the predicted step by mechanism."""
+    family_bias: float = 0.0
+    """Mean error of the other scored runs of its family; 0 if there are none."""
+    tensor_across_nodes: bool = False
+
+    def share(self, mechanism: str) -> float:
+        """Fraction of the predicted step of a mechanism."""
+        return self.shares.get(mechanism, 0.0)
+
+    def factor(self, mechanism: str) -> float:
+        """Factor on the mechanism's time that would make the prediction exact."""
+        share = self.share(mechanism)
+        return 1.0 - self.error / (1.0 + self.error) / share if share > 0 else float("inf")
+
+    def explains(self, mechanism: str) -> bool:
+        """Whether the mechanism alone can explain the error."""
+        return self.share(mechanism) > LEAST_SHARE and 0.0 <= self.factor(mechanism) <= 2.0
+
+
+class Cause(NamedTuple):
+    """A cause in words, and its mechanism, if it has one."""
+
+    text: str
+    mechanism: str = ""
+
+
+Rule = Callable[[Facts], Cause | None]
+
+
+def likely_cause(facts: Facts) -> str:
+    """At most two causes, the most likely first."""
+    causes = [cause for rule in UNUSUAL if (cause := rule(facts)) is not None][:MOST_CAUSES]
+    blamed = {cause.mechanism for cause in causes}
+    heavy = sorted(set(MECHANISMS) - blamed, key=lambda name: (-facts.share(name), name))
+    causes += [_by_weight(facts, mechanism) for mechanism in heavy if facts.explains(mechanism)]
+    texts = [cause.text for cause in causes[:MOST_CAUSES]]
+    return "; ".join(texts) or "no single mechanism besides the matrix products is large enough"
+
+
+def _by_weight(facts: Facts, mechanism: str) -> Cause:
+    factor = facts.factor(mechanism)
+    return Cause(f"{_share(facts, mechanism)}, right at {factor:.2f} times)", mechanism)
+
+
+def _share(facts: Facts, mechanism: str, name: str = "") -> str:
+    """A mechanism and its share, with the parenthesis left open."""
+    words = name or mechanism.replace("_", " ").replace("bubble", "pipeline bubble")
+    return f"{words} ({100 * facts.share(mechanism):.0f} % of the step"
+
+
+def _weak_evidence(facts: Facts) -> Cause | None:
+    if facts.case.scored:
+        return None
+    notes = [part.strip() for part in facts.case.notes.split(";")]
+    reasons = [part.removeprefix("weak:").strip() for part in notes if part.startswith("weak:")]
+    assumed = [re.split(r"[:(]", part)[0].strip() for part in facts.case.assumed]
+    why = reasons[0] if reasons else f"not printed: {', '.join(assumed)}" if assumed else ""
+    return Cause(f"weak evidence ({why})" if why else "weak evidence")
+
+
+def _head_size(facts: Facts) -> Cause | None:
+    model, mechanism = facts.case.model, "attention core"
+    size = model.hidden_size // model.num_attention_heads
+    if size % HEAD_MULTIPLE == 0 or facts.share(mechanism) < LEAST_SHARE:
+        return None
+    how = "slower still than" if facts.error < 0 else "faster than"
+    return Cause(
+        f"head size {size} is no multiple of {HEAD_MULTIPLE}: attention {how} without matrix cores", mechanism
+    )
+
+
+def _tensor_across_nodes(facts: Facts) -> Cause | None:
+    mechanism = "tensor-parallel collectives"
+    if not facts.tensor_across_nodes or facts.share(mechanism) < LEAST_SHARE:
+        return None
+    return Cause(f"{_share(facts, mechanism, 'tensor parallelism between nodes')})", mechanism)
+
+
+def _assumed_vocabulary(facts: Facts) -> Cause | None:
+    mechanism = "embedding, head and loss"
+    rows = facts.factor(mechanism) * facts.case.model.vocab_size
+    if "vocab" not in facts.case.assumed or not FEWEST_ROWS <= rows < facts.case.model.vocab_size:
+        return None
+    return Cause(
+        f"{_share(facts, mechanism)} at a vocabulary that is assumed; right with about {rows:,.0f} rows "
+        f"in place of {facts.case.model.vocab_size:,})",
+        mechanism,
+    )
+
+
+def _shared_by_family(facts: Facts) -> Cause | None:
+    bias = facts.family_bias
+    if abs(bias) < FAMILY_BIAS or bias * facts.error <= 0:
+        return None
+    return Cause(f"shared by its family ({100 * bias:+.1f} % on average in its other runs)")
+
+
+def _host_blocking(facts: Facts) -> Cause | None:
+    mechanism = "host-launch floor"
+    if not facts.case.training.host_blocking or not facts.explains(mechanism):
+        return None
+    return Cause(f"{_share(facts, mechanism, 'a host that waits for every kernel')})", mechanism)
+
+
+def _uneven_stages(facts: Facts) -> Cause | None:
+    inferred = any(text.startswith("layers_per_stage") for text in facts.case.assumed)
+    return Cause("which stages are short is inferred", "bubble") if inferred else None
+
+
+def _last_stage(facts: Facts) -> Cause | None:
+    mechanism = "embedding, head and loss"
+    if facts.case.parallel.pipeline == 1 or not facts.explains(mechanism):
+        return None
+    return Cause(f"{_share(facts, mechanism, 'embedding, or head and loss on the last stage')})", mechanism)
+
+
+def _idle(facts: Facts) -> Cause | None:
+    if facts.share("bubble") < MUCH_IDLE:
+        return None
+    return Cause(f"{_share(facts, 'bubble')})", "bubble")
+
+
+def _release(facts: Facts) -> Cause | None:
+    release = facts.case.system.software_release
+    share = sum(facts.share(category) for category in COMPUTING)
+    if release is None or share <= 0:
+        return None
+    return Cause(
+        f"computing ({100 * share:.0f} % of the step) at one efficiency for all of release {release}"
+    )
+
+
+UNUSUAL: tuple[Rule, ...] = (
+    _weak_evidence,
+    _head_size,
+    _tensor_across_nodes,
+    _assumed_vocabulary,
+    _shared_by_family,
+    _host_blocking,
+    _uneven_stages,
+    _last_stage,
+    _idle,
+    _release,
+)
+
+
+# The content of the accuracy page: scores, ablation, families left out, and likely causes.
+
+
+@dataclass(frozen=True)
+class Removed:
+    """The score of the public GPU runs without one mechanism."""
+
+    mechanism: str
+    instead: str
+    summary: Mapping[str, Any]
+    most_hurt: str
+    """The family whose mean error grows most; empty if none does."""
+    most_hurt_mape: float | None
+    refitted: Mapping[str, Any] | None = None
+    """The score after a new fit of the constants without the mechanism."""
+    left_out: Mapping[str, Any] | None = None
+    """The score of runs predicted by such a fit without their family."""
+    tried: bool = False
+    """Whether the mechanism was dropped; then the scores are those with it."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The parts of one case's predicted step."""
+
+    id: str
+    steps_s: dict[str, float]
+    """Step time by removed mechanism; empty for a wafer."""
+    shares: dict[str, float]
+    """Fraction of the step by mechanism and by category of the breakdown."""
+    tensor_across_nodes: bool
+    tangent: Tangent | None
+
+
+@dataclass(frozen=True)
+class StepAccuracy:
+    """The score of a file of step-time cases and its explanation."""
+
+    result: Mapping[str, Any]
+    causes: Mapping[str, str]
+    removed: Sequence[Removed]
+    left_out: Sequence[LeftOut]
+    releases_left_out: Mapping[str, Any] | None = None
+    """Wafer logs predicted without their release; None if not requested."""
+
+    @property
+    def outside(self) -> Mapping[str, Any] | None:
+        """`left_out` of the JSON document; None if not requested."""
+        return self.releases_left_out or (outside_scores(self.left_out) if self.left_out else None)
+
+
+@dataclass(frozen=True)
+class FittedConstant:
+    """A constant that whole steps decide."""
+
+    name: str
+    """Field and owner, as in `pass_s of megatron-core-te`."""
+    value: float
+    standard_error: float
+    """Relative to the value."""
+    runs: int
+    """Runs of the fit."""
+
+
+def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
+    """Constants of frameworks, networks and devices that `perfsim calibrate framework` found, each once."""
+    frameworks = [catalog.framework(name) for name in catalog.names("framework")]
+    found: dict[str, FittedConstant] = {}
+    for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
+        values = owner.constants()
+        for path, record in owner.fit.items():
+            value, field = values.get(path), path.rpartition(".")[2]
+            name = field if field in OF_KERNEL else f"{field} of {owner.name}"
+            launched = field in OF_HOST and bool(getattr(owner, "launcher", ""))
+            if launched or path in owner.assumed or not isinstance(value, float):
+                continue
+            if record.command.startswith(FIT_OF_STEPS):
+                found[name] = FittedConstant(name, value, record.standard_errors[field], record.points)
+    return list(found.values())
+
+
+FIT_OF_STEPS = "perfsim calibrate framework"
+"""How the command of a fit to whole steps begins."""
+
+
+@dataclass(frozen=True)
+class AccuracyPage:
+    """The scores of all files, in their order."""
+
+    steps: Sequence[StepAccuracy]
+    convergence: Sequence[Mapping[str, Any]]
+    leaves_out: bool
+    """Whether each family was left out of a fit."""
+    constants: Sequence[FittedConstant] = ()
+
+
+def accuracy_page(
+    paths: Sequence[Path], results: Sequence[Mapping[str, Any]], *, leaves_out: bool
+) -> AccuracyPage:
+    """The page for `results`, as from `validate_file` for `paths`; takes minutes.
+
+    Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
+    """
+    catalog = default_catalog()
+    steps = [
+        replace(
+            step_accuracy(step_cases(path, catalog), result, catalog, leaves_out=leaves_out),
+            releases_left_out=releases_left_out(path, catalog) if leaves_out else None,
+        )
+        for path, result in zip(paths, results, strict=True)
+        if result["kind"] == "step_time"
+    ]
+    convergence = [result for result in results if result["kind"] == "convergence"]
+    return AccuracyPage(steps, convergence, leaves_out, fitted_constants(catalog))
+
+
+def step_accuracy(
+    cases: Sequence[StepCase], result: Mapping[str, Any], catalog: Catalog, *, leaves_out: bool
+) -> StepAccuracy:
+    """Explain the score of some step-time cases."""
+    parts = mapped(partial(examine, catalog=catalog, leaves_out=leaves_out), cases)
+    examined = {part.id: part for part in parts if part is not None}
+    on_gpus = any(part.steps_s for part in examined.values())
+    tangents = [part.tangent for part in examined.values() if part.tangent is not None]
+    return StepAccuracy(
+        result=result,
+        causes=_causes(cases, result, examined),
+        removed=ablation(cases, examined, tangents) if on_gpus else [],
+        left_out=leave_out(tangents, cases, catalog) if tangents else [],
+    )
+
+
+def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined | None:
+    """The parts of one case; None if it cannot be predicted."""
+    try:
+        placed = place_case(case, catalog)
+        examine_kind = _EXAMINES.get(placed.plan.system.kind)
+        return examine_kind and examine_kind(placed, leaves_out=leaves_out and case.scored)
+    except PerfsimError:
+        return None
+
+
+def _examine_gpus(placed: PlacedCase, *, leaves_out: bool) -> Examined:
+    plan = gpu_plan(placed.plan)
+    steps, trace = ablate(placed)
+    idle = trace.mean_breakdown()["bubble"] / trace.step_time_s
+    return Examined(
+        placed.case.id,
+        steps,
+        {**shares(steps), "bubble": idle},
+        plan.layout.tensor > plan.topology.devices_per_node,
+        tangent(placed, scored_case(placed.case, None)) if leaves_out else None,
+    )
+
+
+def _examine_wafers(placed: PlacedCase, *, leaves_out: bool) -> Examined:  # noqa: ARG001
+    costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
+    trace = placed.step(costs).run(contention=False)
+    parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
+    costs.mesh = replace(costs.mesh, link_s_per_element=0.0)
+    without_s = placed.step(costs).run(contention=False).step_time_s
+    parts["movement over the mesh"] = 1.0 - without_s / trace.step_time_s
+    return Examined(placed.case.id, {}, parts, False, None)
+
+
+_EXAMINES = {"gpu-cluster": _examine_gpus, "wafer-cluster": _examine_wafers}
+"""By kind of machine."""
+
+
+def _causes(
+    cases: Sequence[StepCase], result: Mapping[str, Any], examined: Mapping[str, Examined]
+) -> dict[str, str]:
+    errors = {row["id"]: row["error"] for row in result["cases"] if row["error"] is not None}
+    causes = {}
+    for case in cases:
+        parts = examined.get(case.id)
+        if parts is None or case.id not in errors:
+            continue
+        relatives = [
+            errors[relative.id]
+            for relative in cases
+            if relative.family == case.family
+            and relative.id != case.id
+            and relative.scored
+            and relative.id in errors
+        ]
+        causes[case.id] = likely_cause(
+            Facts(
+                case=case,
+                error=errors[case.id],
+                shares=parts.shares,
+                family_bias=float(np.mean(relatives)) if relatives else 0.0,
+                tensor_across_nodes=parts.tensor_across_nodes,
+            )
+        )
+    return causes
+
+
+def ablation(
+    cases: Sequence[StepCase], examined: Mapping[str, Examined], tangents: Sequence[Tangent] = ()
+) -> list[Removed]:
+    """The score with every mechanism in place and without each one, over the GPU cases.
+
+    With `tangents` also after a new fit of the constants.
+    """
+    on_gpus = [
+        (scored_case(case, None), examined[case.id].steps_s)
+        for case in cases
+        if case.id in examined and examined[case.id].steps_s
+    ]
+
+    def without(key: str) -> list[Scored]:
+        return [replace(case, predicted_s=steps[key]) for case, steps in on_gpus]
+
+    whole = without(NOTHING)
+    rows = [Removed(NOTHING, "", summary(whole), "", None, *_after_fit(whole, tangents, ()))]
+    before = families(whole)
+    for removal in (*REMOVALS, *TRIED):
+        changed = without(removal.key)
+        after = {name: figures["mape"] for name, figures in families(changed).items() if figures["n"]}
+        hurt = max(after, key=lambda name: after[name] - before[name]["mape"], default="")
+        if hurt and after[hurt] <= before[hurt]["mape"]:
+            hurt = ""
+        hurt_mape = after[hurt] if hurt else None
+        scores = (summary(changed), hurt, hurt_mape, *_after_fit(changed, tangents, removal.constants))
+        rows.append(Removed(removal.key, removal.instead, *scores, tried=removal in TRIED))
+    return rows
+
+
+def _after_fit(
+    changed: Sequence[Scored], tangents: Sequence[Tangent], without: Sequence[str]
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """Scores of `changed` after a new fit to all runs, and to other families; None without tangents."""
+    if not tangents:
+        return None, None
+    steps_s = {run.id: run.predicted_s for run in changed if run.predicted_s is not None}
+
+    def score(fitted_s: Mapping[str, float]) -> Mapping[str, Any]:
+        return summary([replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in changed])
+
+    return (
+        score(refitted(tangents, steps_s, without)),
+        score(refitted(tangents, steps_s, without, leave_out=True)),
+    )

@@ -1,0 +1,301 @@
+"""Fits the protocol lines of `perfsim.collectives.model` to collectives measured inside a node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.base.errors import InputError, Problem
+from perfsim.evidence.step_fit import Account, Loss, account, cluster_of, log_jacobian
+from perfsim.evidence.tables import (
+    is_output,
+    need_more_than,
+    output_rows,
+    read_table,
+    rounded,
+    scipy_optimize,
+    table_text,
+)
+from perfsim.network import ring
+from perfsim.specs.calibration import CollectiveOp, FitRecord, ProtocolSegment
+from perfsim.specs.hardware import LinkSpec
+
+Array = NDArray[np.float64]
+
+_OPS: dict[str, CollectiveOp] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "send_recv": "send_recv",
+    "sendrecv": "send_recv",
+}
+_NAMES = ("latency", "short", "medium", "long")
+"""Names of the lines by message size; they do not map one to one to NCCL's protocols."""
+_START_BASE_S = (6e-6, 1e-5, 2.5e-5, 6e-5)
+_START_STEP_S = (1e-6, 1e-6, 2e-6, 4e-6)
+_START_OF_LINE_RATE = (0.3, 0.5, 0.8, 0.95)
+_START_LOCAL = (0.5, 1.0, 2.0, 3.0)
+"""Multiples of the line rate."""
+_STARTS = 6
+_OUTLIER = 0.05
+"""Weighted log errors above this have decreasing influence (soft L1)."""
+_CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "local_bytes_per_s")
+_NUM_CONSTANTS = len(_CONSTANTS) * len(_NAMES)
+_AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
+_AT_FLOOR = "the least that the fit allows, where it ended"
+_DISAGREEMENT = 0.25
+"""If two tables differ by more in an octave, only the first one counts there."""
+
+
+@dataclass(frozen=True)
+class CollectiveTable:
+    """Measured times of one operation; rows of all tables, one array per column."""
+
+    size: Array
+    n_bytes: Array
+    time_s: Array
+    table: NDArray[np.intp]
+    """Number of the file that a row is from."""
+
+    @property
+    def octave(self) -> NDArray[np.intp]:
+        """Rounded binary logarithm of the message size."""
+        return np.round(np.log2(self.n_bytes)).astype(np.intp)
+
+    def rows(self, keep: NDArray[np.bool_]) -> CollectiveTable:
+        """The rows to keep."""
+        return CollectiveTable(self.size[keep], self.n_bytes[keep], self.time_s[keep], self.table[keep])
+
+
+def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, CollectiveTable]:
+    """Rows by operation of CSV files `collective,num_gpus,bytes,time_us` or of outputs of nccl-tests.
+
+    Raises InputError for a file that is neither, and for an unknown operation.
+    """
+    rows: defaultdict[CollectiveOp, list[tuple[float, ...]]] = defaultdict(list)
+    for index, path in enumerate(paths):
+        for line, row in enumerate(_rows(path), 2):
+            op = _OPS.get(row["collective"])
+            if op is None:
+                help_text = f"one of {', '.join(_OPS)}"
+                message = f"unknown collective {row['collective']!r}"
+                raise InputError([Problem(message, str(path), line, help=help_text)])
+            size, n_bytes, time_us = (float(row[name]) for name in ("num_gpus", "bytes", "time_us"))
+            rows[op].append((size, n_bytes, time_us * 1e-6, index))
+    arrays = {op: np.array(values).T for op, values in rows.items()}
+    return {op: CollectiveTable(a[0], a[1], a[2], a[3].astype(np.intp)) for op, a in arrays.items()}
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    text = table_text(path)
+    if is_output(text):
+        return output_rows(path, text, tuple(_OPS))
+    return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))
+
+
+def fit_collectives(
+    table_paths: Sequence[Path], link: LinkSpec, *, source: str = ""
+) -> tuple[dict[CollectiveOp, tuple[ProtocolSegment, ...]], dict[str, FitRecord], dict[str, str]]:
+    """Four lines for each measured operation, records by key, and reasons of undetermined constants.
+
+    Least squares of the log error with a soft L1 loss; every octave of every table and group size has the
+    same weight. Where tables disagree, the first one counts. A send between two ranks is derived from the
+    all-to-all of two, a broadcast from the all-gather, unless measured. Raises InputError for a bad table
+    or without SciPy.
+    """
+    names = " ".join(path.name for path in table_paths)
+    command = f"perfsim calibrate collective {names} --link {link.name}"
+    segments: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = {}
+    records: dict[str, FitRecord] = {}
+    assumed: dict[str, str] = {}
+    for op, rows in read_collective_tables(table_paths).items():
+        kept = agreeing_rows(rows)
+        cells = np.unique(np.stack([kept.size, kept.n_bytes]), axis=1).shape[1]
+        need_more_than(_NUM_CONSTANTS, cells, table_paths[0], f"sizes of {op}")
+        weight = _octave_weight(kept)
+        segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
+        errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
+        estimates = lines_account(segments[op], op, kept, link)
+        assumed |= estimates.with_prefix(f"collectives.{op}").assumed
+        records[f"collectives.{op}"] = FitRecord(
+            command=command,
+            table=source or names,
+            points=errors.size,
+            median_ape=rounded(_weighted_quantile(errors, weight, 0.5), 3),
+            p90_ape=rounded(_weighted_quantile(errors, weight, 0.9), 3),
+            standard_errors=estimates.errors,
+            note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
+            "errors by the sandwich, constants that the table does not determine held",
+        )
+    return _with_derived(segments), records, assumed
+
+
+def lines_account(
+    segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: CollectiveTable, link: LinkSpec
+) -> Account:
+    """Standard errors of an operation's lines at the rows that they were fitted to.
+
+    By the sandwich estimator of the soft L1 loss, with the sizes of one octave as a cluster. A bandwidth at
+    the link's line rate, the bound of the fit, is that of the link and not an estimate.
+    """
+    names = [f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments]
+    logs = np.log(_values(segments)).ravel()
+    bounded = _at_bound(names, logs, link)
+    free = np.array([name not in bounded for name in names])
+
+    def predict(free_logs: Array) -> Array:
+        all_logs = logs.copy()
+        all_logs[free] = free_logs
+        return np.asarray(np.log(_predict(np.exp(all_logs).reshape(4, -1), op, rows)))
+
+    weight = _octave_weight(rows)
+    error = predict(logs[free]) - np.log(rows.time_s)
+    bend = 1 + weight * error**2 / _OUTLIER**2
+    loss = Loss(weight * error / bend**0.5, weight / bend**1.5, cluster_of(*_cells(rows)))
+    free_names = [name for name in names if name not in bounded]
+    estimates = account(free_names, log_jacobian(predict, logs[free]), loss)
+    reasons = bounded | estimates.assumed
+    return Account(estimates.errors, {name: reasons[name] for name in names if name in reasons})
+
+
+def _at_bound(names: Sequence[str], logs: Array, link: LinkSpec) -> dict[str, str]:
+    """Reasons for the values of constants at a bound of the fit."""
+    _, low, high = _start_and_bounds(link.bandwidth)
+    near = np.log(1 + 1e-3)
+    bounded = {name: _AT_FLOOR for name, at in zip(names, logs < low + near, strict=True) if at}
+    at_most = zip(names, logs > high - near, strict=True)
+    return bounded | {name: _AT_LINE_RATE.format(link=link.name) for name, at in at_most if at}
+
+
+def _with_derived(
+    segments: Mapping[CollectiveOp, tuple[ProtocolSegment, ...]],
+) -> dict[CollectiveOp, tuple[ProtocolSegment, ...]]:
+    """The fitted operations and those derived from them."""
+    complete = dict(segments)
+    if "all_gather" in segments:
+        complete.setdefault("broadcast", segments["all_gather"])
+    if "all_to_all" in segments:
+        # An all-to-all of two sends half of each message: the same lines with half the local bandwidth.
+        halved = [_halve_local(segment) for segment in segments["all_to_all"]]
+        complete.setdefault("send_recv", tuple(halved))
+    return complete
+
+
+def _halve_local(segment: ProtocolSegment) -> ProtocolSegment:
+    local = segment.local_bytes_per_s
+    return segment.model_copy(update={"local_bytes_per_s": None if local is None else local / 2})
+
+
+def _fit_lines(
+    op: CollectiveOp, rows: CollectiveTable, weight: Array, line_rate: float
+) -> tuple[ProtocolSegment, ...]:
+    """The best of several starts; every line's bus bandwidth stays below the link's."""
+    optimize = scipy_optimize()
+    start, low, high = _start_and_bounds(line_rate)
+
+    def residuals(logs: Array) -> Array:
+        predicted = _predict(np.exp(logs).reshape(4, -1), op, rows)
+        pull = 0.02 * (logs - start)  # keeps a constant that no row determines near its start
+        return np.concatenate([np.sqrt(weight) * np.log(predicted / rows.time_s), pull])
+
+    def attempt(guess: Array) -> tuple[float, Array]:
+        inside = np.clip(guess, low + 1e-6, high - 1e-6)
+        result = optimize.least_squares(
+            residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER
+        )
+        return float(result.cost), np.asarray(result.x)
+
+    # Which line is fastest changes with the constants, so the loss has several local minima.
+    jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
+    jitter[0] = 0.0
+    _, best = min((attempt(start + shift) for shift in jitter), key=lambda attempted: attempted[0])
+    return _segments(np.exp(best).reshape(4, -1))
+
+
+def _start_and_bounds(line_rate: float) -> tuple[Array, Array, Array]:
+    """Logarithms of base, step, bandwidth and local bandwidth of the four lines, and their bounds."""
+    rate = np.array(_START_OF_LINE_RATE) * line_rate
+    local = np.array(_START_LOCAL) * line_rate
+    start = np.array([_START_BASE_S, _START_STEP_S, rate, local])
+    low = np.array([[5e-7], [2e-8], [line_rate / 100], [line_rate / 20]]) * np.ones(4)
+    high = np.array([[1e-3], [5e-5], [line_rate], [line_rate * 10]]) * np.ones(4)
+    return np.log(start).ravel(), np.log(low).ravel(), np.log(high).ravel()
+
+
+def _predict(values: Array, op: CollectiveOp, rows: CollectiveTable) -> Array:
+    """Seconds by the fastest of the lines whose base, step, bandwidth and local rate are given."""
+    sizes, index = np.unique(rows.size, return_inverse=True)
+    num_steps = np.array([ring.num_steps(op, int(size)) for size in sizes])[index]
+    wire = np.array([ring.wire_factor(op, int(size)) for size in sizes])[index]
+    lines = [
+        base + step * num_steps + rows.n_bytes * (wire / rate + 1 / local)
+        for base, step, rate, local in values.T
+    ]
+    return np.asarray(np.min(lines, axis=0))
+
+
+def _segments(values: Array) -> tuple[ProtocolSegment, ...]:
+    """Lines sorted by their latency."""
+    order = np.argsort(values[0] + 4 * values[1])
+    return tuple(
+        ProtocolSegment(
+            name=name,
+            latency_base_s=rounded(base),
+            latency_per_step_s=rounded(step),
+            bandwidth_bytes_per_s=rounded(rate),
+            local_bytes_per_s=rounded(local),
+        )
+        for name, (base, step, rate, local) in zip(_NAMES, values.T[order].tolist(), strict=True)
+    )
+
+
+def _values(segments: Sequence[ProtocolSegment]) -> Array:
+    columns = [
+        (s.latency_base_s, s.latency_per_step_s, s.bandwidth_bytes_per_s, s.local_bytes_per_s or np.inf)
+        for s in segments
+    ]
+    return np.array(columns).T
+
+
+def agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
+    """Rows of the first table, and of later ones in octaves whose medians agree with it."""
+    keep = np.ones(rows.time_s.size, dtype=bool)
+    for table in range(1, int(rows.table.max()) + 1):
+        for size, octave in set(zip(rows.size.tolist(), rows.octave.tolist(), strict=True)):
+            here = (rows.size == size) & (rows.octave == octave)
+            first, later = here & (rows.table < table) & keep, here & (rows.table == table)
+            if first.any() and later.any():
+                ratio = np.median(_per_byte(rows, later)) / np.median(_per_byte(rows, first))
+                keep[later] = abs(ratio - 1) <= _DISAGREEMENT
+    return rows.rows(keep)
+
+
+def _per_byte(rows: CollectiveTable, mask: NDArray[np.bool_]) -> Array:
+    return rows.time_s[mask] / rows.n_bytes[mask]
+
+
+def _octave_weight(rows: CollectiveTable) -> Array:
+    """Weights that give every octave of every table and group size the total 1."""
+    _, index, counts = np.unique(
+        np.stack(_cells(rows), axis=1), axis=0, return_inverse=True, return_counts=True
+    )
+    weight: Array = 1.0 / counts[index.ravel()]
+    return weight
+
+
+def _cells(rows: CollectiveTable) -> tuple[Array, Array, Array]:
+    return rows.table.astype(float), rows.size, rows.octave.astype(float)
+
+
+def _weighted_quantile(values: Array, weight: Array, fraction: float) -> float:
+    order = np.argsort(values)
+    cumulative = np.cumsum(weight[order]) / weight.sum()
+    return float(values[order][np.searchsorted(cumulative, fraction)])

@@ -1,1 +1,0 @@
-"""Fits of constants to measurements for `perfsim calibrate`, one module per kind of fit."""

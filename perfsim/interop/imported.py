@@ -1,0 +1,202 @@
+"""What was read from a foreign file: a model, how it is trained, its layout, its measured steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from perfsim.base.errors import InputError, refused_values
+from perfsim.base.spec import CatalogSpec
+from perfsim.base.units import YAML_CONTEXT
+from perfsim.interop.shape import Gap, Shape
+from perfsim.interop.source import Settings
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import Layout, ParallelLayout, TrainingRecipe
+
+BASE_RECIPE = "gpt3_pretraining"
+"""The recipe of the catalogue that an imported one extends: what a file does not say."""
+LONGEST_NAME = 64
+SHOWN_KEYS = 24
+"""Keys that were not used and stand in the text; JSON has all of them."""
+USUAL_NAMES = ("config", "params", "model", "train", "config.json")
+"""Names of files that tell nothing; the folder's name is taken."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Steps of one batch size that were measured in a run."""
+
+    global_batch_size: int
+    step_time_s: float
+    """Median over the iterations."""
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a format's reader took from a file."""
+
+    settings: Settings
+    shape: Shape | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """Fields of a `TrainingRecipe`."""
+    layout: Layout | None = None
+    devices: int | None = None
+    steps: tuple[Step, ...] = ()
+    points: dict[str, Any] | None = None
+    """A convergence case."""
+    gaps: tuple[Gap, ...] = ()
+    """Beyond those of the shape."""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A foreign file as a description of perfsim, with what was not used and what cannot be said."""
+
+    format: str
+    kind: str
+    """Of the document: model, recipe, measured, convergence or trace."""
+    document: dict[str, Any]
+    """The description, as YAML files hold it."""
+    parameters: int | None
+    """Of the model of the file, with embedding and untied head; None without a model."""
+    unused_keys: tuple[str, ...]
+    gaps: tuple[Gap, ...]
+    recipe: dict[str, Any] | None = None
+    layout: str = ""
+    """As `--layout` takes it; empty where the file has none."""
+    devices: int | None = None
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def unsupported(self) -> tuple[str, ...]:
+        """What the document cannot express, in words."""
+        return tuple(gap.text for gap in self.gaps)
+
+    @property
+    def changes_model(self) -> bool:
+        """Whether the document describes another model than the file, because it cannot be expressed."""
+        return any(gap.changes_model for gap in self.gaps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as `perfsim import --json` prints it."""
+        return {
+            "kind": self.kind,
+            "format": self.format,
+            "parameters": self.parameters,
+            "unused_keys": list(self.unused_keys),
+            "unsupported": list(self.unsupported),
+            "document": self.document,
+            "recipe": self.recipe,
+            "layout": self.layout or None,
+            "devices": self.devices,
+            "measured_steps": [asdict(step) for step in self.steps],
+        }
+
+    def remarks(self) -> list[str]:
+        """The count, the unused keys and the gaps, one line each."""
+        lines = [] if self.parameters is None else [f"{self.parameters:,} parameters"]
+        if self.unused_keys:
+            plural = "s" if len(self.unused_keys) > 1 else ""
+            names = [*self.unused_keys[:SHOWN_KEYS], *(["..."] if len(self.unused_keys) > SHOWN_KEYS else [])]
+            lines.append(f"{len(self.unused_keys)} key{plural} not used: {', '.join(names)}")
+        lines += [f"not expressible: {text}" for text in self.unsupported]
+        if self.kind == "model" and self.layout:
+            devices = f", {self.devices} devices" if self.devices else ""
+            lines.append(f"layout of the file: {self.layout}{devices}")
+        if self.kind == "model" and self.recipe:
+            lines.append("its recipe: perfsim import --part recipe")
+        return lines
+
+    def text(self) -> str:
+        """The document as a YAML file, with the remarks as comments."""
+        comments = [f"# Imported from {self.format}", *(f"# {line}" for line in self.remarks())]
+        body = yaml.safe_dump(self.document, sort_keys=False, allow_unicode=True, width=140)
+        return "\n".join([*map(_printable, comments), body])
+
+
+def model_document(reading: Reading, name: str, title: str) -> dict[str, Any]:
+    """The YAML of the nearest model. Raises InputError for a shape that no model can have."""
+    shape = reading.shape
+    if shape is None:
+        raise InputError([reading.settings.source.problem("there is no model in this file")])
+    document = {"name": name, "description": f"Imported from {title}", **shape.fields()}
+    _validate(reading, TransformerConfig, document)
+    return document
+
+
+def recipe_document(reading: Reading, name: str, title: str) -> dict[str, Any] | None:
+    """The YAML of a recipe; None where the file says nothing about training."""
+    fields = {key: value for key, value in reading.recipe.items() if value is not None}
+    if not fields:
+        return None
+    described = {"name": name, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
+    stated = {key: value for key, value in fields.items() if key != "framework"}  # a name of the catalogue
+    _validate(reading, TrainingRecipe, {"seq_length": 1, **described, **stated})
+    return {**described, "extends": BASE_RECIPE, **fields}
+
+
+def _validate(reading: Reading, spec: type[CatalogSpec], document: dict[str, Any]) -> None:
+    """Raises InputError for a description that its class refuses."""
+    try:
+        spec.model_validate(document, context=YAML_CONTEXT)
+    except ValidationError as error:
+        source = reading.settings.source
+        raise InputError([source.problem(words) for words in refused_values(error.errors())]) from None
+
+
+def layout_text(layout: Layout | None, *, whole: bool = True) -> str:
+    """A layout as `--layout` takes it, without the settings that have their defaults.
+
+    Unless it is `whole`, the number of replicas is left out, which then follows from `--devices`.
+    """
+    if layout is None:
+        return ""
+    usual: Any = type(layout)()
+    names = {
+        "tensor": "tp",
+        "pipeline": "pp",
+        "data": "dp",
+        "virtual_pipeline": "vpp",
+        "micro_batch_size": "mbs",
+    }
+    names |= {"zero_stage": "zero", "sequence_parallel": "sp"}
+    short = names if isinstance(layout, ParallelLayout) else {"data": "dp", "micro_batch_size": "mbs"}
+    parts = []
+    for key, value in asdict(layout).items():
+        if key == "data" and not whole:
+            continue
+        if value != getattr(usual, key) or key in ("data", "micro_batch_size"):
+            written = "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            parts.append(f"{short.get(key, key)}={written.lower() if isinstance(value, bool) else written}")
+    return ",".join(parts)
+
+
+def name_of(reading: Reading) -> str:
+    """The name of the imported description, from the file: one safe path component."""
+    path = reading.settings.source.path
+    stem = re.sub(r"[-_.]?config$", "", path.name.split(".json")[0].removesuffix(path.suffix))
+    if not stem or stem.casefold() in USUAL_NAMES:
+        stem = path.resolve().parent.name
+    return _safe(reading.name) or _safe(stem) or "imported"
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)[:LONGEST_NAME].strip("._-")
+
+
+def _printable(line: str) -> str:
+    """A comment without characters that would end it."""
+    return "".join(char if char.isprintable() else "?" for char in line)
+
+
+def all_gaps(reading: Reading) -> tuple[Gap, ...]:
+    """Gaps of the shape and of the rest, those first that change the model."""
+    of_shape: Sequence[Gap] = reading.shape.gaps() if reading.shape is not None else ()
+    return tuple(sorted([*of_shape, *reading.gaps], key=lambda gap: not gap.changes_model))

@@ -1,0 +1,144 @@
+"""Logs of MLPerf Training (`:::MLLOG`): samples to the target and the mean step, one point a batch size.
+
+Format: mlcommons/logging, `mlperf_logging/mllog/constants.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+from perfsim.base.errors import InputError
+from perfsim.interop.imported import Reading, Step
+from perfsim.interop.source import Settings, Source
+
+LINE = re.compile(r":::MLLOG\s+(\{[^\n]*)")
+SAMPLES = ("trained_samples", "samples_count", "consumed_samples", "train_samples")
+"""Keys and metadata that count the samples of a run, the surest first."""
+
+
+@dataclass
+class Run:
+    """One run: what was set before it, and what it reached."""
+
+    settings: dict[str, Any]
+    start_ms: float
+    stop_ms: float | None = None
+    status: str = ""
+    samples: dict[str, float] = field(default_factory=dict)
+    epochs: float | None = None
+
+    @property
+    def trained(self) -> float | None:
+        """Samples until the target; None where the log does not tell."""
+        for name in SAMPLES:
+            if name in self.samples:
+                return self.samples[name]
+        dataset = _number(self.settings.get("train_samples"))
+        return self.epochs * dataset if self.epochs is not None and dataset is not None else None
+
+
+def recognise(text: Any) -> bool:
+    """Whether a text has lines of MLLOG."""
+    return isinstance(text, str) and LINE.search(text) is not None
+
+
+def read(source: Source, _text: Any) -> Reading:
+    """The convergence points and mean steps of all runs of a log that reached the target."""
+    runs = list(_runs(source))
+    settings = Settings(source, {name: value for run in runs for name, value in run.settings.items()})
+    settings.ignore("global_batch_size", "submission_benchmark", "train_samples")
+    done = [run for run in runs if run.stop_ms is not None and run.status in ("success", "")]
+    if not done:
+        source.refuse(
+            f"none of {len(runs)} runs reached its target"
+            if runs
+            else "no run: there is no line with run_start",
+            "a run ends with run_stop and the status success",
+        )
+    batches: dict[int, list[Run]] = {}
+    for run in done:
+        batches.setdefault(_batch(source, run), []).append(run)
+    points = [point for batch, group in sorted(batches.items()) if (point := _point(batch, group))]
+    steps = [step for batch, group in sorted(batches.items()) if (step := _step(batch, group))]
+    benchmark = str(done[0].settings.get("submission_benchmark") or source.path.stem)[:64]
+    case = {"id": benchmark, "family": "mlperf", "unit": "samples", "points": points}
+    if not points:
+        source.refuse("no run tells its samples", f"one of {', '.join(SAMPLES)} or epochs is needed")
+    return Reading(settings, points={"schema": 1, "cases": [case]}, steps=tuple(steps), name=benchmark)
+
+
+def _runs(source: Source) -> Iterator[Run]:
+    """The runs of a log; settings before a run_start belong to it."""
+    set_before: dict[str, Any] = {}
+    run: Run | None = None
+    for match in LINE.finditer(source.text):
+        event = _event(source, match)
+        key, value, metadata = str(event.get("key")), event.get("value"), event.get("metadata")
+        metadata = metadata if isinstance(metadata, Mapping) else {}
+        if key == "run_start":
+            if run is not None:
+                yield run
+            run = Run(dict(set_before), _number(event.get("time_ms")) or 0.0)
+        elif run is None or run.stop_ms is not None:
+            set_before[key] = value
+        if run is None or (run.stop_ms is not None and key != "trained_samples"):
+            continue
+        for name, count in ((key, value), *metadata.items()):
+            if name in SAMPLES and key != "run_start" and (number := _number(count)) is not None:
+                run.samples[name] = number
+        if "epoch_num" in metadata and key in ("eval_accuracy", "run_stop"):
+            run.epochs = _number(metadata["epoch_num"])
+        if key == "run_stop":
+            run.stop_ms, run.status = _number(event.get("time_ms")) or 0.0, str(metadata.get("status", ""))
+    if run is not None:
+        yield run
+
+
+def _event(source: Source, match: re.Match[str]) -> Mapping[str, Any]:
+    line = source.text.count("\n", 0, match.start()) + 1
+    try:
+        event = json.loads(match[1])
+    except (ValueError, RecursionError) as error:
+        raise InputError([source.problem(f"malformed line of MLLOG: {error}", line=line)]) from None
+    if not isinstance(event, dict):
+        source.refuse("a line of MLLOG holds a mapping", line=line)
+    return event
+
+
+def _number(value: Any) -> float | None:
+    ordinary = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if ordinary and 0 <= value < 1e18 else None
+
+
+def _batch(source: Source, run: Run) -> int:
+    batch = _number(run.settings.get("global_batch_size"))
+    if batch is None or batch < 1:
+        source.refuse("a run without global_batch_size", line=source.line_of("run_start"))
+    return int(batch)
+
+
+def _point(batch: int, runs: list[Run]) -> list[float] | None:
+    """Batch, mean samples to the target, and with several runs their standard deviation and number."""
+    samples = [trained for run in runs if (trained := run.trained)]
+    if not samples:
+        return None
+    spread = [stdev(samples), float(len(samples))] if len(samples) > 1 else []
+    return [float(batch), mean(samples), *spread]
+
+
+def _step(batch: int, runs: list[Run]) -> Step | None:
+    """The mean seconds of a step over whole runs, evaluation included."""
+    seconds = [
+        ((run.stop_ms - run.start_ms) * 1e-3, run.trained / batch)
+        for run in runs
+        if run.stop_ms is not None and run.trained and run.stop_ms > run.start_ms
+    ]
+    if not seconds:
+        return None
+    steps = sum(count for _, count in seconds)
+    return Step(batch, sum(time for time, _ in seconds) / steps, max(1, round(steps)))

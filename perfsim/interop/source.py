@@ -1,0 +1,361 @@
+"""The settings of a foreign file by dotted path: typed access that remembers which keys were used."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, overload
+
+import yaml
+
+from perfsim.base.errors import InputError, Problem, not_text
+from perfsim.base.files import must_exist
+from perfsim.base.text import did_you_mean, nearest
+
+# The text of a foreign file, its parsers for JSON, YAML and TOML, and the lines of its keys.
+
+MOST_CHARACTERS = 4_000_000
+"""Of a file of settings; logs may be longer."""
+MOST_DEPTH = 60
+MOST_KEYS = 100_000
+"""Of a file with its aliases written out."""
+MOST_EXCERPT = 160
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a file, as the path names it in messages."""
+
+    path: Path
+    text: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Values that the user sets beside the file, by key."""
+    model: str = ""
+    """The model of a file that has none: a name of the catalogue, or a file; "": what lies beside it."""
+
+    @classmethod
+    def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Source:
+        """Read a file. Raises InputError for one that is not there or that is no UTF-8 text."""
+        must_exist(path)
+        data = path.read_bytes()
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError([not_text(error, str(path))]) from None
+        return cls(path, text.replace("\r\n", "\n"), given or {})
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines without their ends."""
+        return self.text.split("\n")
+
+    def problem(self, message: str, help_text: str = "", line: int = 0) -> Problem:
+        """A problem at a line, which counts from 1; 0 for the file as a whole, that is its first line."""
+        excerpt = self.lines[line - 1][:MOST_EXCERPT] if 0 < line <= len(self.lines) else ""
+        return Problem(message, str(self.path), line or 1, 0, excerpt, help_text)
+
+    def refuse(self, message: str, help_text: str = "", line: int = 0) -> NoReturn:
+        """Raise InputError with one problem of this file."""
+        raise InputError([self.problem(message, help_text, line)])
+
+    def line_of(self, path: str) -> int:
+        """The line of a key by its dotted path; 0 where it is not found."""
+        place = 0
+        for part in path.split("."):
+            spelled = re.escape(part).replace("_", "[-_]")
+            match = re.compile(rf"(?<![\w-])(?:--)?[\"']?{spelled}[\"']?(?![\w-])").search(self.text, place)
+            if match is None:
+                return 0
+            place = match.start()
+        return self.text.count("\n", 0, place) + 1
+
+    # -------------------------------------------------------------------------------- parsers
+    def as_json(self) -> Any:
+        """The document of a JSON file. Raises InputError for malformed JSON and infinite numbers."""
+        self._refuse_long()
+        try:
+            return json.loads(self.text, parse_constant=self._not_finite)
+        except json.JSONDecodeError as error:
+            self.refuse(f"malformed JSON: {error.msg}", line=error.lineno)
+        except RecursionError:
+            self.refuse(f"nested more than {MOST_DEPTH} levels deep")
+        except ValueError as error:
+            self.refuse(f"malformed JSON: {error}")
+
+    def as_toml(self) -> Any:
+        """The document of a TOML file. Raises InputError for malformed TOML."""
+        self._refuse_long()
+        try:
+            return tomllib.loads(self.text)
+        except RecursionError:
+            self.refuse(f"nested more than {MOST_DEPTH} levels deep")
+        except ValueError as error:
+            match = re.search(r"at line (\d+)", str(error))
+            self.refuse(f"malformed TOML: {error}", line=int(match[1]) if match else 0)
+
+    def as_yaml(self) -> Any:
+        """The document of a YAML file; other tools' tags, anchors and repeated keys are allowed.
+
+        Raises InputError for malformed YAML, several documents and deep nesting.
+        """
+        self._refuse_long()
+        try:
+            self._check_depth(yaml.parse(self.text, Loader=_Loader))
+            return yaml.load(self.text, Loader=_Loader)  # noqa: S506  # a SafeLoader without objects
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            self.refuse(
+                f"malformed YAML: {error.problem or error.context}", line=mark.line + 1 if mark else 0
+            )
+        except yaml.reader.ReaderError as error:
+            line = self.text.count("\n", 0, error.position) + 1
+            code = error.character if isinstance(error.character, int) else ord(error.character[:1])
+            self.refuse(f"malformed YAML: the character U+{code:04X} is not allowed", line=line)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            self.refuse(f"malformed YAML: {error}")
+
+    def _check_depth(self, events: Iterator[yaml.Event]) -> None:
+        depth = 0
+        for event in events:
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_DEPTH:
+                mark = event.start_mark
+                self.refuse(f"nested more than {MOST_DEPTH} levels deep", line=mark.line + 1 if mark else 0)
+
+    def _refuse_long(self) -> None:
+        if len(self.text) > MOST_CHARACTERS:
+            self.refuse(f"{len(self.text)} characters; a file of settings has at most {MOST_CHARACTERS}")
+
+    def _not_finite(self, name: str) -> NoReturn:
+        self.refuse(f"{name} is not a finite number", line=self.line_of(name))
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values of any tag; floats as YAML 1.2 and other tools write them (`1e-5`)."""
+
+
+def _untagged(loader: _Loader, _suffix: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return node.value
+
+
+_Loader.add_multi_constructor("", _untagged)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+"),
+    list("-+0123456789."),
+)
+
+
+MOST_NUMBER = 2**53
+"""Of a whole number that has no narrower range of its own."""
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none")
+
+ChoiceT = TypeVar("ChoiceT")
+
+
+@dataclass
+class Settings:
+    """The leaves of a file by dotted path; lists are leaves.
+
+    `textual` is for formats whose values are all text, as flags of a command are. A name is looked up under
+    each of `roots`, the sections of the file where it may stand.
+    """
+
+    source: Source
+    values: Mapping[str, Any]
+    textual: bool = False
+    roots: tuple[str, ...] = ("",)
+    used: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    """Keys that stand in the file with values that it does not tell."""
+
+    def __post_init__(self) -> None:
+        self.values = {**self.values, **self.source.given}
+
+    @classmethod
+    def of(cls, source: Source, document: Any) -> Settings:
+        """The leaves of a parsed document. Raises InputError if it is no mapping."""
+        if not isinstance(document, Mapping):
+            source.refuse(f"a mapping (key: value) is expected, not {_kind(document)}")
+        values: dict[str, Any] = {}
+        for path, leaf in _leaves(document):
+            values[path] = leaf
+            if len(values) > MOST_KEYS:
+                source.refuse(f"more than {MOST_KEYS} keys")
+        return cls(source, values)
+
+    def has(self, *names: str) -> bool:
+        """Whether one of the keys stands in the file with a value."""
+        return any(self.values.get(path) is not None for path in self._paths(names))
+
+    def under(self, *roots: str) -> Settings:
+        """The same settings, with names looked up in these sections."""
+        return replace(self, roots=roots)
+
+    def unused(self) -> tuple[str, ...]:
+        """The keys that nothing asked for, in the order of the file."""
+        return tuple(path for path in self.values if path not in self.used)
+
+    def ignore(self, *names: str) -> None:
+        """Count keys as used: what they say is known by other means."""
+        self.used.update(self._paths(names))
+
+    def raw(self, *names: str) -> Any:
+        """The value under the first of these keys that has one, of whatever type."""
+        return self._first(names)[1]
+
+    # ------------------------------------------------------------------------------- values
+    @overload
+    def integer(self, *names: str, default: int, least: int = 1, most: int = MOST_NUMBER) -> int: ...
+    @overload
+    def integer(self, *names: str, least: int = 1, most: int = MOST_NUMBER) -> int | None: ...
+    def integer(
+        self, *names: str, default: int | None = None, least: int = 1, most: int = MOST_NUMBER
+    ) -> int | None:
+        """A whole number under the first of these keys that has one; the default where none has."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        number = self._number(name, value, "a whole number")
+        if number != int(number):
+            raise self.error(name, f"{value!r} is not a whole number")
+        if not least <= number <= most:
+            raise self.error(name, f"{_short(value)} is out of range; {least} to {most} is allowed")
+        return int(number)
+
+    def needed(self, *names: str, most: int = MOST_NUMBER) -> int:
+        """A whole number that must be there. Raises InputError with the names that were looked for."""
+        value = self.integer(*names, most=most)
+        if value is None:
+            raise self.missing(*names)
+        return value
+
+    def number(self, *names: str, default: float | None = None) -> float | None:
+        """A finite number."""
+        name, value = self._first(names)
+        return default if value is None else self._number(name, value, "a number")
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """A truth value."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        folded = str(value).casefold()
+        if folded in _TRUE or folded in _FALSE:
+            return folded in _TRUE
+        raise self.error(name, f"{_short(value)} is not true or false")
+
+    def text(self, *names: str, default: str = "") -> str:
+        """A word."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        if isinstance(value, (str, int, float)):
+            return str(value)
+        raise self.error(name, f"{_kind(value)} stands where a word is expected")
+
+    def choice(self, names: tuple[str, ...], known: Mapping[str, ChoiceT], default: ChoiceT) -> ChoiceT:
+        """What a word stands for, ignoring case. Raises InputError with the known words for another."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        folded = {word.casefold(): meaning for word, meaning in known.items()}
+        word = str(value).casefold()
+        if word not in folded:
+            raise self.error(name, f"{_short(value)} is unknown", did_you_mean(str(value)[:80], known))
+        return folded[word]
+
+    # ------------------------------------------------------------------------------- errors
+    def problem(self, name: str, message: str, help_text: str = "") -> Problem:
+        """A problem with the value of a key, at its line."""
+        return self.source.problem(f"{name}: {message}", help_text, self.source.line_of(name))
+
+    def error(self, name: str, message: str, help_text: str = "") -> InputError:
+        """The same as an error."""
+        return InputError([self.problem(name, message, help_text)])
+
+    def missing(self, *names: str) -> InputError:
+        """The error of a needed key; the help names the present key that is most like it."""
+        also = f" (nor {', '.join(names[1:])})" if names[1:] else ""
+        sections = [root.rstrip(".") for root in self.roots if root]
+        also += f" in {' or '.join(sections)}" if sections else ""
+        for name in names:
+            if name in self.unknown:
+                help_text = f"its value is computed when the script runs; give it with --set {name}=VALUE"
+                return self.error(name, "the file does not tell this value", help_text)
+        near = next(filter(None, (nearest(name, self.values) for name in names)), "")
+        root = "" if "" in self.roots else self.roots[0]
+        seen = f"the file has `{near}`; " if near else ""
+        help_text = f"{seen}what a file lacks can be given with --set {root}{names[0]}=VALUE"
+        return InputError([self.source.problem(f"{names[0]} is missing{also}", help_text, self._place(near))])
+
+    def _place(self, near: str) -> int:
+        """The line of a key like the one that is missing, or of the section where it stands; 0 if none."""
+        inside = (key for root in self.roots for key in self.values if root and key.startswith(root))
+        place = near or next(inside, "").rpartition(".")[0]
+        return self.source.line_of(place) if place else 0
+
+    # ----------------------------------------------------------------------------- internals
+    def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        """The first of the keys with a value; all of them count as used."""
+        paths = self._paths(names)
+        self.used.update(path for path in paths if path in self.values)
+        for path in paths:
+            if self.values.get(path) is not None:
+                return path, self.values[path]
+        return names[0], None
+
+    def _paths(self, names: tuple[str, ...]) -> list[str]:
+        return [root + name for name in names for root in self.roots]
+
+    def _number(self, name: str, value: Any, wanted: str) -> float:
+        if self.textual and isinstance(value, str):
+            try:
+                value = float(value) if any(sign in value for sign in ".eEnN") else int(value)
+            except ValueError:
+                raise self.error(name, f"{_short(value)} is not {wanted}") from None
+        elif self.textual and value is True:
+            raise self.error(name, "its value is missing")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            quoted = isinstance(value, str) and value.strip().isdigit()
+            help_text = "write the number without quotes" if quoted else ""
+            raise self.error(name, f"{_short(value)} is not {wanted}", help_text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.error(name, f"{value} is not a finite number")
+        return value
+
+
+def _leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and depth < MOST_DEPTH:
+            yield from _leaves(value, f"{path}.", depth + 1)
+        else:
+            yield path, value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "a mapping", list: "a list", str: "a text", bool: "a truth value", type(None): "nothing"}
+    return names.get(type(value), "a number")
+
+
+def _short(value: Any) -> str:
+    """A value as messages show it."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST_NUMBER:
+        return "a very large number"
+    if isinstance(value, (list, dict)):
+        return _kind(value)
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

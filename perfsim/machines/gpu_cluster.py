@@ -1,0 +1,592 @@
+"""The kind of machine `gpu-cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.base.errors import InputError
+from perfsim.costs.gpu import LOADS, STORE, GpuCosts, HostCosts
+from perfsim.costs.wafer import StreamingRoof
+from perfsim.machines.borrowed import of_device
+from perfsim.machines.machine import (
+    LOOK,
+    Explanation,
+    Floats,
+    Ints,
+    Lane,
+    Machine,
+    Network,
+    PeerClasses,
+    Setting,
+    SystemLinks,
+    Traffic,
+    Unknown,
+)
+from perfsim.network import FatTree, ring, route_around, tree
+from perfsim.network.collectives import CollectiveModel
+from perfsim.specs.calibration import Calibration, CollectiveOp
+from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.recipe import ParallelLayout, TrainingRecipe, layers_of_stages
+from perfsim.strategies import Plan
+from perfsim.strategies.schedules import least_chunks, schedule_called
+from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.work import Kind, RankGroup, TaskGraph, Work
+from perfsim.work.symmetry import meeting_of
+
+# How a group of ranks, and the corresponding groups of its peers, lie over nodes and leaves.
+#
+# A folded graph is priced and simulated for one peer of each pipeline rank. For prices, this holds for all
+# peers if their communications span as many nodes, equally filled. Where links are shared, groups must also
+# enter nodes at the same members, and cross leaves alike where uplinks are oversubscribed.
+
+
+class Spread(NamedTuple):
+    """A group of a folded rank and which peers share it; its position depends on nothing else."""
+
+    group: RankGroup
+    stride: int
+    size: int
+    """Number of peers in one group."""
+
+    @classmethod
+    def of(cls, work: Work, tree: FatTree, width: int) -> Spread:
+        """The spread of a work's group, shifted by whole nodes (leaves, where uplinks are thin)."""
+        group = work.group or RankGroup(0, 1, 1)
+        nodes_per_leaf = tree.system.fabric.nodes_per_leaf
+        alike = tree.devices_per_node * (nodes_per_leaf if tree.has_thin_uplinks(rated=True) else 1)
+        meeting = meeting_of(work, width)
+        first = group.start if group.stride > 0 else group.ranks[-1]
+        moved = RankGroup(first % alike, abs(group.stride), group.size)
+        return cls(moved, meeting.stride, meeting.size)
+
+    def entries_of_peers(self, tree: FatTree, width: int, *, shares_links: bool) -> Ints:
+        """One row a peer: a number for where its group enters nodes, or how ranks lie on nodes (`_shapes`).
+
+        Groups are compared, of which there are fewer than peers; memory grows with ranks only.
+        """
+        offset = np.arange(width)
+        first, of_peer = np.unique(
+            offset - offset // self.stride % self.size * self.stride, return_inverse=True
+        )
+        ranks = self.group.start + first[:, None] + self.group.stride * np.arange(self.group.size)
+        nodes = tree.node_of[ranks]
+        enters = np.diff(nodes, axis=1) != 0
+        if not shares_links:
+            return _shapes(enters)[of_peer]
+        if tree.has_thin_uplinks(rated=True):  # else uplinks carry all that the NICs below can send
+            enters = np.concatenate([enters, np.diff(tree.leaf_of[ranks], axis=1) != 0], axis=1)
+        number = np.unique(np.packbits(enters, axis=1), axis=0, return_inverse=True)[1]
+        return np.asarray(number.reshape(-1, 1)[of_peer], dtype=np.int64)
+
+
+def _shapes(enters: NDArray[np.bool_]) -> Ints:
+    """Number of nodes of every group, and its ranks on the fullest and the emptiest node."""
+    groups, size = len(enters), enters.shape[1] + 1
+    first = np.insert(enters, 0, True, axis=1)
+    node = np.cumsum(first, axis=1) - 1
+    ranks = np.bincount((node + size * np.arange(groups)[:, None]).ravel(), minlength=groups * size)
+    ranks = ranks.reshape(groups, size)
+    emptiest = np.where(ranks > 0, ranks, size).min(axis=1)
+    return np.stack([first.sum(axis=1), ranks.max(axis=1), emptiest], axis=1)
+
+
+# Traffic of GPUs on NICs and on the uplinks of leaf switches.
+
+COPIES = (*LOADS, STORE)
+
+
+class FatTreeNetwork(Network):
+    """The links of a fat tree: NVLink ports, NICs and uplinks."""
+
+    def __init__(self, tree: FatTree, *, ports: bool = False) -> None:
+        self.tree = tree
+        self.collectives = CollectiveModel.of_tree(tree)
+        self.may_bind = tree.may_bind.copy()
+        if ports:
+            self.may_bind[tree.ports] = True
+        self.host = HostCosts(tree.system, tree.num_devices)
+        self.counts_ports = bool(self.may_bind[tree.ports].any())
+
+    @property
+    def counted(self) -> Ints:
+        """The link that each link counts as."""
+        return self.tree.counted
+
+    def of_graph(self, graph: TaskGraph, /) -> FatTreeNetwork:
+        """The network with its NVLink ports where communications that may overlap can fill one."""
+        tree = self.tree
+        asked = port_demand(graph, tree, self.collectives)
+        port_bytes_per_s = tree.system.node.lanes(tree.devices_per_node) * tree.edges.rated.get(
+            "scale_up", 0.0
+        )
+        return FatTreeNetwork(tree, ports=asked > port_bytes_per_s)
+
+    def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """The load of a class of work on the links that may slow it; None where there are none."""
+        if work.op in COPIES:
+            return self._copies(work, peers)
+        if work.group is None or work.group.size < 2:
+            return None
+        groups = peers.groups_like(work.group)
+        if not self.counts_ports and self._is_inside(groups):
+            return None
+        load = self._load(work, groups)
+        may_bind = self.may_bind[load.links]
+        if not may_bind.any():
+            return None
+        return Traffic(load.links[may_bind], load.times[may_bind], load.bytes_per_s)
+
+    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of work on all links."""
+        if work.op in COPIES:
+            return self._copies(work, peers, links=True)
+        if work.group is None or work.group.size < 2:
+            return None
+        return self._load(work, peers.groups_like(work.group))
+
+    def _copies(self, work: Work, peers: PeerClasses, *, links: bool = False) -> Traffic:
+        """Copies of the peers on a host: on its memory or drives, with `links` also on their own links.
+
+        Ranks of other stages are on the same host where a stage has fewer.
+        """
+        edges, count = self.tree.edges, min(self.host.sharing, peers.width)
+        media = ("dram", "nvme") if work.op.startswith("nvme") else ("dram",)
+        shared = [int(edges.of_kind(kind)[0]) for kind in media]
+        away = edges.of_kind("pcie")
+        away = away[edges.source[away] < self.tree.num_devices][: count if links else 0]
+        crossed = np.concatenate([away if work.op == STORE else away ^ 1, shared])
+        times = np.repeat([1, count], [len(away), len(shared)])
+        return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op))
+
+    def _is_inside(self, groups: Ints) -> bool:
+        """Whether all groups are inside nodes."""
+        nodes = self.tree.node_of[groups]
+        return bool((nodes == nodes[:, :1]).all())
+
+    def _load(self, work: Work, groups: Ints) -> Traffic:
+        """Traffic of a class of work that groups of ranks do at the same time.
+
+        A send goes one way. In a collective inside a node, and in a shift by one rank (a `send_recv` of a
+        whole group), each rank sends to its neighbour.
+        In one across nodes each rank of a node is on a ring of its own and has an equal share of the node's
+        NICs. So every rank sends to one neighbour and receives from another at that share, whatever the
+        algorithm, which agrees with how collectives are priced. There are as many rings as the emptiest node
+        holds ranks, and each passes the ports of all ranks of a node but its own. On a fuller node they may
+        use the NIC of any rank, so all of its NICs are taken to be in use, and peers stay alike.
+
+        In a full mesh a collective inside a node divides what a rank sends over its links to all others; the
+        links inside nodes are not counted for one across nodes.
+        """
+        inside = self._is_inside(groups)
+        meshed = self._meshes(work, groups) if self.tree.full_mesh and inside else 1
+        within = spare = groups[:0, 0]
+        if work.op.startswith("tree."):
+            source, target = _round_hops(groups, work.op)
+        elif work.kind is not Kind.COMM_COLL:
+            source, target = groups[:, 0], groups[:, 1]
+        elif inside or work.op == "send_recv":
+            shifts = range(1, meshed + 1)
+            source = np.concatenate([groups.ravel() for _ in shifts])
+            target = np.concatenate([np.roll(groups, -shift, axis=1).ravel() for shift in shifts])
+        else:
+            source, target, spare, within = _ring_hops(groups, self.tree.node_of)
+        links = self.tree.crossings(source, target)
+        if self.tree.edges.dead:
+            links = self._around(links, source, target)
+        passed = self.tree.ports[within[:0] if self.tree.full_mesh else within]
+        beside = self.tree.nics[spare].ravel(), passed.ravel()
+        links = np.append(links[links >= 0], self._left_of(np.concatenate(beside)))
+        crossed, times = np.unique(links, return_counts=True)
+        if inside:
+            return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed)
+        return Traffic(crossed, times, self._ring_bytes_per_s(crossed, times))
+
+    def _ring_bytes_per_s(self, links: Ints, times: Ints) -> float:
+        """What each ring across nodes carries: its share of the NICs, or of the ports that all rings pass.
+
+        Ports count at their rated speed, as in prices: a port that is slower is for the flows to share.
+        """
+        passed = times[np.isin(links, self.tree.ports)].max(initial=1)
+        return float(min(self.tree.nic_share_bytes_per_s, self.tree.edges.rated["scale_up"] / passed))
+
+    def _meshes(self, work: Work, groups: Ints) -> int:
+        """Links over which a rank divides what it sends inside the node of a full mesh."""
+        divided = work.kind is Kind.COMM_COLL and not work.op.startswith("tree.") and work.op != "send_recv"
+        return max(1, groups.shape[1] - 1) if divided else 1
+
+    def sent_bytes(self, work: Work, /) -> float:
+        """Bytes of a class of work on a link that it crosses once; the rings across nodes share a message."""
+        if work.kind is not Kind.COMM_COLL or work.group is None or work.op.startswith("tree."):
+            return work.comm_bytes
+        shape = self.tree.group_shape(work.group.ranks)
+        if work.op == "send_recv":
+            return work.comm_bytes
+        rings = shape.fewest_per_node if shape.nodes > 1 else 1
+        is_step = work.op.startswith("ring.")
+        factor = 1.0 if is_step else ring.wire_factor(cast(CollectiveOp, work.op), shape.size)
+        lanes = self.tree.system.node.lanes(shape.size) if shape.nodes == 1 else 1
+        return work.comm_bytes * factor / (rings * lanes)
+
+    def alike(self, work: Work, /) -> Hashable:
+        """Inside a node the rate depends on the size of a message."""
+        inside = self.counts_ports and work.group is not None and may_be_inside(work.group, self.tree)
+        return (super().alike(work), work.comm_bytes if inside else None)
+
+    def _around(self, links: Ints, source: Ints, target: Ints) -> Ints:
+        """The links of all routes; routes over dead links take a detour."""
+        used = np.unique(links[links >= 0])
+        broken = ~np.isin(links, [-1, *self._left_of(used)]).all(axis=1)
+        rest = [links[~broken].ravel()]
+        for a, b in zip(source[broken].tolist(), target[broken].tolist(), strict=True):
+            detour = route_around(self.tree, a, b, self.tree.edges.dead)
+            rest.append(self.tree.counted[[edge.link for edge in detour]])
+        return np.concatenate(rest)
+
+    def _left_of(self, links: Ints) -> Ints:
+        """Those of the links that are not dead."""
+        return links[self.bytes_per_s(links) > 0.0]
+
+    def bytes_per_s(self, links: Ints, /) -> Floats:
+        """Capacity of links, and of all uplinks of a leaf together."""
+        return self.tree.capacities[links]
+
+    def places(self) -> dict[int, Hashable]:
+        """The leaf of each rank where uplinks are thin, and the rank where a link of its node is slow."""
+        tree = self.tree
+        thin, slow_nodes = tree.has_thin_uplinks(), tree.slow_nodes
+        places: dict[int, Hashable] = {}
+        for rank, node in enumerate(tree.node_of.tolist()):
+            if thin or node in slow_nodes:
+                places[rank] = (int(tree.leaf_of[rank]) if thin else 0, rank if node in slow_nodes else None)
+        return places
+
+    def peer_places(self, works: Sequence[Work], width: int, /, *, shares_links: bool) -> Ints | None:
+        """Where the groups of each peer enter nodes and leaves."""
+        if width == 1:
+            return None
+        columns = []
+        for spread in dict.fromkeys(Spread.of(work, self.tree, width) for work in works if work.group):
+            entries = spread.entries_of_peers(self.tree, width, shares_links=shares_links)
+            if (entries != entries[0]).any():
+                columns.append(entries)
+        return np.concatenate(columns, axis=1) if columns else None
+
+    def worst_group(self, work: Work, width: int, /) -> RankGroup | None:
+        """Of groups on several nodes, if any, that with the emptiest node; of these that on most nodes."""
+        if work.group is None:
+            return None
+        shapes = Spread.of(work, self.tree, width).entries_of_peers(self.tree, width, shares_links=False)
+        nodes, most, fewest = shapes.T
+        peer = int(np.lexsort((-most, -nodes, fewest, nodes == 1))[0])
+        start = work.group.start + meeting_of(work, width).first(peer)
+        return RankGroup(start, work.group.stride, work.group.size)
+
+    def peers_keep_step(self, layout: ParallelLayout, /) -> bool:
+        """Whether tensor peers are in one node, synchronise after every block, and uplinks are not thin.
+
+        Where weight gradients are a pass of their own, peers synchronise only at its end.
+        """
+        inside = self.tree.devices_per_node % layout.tensor == 0
+        thin = self.tree.has_thin_uplinks(rated=True)
+        return inside and not thin and not schedule_called(layout.schedule).splits_backward
+
+
+def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
+    """Sources and targets of a round of a tree, such as `tree.all_reduce.2` (`prediction.expansion`)."""
+    _, name, number = op.split(".")
+    pairs = np.array(tree.round_pairs(cast(CollectiveOp, name), groups.shape[1], int(number)))
+    return groups[:, pairs[:, 0]].ravel(), groups[:, pairs[:, 1]].ravel()
+
+
+def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Of rings across nodes: sources, targets, ranks on no ring, ranks whose ports a ring of others passes.
+
+    On ring j, rank j of each node sends to rank j of the next node.
+    """
+    ranks = np.sort(groups, axis=1)
+    nodes = node_of[ranks]
+    across = nodes[:, 0] != nodes[:, -1]
+    ranks, nodes = ranks[across], nodes[across]
+    hops = [(ranks[:0, 0],) * 4]
+    enters = np.insert(nodes[:, 1:] != nodes[:, :-1], 0, True, axis=1)
+    left = np.ones(len(ranks), dtype=bool)
+    while left.any():  # groups that lie alike over nodes at once; usually all do
+        pattern = enters[np.argmax(left)]
+        rows = left & (enters == pattern).all(axis=1)
+        first = np.flatnonzero(pattern)
+        rings = np.arange(np.diff(first, append=len(pattern)).min())
+        source = (first[:, None] + rings).ravel()
+        members = source, np.roll(source, -len(rings)), np.delete(np.arange(len(pattern)), source)
+        passed = np.repeat(np.arange(len(pattern)), len(rings) - 1)
+        hops.append(tuple(ranks[rows][:, places].ravel() for places in (*members, passed)))
+        left &= ~rows
+    source, target, spare, within = (np.concatenate(column) for column in zip(*hops, strict=True))
+    return source, target, spare, within
+
+
+def port_demand(graph: TaskGraph, tree: FatTree, collectives: CollectiveModel) -> float:
+    """The most bytes/s that overlapping communications can ask of one NVLink port, an upper bound.
+
+    Tasks of one stream never overlap, and streams of one name are those of different devices, so each name
+    counts once, with the largest rate of its tasks.
+    """
+    known: dict[tuple[str, float, int, int], float] = {}
+    rates = np.zeros(len(graph.works))
+    for number, work in enumerate(graph.works):
+        group = work.group
+        if work.kind is Kind.COMP or group is None or group.size < 2:
+            continue
+        key = (work.op, work.comm_bytes, group.size, abs(group.stride))
+        if key not in known:
+            known[key] = _port_bytes_per_s(work, group, tree, collectives)
+        rates[number] = known[key]
+    roles: dict[str, int] = {}
+    role = [roles.setdefault(stream.partition("/")[2], len(roles)) for stream in graph.streams]
+    codes = graph.work * np.int64(len(roles)) + np.array(role)[graph.stream]
+    counts = np.bincount(codes, minlength=len(rates) * len(roles)).reshape(-1, len(roles))
+    return float(np.where(counts > 0, rates[:, None], 0.0).max(axis=0, initial=0.0).sum())
+
+
+def _port_bytes_per_s(work: Work, group: RankGroup, tree: FatTree, collectives: CollectiveModel) -> float:
+    """The most that a group loads a port with, wherever it lies."""
+    in_node = min(group.size, -(-tree.devices_per_node // abs(group.stride)))
+    across = (in_node - 1) * tree.nic_share_bytes_per_s
+    return max(across, _inside_bytes_per_s(work, collectives)) if may_be_inside(group, tree) else across
+
+
+def may_be_inside(group: RankGroup, tree: FatTree) -> bool:
+    """Whether a node has room for all ranks of a group."""
+    return (group.size - 1) * abs(group.stride) < tree.devices_per_node
+
+
+def _inside_bytes_per_s(work: Work, collectives: CollectiveModel) -> float:
+    """Measured bus rate of a communication inside a node: bytes on each port over its time."""
+    size = 0 if work.group is None else work.group.size
+    if work.op.startswith("tree."):
+        op, size, n_bytes = "send_recv", 2, work.comm_bytes
+    elif work.op.startswith("ring."):
+        op, n_bytes = work.op.removeprefix("ring."), work.comm_bytes * size
+    else:
+        op, n_bytes = work.op, work.comm_bytes
+    return collectives.port_bytes_per_s(cast(CollectiveOp, op), n_bytes, size)
+
+
+# Remedies on GPUs: degrees, schedules, ZeRO.
+
+_BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "exposed tensor communication": ("node.scale_up",),
+    "exposed context communication": ("node.scale_up", *_BETWEEN_NODES),
+    "exposed expert communication": ("node.scale_up", *_BETWEEN_NODES),
+    "exposed data communication": _BETWEEN_NODES,
+    "exposed pipeline communication": _BETWEEN_NODES,
+    "exposed offload": ("node.host",),
+}
+"""The fields of the system behind each cause."""
+
+
+class GpuExplanation(Explanation):
+    """What shortens a step on GPUs."""
+
+    unit = "GPUs"
+    inputs = INPUTS
+
+    def wait_remedy(self, cause: str, plan: Plan, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
+        """The remedy for a cause."""
+        return _REMEDIES[cause](plan) if cause in _REMEDIES else LOOK
+
+    def _more_compute(self, plan: Plan, _moving: float, /) -> str:
+        size = f"micro-batch now {plan.layout.micro_batch_size:,}"
+        return f"{self.more}, or larger matrices in each kernel ({size}, tensor {plan.layout.tensor})"
+
+
+def _bubble(plan: Plan) -> str:
+    stages = plan.layout.pipeline
+    if stages == 1:
+        return LOOK
+    return (
+        f"more than {plan.num_microbatches:,} micro-batches for {stages} stages (a larger batch or fewer "
+        "stages), or a schedule with a smaller bubble (interleaved, zb1p)"
+    )
+
+
+def _optimizer(plan: Plan) -> str:
+    layout = plan.layout
+    if not isinstance(layout, ParallelLayout):
+        return LOOK
+    if layout.offload_optimizer != "none":
+        spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
+        return f"{spread}more hosts to share the update, its states on the devices, or a larger batch"
+    if layout.zero_stage or layout.replicas == 1:
+        return "a larger batch, so that updates are rarer, or more replicas that share the update (ZeRO 1)"
+    return "optimizer states sharded over replicas (ZeRO 1), or a larger batch"
+
+
+def _data(plan: Plan) -> str:
+    layout = plan.layout
+    if isinstance(layout, ParallelLayout) and layout.replicas == 1:
+        return "nothing is sent: the host launches collectives of one rank; fewer and larger gradient buckets"
+    return "a larger batch, so that gradients are reduced less often, or faster links between nodes"
+
+
+_REMEDIES: Mapping[str, Callable[[Plan], str]] = {
+    "bubble": _bubble,
+    "exposed tensor communication": lambda plan: (
+        f"a tensor degree below {plan.layout.tensor}, or faster links inside the node"
+    ),
+    "exposed expert communication": lambda _: (
+        "a smaller expert degree or one inside a node, one copy of a token a node (dispatcher: deepep), or "
+        "faster links"
+    ),
+    "exposed data communication": _data,
+    "exposed pipeline communication": lambda plan: (
+        f"fewer than {plan.layout.pipeline} stages, or faster links between them"
+    ),
+    "exposed offload": lambda plan: (
+        f"a larger micro-batch than {plan.layout.micro_batch_size:,}, more devices so that less is "
+        "offloaded, or a faster link to the host"
+    ),
+    "optimizer": _optimizer,
+}
+
+
+MOST_CHANNELS = 32
+"""The most multiprocessors that a collective of NCCL occupies, one for each channel.
+
+assumed: the library's own limit of channels (MAXCHANNELS); 16 to 24 are usual.
+"""
+
+
+class GpuCluster(Machine):
+    """Nodes of GPUs under a fat tree."""
+
+    kind = "gpu-cluster"
+    system_type = GpuClusterSpec
+    layout_type = ParallelLayout
+    explanation = GpuExplanation()
+    fragments_memory = True
+    default_strategy = "3d"
+
+    def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:
+        """Nodes under leaf and spine switches."""
+        return FatTree(system, num_devices)
+
+    def costs(self, topology: FatTree, recipe: TrainingRecipe) -> GpuCosts:
+        """Kernels, launches and collectives."""
+        return GpuCosts(topology, recipe)
+
+    def network(self, topology: FatTree, /) -> FatTreeNetwork:
+        """NVLink ports, NICs and uplinks."""
+        return FatTreeNetwork(topology)
+
+    def devices_per_node(self, system: GpuClusterSpec, /) -> int:
+        """GPUs behind one NVLink switch."""
+        return system.node.devices
+
+    def links(self, system: GpuClusterSpec, /) -> SystemLinks:
+        """NVLink, and the NICs."""
+        return SystemLinks((system.node.scale_up,), (system.node.nic,))
+
+    def calibrations(self, system: GpuClusterSpec, recipe: TrainingRecipe, /) -> list[Calibration]:
+        """Calibrations of links and of the framework's host overhead."""
+        links = (system.node.scale_up.calibration, system.node.nic.calibration)
+        return [calibration for calibration in (*links, recipe.framework) if calibration is not None]
+
+    def unknowns(
+        self, system: GpuClusterSpec, _recipe: TrainingRecipe, _num_devices: int, /
+    ) -> list[Unknown]:
+        """Constants of another chip."""
+        return list(of_device(system.device))
+
+    def overlap_slowdown(self, system: GpuClusterSpec, /) -> float:
+        """Compute on the multiprocessors that `MOST_CHANNELS` leave it.
+
+        The traffic of a collective in memory (2 to 3 bytes for each on the wire, at the bus rate of NVLink)
+        slows kernels that memory limits by no more than that.
+        """
+        units = system.device.compute_units
+        return MOST_CHANNELS / (units - MOST_CHANNELS) if units > MOST_CHANNELS else 1.0
+
+    def published_system(
+        self,
+        system: GpuClusterSpec,
+        devices_per_node: int | None,
+        inter_node: float | None,
+        domain: int | None,
+        /,
+    ) -> GpuClusterSpec:
+        """The system with the node size and network of the run, one NIC per device.
+
+        A domain of several nodes is a node of that many devices, and what was a node is one of its servers.
+        """
+        server = devices_per_node or system.node.server or system.node.devices
+        devices = domain or devices_per_node or system.node.devices
+        several = server if devices > server and devices % server == 0 else None
+        node = system.node.model_copy(update={"devices": devices, "server": several})
+        if inter_node is not None:
+            nic = node.nic.model_copy(update={"bandwidth": inter_node / server})
+            shared = inter_node < server * system.node.nic.bandwidth
+            node = node.model_copy(update={"nics": devices, "nic": nic, "devices_share_nics": shared})
+        return system.model_copy(update={"node": node})
+
+    def published_layout(self, settings: Mapping[str, Any], /) -> ParallelLayout:
+        """The layout of the run, with the chunks that its schedule needs; other settings are left out."""
+        known = {field.name for field in fields(ParallelLayout)}
+        own = {name: value for name, value in settings.items() if name in known}
+        own["virtual_pipeline"] = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
+        if settings["pipeline_layout"]:
+            own["layers_per_stage"] = layers_of_stages(settings["pipeline_layout"])
+        own["context"] = settings["context_parallel"]
+        own["expert"] = settings["expert_parallel"]
+        own["expert_tensor"] = settings["expert_tensor_parallel"] or 1
+        own["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
+        return ParallelLayout(**own)
+
+    def usual_settings(self, layout: ParallelLayout, recipe: TrainingRecipe, /) -> list[Setting]:
+        """The settings that Megatron-LM's README recommends.
+
+        These are sequence parallelism with tensor parallelism, the distributed optimizer (ZeRO 1) with data
+        parallelism, and selective recompute where attention keeps its scores.
+        """
+        rows = [Setting("micro_batch_size", str(layout.micro_batch_size))]
+        if layout.tensor > 1:
+            split = layout.sequence_parallel
+            rows.append(Setting("sequence_parallel", str(split).lower(), "" if split else "sp=true"))
+        if layout.data > 1:
+            rows.append(Setting("zero_stage", str(layout.zero_stage), "" if layout.zero_stage else "zero=1"))
+        selective = recipe.attention == "standard" and layout.recompute == "none"
+        rows.append(Setting("recompute", layout.recompute, "recompute=selective" if selective else ""))
+        if layout.pipeline > 1:
+            rows.append(Setting("schedule", layout.schedule))
+        return rows
+
+    def _completed(self, given: dict[str, Any], devices: int) -> ParallelLayout:
+        """The layout; `dp` defaults to the remaining devices, `schedule` to what `vpp` needs.
+
+        `vpp` itself follows from the stages, where these are given and no schedule.
+        """
+        layout, stages = ParallelLayout(**given), len(given.get("layers_per_stage") or ())
+        if stages % layout.pipeline == 0 and stages > layout.pipeline > 1 and "schedule" not in given:
+            layout = replace(layout, virtual_pipeline=stages // layout.pipeline)
+            given = {**given, "virtual_pipeline": layout.virtual_pipeline}
+        schedule_called(layout.schedule)  # LayoutError for an unknown name
+        if layout.virtual_pipeline > 1 and "schedule" not in given:
+            layout = replace(layout, schedule="interleaved")
+        if "virtual_pipeline" not in given:
+            layout = replace(layout, virtual_pipeline=least_chunks(layout.schedule))
+        if "data" not in given:
+            held = layout.tensor * layout.context * layout.pipeline
+            layout = replace(layout, data=max(1, devices // held))
+        return layout
+
+
+def gpu_plan(plan: Plan) -> ThreeDPlan:
+    """The plan with the types of a GPU cluster; InputError where it runs on another kind."""
+    if not isinstance(plan.topology, FatTree):
+        raise InputError(f"{plan.system.name} is not a GPU cluster")
+    return cast(ThreeDPlan, plan)

@@ -1,0 +1,341 @@
+"""A graph on a network: ranks that differ are unfolded, and shared links are found.
+
+A folded graph writes one peer for all, so all peers must behave alike. Peers differ by a mark (a straggler),
+by how their groups lie over nodes (`rank_classes`), by a degraded link of their own, or by their leaf where
+uplinks are oversubscribed, since then only some of them cross uplinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfsim.engine.fairshare import TOLERANCE, Flow
+from perfsim.machines import network_of
+from perfsim.machines.machine import Ints, Network, PeerClasses, Traffic
+from perfsim.network import Topology
+from perfsim.strategies import Plan
+from perfsim.work import Kind, TaskGraph, Work, peer_classes, unfold
+from perfsim.work.graph import Ragged, offsets
+from perfsim.work.symmetry import as_slowest_peers, bases_of
+
+# Which peers of a folded graph differ, because their groups lie differently over the nodes.
+#
+# A folded graph is priced and simulated for one peer of each pipeline rank, which must hold for all peers.
+
+
+def rank_classes(
+    graph: TaskGraph,
+    network: Network,
+    marks: Mapping[int, Hashable] | None = None,
+    *,
+    shares_links: bool = True,
+) -> NDArray[np.int32]:
+    """The class of each peer, by its position in the network and by the `marks` of ranks.
+
+    With a single class the graph can stay folded. Unless something `shares_links`, positions that cost the
+    same are alike.
+    """
+    width, marks = graph.width, marks or {}
+    places = network.peer_places(graph.works, width, shares_links=shares_links)
+    if places is None:
+        return peer_classes(graph, marks) if marks else np.zeros(width, dtype=np.int32)
+    numbers = np.unique(places, axis=0, return_inverse=True)[1].reshape(-1).tolist()
+    keys = {
+        base + peer: (numbers[peer], marks.get(base + peer))
+        for base in bases_of(graph)
+        for peer in range(width)
+    }
+    return peer_classes(graph, keys)
+
+
+# Which links can limit flows; the others are dropped before a run, which saves the engine time.
+#
+# A link with some capacity admits flow rates r with sum(count x r) <= capacity. Link A is implied by link B
+# where B's counts over capacity are at least A's for every flow: rates that B admits, A admits too. Max-min
+# fair rates depend only on the rates that all links together admit, so dropping implied links does not
+# change
+# them. All links of a tree that a broadcast crosses become one, however many leaves the tree has.
+
+Loads = Mapping[int, int]
+"""How often a flow crosses each link."""
+Capacities = Mapping[int, float] | Sequence[float]
+"""Bytes/s of each link, by its id."""
+
+
+def binding_links(loads: Sequence[Loads], capacities: Capacities) -> list[int]:
+    """The links that no other link implies, ascending; of equal links the first."""
+    columns: dict[int, dict[int, float]] = {}
+    for row, load in enumerate(loads):
+        for link, count in load.items():
+            columns.setdefault(link, {})[row] = count / capacities[link] if capacities[link] else np.inf
+    distinct = {tuple(column.items()): link for link, column in sorted(columns.items(), reverse=True)}
+    kept: list[int] = []
+    by_row: dict[int, list[int]] = {}
+    order = {link: (-len(columns[link]), -sum(columns[link].values())) for link in distinct.values()}
+    for link in sorted(order, key=order.__getitem__):
+        column = columns[link]
+        rarest = min(column, key=lambda row: len(by_row.get(row, ())))
+        if any(_implies(columns[link_b], column) for link_b in by_row.get(rarest, ())):
+            continue
+        kept.append(link)
+        for row in column:
+            by_row.setdefault(row, []).append(link)
+    return sorted(kept)
+
+
+def _implies(column: Mapping[int, float], implied: Mapping[int, float]) -> bool:
+    return all(column.get(row, 0.0) >= load for row, load in implied.items())
+
+
+def flows_on(
+    loads: Sequence[Loads], bytes_per_s: Sequence[float], capacities: Capacities
+) -> tuple[list[Flow], NDArray[np.float64]]:
+    """Flows on the binding links, renumbered from 0, and the capacities of these links.
+
+    A link that every flow crosses a multiple of k times becomes one with a k-th of the capacity.
+    """
+    links = binding_links(loads, capacities)
+    units = dict.fromkeys(links, 0)
+    for load in loads:
+        for link, count in load.items():
+            if link in units:
+                units[link] = gcd(units[link], count)
+    number = {link: index for index, link in enumerate(links)}
+    flows = []
+    for load, rate in zip(loads, bytes_per_s, strict=True):
+        crossed = sorted(
+            (number[link], count // units[link]) for link, count in load.items() if link in number
+        )
+        flows.append(Flow(tuple(index for index, times in crossed for _ in range(times)), rate))
+    return flows, np.array([capacities[link] / unit for link, unit in units.items()])
+
+
+# Which communications contend for links, so that the engine must share bandwidth among them.
+#
+# Only links whose peak demand exceeds their capacity matter: a link that can carry all its users at full
+# speed at once slows none of them and is left out. Of the rest, only binding links are kept
+# (`binding_links`).
+
+NO_FLOWS: Mapping[int, Flow] = {}
+
+
+class SharedLinks(NamedTuple):
+    """Flows by work id, and the capacity of every link on their routes."""
+
+    flows: Mapping[int, Flow] = NO_FLOWS
+    capacities: NDArray[np.float64] | None = None
+
+
+def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
+    """The communications of `graph` that contention, or a link below their own rate, can slow.
+
+    `peers` is the class of each peer that `unfold` got; a folded graph needs none. Raises InputError where
+    dead links leave no route.
+    """
+    classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
+    network = network.of_graph(graph)
+    traffic = _traffic(graph.works, network, PeerClasses(classes))
+    if not traffic:
+        return SharedLinks()
+    # Works of one traffic are one row of the table of crossings.
+    distinct = list({id(flow): flow for flow in traffic.values()}.values())
+    row_of_flow = {id(flow): row for row, flow in enumerate(distinct)}
+    row = {work: row_of_flow[id(flow)] for work, flow in traffic.items()}
+    links, crossed = _crossings(distinct)
+    capacities = network.bytes_per_s(links)
+    demand = _demand(distinct, len(links), crossed, *_rows_on_streams(graph, row))
+    loads = _loads(distinct, crossed, demand > capacities * (1 + TOLERANCE))
+    rates = [distinct[number].bytes_per_s for number in loads]
+    flows, kept = flows_on(list(loads.values()), rates, capacities.tolist())
+    flow_of_row = dict(zip(loads, flows, strict=True))
+    by_work = {work: flow_of_row[number] for work, number in row.items() if number in flow_of_row}
+    return SharedLinks(by_work, kept) if by_work else SharedLinks()
+
+
+def _crossings(traffic: Sequence[Traffic]) -> tuple[Ints, Ragged]:
+    """The ids of all links, ascending, and which of them each communication crosses, by their index."""
+    links, index = np.unique(np.concatenate([flow.links for flow in traffic]), return_inverse=True)
+    start = offsets(np.array([len(flow.links) for flow in traffic]))
+    return links, Ragged(start.astype(np.int32), index.astype(np.int32))
+
+
+def _demand(
+    traffic: Sequence[Traffic], num_links: int, crossed: Ragged, stream: Ints, row: Ints
+) -> NDArray[np.float64]:
+    """Peak demand on each link in bytes/s, where each stream runs its rows one at a time."""
+    bytes_per_s = np.concatenate([flow.times * flow.bytes_per_s for flow in traffic])
+    entry = crossed._replace(values=np.arange(len(bytes_per_s), dtype=np.int32)).rows(row)
+    keys = stream[entry.row_of_value] * num_links + crossed.values[entry.values]
+    order = np.argsort(keys, kind="stable")
+    keys, bytes_per_s = keys[order], bytes_per_s[entry.values[order]]
+    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    peaks = np.maximum.reduceat(bytes_per_s, first)
+    return np.asarray(np.bincount(keys[first] % num_links, peaks, minlength=num_links), dtype=np.float64)
+
+
+def _loads(traffic: Sequence[Traffic], crossed: Ragged, hot: NDArray[np.bool_]) -> dict[int, dict[int, int]]:
+    """How often each communication, by its row, crosses each hot link; those that cross none are left out."""
+    entries = np.flatnonzero(hot[crossed.values])
+    rows = crossed.row_of_value[entries].tolist()
+    times = np.concatenate([flow.times for flow in traffic])[entries].tolist()
+    loads: dict[int, dict[int, int]] = {}
+    for row, link, count in zip(rows, crossed.values[entries].tolist(), times, strict=True):
+        loads.setdefault(row, {})[link] = count
+    return loads
+
+
+def _rows_on_streams(graph: TaskGraph, row_of_work: Mapping[int, int]) -> tuple[Ints, Ints]:
+    """Every stream and row that occur together."""
+    rows = np.full(len(graph.works), -1, dtype=np.int64)
+    rows[list(row_of_work)] = list(row_of_work.values())
+    row = rows[graph.work]
+    moves = row >= 0
+    width = len(graph.works)
+    stream, row = np.divmod(np.unique(graph.stream[moves] * np.int64(width) + row[moves]), width)
+    return stream, row
+
+
+def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dict[int, Traffic]:
+    """Traffic by work id; works that are alike to the network have the same."""
+    known: dict[Hashable, Traffic | None] = {}
+    by_work: dict[int, Traffic] = {}
+    for number, work in enumerate(works):
+        if work.kind is Kind.COMP:
+            continue
+        key = network.alike(work)
+        if key not in known:
+            known[key] = network.traffic(work, peers)
+        if (traffic := known[key]) is not None:
+            by_work[number] = traffic
+    return by_work
+
+
+MOST_TASKS = 3_000_000
+"""Above this many tasks replicas with jitter of their own stay folded."""
+MOST_UNEVEN_TASKS = 500_000
+"""Above this many tasks peers whose groups lie unevenly stay folded; about ten seconds of simulation."""
+
+
+class Placed(NamedTuple):
+    """A graph in which ranks that differ have tasks of their own."""
+
+    graph: TaskGraph
+    rank: NDArray[np.int32]
+    """The (first) rank of each task; -1 on a stream that all ranks share."""
+    links: SharedLinks
+    topology: Topology
+    peers: NDArray[np.int32]
+    """The class of each peer; peers of one class are written once."""
+    note: str = ""
+    """A remark on how ranks that differ are simulated; empty where peers are alike."""
+
+
+def place(
+    folded: TaskGraph,
+    topology: Topology,
+    *,
+    marks: Mapping[int, Hashable] | None = None,
+    contention: bool = True,
+) -> Placed:
+    """Unfold the ranks that differ by their marks or by their position in the network.
+
+    Without `contention` no links are shared, and positions matter only where they change prices.
+    """
+    network = network_of(topology)
+    links = shared_links(folded, network) if contention else SharedLinks()
+    marked = dict(marks or {})
+    places = network.places() if links.flows else {}
+    keys: dict[int, Hashable] = {
+        rank: (marked.get(rank), places.get(rank)) for rank in marked.keys() | places.keys()
+    }
+    classes = rank_classes(folded, network, keys, shares_links=bool(links.flows))
+    count = int(classes.max(initial=0)) + 1
+    too_many = not marked and count > 1 and count * len(folded) > MOST_UNEVEN_TASKS
+    note = _note(count, too_many=too_many) if count > 1 and not marked else ""
+    if too_many:
+        folded = _at_worst(folded, network)
+        links = shared_links(folded, network) if contention else links
+    if count == 1 or too_many:
+        rank = folded.stream_ranks[folded.stream]
+        return Placed(folded, rank, links, topology, np.zeros_like(classes), note)
+    unfolded = unfold(folded, classes)
+    if contention:
+        links = shared_links(unfolded.graph, network, peers=classes)
+    return Placed(unfolded.graph, unfolded.rank, links, topology, classes, note)
+
+
+def _at_worst(folded: TaskGraph, network: Network) -> TaskGraph:
+    """The folded graph with each communication in the group of those peers that it takes longest for.
+
+    Without contention the step is at least as long as with all peers written out, since no peer has all
+    of these groups.
+    """
+    groups = (network.worst_group(work, folded.width) for work in folded.works)
+    works = (replace(work, group=group) for work, group in zip(folded.works, groups, strict=True))
+    return replace(folded, works=tuple(works))
+
+
+def _note(kinds: int, *, too_many: bool) -> str:
+    """The remark on ranks of several kinds."""
+    if too_many:
+        return (
+            f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are too many tasks to "
+            "simulate, so each communication takes what it takes the ranks whose group lies worst"
+        )
+    return f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are simulated"
+
+
+# Graphs with stragglers: each slow rank apart from its peers, or together with its tensor peers.
+#
+# Tensor peers wait for one another after every block, so a step with one straggler takes exactly as long if
+# all its tensor peers are as slow (`graph.symmetry.as_slowest_peers`). That halves the classes of ranks and
+# keeps their chains of tasks whole. It holds only where the peers are alike otherwise: their positions
+# are alike, and no peer could take its share of a link earlier than the straggler.
+
+MANY_TASKS = 100_000
+"""Folded tasks above which tensor peers are as slow as their straggler; below, their waiting is shown."""
+TOGETHER = (
+    "the straggler's tensor peers are simulated as slow as it is: the step time is the same, and their wait "
+    "for it counts as compute"
+)
+
+
+class PlacedStragglers(NamedTuple):
+    """A graph whose slow ranks have tasks of their own."""
+
+    placed: Placed
+    factors: Mapping[int, float]
+    """Slow ranks as simulated, and how many times as long each one computes."""
+    note: str = ""
+    """A remark where peers are simulated as slow as the straggler."""
+
+
+def place_stragglers(
+    folded: TaskGraph,
+    plan: Plan,
+    factors: Mapping[int, float],
+    topology: Topology | None = None,
+    *,
+    step_only: bool = False,
+) -> PlacedStragglers:
+    """Unfold the ranks of `factors`; a single straggler stays with its tensor peers where that is exact.
+
+    That is done for large graphs, and always where only the step time matters (`step_only`). `topology` is
+    the plan's unless links are degraded.
+    """
+    topology = topology or plan.topology
+    may_join = len(factors) == 1 and plan.layout.tensor > 1 and not len(topology.edges.slow)
+    if may_join and (step_only or len(folded) > MANY_TASKS):
+        alike = as_slowest_peers(folded, factors)
+        network = network_of(topology)
+        if network.peer_places(folded.works, folded.width, shares_links=False) is None:
+            placed = place(folded, topology, marks=alike)
+            if not placed.links.flows or network.peers_keep_step(plan.layout):
+                return PlacedStragglers(placed, alike, TOGETHER)
+    return PlacedStragglers(place(folded, topology, marks=factors), factors)

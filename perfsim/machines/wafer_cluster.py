@@ -1,0 +1,544 @@
+"""The kind of machine `wafer-cluster`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from perfsim.base.errors import InputError
+from perfsim.costs.price import Costs, mean_s
+from perfsim.costs.wafer import (
+    HIDES,
+    PEAK,
+    StreamCosts,
+    StreamedGpuCosts,
+    StreamingRoof,
+    WaferCosts,
+    growth_per_release,
+    hidden_from_tokens,
+    nearest_release,
+    place_of,
+    roof_tokens,
+)
+from perfsim.machines.machine import (
+    HEAVY,
+    LOOK,
+    Explanation,
+    Floats,
+    Ints,
+    Lane,
+    Machine,
+    Network,
+    PeerClasses,
+    Traffic,
+    Unknown,
+)
+from perfsim.network import WaferTree
+from perfsim.specs.calibration import WaferCalibration
+from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.model import layer_kinds
+from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.strategies import Plan
+from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
+from perfsim.work import Kind, TaskGraph, Work
+from perfsim.work.counts import attention_flop_per_step, model_flop_per_step, parameters
+
+# Traffic of wafers on MemoryX, the SwarmX tree, and the ports of each system.
+
+FLASH_OPS = {"flash_read": 0, "flash_write": 1}
+"""Operations on flash, and the direction of their link."""
+DIRECTIONS: dict[str, Literal["down", "up"]] = {
+    "memoryx_read": "down",
+    "samples": "down",
+    "fetch": "down",
+    "spill": "up",
+    "reduce": "up",
+    "reduce_part": "up",
+    "reduce_in_tree": "up",
+    "reduce_in_tree_part": "up",
+}
+UPDATE = "memoryx_update"
+AT_SYSTEMS = ("samples", "spill", "fetch")
+"""Operations between a system and its activation servers."""
+POOLS = ("server", "dram", "flash")
+"""Kinds of links that occur once in every weight server."""
+
+
+class WaferNetwork(Network):
+    """A tree that streams weights down to all systems and gradients up."""
+
+    def __init__(self, tree: WaferTree) -> None:
+        self.tree, self.costs = tree, StreamCosts(tree)
+
+    def of_graph(self, graph: TaskGraph, /) -> WaferNetwork:
+        """Raises InputError for several unfolded wafers: spills of all systems are counted together."""
+        wafers = sum(stream.endswith("/spill") for stream in graph.streams)
+        if wafers > 1:
+            raise InputError(
+                f"the graph has {wafers} unfolded wafers; spilled activations are counted for one only"
+            )
+        return self
+
+    def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """The load of a class of work that may share links.
+
+        Samples are megabytes beside gigabytes of weights, so they count only where an activation server is
+        slow; updates, which their own bytes limit, only where DRAM is. InputError where the only route to a
+        system is cut.
+        """
+        load = self.load(work, peers)
+        if load is None:
+            return None
+        if work.op in ("samples", UPDATE) and (self.capacities[load.links] >= load.bytes_per_s).all():
+            return None
+        self._refuse_cuts(load.links)
+        return load
+
+    def load(self, work: Work, _peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of work on all links: weights go down the whole tree, gradients up.
+
+        Gradients summed in SwarmX do not enter MemoryX. Samples and spilled activations pass the ports of
+        their systems, all at the same time. Links that are not duplex count as one. The weight servers count
+        as one, with the first link of each kind, and so do the activation servers of a system.
+        """
+        costs, tree = self.costs, self.tree
+        if work.op in FLASH_OPS:
+            return self._once(tree.edges.of_kind("flash")[FLASH_OPS[work.op] :: 2], costs.flash_bytes_per_s())
+        if work.op == UPDATE:
+            return self._once(tree.edges.of_kind("dram"), costs.update_bytes_per_s)
+        if work.op not in DIRECTIONS:
+            return None
+        way = DIRECTIONS[work.op]
+        if work.op in AT_SYSTEMS:
+            own = np.concatenate([tree.ways(kind, way) for kind in ("io", "feed")])
+            return self._once(own, costs.feed_bytes_per_s)
+        links = tree.tree_links(way)
+        if work.op.startswith("reduce_in_tree"):
+            inside = np.setdiff1d(links, tree.edges.of_kind("memoryx"))
+            return self._once(inside, costs.tree_bytes_per_s)
+        servers = [tree.ways(kind, way) for kind in ("server", "dram")]
+        return self._once(np.concatenate([links, *servers]), costs.stream_bytes_per_s)
+
+    def _once(self, links: Ints, bytes_per_s: float) -> Traffic:
+        """Traffic that crosses each link once."""
+        links = np.unique(self.counted[links])
+        return Traffic(links, np.ones(len(links), dtype=np.int64), bytes_per_s)
+
+    def _refuse_cuts(self, links: Ints) -> None:
+        cut = links[self.capacities[links] == 0.0]
+        dead = np.array(sorted(self.tree.edges.dead), dtype=np.int64)
+        for link in dead[np.isin(self.counted[dead], cut)].tolist():
+            edge = self.tree.links()[link]
+            raise InputError(
+                f"no route without {edge.source}-{edge.target}: a wafer that is cut off is a failure; "
+                "give at= or mttf= with checkpoint= and restart="
+            )
+
+    @cached_property
+    def counted(self) -> Ints:
+        """The link that each link counts as: itself, its way back, or the first of several servers."""
+        edges, counted = self.tree.edges, self.tree.edges.medium.copy()
+        for kind in POOLS:
+            links = edges.of_kind(kind).reshape(-1, 2)
+            counted[links] = counted[links[:1]]
+        feeders = edges.of_kind("feed").reshape(self.tree.num_devices, -1, 2)
+        counted[feeders] = feeders[:, :1]
+        return counted
+
+    @cached_property
+    def capacities(self) -> Floats:
+        """Bytes/s of every link; the first of several that count as one has their joint capacity.
+
+        Layers wait for the slowest weight server: those that are sharded over all of them, and those on one
+        server each too, since they are used in order. Activation servers of a system share its spills.
+        """
+        edges = self.tree.edges
+        capacities, carried = edges.bytes_per_s.copy(), edges.bytes_per_s
+        for kind in POOLS:
+            links = edges.of_kind(kind).reshape(-1, 2)
+            capacities[links[:1]] = len(links) * carried[links].min(axis=0, initial=np.inf)
+        feeders = edges.of_kind("feed").reshape(self.tree.num_devices, -1, 2)
+        capacities[feeders[:, 0]] = carried[feeders].sum(axis=1)
+        return capacities
+
+    def bytes_per_s(self, links: Ints, /) -> Floats:
+        """Capacity of links, those of several servers together."""
+        return self.capacities[links]
+
+
+# What limits a step of weight streaming, the tokens that hide its streams, and remedies.
+
+LANES = {
+    "memoryx_read": "link",
+    "reduce": "link",
+    "reduce_part": "link",
+    "reduce_in_tree": "link",
+    "reduce_in_tree_part": "link",
+    "flash_read": "flash",
+    "flash_write": "flash",
+    "samples": "input",
+    "spill": "spilling",
+    "fetch": "spilling",
+    "memoryx_update": "update",
+}
+"""The lane of each operation that moves data."""
+LINK_WAITS = ("exposed streaming", "gradient egress", "update bubble")
+CAUSES = {
+    "flash": "flash",
+    "input": "input",
+    "spilling": "exposed spilling",
+    "update": "update bubble",
+}
+"""The cause of each limiting lane; a limiting link is named by the longest of `LINK_WAITS`."""
+
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "exposed streaming": ("memoryx.servers", "memoryx.server.bandwidth", "weight_bytes"),
+    "gradient egress": ("swarmx.bandwidth", "gradient_bytes"),
+    "update bubble": ("memoryx.server.dram.bandwidth", "memoryx.server.arithmetic"),
+    "flash": ("memoryx.server.flash",),
+    "input": ("activation_servers",),
+    "exposed spilling": ("activation_servers",),
+}
+"""The fields of the system behind each cause."""
+
+
+class StreamingExplanation(Explanation):
+    """Causes and remedies for steps of weight streaming."""
+
+    lanes = LANES
+    layer_fixed_s = 0.0055
+    """Forward and backward. assumed: a fit of the same logs with a constant per layer in place of our
+    movement over the mesh, which grows with the layer; used only in a remark."""
+    more = "more systems, each with the same batch"
+    unit = "systems"
+    inputs = INPUTS
+
+    def _together_s(self, tree: WaferTree, lane: str, streams_s: Floats, /) -> float:
+        """Streams that share a bandwidth take turns; servers with blocks of their own work in parallel."""
+        memoryx, flash = tree.system.memoryx, tree.system.memoryx.server.flash
+        half_duplex = {"link": not tree.system.swarmx.duplex, "flash": flash is not None and not flash.duplex}
+        if not half_duplex.get(lane, False):
+            return float(streams_s.max(initial=0.0))
+        return float(streams_s.sum()) / (memoryx.servers if memoryx.placement == "by_layer" else 1)
+
+    # ------------------------------------------------------------------------------------ the roof
+    def roof(
+        self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats, /
+    ) -> StreamingRoof | None:
+        """Tokens of a micro-batch on one system, and the tokens that hide its streams."""
+        load, use = _named(graph, "layer.load"), _named(graph, "layer.forward")
+        if load is None or use is None:
+            return None
+        tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
+        load_s = costs.duration_s(load)
+        matrices = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed")
+        weights = use.share * matrices / (2.0 * tokens)
+        hidden = {"link": hidden_from_tokens(tokens, costs.duration_s(use), costs.fixed_s(use), load_s)}
+        hidden |= self._step_wide(plan, graph, costs, duration_s)
+        lane = max(hidden, key=lambda name: hidden[name])
+        flop_per_s = costs.arithmetic_flop_per_s(use)
+        return StreamingRoof(
+            tokens=tokens,
+            hidden_from_tokens=hidden[lane],
+            formula_tokens=roof_tokens(flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
+            lane=lane,
+        )
+
+    def _step_wide(
+        self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats
+    ) -> dict[str, float]:
+        """Tokens whose compute hides flash and updates, whose times do not depend on tokens."""
+        steps = len(graph.step_ends)
+        computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
+        compute_s = float(duration_s[computing].sum()) / steps
+        fixed_s = mean_s(graph, costs.fixed_s)
+        tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
+        return {
+            lane: hidden_from_tokens(
+                tokens, compute_s, fixed_s, self.busy_s(plan.topology, graph, duration_s, lane)
+            )
+            for lane in ("flash", "update")
+        }
+
+    def about_roof(self, roof: StreamingRoof, lane: Lane | None, /) -> str:
+        """The micro-batch compared with the tokens that hide its streams; none hide samples or spills."""
+        if lane is not None and lane.name in ("input", "spilling"):
+            late = "Samples arrive" if lane.name == "input" else "Spilled activations move"
+            return f"{late} more slowly than their tokens are computed, whatever the batch. "
+        if not roof.hidden_from_tokens:
+            return "A layer's weights take longer to pass over the mesh than to arrive, whatever the batch. "
+        than = "above" if roof.tokens >= roof.hidden_from_tokens else "below"
+        arithmetic = f" ({roof.formula_tokens:,.0f} by arithmetic alone)" if roof.lane == "link" else ""
+        return (
+            f"A system's micro-batch of {roof.tokens:,.0f} tokens is {than} the "
+            f"{roof.hidden_from_tokens:,.0f} that hide {HIDES[roof.lane]}{arithmetic}. "
+        )
+
+    # ------------------------------------------------------------------------------------ remedies
+    def cause(self, lane: Lane, wait: str, /) -> str:
+        """The cause of a lane; a link is named by the wait that it causes."""
+        if lane.name == "link":
+            return wait if wait in LINK_WAITS else "exposed streaming"
+        return CAUSES[lane.name]
+
+    def wait_remedy(
+        self, _cause: str, plan: StreamingPlan, lane: Lane | None, roof: StreamingRoof | None, /
+    ) -> str:
+        """A faster limiting part, or more tokens per stream of the weights."""
+        if roof is None:
+            return LOOK
+        remedies = []
+        if lane is not None:
+            part = part_of(lane.name, plan.topology)
+            remedies.append(f"{part} twice as fast ({100 * lane.saved:.0f} % off the step)")
+        if lane is not None and lane.name == "flash":
+            in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
+            remedies.append(f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, so that flash is not needed")
+        if lane is None or lane.name not in ("input", "spilling"):
+            remedies.append(_more_tokens(plan, roof))
+        if lane is not None and lane.name == "spilling":
+            remedies.append("a smaller batch, whose activations fit on the wafer")
+        return ", or ".join(remedies)
+
+    def _more_compute(self, plan: Plan, moving: float, /) -> str:
+        if moving <= HEAVY:
+            return self.more
+        return (
+            f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}: {100 * moving:.0f} % of the "
+            "step is movement over the wafer's mesh, which grows more slowly than FLOPs"
+        )
+
+
+def _named(graph: TaskGraph, name: str) -> Work | None:
+    return next((work for work in graph.works if work.name == name), None)
+
+
+def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
+    """More sequences per micro-batch, or a larger batch where these are enough."""
+    size = plan.layout.micro_batch_size
+    sequences = int(-(-roof.hidden_from_tokens // plan.job.seq_length))
+    if sequences <= size:
+        return "a larger batch, so that fewer steps wait for their first weights"
+    how = "a larger batch" if plan.num_microbatches == 1 else "room for more activations"
+    return (
+        f"{sequences:,} sequences per system and micro-batch instead of {size:,} ({how}), whose compute "
+        "hides the streams"
+    )
+
+
+def part_of(lane: str, tree: WaferTree) -> str:
+    """The part of the machine that sets the speed of a lane."""
+    system, costs = tree.system, StreamCosts(tree)
+    if lane == "flash":
+        return "MemoryX's flash"
+    if lane == "update":
+        return f"the {_update_bottleneck(costs)} of MemoryX's servers"
+    feeders = system.activation_servers.per_system
+    if lane in ("input", "spilling") and feeders * costs.rated_bytes_per_s["feed"] <= costs.feed_bytes_per_s:
+        return "the activation servers"
+    if lane in ("input", "spilling"):
+        return "the I/O ports"
+    return _link_bottleneck(costs)
+
+
+def _update_bottleneck(costs: StreamCosts) -> str:
+    """DRAM or arithmetic, whichever is slower for Adam's 28 B and 15 FLOP a parameter."""
+    return "DRAM" if costs.update_s(28.0, 0.0) >= costs.update_s(0.0, 15.0) else "arithmetic"
+
+
+PARTS = {
+    "the I/O ports": "io",
+    "SwarmX": "swarmx",
+    "MemoryX's servers": "server",
+    "their DRAM": "dram",
+}
+"""The kinds of links between MemoryX and a system, by the parts that they belong to."""
+
+
+def _link_bottleneck(costs: StreamCosts) -> str:
+    """The slowest parts between MemoryX and a system; parts of equal speed must all become faster."""
+    rates = costs.part_bytes_per_s
+    slowest = min(rates[kind] for kind in PARTS.values())
+    names = [name for name, kind in PARTS.items() if rates[kind] < slowest * 1.001]
+    *first, last = [name.replace("their", "the servers'") if len(names) == 1 else name for name in names]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+# What published logs of wafers do not show: newer software, more systems, other kinds of layers.
+
+LEAST_EFFICIENCY = 0.91
+"""Least efficiency of `SYSTEMS` systems [Cerebras-GPT, arXiv 2304.03208: linear within 9 % for all sizes]."""
+SYSTEMS = 16
+SEQUENCE = 2048
+"""Longest sequence of a published log. Configurations of up to 8,192 tokens (Model Zoo 2.2.0, Jais 30B)
+and a speed-up on more systems at 10,240 (GenSLM) are published without a step time."""
+ATTENTION_SHARE = 0.234
+"""Largest share of a model's FLOPs in attention's core of a published log: GPT-2 small at 2,048 tokens."""
+ATTENTION_FACTOR = 2.0
+"""assumed: beyond that share, attention's core takes half to twice as long as predicted; no log shows it."""
+
+EXPERTS_FACTOR = 2.0
+"""assumed: experts take half to twice as long as predicted; no log shows any. Whether cores without a token
+of an expert wait for its weights, and how many experts share the mesh at once, is not published."""
+
+
+def of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]:
+    """The efficiency of a software release without a log, which has that of the nearest measured one.
+
+    assumed: each release between may have changed the efficiency, either way, by as much as the releases of
+    published logs did in the mean; no efficiency exceeds 1. All of a step counts as arithmetic.
+    """
+    used = nearest_release(wanted, calibration)
+    if PEAK in (wanted, used) or wanted == used:
+        return
+    between, growth = abs(place_of(wanted) - place_of(used)), growth_per_release(calibration)
+    width = min(between * abs(growth), -math.log(calibration.efficiency[used]))
+    if width:
+        words = (
+            f"published releases differ in efficiency by {_percent(abs(growth))} each, so the band allows "
+            f"{_percent(width)} for {between} of them"
+        )
+        yield Unknown("release-borrowed", width, words, shared=True)
+
+
+def of_systems(count: int) -> Iterator[Unknown]:
+    """The loss of many systems, of which this model predicts next to none.
+
+    assumed: it grows with the logarithm of their number, as the levels of the tree do, up to the least
+    efficiency that is published: log(count) / log(16) log(1 / 0.91). A spread of speeds of single systems
+    that explains 0.91 at 16 grows more slowly (`perfsim.validation.scaling`).
+    """
+    if count > 1:
+        width = -math.log(LEAST_EFFICIENCY) * math.log(count) / math.log(SYSTEMS)
+        words = (
+            f"published scaling is linear within {100 * (1 - LEAST_EFFICIENCY):.0f} % up to {SYSTEMS} "
+            f"systems, so the band allows {_percent(width)} on {count:,}"
+        )
+        yield Unknown("devices-outside", width, words)
+
+
+def of_job(job: Job) -> Iterator[Unknown]:
+    """Layers and sequences that no log has: grouped queries, gated MLPs, experts, more than 2,048 tokens.
+
+    The first two are more matrix products of the kind that logs have, so the band does not widen. What a long
+    sequence adds is attention's core: its share of the model's FLOPs above the largest of a log may be wrong
+    by a factor.
+    """
+    model = job.model
+    unlike = ["grouped queries"] * (model.query_groups < model.num_attention_heads)
+    unlike += ["a gated MLP"] * model.gated_mlp
+    unlike += ["latent attention"] * (model.latent_attention is not None)
+    unlike += ["attention in a window"] * (model.sliding_window is not None)
+    if unlike:
+        words = (
+            f"no published log of a wafer has {' or '.join(unlike)}: such models are published as "
+            "configurations without a step time, and take the efficiency of other matrix products"
+        )
+        yield Unknown("shape-outside", 0.0, words)
+    yield from _of_experts(job)
+    if job.seq_length <= SEQUENCE:
+        return
+    excess = max(0.0, attention_flop_per_step(job) / model_flop_per_step(job) - ATTENTION_SHARE)
+    width = math.log1p(excess * (ATTENTION_FACTOR - 1.0))
+    words = (
+        f"sequences of {job.seq_length:,} tokens, while published logs of wafers have at most {SEQUENCE:,}; "
+    )
+    if width:
+        words += f"the band allows {_percent(width)} for the core of attention"
+    else:
+        words += "the core of attention has no larger share of the work than in them"
+    yield Unknown("sequence-outside", width, words)
+
+
+def _of_experts(job: Job) -> Iterator[Unknown]:
+    """Experts, which no log of a wafer has: their share of the model's FLOPs may be wrong by a factor."""
+    experts, counts = job.model.experts, parameters(job.model)
+    if experts is None:
+        return
+    routed = sum(counts.routed_of(kind) for kind in layer_kinds(job.model))
+    active = 6.0 * routed * experts.top_k / experts.num_experts * job.tokens_per_step
+    width = math.log1p(active / model_flop_per_step(job) * (EXPERTS_FACTOR - 1.0))
+    words = (
+        f"no published run trains experts on wafers: all {experts.num_experts} experts of a layer are taken "
+        f"to stream, one after another, past the tokens of each, {experts.top_k} experts a token; the band "
+        f"allows {_percent(width)}"
+    )
+    yield Unknown("experts-outside", width, words)
+
+
+def _percent(width: float) -> str:
+    return f"{100 * math.expm1(width):.0f} %"
+
+
+class WaferCluster(Machine):
+    """Systems under a SwarmX tree, to which weights are streamed."""
+
+    kind = "wafer-cluster"
+    system_type = WaferClusterSpec
+    layout_type = StreamingLayout
+    explanation = StreamingExplanation()
+    default_strategy = "weight-streaming"
+
+    def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:
+        """Systems under a tree of broadcast-reduce nodes."""
+        return WaferTree(system, num_devices)
+
+    def costs(self, topology: WaferTree, recipe: TrainingRecipe) -> Costs:
+        """The cost model by the device that computes, a wafer or a GPU."""
+        costs: type[WaferCosts | StreamedGpuCosts]
+        costs = StreamedGpuCosts if topology.system.device.kind == "gpu" else WaferCosts
+        return costs(topology, recipe)
+
+    def network(self, topology: WaferTree, /) -> WaferNetwork:
+        """Traffic on MemoryX and the tree."""
+        return WaferNetwork(topology)
+
+    def releases(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> tuple[str, str] | None:
+        """The release of the recipe or the system, and the nearest one that was measured."""
+        calibration = system.device.calibration
+        if not isinstance(calibration, WaferCalibration):
+            return None
+        wanted = recipe.software_release or system.software_release
+        return wanted, nearest_release(wanted, calibration)
+
+    def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
+        """Whether the software release is `peak`."""
+        return (recipe.software_release or system.software_release) == PEAK
+
+    def unknowns(
+        self, system: WaferClusterSpec, recipe: TrainingRecipe, num_devices: int, /
+    ) -> list[Unknown]:
+        """The efficiency of a release without a log, and the loss of many systems."""
+        calibration = system.device.calibration
+        if not isinstance(calibration, WaferCalibration):
+            return list(of_systems(num_devices))
+        wanted = recipe.software_release or system.software_release
+        return [*of_release(wanted, calibration), *of_systems(num_devices)]
+
+    def job_unknowns(self, job: Job, /) -> list[Unknown]:
+        """Grouped queries, gated MLPs and long sequences, which no log has."""
+        return list(of_job(job))
+
+    def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
+        """The layout; `dp` defaults to all systems, and `recompute_layers` implies full recompute."""
+        if given.get("recompute_layers"):
+            given.setdefault("recompute", "full")
+        return StreamingLayout(**({"data": devices} | given))
+
+    def in_chunks(self, layout: StreamingLayout, /) -> StreamingLayout:
+        """The layout with layers streamed in chunks; unchanged where they are already."""
+        return layout if layout.stream_chunks > 1 else replace(layout, stream_chunks=STREAM_CHUNKS)
+
+
+def wafer_plan(plan: Plan) -> StreamingPlan:
+    """The plan with the types of a wafer cluster; InputError where it runs on another kind."""
+    if not isinstance(plan.topology, WaferTree):
+        raise InputError(f"{plan.system.name} is not a wafer cluster")
+    return cast(StreamingPlan, plan)

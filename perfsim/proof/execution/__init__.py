@@ -1,1 +1,0 @@
-"""Execution of a whole training schedule in NumPy, compared with serial training."""

@@ -1,0 +1,250 @@
+"""What a layer keeps from its forward to its backward, by recompute mode."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.proof.layers import (
+    AttentionKept,
+    MlpKept,
+    NormKept,
+    Results,
+    activation_backward,
+    activation_forward,
+    every_second,
+    norm_backward,
+    norm_forward,
+    outer,
+    softmax,
+    without_core,
+)
+from perfsim.proof.layout import Array, Share, Weights
+from perfsim.specs.model import Experts
+from perfsim.specs.recipe import TrainingRecipe
+
+# A block with experts in NumPy, float64: router, the rows of tokens, experts, and their backward.
+#
+# Which experts compute a token is fixed by a seed, so that ranks agree on it whatever their rounding; how
+# much
+# each counts is the router's softmax over all experts, so the router has gradients. Every expert of a layer
+# has
+# equally many tokens of each sequence. Beyond a capacity the later tokens of a sequence are dropped: their
+# rows
+# travel with weight zero, as padding does.
+
+Choice = NDArray[np.int64]
+
+
+class Routing(NamedTuple):
+    """The experts of every token of a batch, and which of them keep it; shapes (samples, positions, k)."""
+
+    expert: Choice
+    keeps: NDArray[np.bool_]
+
+    def of(self, rows: Choice, places: Choice | slice) -> Routing:
+        """The routing of some samples and positions."""
+        return Routing(self.expert[rows][:, places], self.keeps[rows][:, places])
+
+
+@lru_cache(maxsize=64)
+def drawn_routing(
+    experts: Experts, batch: int, length: int, capacity: float | None, seed: tuple[int, ...]
+) -> Routing:
+    """Routing in which the slots of a sequence go round the experts in an order of its own."""
+    rng, count, k = np.random.default_rng(seed), experts.num_experts, experts.top_k
+    order = np.stack([rng.permutation(count) for _ in range(batch)])
+    slots = np.arange(length * k) % count
+    expert = order[:, slots]
+    turn = np.arange(length * k) // count  # how many slots of the expert came before in the sequence
+    most = length * k if capacity is None else max(1, int(capacity * length * k / count))
+    keeps = np.broadcast_to(turn < most, expert.shape)
+    return Routing(expert.reshape(batch, length, k), keeps.reshape(batch, length, k))
+
+
+class Rows(NamedTuple):
+    """Rows of tokens on their way: a vector for each, and the expert that it is for."""
+
+    values: Array
+    expert: Choice
+
+
+class RouterKept(NamedTuple):
+    """What the router keeps for its backward."""
+
+    norm: NormKept
+    z: Array
+    probabilities: Array
+    routing: Routing
+
+    @property
+    def weights(self) -> Array:
+        """The weight of every slot, shape (samples, positions, k); zero of a dropped one."""
+        own = np.take_along_axis(self.probabilities, self.routing.expert, axis=-1)
+        return np.asarray(own * self.routing.keeps)
+
+
+class ExpertsKept(NamedTuple):
+    """What experts keep for their backward: rows, and the inputs of both products' gradients."""
+
+    rows: Rows
+    u: Array
+    activated: Array
+
+
+class SharedKept(NamedTuple):
+    """What shared experts keep."""
+
+    u: Array
+    activated: Array
+
+
+class BlockKept(NamedTuple):
+    """What the whole block keeps on a rank."""
+
+    router: RouterKept
+    experts: ExpertsKept
+    shared: SharedKept | None
+    outputs: Array
+    """What experts made of the rank's own rows."""
+
+
+# ------------------------------------------------------------------------------------------ forward
+def router_forward(w: Weights, total: Array, routing: Routing) -> tuple[Rows, RouterKept]:
+    """Norm, scores of all experts, and a row for every slot of a token."""
+    z, norm = norm_forward(total, w, "norm2")
+    logits = z @ w["router"]
+    if "router_bias" in w:
+        logits = logits + w["router_bias"]
+    kept = RouterKept(norm, z, softmax(logits), routing)
+    k, hidden = routing.expert.shape[-1], z.shape[-1]
+    values = np.repeat(z.reshape(-1, hidden), k, axis=0)
+    return Rows(values, routing.expert.ravel()), kept
+
+
+def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Array, ExpertsKept]:
+    """A rank's experts on rows: its part of the width of every expert."""
+    width, ffn = w["expert_fc1"].shape[-1], w["expert_fc2"].shape[-2]
+    u, activated = np.empty((len(rows.expert), width)), np.empty((len(rows.expert), ffn))
+    y = np.zeros_like(rows.values)
+    for local, own in _by_expert(rows, share):
+        u[own] = rows.values[own] @ w["expert_fc1"][local]
+        if "expert_fc1_bias" in w:
+            u[own] += w["expert_fc1_bias"][local]
+        activated[own] = activation_forward(u[own], share)
+        y[own] = activated[own] @ w["expert_fc2"][local]
+        if "expert_fc2_bias" in w and share.expert_peer == 0:
+            y[own] += w["expert_fc2_bias"][local]
+    return y, ExpertsKept(rows, u, activated)
+
+
+def shared_forward(w: Weights, z: Array, share: Share) -> tuple[Array, SharedKept]:
+    """Shared experts, which compute every token."""
+    u = z @ w["shared_fc1"]
+    if "shared_fc1_bias" in w:
+        u = u + w["shared_fc1_bias"]
+    activated = activation_forward(u, share)
+    y = activated @ w["shared_fc2"]
+    return (y + w["shared_fc2_bias"] if "shared_fc2_bias" in w else y), SharedKept(u, activated)
+
+
+def combine_forward(outputs: Array, kept: RouterKept, total: Array, shared: Array | None) -> Array:
+    """Rows weighted and summed to tokens, with the residual and shared experts."""
+    weighted = outputs.reshape(*kept.weights.shape, -1) * kept.weights[..., None]
+    y = total + np.asarray(weighted.sum(axis=-2))
+    return y if shared is None else np.asarray(y + shared)
+
+
+# ----------------------------------------------------------------------------------------- backward
+def combine_backward(dy: Array, kept: RouterKept) -> Rows:
+    """Gradients of what experts made of the rows."""
+    rows = dy[..., None, :] * kept.weights[..., None]
+    return Rows(rows.reshape(-1, dy.shape[-1]), kept.routing.expert.ravel())
+
+
+def experts_backward(w: Weights, kept: ExpertsKept, dy: Array, share: Share) -> tuple[Array, Weights]:
+    """Gradients of rows (its part of a sum over peers) and of the rank's experts."""
+    grads = {name: np.zeros_like(w[name]) for name in w}
+    dx = np.zeros_like(dy)
+    for local, own in _by_expert(kept.rows, share):
+        du = activation_backward(kept.u[own], dy[own] @ w["expert_fc2"][local].T, share)
+        dx[own] = du @ w["expert_fc1"][local].T
+        grads["expert_fc1"][local] = kept.rows.values[own].T @ du
+        grads["expert_fc2"][local] = kept.activated[own].T @ dy[own]
+        if "expert_fc1_bias" in w:
+            grads["expert_fc1_bias"][local] = du.sum(axis=0)
+        if "expert_fc2_bias" in w:
+            grads["expert_fc2_bias"][local] = dy[own].sum(axis=0)
+    return dx, grads
+
+
+def shared_backward(w: Weights, kept: SharedKept, z: Array, dy: Array, share: Share) -> tuple[Array, Weights]:
+    """Gradients of the input and the weights of shared experts."""
+    du = activation_backward(kept.u, dy @ w["shared_fc2"].T, share)
+    grads = {"shared_fc1": outer(z, du), "shared_fc2": outer(kept.activated, dy)}
+    if "shared_fc1_bias" in w:
+        grads |= {"shared_fc1_bias": du.sum(axis=(0, 1)), "shared_fc2_bias": dy.sum(axis=(0, 1))}
+    return du @ w["shared_fc1"].T, grads
+
+
+def router_backward(
+    w: Weights, kept: RouterKept, outputs: Array, rows: Array, dy: Array, d_shared: Array | None
+) -> tuple[Array, Weights]:
+    """Gradient of the block's input with the residual, and of router and norm."""
+    routing, hidden = kept.routing, dy.shape[-1]
+    shape = (*routing.expert.shape, hidden)
+    d_weight = (outputs.reshape(shape) * dy[..., None, :]).sum(axis=-1) * routing.keeps
+    d_p = np.zeros_like(kept.probabilities)
+    np.put_along_axis(d_p, routing.expert, d_weight, axis=-1)
+    p = kept.probabilities
+    d_logits = p * (d_p - (d_p * p).sum(axis=-1, keepdims=True))
+    dz = rows.reshape(shape).sum(axis=-2) + d_logits @ w["router"].T
+    if d_shared is not None:
+        dz = dz + d_shared
+    dx, grads = norm_backward(dz, w, "norm2", kept.norm)
+    grads["router"] = outer(kept.z, d_logits)
+    if "router_bias" in w:
+        grads["router_bias"] = d_logits.sum(axis=(0, 1))
+    return dx + dy, grads
+
+
+def _by_expert(rows: Rows, share: Share) -> list[tuple[int, Choice]]:
+    """The number of each of a rank's experts among them, and its rows."""
+    return [(local, np.flatnonzero(rows.expert == expert)) for local, expert in enumerate(share.own_experts)]
+
+
+OPERATORS = "operators"
+"""The mode of a selective recompute that keeps the results of some operators."""
+
+
+class Kept(NamedTuple):
+    """Activations that a layer keeps: all, all but the attention core, or only its input and some results."""
+
+    attention: AttentionKept | None
+    mlp: MlpKept | BlockKept | None
+    x: Array
+    results: Results | None = None
+    """What products made, if a recompute keeps it."""
+    context: Array | None = None
+    """What the core made, if a recompute keeps it."""
+
+
+def kept_by(
+    mode: str, recipe: TrainingRecipe, share: Share, attention: AttentionKept, mlp: MlpKept | BlockKept
+) -> Kept:
+    """What a layer under a recompute mode keeps; by operator experts are kept whole."""
+    results, context = dict(attention.results or {}), None
+    if mode == "full":
+        results.pop("projection", None)
+        return Kept(None, None, attention.x, results if recipe.recompute_keeps == "qkv" else None)
+    if mode == OPERATORS:
+        if isinstance(mlp, MlpKept):
+            results["fc1"] = mlp.u
+        if recipe.attention == "flash":
+            context = attention.context
+        whole = mlp if isinstance(mlp, BlockKept) else None
+        return Kept(None, whole, attention.x, every_second(results, share), context)
+    return Kept(without_core(attention) if mode == "selective" else attention, mlp, attention.x)

@@ -1,0 +1,412 @@
+"""GPU strategies as programs: effects of collectives, sends and updates on buffers.
+
+The gradients of layer norms are partial sums of tensor peers (see `layers`); the next collective sums them
+too. Tasks of their own sum the norm of all gradients; without them an optimizer knows only those of its rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfsim.costs.gpu import UPDATES
+from perfsim.proof.context import CONTEXT_OPERATIONS
+from perfsim.proof.gpu_compute import Partial
+from perfsim.proof.gpu_experts import EXPERT_OPERATIONS
+from perfsim.proof.gpu_replicas import ReplicaCompute
+from perfsim.proof.layout import EXPERTS, Array, cut
+from perfsim.proof.program import (
+    HOST_GRADIENT,
+    HOST_WEIGHTS,
+    OFFLOAD_OPERATIONS,
+    Cell,
+    Claim,
+    Kernel,
+    Message,
+    Program,
+    Values,
+    blocks_of,
+    first_made,
+    first_read,
+    per_rank,
+)
+from perfsim.proof.serial import Moments, adam, clipping
+from perfsim.proof.tensors import CLIPPED, NORM, combined, pieces, summed
+from perfsim.strategies.three_d.offload import ACTIVATIONS, SAVED
+from perfsim.work import EMBEDDING, HEAD, WAIT_OF_EXPERTS, WHOLE_DEVICE, Kind, Task
+
+SEQUENCE, HIDDEN = 1, 2
+"""The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
+
+
+class Gradients(NamedTuple):
+    """The gradients of a block on one device: whole in one or several buffers, or a shard in one."""
+
+    block: int
+    shard: bool
+    cells: list[Cell]
+
+
+class GpuCompiler(ReplicaCompute):
+    """Compiles graphs of `3d`, of its special cases and of ZeRO."""
+
+    norms: set[int]
+    """Tensors with the norm of gradients."""
+    on_host: set[tuple[int, int]]
+    """(device, block) with gradients that left the device."""
+
+    def compile(self) -> Program:
+        """Compile every task."""
+        self.norms, self.on_host = set(), set()
+        return super().compile()
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether a rank updates a shard of its parameters."""
+        return self.layout.zero_stage > 0 and self.layout.replicas > 1
+
+    def translate(self, task: Task) -> None:
+        """Add the action of one task; an unknown operation is refused by name."""
+        key = task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
+        operation = GpuCompiler.wait if task.work.name == WAIT_OF_EXPERTS else OPERATIONS.get(key)
+        if operation is None:
+            detail = f"the executor knows no operation {key!r}; known: {', '.join(OPERATIONS)}"
+            raise self.refuse("its operation", detail)
+        home = self.homes.setdefault(self.place, [])
+        if key.endswith(".forward") and task.block not in home:
+            home.append(task.block)
+        operation(self, task)
+
+    def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
+        """Activations that leave for the host use two buffers in turn, those that return two more."""
+        made, number = self.task.work.writes[position], self.task.writes[position]
+        if self.layout.offload_activations == "none" or made.name != SAVED or not made.n_bytes:
+            return super().handle(position, *places, label=label)
+        returns = self.task.work.name == ACTIVATIONS
+        cells = self.in_turn(f"slot of {'returned' if returns else 'leaving'} activations")
+        self.handles[number] = tuple(cells)
+        return cells
+
+    # ----------------------------------------------------------------------- tensor collectives
+    def tensor_reduce(self, task: Task) -> None:
+        """Sum over the tensor peers; each gets the whole or its part of the sequence."""
+        self.needs(1)
+        info = self.partial.get(task.reads[0], Partial(None))
+        scatters = task.work.op == "reduce_scatter"
+        axis = HIDDEN if info.statistics else SEQUENCE
+        norm_reads, norm_writes = self._norm_sums(info)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            whole = combined([inputs[0] for inputs in values], statistics=info.statistics)
+            given = pieces(whole, len(members), axis) if scatters else [whole.copy() for _ in members]
+            return _with_norms(given, values)
+
+        claims = [(0, info.claim)] if info.claim and not scatters else []
+        self.add(
+            [self.operand(task.reads[0]), *norm_reads],
+            [*self.handle(), *norm_writes],
+            kernel,
+            joined=True,
+            claims=claims,
+            message=self._activations(task, first_read),
+        )
+        if scatters:
+            self.partial[task.writes[0]] = Partial(info.claim, info.statistics, axis=axis)
+
+    def _norm_sums(self, info: Partial) -> tuple[list[Cell], list[Cell]]:
+        """The gradients of a norm that are summed with a tensor: what is read, and the sum."""
+        if info.norm is None:
+            return [], []
+        part, total = self.norm_cells(*info.norm, info.later)
+        adds = not self.scatters_block(info.norm[1]) and info.later is None
+        return [part, total] if adds else [part], [total]
+
+    def tensor_gather(self, task: Task) -> None:
+        """Concatenate the parts of the tensor peers."""
+        self.needs(1)
+        info = self.partial.get(task.reads[0], Partial(None))
+        axis = SEQUENCE if info.axis is None else info.axis
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            whole = np.concatenate([inputs[0] for inputs in values], axis=axis)
+            return _with_norms([whole.copy() for _ in members], values)
+
+        claims = [(0, info.claim)] if info.claim else []
+        norm_reads, norm_writes = self._norm_sums(info)
+        operands, sizes = [self.operand(task.reads[0]), *norm_reads], self._activations(task, first_made)
+        written = [*self.handle(), *norm_writes]
+        self.add(operands, written, kernel, joined=True, claims=claims, message=sizes)
+
+    def _activations(self, task: Task, count: Callable[[Values, tuple[Any, ...]], int]) -> Message:
+        """The message of tensor peers: activations, or the statistics of a softmax."""
+        info = self.partial.get(task.reads[0], Partial(None))
+        return Message("statistics" if info.statistics else "activations", count)
+
+    # --------------------------------------------------------------------------- between stages
+    def send(self, task: Task) -> None:
+        """Send the tensor, or this peer's part of it, to the same peer of the next stage."""
+        self.needs(1)
+        operand, (_, target) = self.operand(task.reads[0]), self._ends(task)
+        peers, shares = self.layout.tensor, not self.layout.sequence_parallel and self.layout.tensor > 1
+        claim, info = self.claim_of(operand), self.partial.get(task.reads[0])
+        own_positions = info is not None and info.axis == SEQUENCE
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            return [
+                (pieces(inputs[0], peers, HIDDEN)[rank % peers] if shares else inputs[0].copy(),)
+                for rank, inputs in zip(members, values, strict=True)
+            ]
+
+        if shares:
+            self.partial[task.writes[0]] = Partial(claim, axis=HIDDEN)
+        claims = [(0, claim)] if claim and not shares else []
+        self.add(
+            [operand],
+            self.handle(0, target),
+            kernel,
+            claims=claims,
+            message=Message(
+                "activations", lambda _, made: int(made[0].size) * (peers if own_positions else 1)
+            ),
+        )
+
+    def claim_of(self, cell: Cell) -> Claim | None:
+        """The claim about a tensor when it was written."""
+        writer = self.last_writer.get(cell)
+        if writer is None:
+            return None
+        action = self.program.actions[writer]
+        return next((claim for place, claim in action.claims if action.writes[place] == cell), None)
+
+    def _ends(self, task: Task) -> tuple[int, int]:
+        group = task.work.group
+        if group is None or len(group.ranks) != 2:
+            raise self.refuse("its group", "a transfer needs two ranks")
+        return group.ranks[0], group.ranks[1]
+
+    def tie(self, task: Task) -> None:
+        """Sum the gradients of a tied embedding over the first and the last stage."""
+        first, last = self._ends(task)
+        ends = [(first, EMBEDDING), (last, HEAD)]
+        names = ["gradient shard" if end in self.sharded else "gradient" for end in ends]
+        cells = [Cell(place, name, block) for (place, block), name in zip(ends, names, strict=True)]
+        operands = self.operands(anywhere=True)
+        count, shard = len(operands), names[0] == "gradient shard"
+
+        def words(*_: Any) -> int:
+            part = self._words(0, EMBEDDING, shard=shard)
+            return int(part.stop - part.start)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            results = []
+            for rank, inputs in zip(members, values, strict=True):
+                gradients = [inputs[count].copy(), inputs[count + 1].copy()]
+                self._sum_words(rank, gradients, shard=shard)
+                results.append((None, None, *gradients))
+            return results
+
+        self.add(
+            [*operands, *cells],
+            [*self.handle(0, first, last), *cells],
+            kernel,
+            message=Message("table", words),
+        )
+
+    def _sum_words(self, rank: int, gradients: list[Array], *, shard: bool) -> None:
+        """Set the words in the gradients of embedding and LM head to their sum."""
+        parts = [self._words(rank, block, shard=shard) for block in (EMBEDDING, HEAD)]
+        total = gradients[0][parts[0]] + gradients[1][parts[1]]
+        gradients[0][parts[0]] = gradients[1][parts[1]] = total
+
+    def _words(self, rank: int, block: int, *, shard: bool) -> slice:
+        """Position of the words in a block's flat vector, or in its shard."""
+        layout = self.share(rank).layouts[block]
+        return layout.shard_part("words", self.layout.shards) if shard else layout.parts["words"]
+
+    # ---------------------------------------------------------------------------------- update
+    def _own_gradients(self) -> list[Gradients]:
+        """The gradients of this device's blocks, in the order in which they were made."""
+        return [self._gradients(block) for block in sorted(self.homes.get(self.place, []), reverse=True)]
+
+    def _gradients(self, block: int) -> Gradients:
+        """The gradients of a block: on the host, or on the device."""
+        shard = (self.place, block) in self.sharded
+        if (self.place, block) in self.on_host:
+            return Gradients(block, shard, [self.cell(HOST_GRADIENT, block)])
+        return Gradients(
+            block, shard, [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
+        )
+
+    def _summed(self, rank: int, own: Sequence[Gradients], values: Values) -> dict[int, Array]:
+        """The gradient of each block, from the values of its cells; words on one rank are summed."""
+        total, first = {}, 0
+        for block, _, cells in own:
+            total[block] = summed(values[first : first + len(cells)])
+            first += len(cells)
+        if self.training.model.tied_embeddings and EMBEDDING in total and HEAD in total:
+            both = [total[EMBEDDING], total[HEAD]]
+            self._sum_words(rank, both, shard=any(of.shard for of in own if of.block == EMBEDDING))
+        return total
+
+    def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array], ranks: int) -> float:
+        """The sum of squares of a rank's gradients, over the number of those of `ranks` with the same."""
+        share, layout = self.share(rank), self.layout
+        norm = 0.0
+        for block, shard, _ in own:
+            once = share.layouts[block].counted
+            others = layout.tensor if block < EXPERTS else layout.expert * layout.expert_tensor
+            if shard:
+                once = share.layouts[block].shard(once, *self.sharding(rank, block))
+                others *= self.sharding(rank, block)[0]
+            norm += float(np.sum(once * total[block] ** 2)) * others / ranks
+        return norm
+
+    def norm(self, task: Task) -> None:
+        """The norm of this device's gradients summed over peers, or that of other norms over devices."""
+        parts = [self.operand(handle, anywhere=True) for handle in task.reads if handle in self.norms]
+        operands, own = self.operands(anywhere=True), self._own_gradients()
+        count = len(operands)
+
+        def across(_: int, *values: Any) -> tuple[Any, ...]:
+            return (sum(values[: len(parts)]),)
+
+        def over_peers(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            totals = [
+                self._squared(rank, own, self._summed(rank, own, inputs[count:]), len(members))
+                for rank, inputs in zip(members, values, strict=True)
+            ]
+            return [(sum(totals),) for _ in members]
+
+        self.norms.add(task.writes[0])
+        clips = math.isfinite(self.training.max_norm)
+        whole = (bool(parts) or self.layout.pipeline == 1) and clips
+        claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
+        if parts:
+            self.add(parts, self.handle(), per_rank(across), claims=claims)
+            return
+        reads = [*operands, *(cell for of in own for cell in of.cells)]
+        self.add(reads, self.handle(), over_peers, joined=True, claims=claims)
+
+    def optimizer(self, task: Task) -> None:
+        """Adam on the parameters of this rank with clipped gradients; clears their gradients.
+
+        On a host it updates the blocks of one piece.
+        """
+        hosted = task.work.op in UPDATES
+        operands = self.operands(anywhere=True)
+        norm = next((place for place, handle in enumerate(task.reads) if handle in self.norms), None)
+        own, reads, writes, claims = self._own_gradients(), list(operands), self.handle(), []
+        own = [of for of in own if not hosted or of.block in blocks_of(task)]
+        reads += [cell for of in own for cell in of.cells]
+        for block, shard, cells in own:
+            kind = " shard" if shard else ""
+            master = HOST_WEIGHTS if hosted else "weight shard" if shard else "weights"
+            states = [self.cell(master, block), self.cell("moments", block)]
+            reads += states
+            claims.append((len(writes), Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
+            claims.append((len(writes) + 1, Claim(f"weights{kind}", block, self.step, -1)))
+            apart = shard and not (self.scatters_block(block) or hosted)
+            cleared = [*cells, *(self.gradient_cells(block) if apart else [])]
+            self.on_host.discard((self.place, block))
+            record = Cell(self.place, f"gradient used in step {self.step + 1}", block)
+            writes += [record, *states, *cleared]
+        self.add(reads, writes, self._update(own, len(operands), norm, hosted=hosted), claims=claims)
+
+    def _update(self, own: Sequence[Gradients], first: int, norm: int | None, *, hosted: bool) -> Kernel:
+        """The update of a rank; without a norm among its operands it clips by that of its own gradients."""
+        states = first + sum(len(of.cells) for of in own)
+        clears = [
+            len(of.cells)
+            if hosted or not of.shard or self.scatters_block(of.block)
+            else 1 + len(self.gradient_cells(of.block))
+            for of in own
+        ]
+
+        def rank_update(rank: int, *values: Any) -> tuple[Any, ...]:
+            total = self._summed(rank, own, list(values[first:states]))
+            squared = self._squared(rank, own, total, self.layout.tensor) if norm is None else values[norm]
+            factor = clipping(squared, self.training.max_norm)
+            results: list[Any] = [None]
+            for number, (clear, (block, shard, _)) in enumerate(zip(clears, own, strict=True)):
+                gradient, size = factor * total[block], self.share(rank).layouts[block].size
+                weights, moments = values[states + 2 * number : states + 2 * number + 2]
+                results += [gradient, *adam(weights, gradient, moments)]
+                results += [np.zeros(len(gradient) if shard and not i else size) for i in range(clear)]
+            return tuple(results)
+
+        return per_rank(rank_update)
+
+    # ----------------------------------------------------------------------------------- start
+    def initial(self, cell: Cell, rank: int) -> Any:
+        """Initial value of a buffer; KeyError if it has none."""
+        share = self.share(rank)
+        if cell in self.first_in:
+            return np.zeros(share.layouts[self.first_in[cell]].size)
+        layout, (data, replica) = share.layouts[cell.number], self.sharding(rank, cell.number)
+        shard = (cell.place, cell.number) in self.sharded
+        if cell.name in ("weights", "weight shard"):
+            flat = layout.flat(cut(self.training.initial[cell.number], share))
+            return flat if cell.name == "weights" else layout.shard(flat, data, replica)
+        zero = np.zeros(layout.size)
+        if cell.name in (HOST_WEIGHTS, HOST_GRADIENT):
+            flat = layout.flat(cut(self.training.initial[cell.number], share))
+            held = flat if cell.name == HOST_WEIGHTS else zero
+            return layout.shard(held, data, replica) if self.has_shards else held
+        if cell.name == "moments":
+            return Moments.zero(layout.shard(zero, data, replica).size if shard else layout.size)
+        if cell.name == "gradient shard":
+            return layout.shard(zero, data, replica)
+        if cell.name.endswith("gradient"):
+            return zero
+        raise KeyError(cell)
+
+
+def _with_norms(given: Sequence[Array], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+    """What each member of a collective gets, with the sum of a norm's gradients if it reads some of these."""
+    if len(values[0]) == 1:
+        return [(piece,) for piece in given]
+    norm = summed([inputs[1] for inputs in values])
+    return [
+        (piece, inputs[2] + norm if len(inputs) > 2 else norm.copy())
+        for piece, inputs in zip(given, values, strict=True)
+    ]
+
+
+OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
+    "embedding.forward": GpuCompiler.embedding_forward,
+    "attention.forward": GpuCompiler.attention_forward,
+    "mlp.forward": GpuCompiler.mlp_forward,
+    "head.forward": GpuCompiler.head_forward,
+    "attention.recompute": GpuCompiler.attention_recompute,
+    "mlp.recompute": GpuCompiler.mlp_recompute,
+    "head.backward": GpuCompiler.head_backward,
+    "mlp.backward": GpuCompiler.layer_backward,
+    "attention.backward": GpuCompiler.layer_backward,
+    "embedding.backward": GpuCompiler.embedding_backward,
+    "head.dgrad": GpuCompiler.head_backward,
+    "mlp.dgrad": GpuCompiler.layer_backward,
+    "attention.dgrad": GpuCompiler.layer_backward,
+    "head.wgrad": GpuCompiler.weight_pass,
+    "mlp.wgrad": GpuCompiler.weight_pass,
+    "attention.wgrad": GpuCompiler.weight_pass,
+    "stage.hand_on": GpuCompiler.hand_on,
+    "wait": GpuCompiler.wait,
+    "norm": GpuCompiler.norm,
+    "optimizer": GpuCompiler.optimizer,
+    **dict.fromkeys(UPDATES, GpuCompiler.optimizer),
+    "tensor_communication: all_reduce": GpuCompiler.tensor_reduce,
+    "tensor_communication: reduce_scatter": GpuCompiler.tensor_reduce,
+    "tensor_communication: all_gather": GpuCompiler.tensor_gather,
+    "pipeline_communication: send_recv": GpuCompiler.send,
+    "pipeline_communication: all_reduce": GpuCompiler.tie,
+    "data_communication: all_reduce": GpuCompiler.data_reduce,
+    "data_communication: reduce_scatter": GpuCompiler.data_reduce,
+    "data_communication: all_gather": GpuCompiler.data_gather,
+    **CONTEXT_OPERATIONS,
+    **EXPERT_OPERATIONS,
+    **OFFLOAD_OPERATIONS,
+}
+"""Method for each operation (`Work.op`, for communication with its category); add new ones here."""

@@ -1,0 +1,407 @@
+"""Offload as a program: gradients and weights are copied between a device and its host.
+
+The host has weights, moments and the sum of the gradients that left the device. A copy of gradients clears
+those on the device; a copy of weights overwrites them there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from perfsim.proof.layers import Tokens
+from perfsim.proof.layout import Share
+from perfsim.proof.serial import SmallTraining
+from perfsim.strategies.three_d.offload import ACTIVATIONS
+from perfsim.work import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, Task, TaskGraph, block_name
+from perfsim.work.graph import rank_of
+
+if TYPE_CHECKING:
+    from perfsim.proof.gpu import GpuCompiler
+
+
+# Faults of an executed schedule: the task, the tensor and the reason.
+
+FaultKind = Literal["hazard", "order", "value", "memory", "refused"]
+"""hazard: two tasks access a buffer without a dependency. order: a task read what another than the intended
+task had written. value: numbers differ from serial training. memory: a rank holds more or fewer micro-batches
+in flight than its schedule promises. refused: it cannot be executed."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault, with the task and the tensor that it concerns."""
+
+    kind: FaultKind
+    task: str
+    tensor: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.task}: {self.tensor}: {self.detail}"
+
+
+BROKEN = (KeyError, IndexError, ValueError, TypeError, AttributeError, ArithmeticError)
+"""Errors of Python that an invalid graph causes; they become faults, never a traceback."""
+
+
+class FaultError(Exception):
+    """Ends an execution that cannot continue; carries the fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+def failure(kind: FaultKind, task: str, tensor: str, detail: str, error: Exception) -> FaultError:
+    """A fault from a Python error, which does not tell the task and the tensor itself."""
+    reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
+    return FaultError(Fault(kind, task, tensor, f"{detail}: {reason}"))
+
+
+def origin(error: Exception) -> str:
+    """The function that raised an error, in words."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "somewhere"
+    code = trace.tb_frame
+    return f"in {code.f_globals.get('__name__', '')}.{code.f_code.co_qualname}, line {trace.tb_lineno}"
+
+
+# A graph as a program: for each task the buffers that it reads and writes, and its computation.
+#
+# A *cell* is one buffer on every rank that a device of the graph stands for: a tensor handle, weights,
+# gradients, optimizer states, a slot of gathered or streamed weights, or activations that a layer keeps.
+# Programs are compiled in the order of ids, so each read knows the task that must have written its value.
+
+SHARED = -1
+"""The place of buffers that exist once for all ranks (MemoryX)."""
+START = -1
+"""The writer of initial values."""
+
+Values = list[Any]
+Kernel = Callable[[Sequence[int], list[Values]], list[tuple[Any, ...]]]
+"""From the participating ranks (as offsets) and the values each reads to the values each writes."""
+
+
+class Message(NamedTuple):
+    """The message of a communication, with its elements as nccl-tests count them."""
+
+    content: Literal[
+        "activations", "statistics", "gradients", "parameters", "table", "kept", "exchanged", "shards", "rows"
+    ]
+    elements: Callable[[Values, tuple[Any, ...]], int]
+    """From the values that a rank reads and those that it writes."""
+    blocks: tuple[int, ...] = ()
+    """Blocks to which parameters or gradients belong."""
+
+
+class Cell(NamedTuple):
+    """One buffer: its device, its name, and the number of its block, tensor handle or slot."""
+
+    place: int
+    name: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        where = "MemoryX" if self.place == SHARED else f"device {self.place}"
+        if self.name == "tensor":
+            return f"tensor {self.number} on {where}"
+        if self.name.startswith("slot"):
+            return f"{self.name} {self.number} on {where}"
+        return f"{self.name} of {block_name(self.number)} on {where}"
+
+
+class Claim(NamedTuple):
+    """A value that serial training has too: `quantity` of `number` in a micro-batch of a step."""
+
+    quantity: str
+    number: int
+    step: int
+    microbatch: int
+
+
+@dataclass(frozen=True)
+class Action:
+    """The effect of one task on cells."""
+
+    task: int
+    reads: tuple[Cell, ...]
+    writes: tuple[Cell, ...]
+    kernel: Kernel
+    joined: bool
+    """All peers of a collective take part together; else each rank runs alone."""
+    expects: tuple[int, ...]
+    """The task that must have written each value read."""
+    claims: tuple[tuple[int, Claim], ...] = ()
+    """Positions of writes to compare with serial training."""
+    message: Message | None = None
+    """The message that it moves, if it moves one that is priced."""
+
+
+@dataclass
+class Program:
+    """All actions of a graph, by task id."""
+
+    graph: TaskGraph
+    actions: list[Action] = field(default_factory=list)
+    labels: dict[Cell, str] = field(default_factory=dict)
+    """Names of tensors by their cell."""
+
+    @property
+    def width(self) -> int:
+        """Ranks that each device stands for."""
+        return self.graph.width
+
+    def name(self, task: int) -> str:
+        """A task as messages print it: `mlp.backward[3] of layer 5 on gpu4/compute in step 2`."""
+        if task == START:
+            return "the start"
+        return task_name(self.graph, self.graph.task(task))
+
+    def tensor(self, cell: Cell) -> str:
+        """A cell as messages print it."""
+        label = self.labels.get(cell, "")
+        return f"{label} ({cell})" if label else str(cell)
+
+
+def task_name(graph: TaskGraph, task: Task) -> str:
+    """A task with its micro-batch, block, stream and step."""
+    step = 1 + sum(task.id >= end for end in graph.step_ends)
+    return f"{task.name} of {block_name(task.block)} on {task.stream} in step {step}"
+
+
+class Compiler(ABC):
+    """Compiles a graph task by task; subclasses implement the operations."""
+
+    def __init__(self, graph: TaskGraph, training: SmallTraining) -> None:
+        self.graph, self.training = graph, training
+        self.program = Program(graph)
+        self.last_writer: dict[Cell, int] = {}
+        self.handles: dict[int, tuple[Cell, ...]] = {}
+        """The cells of a tensor handle: one, or one per device for a send."""
+        self.turns: dict[tuple[int, str], int] = {}
+        """Buffers with a name that were used so far on each device."""
+        self.task: Task
+        self.step = 0
+
+    def compile(self) -> Program:
+        """Compile every task in the order of ids."""
+        for task in self.graph.tasks():
+            self.task = task
+            while self.step < len(self.graph.step_ends) and task.id >= self.graph.step_ends[self.step]:
+                self.step += 1
+            try:
+                self.translate(task)
+            except BROKEN as error:
+                name = task_name(self.graph, task)
+                raise failure("refused", name, self._touched(task), "cannot be executed", error) from None
+        return self.program
+
+    def _touched(self, task: Task) -> str:
+        """Tensors that a task reads, or else writes, in words."""
+        cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
+        names = [self.program.tensor(cell) for cell in cells] or [tensor.name for tensor in task.work.writes]
+        return ", ".join(names[:2]) or "its operands"
+
+    @abstractmethod
+    def translate(self, task: Task) -> None:
+        """Add the action of one task."""
+
+    @abstractmethod
+    def rows(self, rank: int, microbatch: int) -> Tokens:
+        """The samples of the batch that a rank has in a micro-batch."""
+
+    @abstractmethod
+    def share(self, rank: int) -> Share:
+        """The share of the model that a rank has."""
+
+    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Tokens, Tokens]:
+        """Inputs and targets of a rank in a micro-batch, or those of a module that are so much later."""
+        inputs, targets = self.training.words(step, ahead)
+        rows, places = self.rows(rank, microbatch), self.places(rank)
+        return inputs[rows][:, places], targets[rows][:, places]
+
+    def places(self, _rank: int) -> Tokens | slice:
+        """The positions of each sample that a rank has: all, unless others share its sequences."""
+        return slice(None)
+
+    @abstractmethod
+    def initial(self, cell: Cell, rank: int) -> Any:
+        """Initial value of a buffer; KeyError if it has none."""
+
+    @property
+    def place(self) -> int:
+        """The device of the present task."""
+        rank = rank_of(self.task.stream)
+        return SHARED if rank is None else rank
+
+    def refuse(self, tensor: str, detail: str) -> FaultError:
+        """The error that the present task cannot be executed."""
+        return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
+
+    def operand(self, handle: int, *, anywhere: bool = False) -> Cell:
+        """The cell of a tensor that the present task reads; it must be on the task's own device."""
+        cells = self.handles.get(handle, ())
+        for cell in cells:
+            if cell.place in (self.place, SHARED) or self.place == SHARED or anywhere:
+                return cell
+        raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
+
+    def operands(self, *, anywhere: bool = False) -> list[Cell]:
+        """The cells of all tensors that the present task reads."""
+        return [self.operand(handle, anywhere=anywhere) for handle in self.task.reads]
+
+    def results(self) -> list[Cell]:
+        """The cells of all tensors that the present task writes, on its own device."""
+        return [cell for position in range(len(self.task.writes)) for cell in self.handle(position)]
+
+    def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
+        """The cells of a tensor that the present task writes, by default on its own device."""
+        number = self.task.writes[position]
+        cells = [Cell(place, "tensor", number) for place in (places or (self.place,))]
+        self.handles[number] = tuple(cells)
+        for cell in cells:
+            self.program.labels[cell] = label or self.task.work.writes[position].name
+        return cells
+
+    def in_turn(self, name: str, slots: int = 2, parts: int = 1) -> list[Cell]:
+        """The next of a device's buffers that are used in turn; each has so many parts."""
+        number = self.turns.get((self.place, name), 0)
+        self.turns[self.place, name] = number + 1
+        first = number % slots * parts
+        return [Cell(self.place, name, first + part) for part in range(parts)]
+
+    def wait(self, _: Task) -> None:
+        """A task that does nothing."""
+        operands, results = self.operands(), self.results()
+        self.add(operands, results, per_rank(lambda *_: (None,) * len(results)))
+
+    def add(
+        self,
+        reads: Sequence[Cell],
+        writes: Sequence[Cell],
+        kernel: Kernel,
+        *,
+        joined: bool = False,
+        claims: Sequence[tuple[int, Claim]] = (),
+        message: Message | None = None,
+    ) -> None:
+        """Append the action of the present task."""
+        expects = tuple(self.last_writer.get(cell, START) for cell in reads)
+        for cell in writes:
+            self.last_writer[cell] = self.task.id
+        action = Action(
+            self.task.id, tuple(reads), tuple(writes), kernel, joined, expects, tuple(claims), message
+        )
+        self.program.actions.append(action)
+
+
+def first_read(inputs: Values, _: tuple[Any, ...]) -> int:
+    """Elements of the first value read: the message of a reduction."""
+    return int(inputs[0].size)
+
+
+def first_made(_: Values, made: tuple[Any, ...]) -> int:
+    """Elements of the first value written: the message of a gather or a send."""
+    return int(made[0].size)
+
+
+def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
+    """A kernel that every rank runs alone: `function(rank, *values)`."""
+    return lambda members, values: [
+        function(rank, *inputs) for rank, inputs in zip(members, values, strict=True)
+    ]
+
+
+HOST_WEIGHTS, HOST_GRADIENT = "host weights", "host gradient"
+
+
+def blocks_of(task: Task) -> tuple[int, ...]:
+    """The blocks that a copy or an update is about."""
+    return (EMBEDDING, HEAD) if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
+
+
+def store(compiler: GpuCompiler, task: Task) -> None:
+    """Add gradients to those on the host, and clear them on the device; or copy activations."""
+    if task.work.name == ACTIVATIONS:
+        _copied(compiler, task)
+        return
+    place, home = compiler.place, compiler.homes[compiler.place]
+    reduced = compiler.scatters[task.reads[0]] if compiler.scattered else blocks_of(task)
+    blocks = [block for block in reduced if block in home]
+    operands, counts = compiler.operands(anywhere=True), []
+    reads, writes = list(operands), compiler.handle()
+    for block in blocks:
+        shard = (place, block) in compiler.sharded
+        if compiler.leaves:
+            cells = [compiler.reduced_to[task.reads[0], block]]
+        else:
+            cells = [compiler.cell("gradient shard", block)] if shard else compiler.gradient_cells(block)
+        whole = compiler.gradient_cells(block) if shard and not compiler.scattered else []
+        host = compiler.cell(HOST_GRADIENT, block)
+        reads += [host, *cells]
+        writes += [host, *cells, *whole]
+        counts.append((block, len(cells), len(whole)))
+        compiler.on_host.add((place, block))
+
+    def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
+        results: list[Any] = [None]
+        first = len(operands)
+        for block, cells, whole in counts:
+            host, *parts = values[first : first + 1 + cells]
+            first += 1 + cells
+            results += [host + np.sum(parts, axis=0), *(np.zeros_like(part) for part in parts)]
+            results += [np.zeros(compiler.share(rank).layouts[block].size)] * whole
+        return tuple(results)
+
+    compiler.add(reads, writes, per_rank(kernel))
+
+
+def load(compiler: GpuCompiler, task: Task) -> None:
+    """Copy the host's weights to the device, a rank's shard or all; or activations."""
+    if task.work.name == ACTIVATIONS:
+        _copied(compiler, task)
+        return
+    home = compiler.homes.get(compiler.place, [])
+    gathers = compiler.layout.offload_param != "none"
+    blocks = [block for block in blocks_of(task) if block in home or gathers]
+    operands = compiler.operands(anywhere=True)
+    sources = [compiler.cell(HOST_WEIGHTS, block) for block in blocks]
+    targets = _slots(compiler, blocks) if gathers else _own(compiler, blocks)
+
+    def kernel(_: int, *values: Any) -> tuple[Any, ...]:
+        return (None, *(weights.copy() for weights in values[len(operands) :]))
+
+    compiler.add([*operands, *sources], [*compiler.handle(), *targets], per_rank(kernel))
+
+
+def _copied(compiler: GpuCompiler, task: Task) -> None:
+    """A copy of a tensor."""
+    compiler.add([compiler.operand(task.reads[0])], compiler.handle(), per_rank(lambda _, value: (value,)))
+
+
+def _own(compiler: GpuCompiler, blocks: list[int]) -> list[Cell]:
+    """The weights that a device has, or its shards of them."""
+    name = "weight shard" if compiler.has_shards else "weights"
+    return [compiler.cell(name, block) for block in blocks]
+
+
+def _slots(compiler: GpuCompiler, blocks: list[int]) -> list[Cell]:
+    """The buffer of a copy of shards that are gathered next; there are two."""
+    cells = compiler.in_turn("slot of copied weights", parts=len((EMBEDDING, HEAD)))[: len(blocks)]
+    compiler.copied |= {(compiler.place, block): cell for block, cell in zip(blocks, cells, strict=True)}
+    return cells
+
+
+OFFLOAD_OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
+    "offload: host.store": store,
+    "offload: host.load": load,
+    "offload: nvme.load": load,
+}

@@ -1,0 +1,429 @@
+"""Weight streaming as a program: weights in MemoryX, slots on wafers, gradients summed on their way back.
+
+Flash, spilled activations and prefetched samples have their own buffers, so a copy moves the value that is
+there when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from perfsim.proof.layers import (
+    Tokens,
+    embedding_backward,
+    embedding_forward,
+    head_dgrad,
+    head_forward,
+    head_wgrad,
+    losses_of,
+)
+from perfsim.proof.layout import Array, Share, Weights, with_experts
+from perfsim.proof.program import (
+    SHARED,
+    Cell,
+    Claim,
+    Compiler,
+    Message,
+    Values,
+    first_made,
+    first_read,
+    per_rank,
+)
+from perfsim.proof.serial import Moments, SmallTraining, adam, layer_backward, layer_forward
+from perfsim.proof.tensors import summed
+from perfsim.specs.model import layer_kinds
+from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
+
+ROOM = 2
+"""Buffers of a wafer for tensors that leave it, and for tensors that return."""
+
+
+class WaferCompiler(Compiler):
+    """Compiles graphs of `weight-streaming`.
+
+    A wafer has `slots` buffers for arriving weights and `prefetch` for samples.
+    """
+
+    def __init__(
+        self, graph: TaskGraph, training: SmallTraining, layout: StreamingLayout, slots: int, prefetch: int
+    ) -> None:
+        super().__init__(graph, training)
+        self.layout, self.slots, self.prefetch = layout, slots, prefetch
+        out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
+        self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
+        """The buffer of each tensor that will be spilled."""
+        self.returned: dict[int, Cell] = {}
+        self.returns = 0
+        self.sample_slot = Cell(0, "slot of samples")
+        self.batches = 0
+        self.whole = Share(training.model, training.seq_length, whole_layers=True)
+        self.slot_of: dict[int, Cell] = {}
+        self.arrivals = 0
+        self.vocabulary_gradients: dict[int, Cell] = {}
+        """Gradients of embedding and LM head by block, for a word table that both share."""
+        self.staged: set[int] = set()
+        """Tensors with weights that were read from MemoryX's flash into its DRAM."""
+        self.partial_sums: set[int] = set()
+        """Tensors with gradients of earlier micro-batches."""
+
+    def translate(self, task: Task) -> None:
+        """Add the action of one task; an unknown operation is refused by name."""
+        operation = OPERATIONS.get(task.work.op)
+        if operation is None:
+            detail = f"the executor knows no operation {task.work.op!r}; known: {', '.join(OPERATIONS)}"
+            raise self.refuse("its operation", detail)
+        operation(self, task)
+
+    # ---------------------------------------------------------------------------------- shares
+    def rows(self, rank: int, microbatch: int) -> Tokens:
+        """The samples of a system in a micro-batch; the last ones may have fewer or none."""
+        batch, size = self.training.batch, self.layout.micro_batch_size
+        share = -(-batch // self.layout.data)
+        first = rank * share + microbatch * size
+        return np.arange(min(first, batch), min(first + size, (rank + 1) * share, batch))
+
+    def share(self, _rank: int) -> Share:
+        """The whole model, with the experts of a layer in its block."""
+        return self.whole
+
+    def views(self, block: int, flat: Array) -> Weights:
+        """The named weights of a block."""
+        return self.whole.layouts[block].views(flat)
+
+    def claim(self, quantity: str, number: int) -> list[tuple[int, Claim]]:
+        """Claim the first tensor of the task."""
+        return [(0, Claim(quantity, number, self.step, self.task.tag))]
+
+    # --------------------------------------------------------------------------------- streams
+    def read_store(self, task: Task) -> None:
+        """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
+        staged = any(handle in self.staged for handle in task.reads)
+        source = [] if staged else [Cell(SHARED, "weights", task.block)]
+        self._copy(source, last=True, message=Message("parameters", first_made, (self.task.block,)))
+
+    def flash_read(self, task: Task) -> None:
+        """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
+        block = task.block
+        if task.work.category == "update":
+            self._copy([Cell(SHARED, "moments in flash", block)], [Cell(SHARED, "moments", block)])
+            return
+        self.staged.add(task.writes[0])
+        self._copy(
+            [Cell(SHARED, "weights in flash", block)],
+            last=True,
+            message=Message("parameters", first_made, (self.task.block,)),
+        )
+
+    def flash_write(self, task: Task) -> None:
+        """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
+        made = [("moments", task.block), ("weights", task.block)]
+        if task.block == EMBEDDING and self.training.model.tied_embeddings:
+            made.append(("weights", HEAD))
+        source = [Cell(SHARED, name, block) for name, block in made]
+        self._copy(source, [Cell(SHARED, f"{name} in flash", block) for name, block in made])
+
+    def spill(self, task: Task) -> None:
+        """Move a group's kept activations off the wafer: its input, or all activations of a layer."""
+        out = Cell(self.place, "spilled activations", task.block)
+        if self.layout.recompute_layers:
+            slot = Cell(self.place, "slot of leaving inputs", self.leaving[task.reads[0]])
+            self._copy([slot], last=True, message=Message("activations", first_made))
+        else:
+            self._copy([self.kept()], [out])
+
+    def fetch(self, task: Task) -> None:
+        """Bring a group's spilled activations back."""
+        out = Cell(self.place, "spilled activations", task.block)
+        if self.layout.recompute_layers:
+            slot = Cell(self.place, "slot of returning inputs", self.returns % ROOM)
+            self.returns += 1
+            self.returned[task.writes[0]] = slot
+            self._copy([], [slot], last=True, message=Message("activations", first_made))
+        else:
+            self._copy([out], [self.kept()])
+
+    def _copy(
+        self,
+        source: Sequence[Cell] = (),
+        target: Sequence[Cell] = (),
+        *,
+        last: bool = False,
+        message: Message | None = None,
+    ) -> None:
+        """Copy buffers; with `last`, the task's own tensor gets the last value read."""
+        operands = self.operands()
+        count = len(target)
+
+        def run(_: int, *values: Any) -> tuple[Any, ...]:
+            return (values[-1] if last else None, *values[len(values) - count :])
+
+        self.add([*operands, *source], [*self.handle(), *target], per_rank(run), message=message)
+
+    def samples(self, task: Task) -> None:
+        """Inputs and targets of a micro-batch arrive on the wafer."""
+        step, tag = self.step, task.tag
+        operands = self.operands()
+        self.sample_slot = Cell(self.place, "slot of samples", self.batches % self.prefetch)
+        self.batches += 1
+        writes = [*self.handle(), self.sample_slot]
+        self.add(operands, writes, per_rank(lambda rank, *_: (None, self.tokens(rank, step, tag))))
+
+    def broadcast(self, task: Task) -> None:
+        """SwarmX sends the weights to every wafer, where slots are used in turn."""
+        place = task.work.group.start if task.work.group else 0
+        slot = Cell(place, "slot of weights", self.arrivals % self.slots)
+        self.arrivals += 1
+        self.slot_of[task.block] = slot
+
+        group = self._group(task)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            return [
+                (None, inputs[0].copy() if rank in group else None)
+                for rank, inputs in zip(members, values, strict=True)
+            ]
+
+        operands, results = [self.operand(task.reads[0])], [*self.handle(0, place), slot]
+        self.add(
+            operands,
+            results,
+            kernel,
+            joined=True,
+            message=Message("parameters", first_read, (self.task.block,)),
+        )
+
+    def reduce(self, task: Task) -> None:
+        """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
+        operands = self.operands()
+        group = self._group(task)
+        arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
+        stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            in_group = [inputs for rank, inputs in zip(members, values, strict=True) if rank in group]
+            parts = [inputs[number] for inputs in in_group for number in arriving]
+            total = summed([*(values[0][number] for number in stored), *parts])
+            return [(total,) for _ in members]
+
+        if task.block in (EMBEDDING, HEAD):
+            self.vocabulary_gradients[task.block] = Cell(SHARED, "tensor", task.writes[0])
+        self.add(
+            operands,
+            self.handle(),
+            kernel,
+            joined=True,
+            message=Message("gradients", first_made, (self.task.block,)),
+        )
+
+    def _group(self, task: Task) -> Collection[int]:
+        """The wafers in a collective."""
+        return task.work.group.ranks if task.work.group else range(self.layout.data)
+
+    def update(self, task: Task) -> None:
+        """Adam in MemoryX; embedding and LM head that share a word table are updated once, together."""
+        operands = self.operands()
+        block, tied = task.block, self.training.model.tied_embeddings
+        layout, count = self.whole.layouts[block], len(operands)
+        states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
+        both = tied and block == EMBEDDING
+        if both:
+            if HEAD not in self.vocabulary_gradients:
+                raise self.refuse(
+                    "gradient of the head",
+                    "no task reduced it for the shared word table",
+                )
+            operands.append(self.vocabulary_gradients[HEAD])
+            states += [Cell(SHARED, "weights", HEAD), Cell(SHARED, "moments", HEAD)]
+            count += 1
+
+        def run(_: int, *values: Any) -> tuple[Any, ...]:
+            gradient = values[0].copy()
+            flat, moments = values[count : count + 2]
+            if both:
+                return None, *self._update_both(gradient, values[count - 1], values[count:])
+            updated, state = adam(flat, gradient, moments)
+            if tied and block == HEAD:
+                words = layout.parts["words"]
+                updated[words], state.first[words], state.second[words] = flat[words], 0.0, 0.0
+            return None, gradient, updated, state
+
+        record = Cell(SHARED, f"gradient used in step {self.step + 1}", block)
+        writes = [*self.handle(), record, *states]
+        self.add([*operands, *states], writes, per_rank(run), claims=self._claims(block, both=both))
+
+    def _claims(self, block: int, *, both: bool) -> list[tuple[int, Claim]]:
+        if self.training.model.tied_embeddings and block == HEAD:
+            return []
+        claims = [
+            (1, Claim("weight gradient", block, self.step, -1)),
+            (2, Claim("weights", block, self.step, -1)),
+        ]
+        return [*claims, (4, Claim("weights", HEAD, self.step, -1))] if both else claims
+
+    def _update_both(self, gradient: Array, of_head: Array, states: Sequence[Any]) -> tuple[Any, ...]:
+        """Update the embedding with the sum of both gradients, and copy its words to the LM head."""
+        layout, head = self.whole.layouts[EMBEDDING], self.whole.layouts[HEAD]
+        flat, moments, of_head_flat, head_moments = states
+        gradient[layout.parts["words"]] += of_head[head.parts["words"]]
+        updated, state = adam(flat, gradient, moments)
+        copy = of_head_flat.copy()
+        copy[head.parts["words"]] = updated[layout.parts["words"]]
+        return gradient, updated, state, copy, head_moments
+
+    # --------------------------------------------------------------------------------- compute
+    def compute(
+        self,
+        function: Callable[[int, Weights, Sequence[Any]], tuple[Any, ...]],
+        reads: Sequence[Cell] = (),
+        writes: Sequence[Cell] = (),
+        claims: Sequence[tuple[int, Claim]] = (),
+    ) -> None:
+        """A task that each wafer runs: `function(wafer, weights of the block, operands and buffers)`."""
+        task, block = self.task, self.task.block
+        slot = self.slot_of.get(block)
+        if slot is None:
+            raise self.refuse("its weights", "nothing streamed them to this wafer")
+        operands = self.operands()
+        results = self.results()
+        leaves = task.work.op.endswith("forward") and task.writes[0] in self.leaving
+        out = [Cell(self.place, "slot of leaving inputs", self.leaving[task.writes[0]])] if leaves else []
+        back = [self.returned[handle] for handle in task.reads if handle in self.returned]
+        count = len(operands) + len(reads)
+
+        def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
+            made = function(rank, self.views(block, values[count]), values[:count])
+            return (*made, made[0]) if leaves else made
+
+        self.add([*operands, *reads, slot, *back], [*results, *writes, *out], per_rank(kernel), claims=claims)
+
+    def kept(self) -> Cell:
+        """Buffer of the activations that the present block keeps."""
+        return Cell(self.place, "activations", self.task.block)
+
+    def embedding_forward(self, _: Task) -> None:
+        """Look up the words; LM head and backward read the samples from the wafer."""
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            return embedding_forward(w, values[-1][0], self.whole), values[-1]
+
+        self.compute(run, [self.sample_slot], [self.samples_cell()], self.claim("hidden", 0))
+
+    def samples_cell(self) -> Cell:
+        """Buffer of the samples of the present micro-batch."""
+        return Cell(self.place, "samples", EMBEDDING)
+
+    def layer_forward(self, task: Task) -> None:
+        """One layer forward or recomputed; a forward keeps activations unless they will be recomputed."""
+        keeps = task.work.op == "layer.recompute" or not self.layout.recompute_layers
+
+        step, tag, block = self.step, task.tag, task.block
+        routed = layer_kinds(self.training.model)[block].experts
+
+        def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            routing = None
+            if routed:
+                whole = self.training.routing(step, block)
+                routing = whole.of(self.rows(rank, tag), self.places(rank))
+            y, _, kept = layer_forward(w, values[1], routing, self.whole.of_layer(block))
+            return (y, kept) if keeps else (y,)
+
+        self.compute(run, [], [self.kept()] if keeps else [], self.claim("hidden", task.block + 1))
+
+    def layer_backward(self, task: Task) -> None:
+        """One layer backward: gradients of its input and its weights."""
+        block = task.block
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            dx, _middle, grads = layer_backward(w, values[-1], values[1], self.whole)
+            return dx, self.whole.layouts[block].flat(grads)
+
+        self._backward(run, [self.kept()], claims=self.claim("gradient", task.block))
+
+    def _backward(
+        self,
+        function: Callable[[int, Weights, Sequence[Any]], tuple[Any, ...]],
+        reads: Sequence[Cell] = (),
+        writes: Sequence[Cell] = (),
+        claims: Sequence[tuple[int, Claim]] = (),
+    ) -> None:
+        """A backward; adds gradients of earlier micro-batches that are on the wafer."""
+        task = self.task
+        earlier = [place for place, handle in enumerate(task.reads) if handle in self.partial_sums]
+        self.partial_sums.add(task.writes[1])
+
+        def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            first, made, *rest = function(rank, w, values)
+            return first, sum((values[place] for place in earlier), made), *rest
+
+        self.compute(run, reads, writes, claims)
+
+    def head_forward(self, _: Task) -> None:
+        """Logits, and the statistics of their softmax."""
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            return head_forward(w, values[1], values[-1][1], self.whole)
+
+        self.compute(run, [self.samples_cell()], [self.kept()])
+
+    def head_backward(self, task: Task) -> None:
+        """Backward of loss and LM head."""
+        tag = task.tag
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            statistics, kept, count = values[1], values[-2], self.training.num_tokens
+            targets = values[-1][1]
+            dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.whole, self.training.seq_length)
+            made = self.whole.layouts[HEAD].flat(head_wgrad(inputs, self.whole) | inputs.norm)
+            return dx, made, np.asarray(losses_of(statistics, count).sum())
+
+        claims = self.claim("gradient", self.training.model.num_layers)
+        claims.append((2, Claim("loss", HEAD, self.step, tag)))
+        self._backward(
+            run, [self.kept(), self.samples_cell()], [Cell(self.place, f"loss[{tag}]", HEAD)], claims
+        )
+
+    def embedding_backward(self, _: Task) -> None:
+        """Gradients of words and positions; the embedding has no input gradient."""
+
+        def run(_: int, __: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            made = embedding_backward(values[1], values[-1][0], self.whole)
+            return None, self.whole.layouts[EMBEDDING].flat(made)
+
+        self._backward(run, [self.samples_cell()])
+
+    # ----------------------------------------------------------------------------------- start
+    def initial(self, cell: Cell, _rank: int) -> Any:
+        """Initial value of a buffer; KeyError if it has none."""
+        layout = self.whole.layouts[cell.number]
+        if cell.name in ("weights", "weights in flash"):
+            return layout.flat(with_experts(self.training.initial, cell.number, self.whole))
+        if cell.name in ("moments", "moments in flash"):
+            return Moments.zero(layout.size)
+        raise KeyError(cell)
+
+
+OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
+    "wait": WaferCompiler.wait,
+    "memoryx_read": WaferCompiler.read_store,
+    "flash_read": WaferCompiler.flash_read,
+    "flash_write": WaferCompiler.flash_write,
+    "samples": WaferCompiler.samples,
+    "spill": WaferCompiler.spill,
+    "fetch": WaferCompiler.fetch,
+    "broadcast": WaferCompiler.broadcast,
+    "reduce": WaferCompiler.reduce,
+    "reduce_in_tree": WaferCompiler.reduce,
+    "memoryx_update": WaferCompiler.update,
+    "embedding.forward": WaferCompiler.embedding_forward,
+    "layer.forward": WaferCompiler.layer_forward,
+    "layer.recompute": WaferCompiler.layer_forward,
+    "head.forward": WaferCompiler.head_forward,
+    "head.backward": WaferCompiler.head_backward,
+    "layer.backward": WaferCompiler.layer_backward,
+    "embedding.backward": WaferCompiler.embedding_backward,
+}
+"""Method for each operation (`Work.op`); add new ones here."""

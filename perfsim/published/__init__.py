@@ -1,1 +1,0 @@
-"""Published runs: their case files, plans and graphs."""

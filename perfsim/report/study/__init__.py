@@ -1,1 +1,0 @@
-"""The page of a study: verdict, reasons, evidence and assumptions."""

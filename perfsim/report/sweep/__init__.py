@@ -1,1 +1,0 @@
-"""The page of a sweep: cards, maps, tables and variants."""

@@ -1,1 +1,0 @@
-"""The page and the terminal table of predictions beside published runs."""

@@ -1,0 +1,1 @@
+"""What a person describes: one file a noun, in SI units."""

@@ -1,0 +1,429 @@
+"""Fitted constants, kept apart from datasheet values: one file per fit, with its record.
+
+Every class has a `fit` record: the command, the table of measurements, the number of points and the
+residual. These numbers are the only empirical input of `perfsim.costs` and `perfsim.collectives`.
+Seconds and bytes a second are strings with a unit in YAML, SI floats here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from perfsim.base.spec import Name
+from perfsim.base.units import BytesPerSecond, number, quantity
+
+Selective = Literal["core", "every_second_product"]
+Fraction = Annotated[float, *number(1e-3, 1)]
+Factor = Annotated[float, *number(1e-3, 1e3)]
+"""A ratio of two times, or of two efficiencies."""
+NonNegative = Annotated[float, *number(0, 1e6)]
+Sharpness = Annotated[float, *number(1, 1e3)]
+"""p of a p-norm."""
+Side = Annotated[int, *number(1, 2**16)]
+"""Length of a tile of a matrix, or a number of them."""
+Latency = Annotated[float, *quantity("seconds", most=10.0)]
+"""A fixed time of a kernel or a message."""
+Duration = Annotated[float, *quantity("seconds", least=1e-9)]
+"""A time that something takes."""
+Error = Annotated[float, *number(0, 1e9)]
+"""A relative error."""
+MOST_STANDARD_ERROR = 1 / 3
+"""A constant counts as determined by measurements below this relative standard error."""
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
+
+
+class FitRecord(BaseModel):
+    """How a group of constants was fitted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+    command: str
+    table: str
+    """Source id of the measurements."""
+    points: Annotated[int, *number(0, 1e9)]
+    median_ape: Error
+    p90_ape: Error
+    standard_errors: dict[str, Error] = Field(default_factory=dict)
+    """Relative standard error by constant, if the fit gives one."""
+    note: str = ""
+
+
+class Constants(BaseModel):
+    """A frozen group of constants inside a calibration file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    @property
+    def label(self) -> str:
+        """Its name within a list, used in the paths of its constants."""
+        return str(getattr(self, "name", ""))
+
+
+class Calibration(BaseModel):
+    """Fields of every calibration file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+    most_standard_error: ClassVar[float] = MOST_STANDARD_ERROR
+    name: Name
+    description: str = ""
+    sources: dict[str, str] = Field(default_factory=dict)
+    assumed: dict[str, str] = Field(default_factory=dict)
+    fit: dict[str, FitRecord] = Field(default_factory=dict)
+    """One record per group of constants."""
+
+    def constants(self) -> dict[str, float | tuple[float, ...]]:
+        """Every number by its dotted path; list entries go by label, as in `gemm.tiles.256x128`."""
+        metadata = {"name", "description", "kind", "chip", "sources", "assumed", "fit"}
+        groups = {name: getattr(self, name) for name in type(self).model_fields if name not in metadata}
+        return dict(_numbers(groups, ""))
+
+    def unaccounted(self) -> list[str]:
+        """Paths of the constants without evidence.
+
+        A fitted constant needs a relative standard error below `MOST_STANDARD_ERROR`, or a source or reason
+        of its own (one for the whole fitted group is not enough); any other constant a source or reason.
+        """
+        return [path for path in self.constants() if not self._is_accounted(path)]
+
+    def _is_accounted(self, path: str) -> bool:
+        record = max((key for key in self.fit if _covers(key, path)), key=len, default="")
+        if any(_covers(key, path) and len(key) > len(record) for key in (*self.sources, *self.assumed)):
+            return True
+        errors = self.fit[record].standard_errors if record else {}
+        own = [error for name, error in errors.items() if f".{path}".endswith(f".{name}")]
+        return bool(own) and max(own) < self.most_standard_error
+
+
+def _covers(key: str, path: str) -> bool:
+    return path == key or path.startswith(f"{key}.")
+
+
+def _numbers(value: object, path: str) -> Iterator[tuple[str, float | tuple[float, ...]]]:
+    """The numbers under a value of a calibration, by path."""
+    if isinstance(value, Constants):
+        value = {name: getattr(value, name) for name in type(value).model_fields if name != "shape"}
+    if isinstance(value, tuple) and value and isinstance(value[0], Constants):
+        value = {part.label: part for part in value}
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _numbers(part, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, float | int | tuple) and not isinstance(value, bool) and not _is_words(value):
+        yield path, value
+
+
+def _is_words(value: float | tuple[object, ...]) -> bool:
+    return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+
+
+class TileConstants(Constants):
+    """One thread-block tile of the GEMM library, in both orientations.
+
+    The library's ranking of tiles differs from their measured speed, so there are two efficiencies:
+    `choice_efficiency` decides which tile runs, `efficiency` how long it takes.
+    """
+
+    shape: tuple[Side, Side]
+    efficiency: Fraction
+    """Fraction of one compute unit's peak for very large k."""
+    choice_efficiency: Factor
+    """Efficiency implied by the library's choices; only ratios between tiles matter."""
+    overhead_k: NonNegative
+    """Prologue and epilogue of a tile, as a number of extra columns of k."""
+
+    @property
+    def label(self) -> str:
+        """The tile's part of a constant's path, as 256x128."""
+        return "x".join(str(side) for side in self.shape)
+
+
+class GemmConstants(Constants):
+    """Tile-and-wave model of a GEMM library on one device; `perfsim.costs.gemm` has the equations."""
+
+    tiles: Annotated[tuple[TileConstants, ...], Field(min_length=1)]
+    split_k: Annotated[tuple[Side, ...], Field(min_length=1)]
+    """Numbers of parallel slices along k that the library may choose."""
+    k_step: Side
+    """Step along k; the last step is padded."""
+    split_traffic: NonNegative
+    """Time to sum the slices, as a multiple of partial-sum bytes over peak bandwidth."""
+    choice_split_traffic: NonNegative
+    """The same factor implied by the library's choices."""
+    split_latency_s: Latency
+    launch_s: Latency
+    memory_fraction: Fraction
+    """Fraction of the datasheet bandwidth for a GEMM bound by reading its operands."""
+    overlap_sharpness: Sharpness
+    """p of the p-norm that combines compute and memory time; large p means full overlap."""
+    burst_fraction: Fraction
+    """Ceiling of the fraction of peak in a kernel much longer than `burst_s`."""
+    burst_s: Duration
+    """Time until the clocks drop to that ceiling in the benchmark."""
+    power_sharpness: Sharpness
+    """Sharpness of the bend where efficiency reaches a power ceiling."""
+
+
+class NarrowGemmConstants(Constants):
+    """Matrix products with operands narrower than 16 bits, beside the 16-bit products of the same library.
+
+    Tiles and waves are those of 16 bits; a few factors turn them into the times of the narrow table.
+    """
+
+    efficiency: Factor
+    """Fraction of a compute unit's narrow peak that a tile reaches, over that in 16 bits."""
+    overhead: Factor
+    """Prologue and epilogue of a tile in columns of k, over those in 16 bits."""
+    memory_fraction: Fraction
+    burst_fraction: Fraction
+    """Ceiling of the fraction of the narrow peak in a long kernel."""
+    cast_bytes: NonNegative
+    """Bytes that the table's cast moves per number of the first operand, at the datasheet's bandwidth.
+
+    A graph has casts of its own, so predictions leave it and `cast_s` out.
+    """
+    cast_s: Latency
+    """Fixed time of the table's cast."""
+
+
+class AttentionConstants(Constants):
+    """Fused attention with the matrix instructions in which a device is fastest."""
+
+    fraction: Fraction
+    """Fraction of peak that its forward reaches in long sequences."""
+    half_length: NonNegative
+    """Sequence length at which it reaches half of that."""
+    backward: Factor
+    """Speed of the backward over that of the forward."""
+
+
+class MemoryConstants(Constants):
+    """Memory-bound kernels: element-wise, normalisation, softmax, optimizer."""
+
+    fraction: Fraction
+    """Fraction of the datasheet bandwidth for large kernels at full occupancy."""
+
+
+class CommunicationConstants(Constants):
+    """What a kernel of the collective library takes from the compute that runs beside it."""
+
+    units: NonNegative
+    """Compute units that it occupies inside a node: one for each channel."""
+    units_per_nic: Annotated[float, *number(0.01, 1e3)]
+    """Compute units per NIC that a group across nodes may use, if they are fewer; also those of a message."""
+    memory_passes: dict[CollectiveOp, NonNegative]
+    """Bytes read and written in device memory, over those that the device sends, by operation."""
+
+
+class GpuCalibration(Calibration):
+    """How fast kernels run on one GPU."""
+
+    kind: Literal["gpu"] = "gpu"
+    chip: str = ""
+    """Calibration of the same chip with another memory, with which this one shares published runs."""
+    gemm: GemmConstants
+    memory: MemoryConstants
+    kernel_latency_s: Latency
+    """Fixed time of any kernel on the GPU, without the host."""
+    sustained_fraction: Fraction
+    """Ceiling of the fraction of peak in training, under a sustained power limit: the mean over devices."""
+    sustained_spread: Annotated[float, Field(ge=0, lt=0.2)] = 0.0
+    """Standard deviation of that ceiling over devices of one model, relative to the mean."""
+    wgrad_factor: Factor = 1.0
+    """Time of a weight-gradient GEMM over that of a forward GEMM of the same shape."""
+    attention_fraction: Fraction = 0.4
+    """Fraction of the rate of its matrix instructions that fused attention reaches in long sequences."""
+    attention_instruction_fraction: Fraction = 1.0
+    """Rate of the matrix instructions that fused attention uses, as a fraction of peak."""
+    attention_half_length: NonNegative = 0.0
+    """Sequence length at which fused attention reaches half of that."""
+    narrow: dict[str, NarrowGemmConstants] = Field(default_factory=dict)
+    """Products in fewer than 16 bits, by precision."""
+    narrow_sustained_fraction: Fraction | None = None
+    """Ceiling of the fraction of the narrow peak in training; None: none below that of the table."""
+    asynchronous_attention: AttentionConstants | None = None
+    """None: the device has no matrix instructions but those of `attention_fraction`."""
+    one_block_attention: AttentionConstants | None = None
+    """Fused attention that holds all keys of a head on the chip, to 512 positions; None: as any other."""
+    communication: CommunicationConstants | None = None
+    """None: communication takes nothing from compute."""
+
+
+class ProtocolSegment(Constants):
+    """One protocol of the collective library inside a node: a straight line in the message size.
+
+    seconds = latency_base_s + steps(n) latency_per_step_s
+              + bytes (wire_factor(n) / bandwidth_bytes_per_s + 1 / local_bytes_per_s)
+    """
+
+    name: str
+    latency_base_s: Latency
+    latency_per_step_s: Latency
+    bandwidth_bytes_per_s: BytesPerSecond
+    """Bus bandwidth of one device, one direction."""
+    local_bytes_per_s: BytesPerSecond | None = None
+    """Reading and writing the message on each device; None if the bus transfer hides it."""
+
+
+class NetworkProtocol(Constants):
+    """One algorithm and protocol of the collective library across nodes.
+
+    seconds = latency_base_s + intra_steps intra_step_s + inter_steps inter_step_s
+              + bytes wire_factor / (bandwidth_fraction x bus bandwidth)
+    """
+
+    algorithm: Literal["ring", "tree"]
+    name: str
+    latency_base_s: Latency
+    intra_step_s: Latency
+    inter_step_s: Latency
+    bandwidth_fraction: Fraction
+
+    @property
+    def label(self) -> str:
+        """Algorithm and protocol, as ring-LL128."""
+        return f"{self.algorithm}-{self.name}"
+
+
+class NetworkConstants(Constants):
+    """Collectives whose group spans nodes."""
+
+    efficiency: Fraction
+    """Bus bandwidth over the line rate of the NICs that the group may use."""
+    protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
+    send_recv_latency_s: Latency
+    """Latency of a point-to-point message between nodes."""
+    all_to_all_slowdown: Annotated[float, *number(1, 100)] = 1.0
+    """Time of an all-to-all across nodes over that of its bytes at the bus bandwidth of the NICs."""
+    partial_node_rank_bytes_per_s: BytesPerSecond | None = None
+    """Where devices share NICs: bound on the bus bandwidth, for each of its ranks on a node, of a group with
+    several ranks of each node, but not all."""
+
+
+class CollectiveCalibration(Calibration):
+    """Collectives over one link: inside a node (`collectives`) or across nodes (`network`)."""
+
+    kind: Literal["collective"] = "collective"
+    collectives: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = Field(default_factory=dict)
+    """Protocols by operation; the fastest at each size is used."""
+    measured_on_bytes_per_s: BytesPerSecond | None = None
+    """Rated bandwidth of the measured link; a link rated higher carries more in the ratio, one rated lower at
+    most its rate. None: no link carries more than was measured."""
+    network: NetworkConstants | None = None
+
+
+class WaferCalibration(Calibration):
+    """Compute speed of a wafer, by software release."""
+
+    kind: Literal["wafer"] = "wafer"
+    efficiency: dict[str, Fraction]
+    """Fraction of peak reached by the arithmetic of matrix products, by software release."""
+    link_s_per_element: Latency
+    """Time of one element on a link of the mesh; `perfsim.costs.mesh` has the equation."""
+    peak_profile: str = ""
+    """Which peak the efficiency is a fraction of."""
+
+
+Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
+"""How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
+Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
+"""Kernels that a framework merges with others; `perfsim.transformer.blocks` says what each saves."""
+
+
+class FrameworkCalibration(Calibration):
+    """What a training framework adds to a model's arithmetic, the same for every model."""
+
+    most_standard_error: ClassVar[float] = 1 / 2
+    """Runs determine what a framework hides less well than how fast a device is."""
+    kind: Literal["framework"] = "framework"
+    launcher: str = ""
+    """Framework with which this one shares the host's times and the runs that determine them."""
+    host_s_per_kernel: Latency
+    """Shortest time between two kernel launches."""
+    host_blocking_s_per_kernel: Latency
+    """Extra time per kernel if the host waits for each one to end (CUDA_LAUNCH_BLOCKING)."""
+    overlap_sharpness: Sharpness = 4.0
+    """p of the p-norm that combines device and host time of a block of kernels."""
+    cuda_graph: bool = False
+    """Whether kernels are replayed from a recorded graph, so that the host launches none of them."""
+    dispatcher: Dispatcher = "all_to_all"
+    """How rows travel to experts unless a run says otherwise."""
+    narrow_dispatcher: Dispatcher | None = None
+    """The same of runs in fewer than 16 bits; None: as `dispatcher`."""
+    expert_pass_s: Latency = 0.0
+    """Time of the host in a pass of a layer whose experts take as many rows as are routed to them.
+
+    It begins when the counts of rows have come back from the device. A CUDA graph needs neither.
+    """
+    grouped_rate: Fraction = 1.0
+    """Speed of 16-bit products of several experts in one call, over that of a batch of equal products."""
+    fused: tuple[Fusion, ...] = ()
+    grad_precision: Literal["bf16", "fp16"] | None = None
+    """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""
+    dropout: bool = True
+    """Whether attention that keeps its scores drops some of them, as models of the era did."""
+    attention: Literal["synchronous", "asynchronous", "one_block"] = "synchronous"
+    """Its fused attention: with the matrix instructions of the A100, with the fastest of each device, or in a
+    kernel that holds all keys of a head (Apex FMHA)."""
+    ceiling_share: Fraction = 1.0
+    """Share of the sustained ceiling that its libraries reach on devices with newer matrix instructions."""
+    pass_s: Latency = 0.0
+    """Time that a rank of an interleaved pipeline loses in each pass to the host code of its schedule.
+
+    Where it is above 0 a pass also begins only when its message has come over the pipeline's slowest link.
+    """
+    selective: Selective = "core"
+    """What its selective recompute runs again: the attention core (Megatron-LM), or everything but fused
+    attention and every second matrix product (torchtitan, by operator)."""
+    overlaps_tensor: bool = False
+    """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
+    exchange_slowdown: Annotated[float, *number(1, 100)] = 1.0
+    """Time of a tensor-parallel exchange in chunks beside a product, over a collective of its bytes."""
+
+
+class MeasuredStep(Constants):
+    """A step time that a cluster's owner measured, and the unscaled prediction of it."""
+
+    id: str
+    measured_s: Duration
+    predicted_s: Duration
+    residual: Annotated[float, *number(-0.999, 1e3)]
+    """Measured over scaled prediction, minus 1."""
+
+
+class ClusterCalibration(Calibration):
+    """One factor on all step times of one cluster, from steps that its owner measured.
+
+    It covers one site (cooling, network, software), so it is kept apart from the device.
+    """
+
+    kind: Literal["cluster"] = "cluster"
+    device: str
+    """The device of the measured steps; the scale does not apply to others."""
+    scale: Factor
+    """Measured over predicted step time: the geometric mean of the cases."""
+    cases: Annotated[tuple[MeasuredStep, ...], Field(min_length=2)]
+
+    @property
+    def spread(self) -> float:
+        """Spread of the scaled cases: the largest ratio over the smallest, minus 1."""
+        ratios = [1.0 + case.residual for case in self.cases]
+        return max(ratios) / min(ratios) - 1.0
+
+
+class ConvergenceCalibration(Calibration):
+    """Critical batch and examples to the target of one's own runs, from `perfsim calibrate convergence`."""
+
+    kind: Literal["convergence"] = "convergence"
+    b_crit_tokens: Annotated[float, *number(1, 1e18)]
+    """Batch at which the examples double."""
+    band_factor: Annotated[float, *number(1, 1e6)]
+    """Half-width of its 90 % band as a factor."""
+    e_min_tokens: Annotated[float, *number(1, 1e18)] | None = None
+    """Tokens to the target in the limit of small batches; None where only the noise was measured."""
+    residual: Annotated[float, *number(0, 10)] = 0.0
+    """Root mean square of ln(measured / fitted)."""
+    batches_tokens: tuple[Annotated[float, *number(1e-6, 1e18)], ...] = ()
+    """Measured batches, increasing."""
+    run_kind: Literal["pre-training", "fine-tuning", "warm-start"] = "pre-training"
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,454 @@
+"""Answers a comparison by its subject."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from perfsim.base.errors import InputError, PlanError
+from perfsim.base.spec import MOST_DEVICES, MOST_SEQUENCES, CatalogSpec, FolderName, Spec
+from perfsim.base.units import Seconds, number
+from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.convergence.critical_batch import examples, fit_hyperbola
+from perfsim.convergence.laws import LossLaw, loss_law, power_law
+from perfsim.convergence.time_to_accuracy import split_speedup
+from perfsim.prediction.evaluation import graph_of
+from perfsim.prediction.predict import predict
+from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.question import Question
+from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
+from perfsim.work.counts import parameters
+
+# A comparison: published runs beside a law, or equations beside simulated bytes, with its answer.
+
+Amount = Annotated[float, *number(1e-9, 1e30)]
+Count = Annotated[int, *number(1, MOST_DEVICES)]
+Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
+
+
+class TrainedRun(Spec):
+    """A trained model: its size, its tokens or FLOP, and its loss where one is published."""
+
+    name: str
+    family: str = ""
+    """Runs of one family are told of together."""
+    params: Amount
+    tokens: Amount
+    flop: Amount | None = None
+    """Of the whole run; None: 6 N D."""
+    loss: Amount | None = None
+    """Nats per token."""
+
+
+class LossesSpec(Spec):
+    """Losses of runs over their FLOP, beside a law: a named one, or the line through some of the runs."""
+
+    law: str | None = None
+    fitted_to: tuple[str, ...] = ()
+    """Names of the runs that the line is fitted to; the others are predicted."""
+    runs: Annotated[tuple[TrainedRun, ...], Field(min_length=2)]
+
+    @model_validator(mode="after")
+    def _has_one_law(self) -> Self:
+        if (self.law is None) == (not self.fitted_to):
+            raise ValueError("write law (a named one) or fitted_to (names of runs), one of them")
+        known = {run.name: run for run in self.runs}
+        for name in self.fitted_to:
+            if name not in known or known[name].loss is None:
+                raise ValueError(f"fitted_to: {name!r} is no run with a loss")
+        return self
+
+
+class TimedRun(Spec):
+    """A published run to a quality target."""
+
+    name: str
+    devices: Count
+    batch: Amount
+    examples: Amount
+    """To the target, in any unit that all runs share (samples, epochs)."""
+    time: Seconds
+
+
+class SpeedsSpec(Spec):
+    """Times of runs on more and more devices; the first is what the others are compared with."""
+
+    device: str
+    runs: Annotated[tuple[TimedRun, ...], Field(min_length=2)]
+
+
+class EquationsSpec(Spec):
+    """Equations of communication and memory in L, T, B, P and N, for a model on a few GPUs."""
+
+    model: TransformerConfig
+    recipe: TrainingRecipe
+    system: GpuClusterSpec
+    batch: Sequences
+    devices: Annotated[tuple[Count, ...], Field(min_length=2)]
+
+
+class ComparisonSpec(CatalogSpec):
+    """A question that published figures, laws and equations answer, without a choice of machines."""
+
+    name: FolderName
+    title: str
+    question: str = ""
+    losses: LossesSpec | None = None
+    speeds: SpeedsSpec | None = None
+    equations: EquationsSpec | None = None
+
+    @model_validator(mode="after")
+    def _has_one_subject(self) -> Self:
+        if sum(part is not None for part in (self.losses, self.speeds, self.equations)) != 1:
+            raise ValueError("write one of losses, speeds and equations")
+        return self
+
+
+SUBJECTS = ("losses", "speeds", "equations")
+
+
+def is_comparison(name_or_path: str, catalog: Catalog | None = None) -> bool:
+    """Whether a file in studies/ is a comparison rather than a study or a sweep."""
+    catalog = catalog or default_catalog()
+    data = load_mapping(catalog.study_path(name_or_path), catalog).data
+    return any(subject in data for subject in SUBJECTS)
+
+
+def load_comparison(name_or_path: str, catalog: Catalog | None = None) -> ComparisonSpec:
+    """A comparison of the catalogue by name, or from a file; CatalogError lists every problem."""
+    catalog = catalog or default_catalog()
+    return parse_file(Path(catalog.study_path(name_or_path)), ComparisonSpec, catalog)
+
+
+Value = str | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A table of plain values with its answer in words."""
+
+    name: str
+    title: str
+    question: str
+    verdict: str
+    columns: Mapping[str, str]
+    """Key of a row's value to its heading."""
+    rows: tuple[Mapping[str, Value], ...]
+    notes: tuple[str, ...] = ()
+    """What each column is, and where it is from."""
+
+
+# Losses of published runs over their FLOP, beside a law.
+#
+# A law reaches the loss L of a run with C(L) FLOP: c / L^(1 / gamma) for a line through runs, the least 6 N
+# D
+# over all sizes N for a law in parameters and tokens. What a run takes over C(L) is the price of its choice
+# of
+# size and tokens.
+
+SIZES = np.geomspace(1e7, 1e13, 4801)
+"""Parameters among which the size of least compute is looked for."""
+
+
+def compare_losses(spec: ComparisonSpec, losses: LossesSpec) -> Comparison:
+    """Each run's published loss, the law's loss for it, and its FLOP over what the law needs for its loss."""
+    rows, verdict = _fitted(losses) if losses.law is None else _by_law(loss_law(losses.law), losses.runs)
+    columns = {
+        "name": "run", "params": "parameters", "tokens": "tokens", "flop": "FLOP", "loss": "loss",
+        "law_loss": "loss\nby law", "error": "difference", "times_flop": "FLOP over\nlaw's FLOP",
+    }  # fmt: skip
+    if all(row["loss"] is None for row in rows):
+        columns = {key: name for key, name in columns.items() if key not in ("loss", "error")}
+    note = (
+        "FLOP: as published, else 6 N D. Law's FLOP: the least with which the law reaches the run's "
+        "published loss, or its loss by law where none is published."
+    )
+    return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
+
+
+def flop_of(run: TrainedRun) -> float:
+    """FLOP of a run: the published ones, else 6 N D."""
+    return 6.0 * run.params * run.tokens if run.flop is None else run.flop
+
+
+def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> dict[str, Value]:
+    error = None if run.loss is None else law_loss - run.loss
+    return {
+        "name": run.name,
+        "params": run.params,
+        "tokens": run.tokens,
+        "flop": flop_of(run),
+        "loss": run.loss,
+        "law_loss": law_loss,
+        "error": error,
+        "times_flop": flop_of(run) / least_flop,
+    }
+
+
+def _fitted(losses: LossesSpec) -> tuple[list[dict[str, Value]], str]:
+    """Rows by the line through some runs, what it predicts of their family, and what others pay."""
+    fitted = [run for run in losses.runs if run.name in losses.fitted_to]
+    c_flop, gamma = power_law([(flop_of(run), run.loss or math.nan) for run in fitted])
+    told: dict[str, list[str]] = {}
+    paid: dict[str, list[float]] = {}
+    rows = []
+    for run in losses.runs:
+        law_loss = (c_flop / flop_of(run)) ** gamma
+        least = c_flop / (run.loss or law_loss) ** (1 / gamma)
+        rows.append(_losses_row(run, law_loss, least))
+        if run.family == fitted[0].family and run not in fitted:
+            published = "" if run.loss is None else f" (published {run.loss:.3f})"
+            told.setdefault(run.family, []).append(f"{law_loss:.3f}{published} for {run.name}")
+        elif run.family != fitted[0].family:
+            paid.setdefault(run.family, []).append(flop_of(run) / least)
+    said = [f"Loss = ({c_flop:.3g} / FLOP)^{gamma:.4f}, fitted to {len(fitted)} runs"]
+    said += [f"predicts {', '.join(words)}" for words in told.values()]
+    said += [
+        f"{family} takes {min(times):.2g} to {max(times):.2g} times the law's FLOP for its losses"
+        for family, times in paid.items()
+    ]
+    return rows, f"{'; '.join(said)}."
+
+
+def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
+    """The least 6 N D with which a law reaches a loss, and the N of it; PlanError where no size does."""
+    best = (math.inf, math.nan)
+    for size in SIZES.tolist():
+        try:
+            flop = 6.0 * size * law.tokens_to_loss(loss, size)
+        except PlanError:
+            continue
+        best = min(best, (flop, size))
+    if math.isinf(best[0]):
+        raise PlanError(f"law {law.name} reaches a loss of {loss:g} with no model")
+    return best
+
+
+def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[dict[str, Value]], str]:
+    """Rows by a named law, the size of least loss at the first run's FLOP, and what it is worth."""
+    first = runs[0]
+    flop = flop_of(first)
+    sizes = SIZES[(flop / (6 * SIZES)) > 1]
+    losses = [law.loss(size, flop / (6 * size)) for size in sizes.tolist()]
+    size = float(sizes[int(np.argmin(losses))])
+    best = TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
+    rows = []
+    for run in (*runs, best):
+        law_loss = law.loss(run.params, run.tokens)
+        rows.append(_losses_row(run, law_loss, least_flop(law, run.loss or law_loss)[0]))
+    own, least = law.loss(first.params, first.tokens), min(losses)
+    share = least_flop(law, own)[0] / flop
+    outside = [run.name for run in runs if law.outside(run.params, run.tokens)]
+    verdict = (
+        f"By law {law.name}, {first.name} reaches a loss of {own:.3f} with {flop:.3g} FLOP. With as many, "
+        f"{size / 1e9:.3g} billion parameters on {best.tokens / 1e9:.3g} billion tokens "
+        f"({best.tokens / size:.1f} a parameter) reach {least:.3f}; {100 * share:.0f} % of the FLOP are "
+        f"enough for {own:.3f}."
+    )
+    if outside:
+        verdict += f" Outside the law's runs ({law.data}): {', '.join(outside)}."
+    return rows, verdict
+
+
+# Speedup of published runs split into statistics, by the law of the batch, and hardware, from their times.
+#
+#     speedup = device ratio x statistics x hardware,   statistics = E(B of the first) / E(B of the run)
+#
+# E is the hyperbola through the runs' examples by batch. The hardware half is what is left of the published
+# times: no machine is simulated.
+
+
+def compare_speeds(spec: ComparisonSpec, speeds: SpeedsSpec) -> Comparison:
+    """One row a run: its speedup over the first, and what statistics and hardware have of it."""
+    first = speeds.runs[0]
+    law, words = law_of(speeds.runs)
+    rows: list[dict[str, Value]] = []
+    for run in speeds.runs:
+        ratio, speedup = run.devices / first.devices, first.time / run.time
+        split = split_speedup(speedup, ratio, law(first.batch), law(run.batch))
+        rows.append(
+            {
+                "name": run.name,
+                "devices": run.devices,
+                "batch": run.batch,
+                "examples": run.examples,
+                "law_examples": law(run.batch),
+                "time_s": run.time,
+                "speedup": speedup,
+                "statistical": split.statistical,
+                "hardware": split.hardware,
+            }
+        )
+    last = rows[-1]
+    times = speeds.runs[-1].devices / first.devices
+    verdict = (
+        f"{times:g} times the {speeds.device} are {last['speedup']:.1f} times as fast: {times:g} × "
+        f"{last['statistical']:.2f} (statistics, by the law) × {last['hardware']:.2f} (hardware, "
+        f"read from published times). {words}"
+    )
+    columns = {
+        "name": "run", "devices": speeds.device, "batch": "batch", "examples": "examples",
+        "law_examples": "examples\nby law", "time_s": "time", "speedup": "speedup",
+        "statistical": "statistics", "hardware": "hardware\n(published)",
+    }  # fmt: skip
+    note = (
+        "Statistics: examples of the first over those of the run, by the law. Hardware: what is left of the "
+        f"published speedup over the number of {speeds.device}, of which none is simulated."
+    )
+    return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
+
+
+def law_of(runs: Sequence[TimedRun]) -> tuple[Callable[[float], float], str]:
+    """Examples by batch: the hyperbola through two levels, or fitted to more; InputError for one batch."""
+    levels: dict[float, list[float]] = {}
+    for run in runs:
+        levels.setdefault(run.batch, []).append(run.examples)
+    if len(levels) < 2:
+        raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
+    if len(levels) > 2:
+        fit = fit_hyperbola([run.batch for run in runs], [run.examples for run in runs])
+        e_min, b_crit = fit.e_min, fit.b_crit
+    else:
+        (small, low), (large, high) = sorted((batch, fmean(own)) for batch, own in levels.items())
+        slope = (high - low) / (large - small)
+        e_min = low - slope * small
+        if slope <= 0 or e_min <= 0:
+            raise InputError(
+                "the examples of the two batches are on no hyperbola: they must grow with the batch"
+            )
+        b_crit = e_min / slope
+    words = f"The law: E_min {e_min:.3g}, B_crit {b_crit:.3g}"
+    words += " (two batches determine it without a check)." if len(levels) == 2 else "."
+    return lambda batch: float(examples(batch, e_min, b_crit)), words
+
+
+# The equations of data, tensor and pipeline parallelism beside the bytes of simulated steps.
+#
+# L layers, T bytes of an activation tensor of a sample, B samples, P bytes of the gradients of all
+# parameters,
+# N GPUs. A ring all-reduce of M bytes puts 2 M (N - 1) / N on the wire of each GPU.
+#
+#     data      all-reduces P once                               2 P (N - 1) / N
+#     tensor    all-reduces T B four times a layer               8 L T B (N - 1) / N
+#     pipeline  sends T B and its gradient over a boundary       2 T B (N - 1)
+#
+# Stages of a pipeline under 1F1B hold N, N - 1, ... 1 micro-batches of L / N layers of a bytes each.
+# Together
+# they hold a L (N + 1) / 2 for one model, and a l N (N + 1) / 2 where the model grows with l layers a
+# stage.
+
+Row = dict[str, Value]
+
+
+def compare_equations(spec: ComparisonSpec, equations: EquationsSpec) -> Comparison:
+    """One row for each equation and number of GPUs."""
+    rows = [row for devices in equations.devices for row in _communication(equations, devices)]
+    rows += _memory(equations)
+    errors = [abs(float(row["relative_error"] or 0.0)) for row in rows]
+    worst = rows[errors.index(max(errors))]
+    fewest, most = equations.devices[0], equations.devices[-1]
+    verdict = (
+        f"Simulated bytes of {equations.model.name} on {fewest} to {most} GPUs are within "
+        f"{100 * max(errors):.1f} % of all {len(rows)} equations (furthest: {worst['approach']} on "
+        f"{worst['devices']}). Activations of a pipeline grow as N + 1 for one model, and as N (N + 1) "
+        "where the model grows with the stages."
+    )
+    columns = {
+        "approach": "approach", "devices": "N", "equation": "equation", "equation_bytes": "by equation",
+        "simulated_bytes": "simulated", "relative_error": "difference",
+    }  # fmt: skip
+    note = (
+        "L layers, T bytes of an activation tensor of a sample, B samples, P bytes of all gradients, N GPUs; "
+        "bytes on the wire of each GPU, of a pipeline on all wires. Memory: activations of all stages; a is "
+        "that of a layer and micro-batch, from the smallest N."
+    )
+    return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
+
+
+def _row(approach: str, devices: int, equation: str, by_it: float, simulated: float) -> Row:
+    return {
+        "approach": approach,
+        "devices": devices,
+        "equation": equation,
+        "equation_bytes": by_it,
+        "simulated_bytes": simulated,
+        "relative_error": simulated / by_it - 1.0,
+    }
+
+
+def _predicted(equations: EquationsSpec, devices: int, layout: str, layers: int | None = None) -> Prediction:
+    model = equations.model if layers is None else equations.model.with_(num_layers=layers)
+    return predict(
+        Question(
+            model=model,
+            recipe=equations.recipe,
+            system=equations.system,
+            devices=devices,
+            strategy="3d",
+            batch=equations.batch,
+            layout=layout,
+        )
+    )
+
+
+def _communication(equations: EquationsSpec, devices: int) -> Iterator[Row]:
+    model, recipe, wire = equations.model, equations.recipe, (devices - 1) / devices
+    tensor_bytes = recipe.element_bytes * recipe.seq_length * model.hidden_size * equations.batch
+    gradients = PRECISION_BYTES[recipe.reduce_precision or "fp32"] * parameters(model).total
+    sent = _sent(equations, devices, f"dp={devices},mbs=1,zero=0", "data")
+    yield _row("data", devices, "2 P (N - 1) / N", 2 * gradients * wire, 2 * sent * wire)
+    sent = _sent(equations, devices, f"tp={devices},mbs=1", "tensor")
+    by_it = 8 * model.num_layers * tensor_bytes * wire
+    yield _row("tensor", devices, "8 L T B (N - 1) / N", by_it, 2 * sent * wire)
+    sent = _sent(equations, devices, f"pp={devices},mbs=1", "pipeline")
+    yield _row("pipeline", devices, "2 T B (N - 1)", 2 * tensor_bytes * (devices - 1), sent)
+
+
+def _sent(equations: EquationsSpec, devices: int, layout: str, kind: str) -> float:
+    """Bytes of the messages of one kind in a step's graph, each counted once for its group."""
+    graph = graph_of(_predicted(equations, devices, layout).run.plan)
+    return sum(
+        task.work.comm_bytes
+        for task in graph.tasks()
+        if task.work.category == f"{kind}_communication"
+        and (kind != "pipeline" or task.work.op == "send_recv")
+    )
+
+
+def _memory(equations: EquationsSpec) -> Iterator[Row]:
+    fewest, most = equations.devices[0], equations.devices[-1]
+    layers = equations.model.num_layers
+    for words, equation, of in (
+        ("pipeline memory, one model", "a L (N + 1) / 2", lambda _: layers),
+        ("pipeline memory, grown model", "a l N (N + 1) / 2", lambda devices: layers * devices // most),
+    ):
+        base = _held(equations, fewest, of(fewest)) / (of(fewest) * (fewest + 1))
+        for devices in equations.devices[1:]:
+            by_it = base * of(devices) * (devices + 1)
+            yield _row(words, devices, equation, by_it, _held(equations, devices, of(devices)))
+
+
+def _held(equations: EquationsSpec, stages: int, layers: int) -> float:
+    """Bytes of activations of all stages."""
+    prediction = _predicted(equations, stages, f"pp={stages},mbs=1,recompute=none", layers)
+    return sum(bar.parts_bytes["activations"] for bar in prediction.memory)
+
+
+def compare(spec: ComparisonSpec) -> Comparison:
+    """The rows and sentences of a comparison; raises what predictions and laws of its subject raise."""
+    if spec.losses is not None:
+        return compare_losses(spec, spec.losses)
+    if spec.speeds is not None:
+        return compare_speeds(spec, spec.speeds)
+    if spec.equations is not None:
+        return compare_equations(spec, spec.equations)
+    raise InputError(f"{spec.name} compares nothing")

@@ -1,1 +1,0 @@
-"""Comparisons of published figures with laws and equations, which plan no machine."""

@@ -1,0 +1,567 @@
+"""The result of a sweep: every point in the order of the grid, with the comparisons between them."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from perfsim.base.units import DAY_S
+from perfsim.convergence.time_to_accuracy import split_speedup
+from perfsim.prediction.caveats import confidence, shared_caveats
+from perfsim.prediction.result import SharedCaveat
+from perfsim.studies.axes import LAYOUT, VARIANT
+from perfsim.studies.decision import time_unit, verb
+from perfsim.studies.points import Circumstances, PointResult, setting_name, setting_text, settings_text
+from perfsim.studies.result import Assumption
+from perfsim.studies.scaling import (
+    Match,
+    Scaling,
+    Series,
+    TimeMap,
+    equal_times,
+    matches,
+    same_target,
+    scalings,
+    series_of,
+    time_maps,
+)
+from perfsim.studies.spec import Digests, StudySpec
+
+# Effects of variants: step times relative to the first one, times side by side, and layouts that change.
+
+SAME = 0.01
+"""Relative changes of the step time below this are not reported one by one."""
+MAX_NAMED = 6
+"""Most changes of one group that a sentence names."""
+_PROSE = ("description", "sources", "assumed", "fit", "name")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A point and the corresponding point of the first variant, or of the previous one."""
+
+    base: PointResult
+    point: PointResult
+
+    @property
+    def ratio(self) -> float:
+        """Its step time relative to the base's."""
+        return self.point.prediction.step_time_s / self.base.prediction.step_time_s
+
+    @property
+    def policy(self) -> str:
+        """Differences between the two layouts; empty if there are none."""
+        return policy_changes(self.base, self.point)
+
+
+def variants_of(points: Sequence[PointResult]) -> list[str]:
+    """The names of the variants in the order of the file."""
+    return list(dict.fromkeys(point.variant for point in points if point.variant))
+
+
+def changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[Change]]:
+    """By the settings that variants share, every variant's point compared with the first variant's.
+
+    Empty if the variants train different models or batches, because step times are then not comparable.
+    """
+    groups: dict[str, dict[str, PointResult]] = {}
+    sizes = _several_sizes(feasible)
+    for point in feasible:
+        groups.setdefault(common(point, sizes=sizes), {}).setdefault(point.variant, point)
+    changes = {
+        name: [Change(points[variants[0]], points[variant]) for variant in variants if variant in points]
+        for name, points in groups.items()
+        if variants and variants[0] in points
+    }
+    return changes if all(_same_work(change) for group in changes.values() for change in group) else {}
+
+
+def common(point: PointResult, *, sizes: bool) -> str:
+    """What a point shares with other variants' points: the grid's settings; with `sizes` also its devices."""
+    settings = [f"{setting_name(path)} {setting_text(value)}" for path, value in _grid(point).items()]
+    count = [f"{point.num_devices:,} devices"] if sizes else []
+    return ", ".join([*count, *settings]) or "all else equal"
+
+
+def _several_sizes(feasible: Sequence[PointResult]) -> bool:
+    """Whether any variant runs on several numbers of devices."""
+    counts: dict[str, set[int]] = {}
+    for point in feasible:
+        counts.setdefault(point.variant, set()).add(point.num_devices)
+    return any(len(numbers) > 1 for numbers in counts.values())
+
+
+def _grid(point: PointResult) -> dict[str, Any]:
+    return {path: value for path, value in point.settings.items() if path != VARIANT}
+
+
+def _same_work(change: Change) -> bool:
+    base, point = change.base, change.point
+    same_tokens = base.target_time.batch_tokens == point.target_time.batch_tokens
+    return same_tokens and _flat(base.point.study.model) == _flat(point.point.study.model)
+
+
+def variant_sentences(feasible: Sequence[PointResult], changes: Mapping[str, Sequence[Change]]) -> list[str]:
+    """The effect of variants in words: step times if all do the same work, else times to the target."""
+    if changes:
+        return [_changed(name, group) for name, group in changes.items()]
+    machines: dict[str, list[PointResult]] = {}
+    for point in feasible:
+        machines.setdefault(point.machine, []).append(point)
+    return [_times(name, members) for name, members in machines.items()]
+
+
+def _changed(name: str, changes: Sequence[Change]) -> str:
+    base = changes[0].base
+    moved = [change for change in changes[1:] if abs(change.ratio - 1) >= SAME]
+    still = [change.point.variant for change in changes[1:] if change not in moved]
+    moved.sort(key=lambda change: -abs(change.ratio - 1))
+    words = [_moved(change) for change in moved[:MAX_NAMED]]
+    if len(moved) > MAX_NAMED:
+        words.append(f"{len(moved) - MAX_NAMED} more")
+    if still:
+        words.append(f"less than {100 * SAME:.0f} %: {', '.join(still)}")
+    step = base.prediction
+    return (
+        f"{name}: a step of '{base.variant}' takes {step.step_time_s:.3g} s, limited by {step.why.cause}; "
+        f"changes: {'; '.join(words)}."
+    )
+
+
+def _moved(change: Change) -> str:
+    policy = (
+        f" (policy changed: {change.policy})"
+        if change.policy and change.base.system == change.point.system
+        else ""
+    )
+    return f"{change.point.variant} {_variants_percent(change.ratio)}{policy}"
+
+
+def _variants_percent(ratio: float) -> str:
+    return f"{ratio:.1f} times as long" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} %"
+
+
+def _times(name: str, points: Sequence[PointResult]) -> str:
+    times = [point.target_time for point in points]
+    takes = (
+        f"{_named(point)} {_variants_time(time.time_s)}" for point, time in zip(points, times, strict=True)
+    )
+    words = ", ".join(takes)
+    variants = {point.variant for point in points}
+    if all(time.critical.given_length for time in times) and len(variants) == len(points) > 1:
+        words += f"; all together {_variants_time(sum(time.time_s for time in times))}"
+    return f"{name}: {words}."
+
+
+def _named(point: PointResult) -> str:
+    """The variant, with a fixed layout that tells it from others."""
+    return f"{point.variant} with {point.settings[LAYOUT]}" if LAYOUT in point.settings else point.variant
+
+
+def _variants_time(seconds: float) -> str:
+    for name, unit_s, least_s in (("days", DAY_S, 2 * DAY_S), ("h", 3600, 7200), ("min", 60, 120)):
+        if seconds >= least_s:
+            value = seconds / unit_s
+            return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+    return f"{seconds:.3g} s"
+
+
+def differing(points: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[str]]:
+    """By dotted path of a study, its value in each variant, if they differ; names and prose are left out."""
+    first = {name: next(point for point in points if point.variant == name) for name in variants}
+    flat = {name: _study(point.point.study) for name, point in first.items()}
+    paths = dict.fromkeys(path for values in flat.values() for path in values)
+    rows = {path: [flat[name].get(path, "") for name in variants] for path in paths}
+    return {path: values for path, values in rows.items() if len(set(values)) > 1}
+
+
+def _study(study: StudySpec) -> dict[str, str]:
+    """The values of a study's model, recipe and system by dotted path."""
+    parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
+    return {f"{root}.{path}": value for root, part in parts.items() for path, value in _flat(part).items()}
+
+
+def _flat(spec: Any) -> dict[str, str]:
+    return dict(_leaves(spec.model_dump(mode="json"), ""))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        if "fit" in value:  # fitted constants are represented by their name
+            yield path, str(value["name"])
+            return
+        for key, item in value.items():
+            if key not in _PROSE:
+                yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        text = f"{value:.6g}" if isinstance(value, float) else setting_text(value)
+        yield path, "" if value is None else text
+
+
+_DEGREES = {"tensor": "tp", "pipeline": "pp", "data": "dp"}
+_NAMES = {
+    "micro_batch_size": "micro-batch",
+    "zero_stage": "ZeRO",
+    "virtual_pipeline": "virtual pipeline",
+    "layers_per_stage": "layers per stage",
+    "sequence_parallel": "sequence parallel",
+}
+_DERIVED = ("num_microbatches", "recompute_layers", "stream_chunks", *_DEGREES)
+"""Fields that follow from other fields, or that are stated together with them."""
+
+
+def policy_changes(before: PointResult, after: PointResult) -> str:
+    """`tp1 dp8 → tp2 dp4, micro-batch 4 → 2`: each field of the layout that differs; empty if none does.
+
+    The data-parallel degree is not compared if the numbers of devices differ.
+    """
+    old, new = before.prediction.layout, after.prediction.layout
+    changes = _degrees(old, new, same_devices=before.num_devices == after.num_devices)
+    for name in dict.fromkeys([*old, *new]):
+        if name in _DERIVED:
+            continue
+        old_text, new_text = _value(name, old), _value(name, new)
+        if old_text != new_text:
+            changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {old_text} \u2192 {new_text}")
+    return ", ".join(changes)
+
+
+def _degrees(old: Mapping[str, Any], new: Mapping[str, Any], *, same_devices: bool) -> list[str]:
+    compared = [name for name in _DEGREES if name != "data" or same_devices]
+    if all(old.get(name, 1) == new.get(name, 1) for name in compared):
+        return []
+    worded = [name for name in _DEGREES if old.get(name, 1) != 1 or new.get(name, 1) != 1]
+    ends = (" ".join(f"{_DEGREES[name]}{layout.get(name, 1)}" for name in worded) for layout in (old, new))
+    return [" \u2192 ".join(ends)]
+
+
+def _value(name: str, layout: Mapping[str, Any]) -> str:
+    value = layout.get(name)
+    if name == "recompute":
+        layers = layout.get("recompute_layers") or 0
+        return f"{value} every {layers} layers" if value == "full" and layers > 1 else str(value)
+    if value is None or isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def successions(points: Sequence[PointResult]) -> dict[str, list[Change]]:
+    """By machine, each variant with the previous one; empty if all variants train the same model.
+
+    Only machines with at most one feasible point per variant are included.
+    """
+    if not points or not points[0].variant:
+        return {}
+    if all(point.point.study.model == points[0].point.study.model for point in points):
+        return {}
+    machines: dict[tuple[str, str, int], list[PointResult]] = {}
+    for point in points:
+        if point.feasible:
+            machines.setdefault((point.system, point.strategy, point.num_devices), []).append(point)
+    steps_of: dict[str, list[Change]] = {}
+    for members in machines.values():
+        names = {point.variant for point in members}
+        if len(names) == len(members) > 1:
+            machine = members[0].machine
+            steps_of.setdefault(machine, [Change(before, after) for before, after in pairwise(members)])
+    return steps_of
+
+
+def policy_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
+    """The layout changes on each machine from the first variant to the last; empty without successions."""
+    if not steps_of:
+        return ""
+    first = next(iter(steps_of.values()))
+    ends = f"{first[0].base.variant} to {first[-1].point.variant}"
+    words = [
+        f"{machine}: {policy_changes(steps[0].base, steps[-1].point) or 'nothing'}"
+        for machine, steps in steps_of.items()
+    ]
+    return f"What the planner changed from {ends}: {'; '.join(words)}."
+
+
+def sparsity_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
+    """The share of the tokens that experts must save to be worth their time, by variant and machine.
+
+    Empty unless the first variant is dense, all others have experts and all take as many tokens.
+    """
+    rows: dict[str, list[str]] = {}
+    for machine, steps in steps_of.items():
+        dense, sparse = steps[0].base, [step.point for step in steps]
+        tokens = {round(point.target_time.examples_tokens / 1e6) for point in (dense, *sparse)}
+        if len(tokens) > 1 or _experts(dense) or not all(_experts(point) for point in sparse):
+            return ""
+        for point in sparse:
+            saved = 1 - dense.target_time.time_s / point.target_time.time_s
+            rows.setdefault(point.variant, []).append(f"{100 * max(0.0, saved):.0f} % on {machine}")
+    words = "; ".join(f"{variant} {', '.join(shares)}" for variant, shares in rows.items())
+    return f"Experts pay where they save more tokens than they cost time: {words}." if rows else ""
+
+
+def _experts(point: PointResult) -> bool:
+    return point.point.study.model.experts is not None
+
+
+# Comparisons between the points of a sweep, each computed once when first asked for.
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Comparisons between the points of a sweep; empty if the sweep has nothing to compare in that way."""
+
+    points: tuple[PointResult, ...]
+
+    @cached_property
+    def feasible(self) -> tuple[PointResult, ...]:
+        """The points that have a plan."""
+        return tuple(point for point in self.points if point.feasible)
+
+    @cached_property
+    def series(self) -> Sequence[Series]:
+        """Every machine under every setting of the grid, at its best batch for each number of devices."""
+        return series_of(self.feasible)
+
+    @cached_property
+    def targets(self) -> Sequence[Sequence[Series]]:
+        """The series grouped by model and target; times are comparable only within a group."""
+        return same_target(self.series)
+
+    @cached_property
+    def matches(self) -> Sequence[Match]:
+        """For each point of the other machines, the fewest devices of the first machine that are as fast."""
+        return matches(self.series)
+
+    @cached_property
+    def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
+        """The same for each pair of the first machine and another one, both ways."""
+        return equal_times(self.series)
+
+    @cached_property
+    def scalings(self) -> Sequence[Scaling]:
+        """How throughput grows with devices, for series that have several numbers of them."""
+        return scalings(self.series)
+
+    @cached_property
+    def variants(self) -> Sequence[str]:
+        """The names of the variants in the order of the file."""
+        return variants_of(self.points)
+
+    @cached_property
+    def changes(self) -> Mapping[str, Sequence[Change]]:
+        """By the settings that variants share, each variant's point compared with the first variant's."""
+        return changes_of(self.feasible, self.variants)
+
+    @cached_property
+    def differences(self) -> Mapping[str, Sequence[str]]:
+        """By dotted path, the value in each variant, for paths where the variants differ."""
+        return differing(self.points, self.variants)
+
+    @cached_property
+    def successions(self) -> Mapping[str, Sequence[Change]]:
+        """By machine, layout changes from each variant to the next, if variants train different models."""
+        return successions(self.points)
+
+    @cached_property
+    def maps(self) -> Sequence[TimeMap]:
+        """Time to the target over devices and one more field."""
+        return time_maps(self.points)
+
+
+# The verdict of a sweep: how many devices of one machine match another, or how well a machine scales.
+
+MAX_SENTENCES = 3
+"""Most sentences of one kind; the page shows the rest."""
+
+
+def sweep_verdict(analysis: Analysis, caveats: Sequence[SharedCaveat] = ()) -> str:
+    """Which machine reaches the target first, how machines compare or scale, and the worst caveat."""
+    if not analysis.feasible:
+        reasons = analysis.points[0].reasons if analysis.points else ("the grid is empty",)
+        return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
+    trust = confidence(caveats)
+    return " ".join([_compared(analysis), *([f"{trust[0].upper()}{trust[1:]}."] if trust else [])])
+
+
+def _compared(analysis: Analysis) -> str:
+    if analysis.variants:
+        return " ".join(_of_variants(analysis))
+    series = analysis.series
+    if len(analysis.targets) > 1:
+        return " ".join(_scales(member) for member in series[:MAX_SENTENCES])
+    return (
+        f"{first_sentence(analysis)} {_matched(analysis.matches) if analysis.matches else _scales(series[0])}"
+    )
+
+
+def first_sentence(analysis: Analysis) -> str:
+    """Which point reaches the one target first, and when."""
+    first = min(analysis.feasible, key=lambda point: point.target_time.time_s)
+    reach = verb(first.num_devices, "reach", "reaches")
+    return f"{_machine(first)} {reach} the target first, in {_time(first)} ({_band(first)})."
+
+
+def _of_variants(analysis: Analysis) -> list[str]:
+    """How each variant scales; if none has several device counts, the effect of each."""
+    sentences = [scaling.sentence for scaling in analysis.scalings]
+    if not sentences:
+        sentences = variant_sentences(analysis.feasible, analysis.changes)
+    beside = [sparsity_sentence(analysis.successions), policy_sentence(analysis.successions)]
+    return [*sentences[:MAX_SENTENCES], *filter(None, beside)]
+
+
+def _machine(point: PointResult) -> str:
+    """`16 CS-2`, with the settings of the grid."""
+    return _with_settings(point.machine, point.circumstances)
+
+
+def _with_settings(machine: str, settings: Circumstances) -> str:
+    return " with ".join(filter(None, [machine, settings_text(settings)]))
+
+
+def _time(point: PointResult) -> str:
+    unit, scale = time_unit(point.target_time.time_s)
+    return f"{_number(point.target_time.time_s / scale)} {unit}"
+
+
+def _band(point: PointResult) -> str:
+    _, scale = time_unit(point.target_time.time_s)
+    low, high = (_number(end / scale) for end in point.target_time.band_s)
+    return f"{low} to {high}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _matched(matches: Sequence[Match]) -> str:
+    """The largest rival that is matched and one at most a quarter of its size, or that none is matched."""
+    same_rival = [match for match in matches if match.rival.system == matches[0].rival.system]
+    matched = [match for match in same_rival if match.fewest is not None]
+    if not matched:
+        series, rival = same_rival[0].series, same_rival[0].rival
+        system = _with_settings(series.devices_noun, series.circumstances)
+        most = f"{series.counts[-1]:,}"
+        return f"No number of {system} up to {most} matches {_machine(rival)} ({_time(rival)})."
+    largest = matched[-1]
+    quarter = [match for match in matched if 4 * match.rival.num_devices <= largest.rival.num_devices]
+    return " ".join(_match_sentence(match) for match in [*quarter[-1:], largest])
+
+
+def _match_sentence(match: Match) -> str:
+    fewest, rival = match.fewest, f"{_machine(match.rival)} ({_time(match.rival)})"
+    if fewest is None:
+        return f"Nothing matches {rival}."
+    count = fewest.num_devices
+    if match.between is not None:
+        slower, about = match.between
+        system = _with_settings(match.series.devices_noun, match.series.circumstances)
+        return (
+            f"About {_number(about)} {system} match {rival}: {_takes(slower)}, {_takes(fewest)} "
+            f"({_certainty(match, count)})."
+        )
+    smallest = " or fewer" if 1 < count == match.series.counts[0] else ""
+    matches = verb(count, "match", "matches")
+    return f"{_machine(fewest)}{smallest} {matches} {rival}: {_time(fewest)} ({_certainty(match, count)})."
+
+
+def _takes(point: PointResult) -> str:
+    return f"{point.num_devices:,} {verb(point.num_devices, 'take', 'takes')} {_time(point)}"
+
+
+def _certainty(match: Match, count: int) -> str:
+    low = match.possibly or count
+    if low == match.surely:
+        return f"{count:,} throughout the 90 % band"
+    high = f"{match.surely:,}" if match.surely else f"more than {match.series.counts[-1]:,}"
+    return f"90 % band {low:,} to {high}"
+
+
+def _scales(series: Series) -> str:
+    first, last = series.points[0], series.points[-1]
+    if first is last:
+        return (
+            f"{_machine(first)} {verb(first.num_devices, 'take', 'takes')} {_time(first)} at its best batch."
+        )
+    small, large = first.target_time, last.target_time
+    ratio = last.num_devices / first.num_devices
+    split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
+    return (
+        f"From {first.num_devices:,} to {_machine(last)} the time falls from {_time(first)} to "
+        f"{_time(last)}: a scaling efficiency of {_percent(series.efficiency(last))} relative to the "
+        f"smallest machine ({_percent(split.hardware)} in throughput, {_percent(split.statistical)} in "
+        "tokens to the target)."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Every point of a grid, in the grid's order."""
+
+    name: str
+    """Name of the sweep."""
+    title: str
+    """Title of the page."""
+    question: str
+    """What is asked."""
+    study: str
+    """Name of the study that the grid varies."""
+    points: tuple[PointResult, ...]
+    assumptions: tuple[Assumption, ...] = ()
+    asked: str = ""
+    """The name or path by which it was read; empty for one that was not read from a file."""
+
+    @property
+    def command(self) -> str:
+        """The command line that answers the same."""
+        return shlex.join(["perfsim", "sweep", self.asked or self.name])
+
+    @property
+    def feasible(self) -> tuple[PointResult, ...]:
+        return self.analysis.feasible
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """Series, changes and matches of the points; computed once."""
+        return Analysis(self.points)
+
+    @cached_property
+    def inputs_digest(self) -> str:
+        """SHA-256 of the digests of all points."""
+        digests = Digests()
+        own = "".join(digests.of(point.point.study) for point in self.points)
+        return hashlib.sha256(own.encode()).hexdigest()
+
+    @cached_property
+    def caveats(self) -> tuple[SharedCaveat, ...]:
+        """The caveats of all points, each once, worst first."""
+        return shared_caveats([point.prediction for point in self.feasible])
+
+    @cached_property
+    def verdict(self) -> str:
+        """The sentences that answer the sweep's question."""
+        return sweep_verdict(self.analysis, self.caveats)
+
+    def head(self) -> dict[str, Any]:
+        """What a document says beside the points."""
+        return {
+            "sweep": self.name,
+            "title": self.title,
+            "question": self.question,
+            "study": self.study,
+            "command": self.command,
+            "inputs_digest": self.inputs_digest,
+            "caveats": [asdict(caveat) for caveat in self.caveats],
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as one document, independent of which points were already stored."""
+        return {**self.head(), "points": [point.as_dict() for point in self.points]}

@@ -1,1 +1,0 @@
-"""Sweeps: a study asked at every point of a grid, computed in parallel, stored and compared."""

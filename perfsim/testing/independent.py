@@ -1,0 +1,218 @@
+"""Executes the moves of a collective algorithm: in time on an idle network, and on arrays.
+
+These are independent checks of the closed forms: the time of the moves step by step, and their result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfsim.engine.fairshare import TOLERANCE, Floats, Flow, fill
+from perfsim.engine.trace import Trace
+from perfsim.machines.placement import flows_on
+from perfsim.network.move import Move
+from perfsim.work import Kind, TaskGraph
+from perfsim.work.graph import owners_of, rank_of
+
+# Memory of a simulated run: the tensors that are live at the same time on each device.
+#
+# An independent calculation of the activations that `perfsim.costs.memory` gives in closed form. A tensor
+# is
+# live from the start of the task that writes it to the end of its last reader, or of its writer if nothing
+# reads it. Weights, gradients and optimizer states are not tensors of the graph, and neither calculation
+# contains the workspace of a kernel.
+
+SAVED = "saved"
+"""The tensor class of activations that a layer keeps for its backward."""
+
+
+Wide = NDArray[np.int64]
+
+
+def peak_live_bytes(trace: Trace, names: Collection[str] | None = None) -> dict[str, float]:
+    """Peak of live bytes by device (the first part of a stream's name).
+
+    On unfolded graphs a collective's stream names several devices; each holds the tensors written for it.
+    `names` restricts the count to tensors of these classes. Devices without any are left out.
+    """
+    graph = trace.graph
+    n_bytes, place = _bytes(graph, names), _places(graph)
+    born, dead = _lifetimes(trace)
+    peaks = {}
+    for number, owner in enumerate(_devices(graph)):
+        held = np.flatnonzero((place == number) & (n_bytes > 0))
+        if len(held):
+            peaks[owner] = _peak(born[held], dead[held], n_bytes[held])
+    return peaks
+
+
+def _lifetimes(trace: Trace) -> tuple[Floats, Floats]:
+    """Start and end of each tensor's lifetime in seconds."""
+    graph = trace.graph
+    dead = trace.end_s[graph.writer].copy()
+    np.maximum.at(dead, graph.reads.values, trace.end_s[graph.reads.row_of_value])
+    return trace.start_s[graph.writer], dead
+
+
+def _bytes(graph: TaskGraph, names: Collection[str] | None) -> Floats:
+    """Bytes of each tensor; 0 for other classes."""
+    most = max((len(work.writes) for work in graph.works), default=0)
+    table = np.zeros((len(graph.works), max(most, 1)))
+    for row, work in enumerate(graph.works):
+        for column, tensor in enumerate(work.writes):
+            if names is None or tensor.name in names:
+                table[row, column] = tensor.n_bytes
+    position = np.arange(graph.num_tensors) - graph.first_write[graph.writer]
+    return np.asarray(table[graph.work[graph.writer], position])
+
+
+def _places(graph: TaskGraph) -> Wide:
+    """The device that holds each tensor: its writer's, or its reader's for a tensor that was sent.
+
+    A task of several devices writes their tensors one device after the other.
+    """
+    number = {name: i for i, name in enumerate(_devices(graph))}
+    owners = [[number[owner] for owner in owners_of(stream)] for stream in graph.streams]
+    table = np.full((len(owners), max(map(len, owners), default=1)), -1, dtype=np.int64)
+    for row, members in enumerate(owners):
+        table[row, : len(members)] = members
+    joined = np.array([len(members) for members in owners], dtype=np.int64)
+    stream = graph.stream[graph.writer]
+    position = np.arange(graph.num_tensors) - graph.first_write[graph.writer]
+    per_device = np.diff(graph.first_write)[graph.writer] // joined[stream]
+    place = table[stream, position // np.maximum(per_device, 1)]
+    tensors, devices = _arrivals(graph, table)
+    place[tensors] = devices
+    return np.asarray(place)
+
+
+def _arrivals(graph: TaskGraph, table: Wide) -> tuple[Wide, Wide]:
+    """Tensors that are sent and then read, and the device that reads them: the target of the send."""
+    sends = np.array([work.kind is Kind.COMM_SEND for work in graph.works])
+    arrives = np.flatnonzero(sends[graph.work[graph.writer]][graph.reads.values])
+    tensor = graph.reads.values[arrives].astype(np.int64)
+    members = table[graph.stream[graph.reads.row_of_value[arrives]]]
+    rank = np.array([-1 if (number := rank_of(name)) is None else number for name in _devices(graph)])
+    target = np.array([-2 if work.group is None else work.group.ranks[-1] for work in graph.works])
+    meant = (rank[members] == target[graph.work[graph.writer[tensor]]][:, None]) & (members >= 0)
+    return tensor, members[np.arange(len(tensor)), meant.argmax(axis=1)]
+
+
+def _peak(born: Floats, dead: Floats, n_bytes: Floats) -> float:
+    """The largest sum of overlapping lifetimes; at one instant, ends come before starts."""
+    times = np.concatenate([dead, born])
+    change = np.concatenate([-n_bytes, n_bytes])
+    ends_first = np.concatenate([np.zeros(len(dead)), np.ones(len(born))])
+    order = np.lexsort((ends_first, times))
+    return float(np.cumsum(change[order]).max())
+
+
+def _devices(graph: TaskGraph) -> list[str]:
+    """Every owner of streams (a device or a store) in order of appearance."""
+    return list(dict.fromkeys(owner for stream in graph.streams for owner in owners_of(stream)))
+
+
+# Max-min fair rates of flows that start together, without a simulation; flows on binding links only.
+
+
+def max_min_rates(
+    routes: Sequence[Sequence[int]],
+    caps: Sequence[float],
+    capacities: ArrayLike,
+    weights: Sequence[int] | None = None,
+) -> Floats:
+    """Max-min fair rates of flows, in the unit of `caps` and `capacities`.
+
+    Flow i crosses the links `routes[i]` (a link named twice is loaded twice) and never exceeds `caps[i]`;
+    an entry stands for `weights[i]` identical flows. No rate can grow without lowering one that is no
+    larger. Links that cannot bind, within a relative 1e-9, are left out, so an unlimited flow gets exactly
+    its cap.
+    """
+    weights = [1] * len(routes) if weights is None else weights
+    classes: dict[tuple[tuple[int, ...], float], int] = {}
+    member = [
+        classes.setdefault((tuple(sorted(route)), float(cap)), len(classes))
+        for route, cap in zip(routes, caps, strict=True)
+    ]
+    total = [0] * len(classes)
+    for index, weight in zip(member, weights, strict=True):
+        total[index] += weight
+    capacity = np.asarray(capacities, dtype=np.float64)
+    demand = np.zeros(len(capacity))
+    for (route, cap), weight in zip(classes, total, strict=True):
+        np.add.at(demand, np.array(route, dtype=np.intp), weight * cap)
+    hot = demand > capacity * (1 + TOLERANCE)
+    loads = [
+        [(link, weight * count) for link, count in Counter(route).items() if hot[link]]
+        for (route, _), weight in zip(classes, total, strict=True)
+    ]
+    rates = fill(loads, [cap for _, cap in classes], capacity.tolist())
+    return np.array(rates, dtype=np.float64)[member]
+
+
+def reduced(flows: Sequence[Flow], capacities: ArrayLike) -> tuple[list[Flow], Floats]:
+    """The flows on the binding links only, with the same rates, and the capacities of these links."""
+    loads = [Counter(flow.route) for flow in flows]
+    capacity = dict(enumerate(np.asarray(capacities, dtype=np.float64).tolist()))
+    short, kept = flows_on(loads, [flow.bytes_per_s for flow in flows], capacity)
+    return [new._replace(weight=flow.weight) for new, flow in zip(short, flows, strict=True)], kept
+
+
+Link = Callable[[int, int], tuple[float, float]]
+"""(src, dst) to (latency in seconds, bytes per second)."""
+
+
+def uniform_link(latency_s: float, bytes_per_s: float) -> Link:
+    """The same latency and bandwidth between any two ranks."""
+    return lambda _src, _dst: (latency_s, bytes_per_s)
+
+
+def lockstep_s(moves: Iterable[Move], link: Link) -> float:
+    """Seconds if a step starts after all moves of the previous step have arrived."""
+    total_s = 0.0
+    for _, step in groupby(moves, key=attrgetter("step")):
+        load_bytes: defaultdict[tuple[int, int], float] = defaultdict(float)
+        for move in step:
+            load_bytes[move.src, move.dst] += move.n_bytes
+        total_s += max(_link_s(link(*ends), n_bytes) for ends, n_bytes in load_bytes.items())
+    return total_s
+
+
+def pipelined_s(moves: Iterable[Move], link: Link) -> float:
+    """Seconds if a chunk is sent as soon as its sender has it and the link is free."""
+    ready_s: defaultdict[tuple[int, int], float] = defaultdict(float)
+    free_s: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for move in moves:
+        latency_s, bytes_per_s = link(move.src, move.dst)
+        ends = (move.src, move.dst)
+        sent_s = max(ready_s[move.src, move.chunk], free_s[ends]) + move.n_bytes / bytes_per_s
+        free_s[ends] = sent_s
+        received = (move.dst, move.chunk)
+        ready_s[received] = max(ready_s[received], sent_s + latency_s)
+    return max(ready_s.values(), default=0.0)
+
+
+def replay(moves: Iterable[Move], buffers: Sequence[NDArray[Any]]) -> None:
+    """Execute the moves in place; `buffers[rank][chunk]` is the data of a rank.
+
+    All moves of a step read the state before the step.
+    """
+    for _, step in groupby(moves, key=attrgetter("step")):
+        sent = [(move, buffers[move.src][move.chunk].copy()) for move in step]
+        for move, data in sent:
+            if move.reduces:
+                buffers[move.dst][move.chunk] += data
+            else:
+                buffers[move.dst][move.chunk] = data
+
+
+def _link_s(link: tuple[float, float], n_bytes: float) -> float:
+    latency_s, bytes_per_s = link
+    return latency_s + n_bytes / bytes_per_s

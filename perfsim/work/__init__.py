@@ -1,0 +1,45 @@
+"""The task graph, the interface between all parts: strategies write it, the others only read it."""
+
+from __future__ import annotations
+
+from perfsim.work.builder import GraphBuilder, Port, Slots, Template
+from perfsim.work.graph import (
+    EMBEDDING,
+    EMBEDDING_AND_HEAD,
+    HEAD,
+    WAIT_OF_EXPERTS,
+    WAIT_OF_HOST,
+    WHOLE_DEVICE,
+    Kind,
+    RankGroup,
+    Task,
+    TaskGraph,
+    TensorClass,
+    Work,
+    block_name,
+)
+from perfsim.work.symmetry import peer_classes
+from perfsim.work.unfold import Unfolded, unfold
+
+__all__ = [
+    "EMBEDDING",
+    "EMBEDDING_AND_HEAD",
+    "HEAD",
+    "WAIT_OF_EXPERTS",
+    "WAIT_OF_HOST",
+    "WHOLE_DEVICE",
+    "GraphBuilder",
+    "Kind",
+    "Port",
+    "RankGroup",
+    "Slots",
+    "Task",
+    "TaskGraph",
+    "Template",
+    "TensorClass",
+    "Unfolded",
+    "Work",
+    "block_name",
+    "peer_classes",
+    "unfold",
+]

@@ -1,0 +1,341 @@
+"""Counts of a model: parameters, FLOPs of a step, activations of a layer; each cites its equation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from perfsim.specs.model import PLAIN, Experts, LayerKind, TransformerConfig, layer_kinds
+from perfsim.specs.recipe import Job
+from perfsim.work import experts
+from perfsim.work.attention import inner_norm_bytes, output_projection, projections
+from perfsim.work.kernels import LayerSlice
+from perfsim.work.layer import mlp_linears, padded_vocab_size
+from perfsim.work.recompute import by_operator, kept_bytes, product_flop
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameter counts of a model [2104.04473 Eq. 2 term by term, without its approximation].
+
+    What depends on the layer takes its kind; `active` counts leave out the experts that do not compute a
+    token.
+    """
+
+    model: TransformerConfig
+
+    def matrices_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
+        """Weights of a layer that multiply activations."""
+        hidden, experts = self.model.hidden_size, self.model.experts
+        total = self._attention_matrices + (2 * hidden**2 if kind.mtp else 0)
+        if experts is None or not kind.experts:
+            return total + self._mlp_matrices(self.model.ffn_hidden_size)
+        count = experts.top_k if active else experts.num_experts
+        routed = count * self._mlp_matrices(experts.ffn_hidden_size)
+        return (
+            total + routed + self._mlp_matrices(experts.shared_ffn_hidden_size) + hidden * experts.num_experts
+        )
+
+    def vectors_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
+        """Biases and norms of a layer."""
+        model, latent = self.model, self.model.latent_attention
+        norm = (2 if model.bias else 1) * model.hidden_size
+        vectors = (model.norms_per_layer + (3 if kind.mtp else 0)) * norm
+        if latent is not None:
+            vectors += (latent.q_lora_rank or 0) + latent.kv_lora_rank
+        if model.qk_layernorm:
+            vectors += 2 * model.head_size
+        if model.has_attention_bias:
+            vectors += self._attention_outputs + model.hidden_size
+        if kind.experts and model.experts is not None:
+            return vectors + self._expert_biases(model.experts, active=active)
+        return vectors + (self._mlp_biases(model.ffn_hidden_size) if model.bias else 0)
+
+    def of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
+        """All parameters of a layer."""
+        return self.matrices_of(kind, active=active) + self.vectors_of(kind, active=active)
+
+    def routed_of(self, kind: LayerKind) -> int:
+        """Parameters of a layer's routed experts, which expert parallelism divides; 0 without experts."""
+        experts = self.model.experts
+        if experts is None or not kind.experts:
+            return 0
+        single = self._mlp_matrices(experts.ffn_hidden_size)
+        if self.model.has_expert_bias:
+            single += self._mlp_biases(experts.ffn_hidden_size)
+        return experts.num_experts * single
+
+    @property
+    def _attention_outputs(self) -> int:
+        """Outputs of the products before the attention core."""
+        model, latent = self.model, self.model.latent_attention
+        if latent is None:
+            return model.query_width + model.query_groups * (model.head_size + model.value_size)
+        up = model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        down = (latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim
+        return model.query_width + down + up
+
+    @cached_property
+    def _attention_matrices(self) -> int:
+        model, latent, hidden = self.model, self.model.latent_attention, self.model.hidden_size
+        output = model.attention_width * hidden
+        if latent is None:
+            return hidden * self._attention_outputs + output
+        rank = latent.q_lora_rank
+        queries = hidden * model.query_width if rank is None else rank * (hidden + model.query_width)
+        up = model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        pairs = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank * up
+        return queries + pairs + output
+
+    def _mlp_matrices(self, ffn: int) -> int:
+        return (3 if self.model.gated_mlp else 2) * self.model.hidden_size * ffn
+
+    def _mlp_biases(self, ffn: int) -> int:
+        return (2 if self.model.gated_mlp else 1) * ffn + self.model.hidden_size if ffn else 0
+
+    def _expert_biases(self, experts: Experts, *, active: bool) -> int:
+        if not self.model.has_expert_bias:
+            return 0
+        routed = (experts.top_k if active else experts.num_experts) * self._mlp_biases(
+            experts.ffn_hidden_size
+        )
+        return routed + self._mlp_biases(experts.shared_ffn_hidden_size) + experts.num_experts
+
+    @cached_property
+    def _kinds(self) -> Counter[LayerKind]:
+        return Counter(layer_kinds(self.model))
+
+    @property
+    def embedding(self) -> int:
+        """Word embedding, and position embedding if positions are learned."""
+        model = self.model
+        positions = model.max_position_embeddings if model.position_embedding == "learned" else 0
+        return (model.vocab_size + positions) * model.hidden_size
+
+    @property
+    def head(self) -> int:
+        """LM head beside the embedding; if the two are tied, only its bias."""
+        model = self.model
+        bias = model.vocab_size if model.head_bias else 0
+        return bias + (0 if model.tied_embeddings else model.vocab_size * model.hidden_size)
+
+    @property
+    def final_norm(self) -> int:
+        """Norm before the LM head."""
+        return (2 if self.model.bias else 1) * self.model.hidden_size
+
+    @property
+    def layers(self) -> int:
+        """Parameters of all layers, those of multi-token prediction included."""
+        return sum(count * self.of(kind) for kind, count in self._kinds.items())
+
+    @property
+    def mtp(self) -> int:
+        """Parameters of the layers of multi-token prediction, which published totals may leave out."""
+        return sum(count * self.of(kind) for kind, count in self._kinds.items() if kind.mtp)
+
+    @property
+    def total(self) -> int:
+        """All parameters of the model."""
+        return self.layers + self.embedding + self.head + self.final_norm
+
+    @property
+    def active(self) -> int:
+        """Parameters that compute a token of the model itself, embedding and LM head included."""
+        layers = sum(
+            count * self.of(kind, active=True) for kind, count in self._kinds.items() if not kind.mtp
+        )
+        return layers + self.embedding + self.head + self.final_norm
+
+    @property
+    def body_matrices(self) -> int:
+        """Weights of all layers that multiply activations."""
+        return sum(count * self.matrices_of(kind) for kind, count in self._kinds.items())
+
+    @property
+    def matrices(self) -> int:
+        """N_mm: matrix parameters with the LM head and without the embedding lookup."""
+        return self.body_matrices + self.model.vocab_size * self.model.hidden_size
+
+    @property
+    def active_body_matrices(self) -> int:
+        """The same of those that compute a token."""
+        return sum(count * self.matrices_of(kind, active=True) for kind, count in self._kinds.items())
+
+
+def weight_matrices(part: LayerSlice) -> Iterator[tuple[int, int, int]]:
+    """Rows, columns and number of the weight matrices of a layer on one rank."""
+    dense = (*projections(part), output_projection(part))
+    mlp = experts.products(part) if part.kind.experts else mlp_linears(part)
+    for product in (*dense, *mlp):
+        yield product.k, product.n, product.batch
+
+
+@lru_cache(maxsize=256)
+def parameters(model: TransformerConfig) -> Parameters:
+    """Parameter counts of `model`."""
+    return Parameters(model)
+
+
+def attended(kind: LayerKind, seq_length: int) -> float:
+    """Positions that a position counts as attending to: all, or twice the mean of a causal window.
+
+    Papers count attention without halving it under the causal mask. In a window of w a position sees
+    w - w^2 / 2 s positions in the mean, doubled here, so that a window of the whole sequence counts s.
+    """
+    window = min(kind.window or seq_length, seq_length)
+    return 2.0 * window - window**2 / seq_length if window < seq_length else float(seq_length)
+
+
+def _core_flop_per_token(model: TransformerConfig, kind: LayerKind, seq_length: int) -> float:
+    """FLOPs of a forward of the attention core: scores and context."""
+    return 2.0 * attended(kind, seq_length) * (model.query_width + model.attention_width)
+
+
+def attention_flop_per_step(job: Job) -> float:
+    """Model FLOPs of the attention cores of a step, forward and backward."""
+    per_token = sum(_core_flop_per_token(job.model, kind, job.seq_length) for kind in layer_kinds(job.model))
+    return 3.0 * per_token * job.tokens_per_step
+
+
+def model_flop_per_step(job: Job) -> float:
+    """Model FLOPs of a step: 6 N_mm + 12 L s h per token, without causal halving or recompute.
+
+    [2205.05198 App. A: 72 B l s h^2 (1 + s/6h + V/12hl)]; the LM head counts only the positions that reach
+    it. With experts N_mm counts the weights that compute a token, and each layer of multi-token prediction
+    has an LM head.
+    """
+    model, recipe = job.model, job.recipe
+    counts = parameters(model)
+    body = 6.0 * counts.active_body_matrices
+    positions = recipe.lm_head_positions or recipe.seq_length
+    head = 6.0 * model.vocab_size * model.hidden_size
+    heads = positions / recipe.seq_length + model.mtp_num_layers
+    return (body + head * heads) * job.tokens_per_step + attention_flop_per_step(job)
+
+
+def _whole_layer(job: Job, kind: LayerKind) -> LayerSlice:
+    """A layer of a kind for one sequence, with what its recompute keeps."""
+    recipe, framework = job.recipe, job.recipe.framework
+    return LayerSlice(
+        job.model,
+        recipe.seq_length,
+        1,
+        attention=recipe.attention,
+        keeps=recipe.recompute_keeps,
+        selective="core" if framework is None else framework.selective,
+        kind=kind,
+    )
+
+
+def recompute_flop_per_step(
+    job: Job, recompute: str, *, stops_early: bool = False, share: float = 1.0
+) -> float:
+    """FLOPs of recompute: one forward of the layers (full) or of the attention core (selective).
+
+    [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. With `stops_early`
+    full recompute skips the MLP's second linear, whose output no backward reads; experts have none to skip.
+    What a mode keeps (`recompute.py`) is not counted.
+    """
+    model, counts = job.model, parameters(job.model)
+    flop_per_token = 0.0
+    for kind in layer_kinds(model) if recompute != "none" else ():
+        part = _whole_layer(job, kind)
+        if not by_operator(part, recompute) or part.attention == "standard":
+            flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
+        if by_operator(part, recompute):
+            flop_per_token += product_flop(part, recompute).again / part.tokens
+        elif recompute == "full":
+            flop_per_token += 2.0 * counts.matrices_of(kind, active=True)
+            flop_per_token -= product_flop(part, recompute).kept / part.tokens
+            if stops_early and not kind.experts:
+                flop_per_token -= 2.0 * model.hidden_size * model.ffn_hidden_size
+    return share * flop_per_token * job.tokens_per_step
+
+
+SELECTIVE_AS_PRINTED = 3.0
+"""Factor of selective recompute in the printed HFU formula, which counts forward and backward of the
+attention core once more; a device executes only one forward."""
+
+
+def hardware_flop_per_step(job: Job, recompute: str, share: float = 1.0) -> float:
+    """FLOPs that HFU counts: model FLOPs and recompute, as papers print them.
+
+    none: model FLOPs; full: one more forward of the layers, 96 B l s h^2 (1 + s/6h + V/16lh)
+    [2104.04473 Eq. 3]; selective: 72 B l s h^2 (1 + s/3h + V/12hl) [2205.05198 App. A], which the
+    utilisations of its Table 5 follow.
+    """
+    recomputed = recompute_flop_per_step(job, recompute, share=share)
+    core_alone = recompute == "selective" and not by_operator(_whole_layer(job, PLAIN), recompute)
+    factor = SELECTIVE_AS_PRINTED if core_alone else 1.0
+    return model_flop_per_step(job) + recomputed * factor
+
+
+def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
+    """Bytes that one layer keeps for its backward, one micro-batch [2205.05198 Table 2].
+
+    In 16 bits with dropout, none: sbh (10 + 24/t + 5 a s / h t), with sequence parallelism
+    sbh (34 + 5 a s / h) / t; selective drops the 5 a s / h term; full keeps the layer's input, 2 sbh, or
+    2 sbh / t where sequence parallelism splits it. A score takes 2 bytes as the softmax's output and, with
+    dropout, a mask byte and 2 bytes of dropped output. Flash attention never stores the scores. Gated and
+    wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn activations and 2 bytes for each of its
+    inputs to GELU and to the second linear. Where attention and MLP share a norm, its input and output are
+    kept once. A mode that keeps some results adds them to the input (`recompute.py`). In fp32 and tf32 every
+    number but a mask takes 4 bytes.
+    """
+    model, size = part.model, part.element_bytes
+    if recompute == "full" or by_operator(part, recompute):
+        experts_bytes = experts.kept_bytes(part) if part.kind.experts and recompute != "full" else 0.0
+        return part.activation_bytes / part.norm_share + kept_bytes(part, recompute) + experts_bytes
+    t, tokens = part.tensor, float(part.tokens)
+    mask = 1.0 if part.dropout else 0.0
+    heads = model.query_width + part.pair_width + model.attention_width
+    ffn = 0 if part.kind.experts else model.ffn_hidden_size * (1.5 if model.gated_mlp else 1.0)
+    shared = (2 * size * model.norms_per_layer + 2 * mask) * model.hidden_size
+    total = tokens * (size * (heads + 2 * ffn) / t + shared / part.norm_share)
+    if recompute == "none" and part.attention == "standard":
+        scores = tokens * model.num_attention_heads * part.seq_length
+        total += (2 * size + 1 if part.dropout else size) * scores / t
+    total += (2 if model.latent_attention is not None else 1) * inner_norm_bytes(part)
+    if part.kind.experts:
+        total += experts.kept_bytes(part)
+    if part.kind.mtp:
+        logits = tokens * padded_vocab_size(model, t) / t
+        total += 5 * part.activation_bytes / part.norm_share + size * logits
+    return total
+
+
+def attention_weight_input_bytes(part: LayerSlice) -> float:
+    """Bytes that the attention block holds between its dgrad and its wgrad, one micro-batch.
+
+    Input and output gradient of its linear layers and of the norm: in 16 bits with equal heads and
+    t = 1, sbh (8 of QKV + 4 of the projection + 4 of the norm).
+    """
+    model, latent = part.model, part.model.latent_attention
+    split = (
+        model.query_width + part.pair_width + model.attention_width
+    )  # output gradients, projection's input
+    shared = (1 + 1 + 2) * model.hidden_size  # QKV's input, the projection's output gradient, the norm's pair
+    if latent is not None:  # latents and their gradients
+        shared += 2 * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim)
+    return part.element_bytes * part.tokens * (split / part.tensor + shared / part.norm_share)
+
+
+def mlp_weight_input_bytes(part: LayerSlice) -> float:
+    """The same for the MLP block: sbh (20 of both linear layers + 4 of the norm) with ffn = 4 h, t = 1."""
+    if part.kind.experts:
+        return experts.weight_input_bytes(part) + 2 * part.activation_bytes / part.norm_share
+    ffn = part.model.ffn_hidden_size / part.model.hidden_size
+    split = (2 if part.model.gated_mlp else 1) * ffn + ffn
+    shared = 1 + 1 + 2
+    return part.activation_bytes * (split / part.tensor + shared / part.norm_share)
+
+
+def head_weight_input_bytes(part: LayerSlice, positions: int) -> float:
+    """The same for the LM head: the gradient of the logits, its input, and the final norm's pair."""
+    tokens = float(part.micro_batch_size * positions)
+    logits = tokens * padded_vocab_size(part.model, part.tensor) / part.tensor
+    hidden = tokens * part.model.hidden_size + 2 * part.activation_elements / part.norm_share
+    return part.element_bytes * (logits + hidden)

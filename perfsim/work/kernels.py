@@ -1,0 +1,297 @@
+"""Kernels by shape, and the share of a layer that one rank computes for one micro-batch.
+
+Kernels hold work (FLOPs and bytes), never seconds.
+Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degree, T = b s tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from perfsim.specs.calibration import Fusion, Selective
+from perfsim.specs.hardware import Precision
+from perfsim.specs.model import PLAIN, Experts, LayerKind, RecomputeKeeps, TransformerConfig
+from perfsim.specs.recipe import Attention, ContextExchange, KernelPrecisions
+
+Partition = Literal["none", "column", "row", "streamed"]
+
+HALF = 2.0
+"""Bytes of an fp16 or bf16 number."""
+FULL = 4.0
+"""Bytes of an fp32 number."""
+
+
+class Kernel(NamedTuple):
+    """One kernel on one rank: its FLOPs, the bytes it moves, and its matrix shape if it has one.
+
+    A GEMM multiplies (m, k) by (k, n), `batch` times. `partition` is how its weight is partitioned over
+    `parts` ranks: by columns, by rows, or streamed row by row.
+    """
+
+    name: str
+    op: Literal["gemm", "attention", "elementwise"]
+    flop: float = 0.0
+    bytes_accessed: float = 0.0
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 1
+    partition: Partition = "none"
+    parts: int = 1
+    launches: int = 1
+    """Kernels that the host launches for it."""
+    weight_gradient: bool = False
+    element_bytes: float = HALF
+    """Bytes of one number of a matrix product's operands and result."""
+    precision: Precision | None = None
+    """Precision of the operands of a matrix product narrower than 16 bits; None: as `element_bytes` says."""
+    grouped: bool = False
+    """Whether its `batch` products are those of experts with `m` rows each in the mean (`k` rows for a weight
+    gradient), rounded up; FLOPs and bytes are those of the exact number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSlice:
+    """The share of one layer that one rank computes for one micro-batch."""
+
+    model: TransformerConfig
+    seq_length: int
+    micro_batch_size: int
+    tensor: int = 1
+    sequence_parallel: bool = False
+    attention: Attention = "standard"
+    attention_length: int | None = None
+    """Keys that fused attention computes for each position; None: all positions of a block."""
+    main_grad_bytes: float = 4.0
+    """Bytes of an accumulated gradient: 4 with fp32 main gradients, 2 in pure bf16."""
+    element_bytes: float = HALF
+    """Bytes of an activation, a weight or a gradient in a kernel: 2 in 16 bits, 4 in fp32 and tf32."""
+    dropout: bool = True
+    fused_cross_entropy: bool = False
+    """Loss and its gradient in one kernel each."""
+    fused: tuple[Fusion, ...] = ()
+    """Kernels that the framework merges with others."""
+    precisions: KernelPrecisions | None = None
+    """What runs in fewer than 16 bits; None: nothing."""
+    keeps: RecomputeKeeps = "nothing"
+    """Results that full recompute keeps."""
+    selective: Selective = "core"
+    """What selective recompute runs again."""
+    recompute_stops_early: bool = False
+    """Recompute of a layer stops at the last tensor that its backward reads, so it skips its last linear."""
+    context: int = 1
+    """Ranks that share every sequence."""
+    context_exchange: ContextExchange = "ring"
+    kind: LayerKind = PLAIN
+    """Which of the model's layers it is a share of."""
+    expert: int = 1
+    """Ranks over which the experts of a layer are divided (expert parallelism)."""
+    expert_tensor: int | None = None
+    """Ranks that share every expert, each with a part of its width; None: as `tensor`."""
+    expert_load: float = 1.0
+    """Rows that the rank's experts compute over the mean of all ranks: 1 where routing is balanced."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch on one rank: T = b s / c."""
+        return self.micro_batch_size * self.seq_length // self.context
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of keys and values to which attention is computed one after the other."""
+        return self.context if self.context_exchange == "ring" else 1
+
+    @property
+    def activation_elements(self) -> int:
+        """Elements of one hidden activation tensor: s b h."""
+        return self.tokens * self.model.hidden_size
+
+    @property
+    def activation_bytes(self) -> float:
+        """One hidden activation tensor; what a stage sends to the next."""
+        return self.element_bytes * self.activation_elements
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all keys."""
+        return self.model.query_groups * self.model.head_size
+
+    @property
+    def pair_width(self) -> int:
+        """Width of all keys and values together."""
+        return self.model.query_groups * (self.model.head_size + self.model.value_size)
+
+    @property
+    def experts(self) -> Experts:
+        """The experts of a layer that has some."""
+        if self.model.experts is None or not self.kind.experts:
+            raise ValueError(f"a layer of kind {self.kind} of {self.model.name} has no experts")
+        return self.model.experts
+
+    @property
+    def own_tokens(self) -> float:
+        """Tokens that a rank routes: its share of the sequence under sequence parallelism."""
+        return self.tokens / self.norm_share
+
+    @property
+    def expert_split(self) -> int:
+        """Ranks that share every expert."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
+
+    @property
+    def local_experts(self) -> int:
+        """Routed experts of one rank."""
+        return self.experts.num_experts // self.expert
+
+    @property
+    def expert_rows(self) -> float:
+        """Rows that the experts of one rank compute: T k e / t with tensor degree e of experts, times load.
+
+        Every rank routes T / t tokens to k experts (with t > 1 under sequence parallelism, else e = t); the
+        e ranks that share an expert compute all rows of one another.
+        """
+        return self.tokens * self.experts.top_k * self.expert_split / self.tensor * self.expert_load
+
+    @property
+    def norm_share(self) -> int:
+        """Ranks that share layer norms and dropouts: t with sequence parallelism, else 1."""
+        return self.tensor if self.sequence_parallel else 1
+
+
+def linear(
+    name: str,
+    tokens: int,
+    n_in: int,
+    n_out: int,
+    partition: Partition = "none",
+    parts: int = 1,
+    element_bytes: float = HALF,
+) -> Kernel:
+    """Forward GEMM of a linear layer partitioned over `parts` ranks: (tokens, k) x (k, n)."""
+    k = n_in // parts if partition == "row" else n_in
+    n = n_out // parts if partition == "column" else n_out
+    return gemm(name, tokens, n, k, partition=partition, parts=parts, element_bytes=element_bytes)
+
+
+def gemm(
+    name: str,
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    partition: Partition = "none",
+    parts: int = 1,
+    weight_gradient: bool = False,
+    element_bytes: float = HALF,
+) -> Kernel:
+    """A GEMM: 2 m n k FLOPs per batch entry, each operand moved once."""
+    return Kernel(
+        name=name,
+        op="gemm",
+        flop=2.0 * m * n * k * batch,
+        bytes_accessed=element_bytes * batch * (m * k + k * n + m * n),
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        partition=partition,
+        parts=parts,
+        weight_gradient=weight_gradient,
+        element_bytes=element_bytes,
+    )
+
+
+def grouped_gemm(
+    name: str,
+    rows: float,
+    n: int,
+    k: int,
+    experts: int,
+    partition: Partition = "none",
+    parts: int = 1,
+    element_bytes: float = HALF,
+) -> Kernel:
+    """Forward products of `experts` experts, (rows, k) x (k, n) in all, as one kernel."""
+    return Kernel(
+        name=name,
+        op="gemm",
+        flop=2.0 * rows * n * k,
+        bytes_accessed=element_bytes * (rows * (n + k) + experts * float(n) * k),
+        m=max(1, math.ceil(rows / experts)),
+        n=n,
+        k=k,
+        batch=experts,
+        partition=partition,
+        parts=parts,
+        element_bytes=element_bytes,
+        grouped=True,
+    )
+
+
+def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:
+    """A memory-bound kernel that reads and writes `n_bytes` in all."""
+    return Kernel(name=name, op="elementwise", bytes_accessed=n_bytes, launches=launches)
+
+
+def linear_dgrad(forward: Kernel) -> Kernel:
+    """Input gradient of a linear layer: the FLOPs and bytes of its forward."""
+    return forward._replace(name=f"{forward.name}.dgrad", n=forward.k, k=forward.n)
+
+
+def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
+    """Weight and bias gradients, and their addition to the accumulated main gradients."""
+    m, n, k = forward.m, forward.n, forward.k
+    count, size = forward.batch, forward.element_bytes
+    return (
+        forward._replace(name=f"{forward.name}.wgrad", m=k, n=n, k=m, weight_gradient=True),
+        *((elementwise(f"{forward.name}.bias_gradient", size * m * n * count),) if bias else ()),
+        elementwise(
+            # Reads the new gradient, reads and writes the accumulated one.
+            f"{forward.name}.accumulate",
+            n * k * count * (size + 2 * main_grad_bytes),
+            launches=2 * count if bias else count,
+        ),
+    )
+
+
+def linear_backward(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
+    """Input gradient, weight and bias gradients, and their addition to the accumulated main gradients."""
+    return (linear_dgrad(forward), *linear_wgrad(forward, main_grad_bytes, bias))
+
+
+def norm(name: str, part: LayerSlice) -> Kernel:
+    """A norm: one read, one write."""
+    return elementwise(name, 2 * part.activation_bytes / part.norm_share)
+
+
+def norm_backward(name: str, part: LayerSlice) -> Kernel:
+    """Input gradient in one kernel; scale and shift in others, which read input and output gradient again."""
+    return elementwise(name, 5 * part.activation_bytes / part.norm_share, launches=4)
+
+
+def residual(name: str, part: LayerSlice) -> Kernel:
+    """Bias, dropout and residual in one kernel: two reads, one write, one mask byte."""
+    bytes_per_element = 3 * part.element_bytes + (1.0 if part.dropout else 0.0)
+    return elementwise(name, bytes_per_element * part.activation_elements / part.norm_share)
+
+
+def residual_backward(name: str, part: LayerSlice) -> Kernel:
+    """Backward of dropout (read, mask, write); sum of both branches' gradients (two reads, a write)."""
+    size = part.element_bytes
+    bytes_per_element = 3 * size + (2 * size + 1.0 if part.dropout else 0.0)
+    launches = 2 if part.dropout else 1
+    return elementwise(
+        name, bytes_per_element * part.activation_elements / part.norm_share, launches=launches
+    )
+
+
+def norm_dgrad(name: str, part: LayerSlice) -> Kernel:
+    """Input and output gradient read, input gradient written."""
+    return elementwise(name, 3 * part.activation_bytes / part.norm_share)
+
+
+def norm_wgrad(name: str, part: LayerSlice) -> Kernel:
+    """Gradients of scale and shift: both read, reduced in two kernels, accumulated."""
+    return elementwise(name, 2 * part.activation_bytes / part.norm_share, launches=3)

@@ -1,0 +1,224 @@
+"""JSON Schemas against the YAML that perfsim takes and refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from jsonschema import Draft202012Validator
+
+from perfsim.api.tools import KINDS, schema_of, write_schemas
+from perfsim.base.errors import InputError
+from perfsim.catalog import FOLDERS, data_root, parse_file
+from perfsim.catalog.schema import yaml_schema
+from perfsim.catalog.yaml_tree import read_yaml
+from perfsim.cli import main
+from perfsim.evidence.cases import ConvergenceFile
+from perfsim.specs.hardware import LinkSpec
+from perfsim.studies.comparisons import SUBJECTS
+
+
+@cache
+def validator(kind: str) -> Draft202012Validator:
+    return Draft202012Validator(schema_of(kind))
+
+
+def written(path: Path) -> Any:
+    """A file as it stands, before `extends` and names are followed."""
+    return read_yaml(path)[0].plain()
+
+
+def kind_of_file(folder: str, data: Any) -> str:
+    if folder == "studies" and "study" in data:
+        return "sweep"
+    if folder == "studies" and set(SUBJECTS) & set(data):
+        return "comparison"
+    if folder == "studies/validation":
+        return "convergence" if "points" in data["cases"][0] else "cases"
+    return next(kind for kind, each in FOLDERS.items() if each == folder)
+
+
+FILES = [
+    (folder, path)
+    for folder in (*FOLDERS.values(), "studies/validation")
+    for path in sorted((data_root() / folder).glob("*.yaml"))
+]
+MEASURED = {
+    "schema": 1,
+    "cluster": "ours",
+    "cases": [
+        {
+            "id": "one",
+            "system": {"device": "a100-sxm4-80gb", "num_devices": 8, "inter_node": "1600 Gb/s"},
+            "model": {
+                "num_layers": 24,
+                "hidden_size": 2048,
+                "ffn_hidden_size": 8192,
+                "num_attention_heads": 16,
+                "vocab_size": 51200,
+                "seq_length": 2048,
+            },
+            "strategy": "3d",
+            "parallel": {"data": 8},
+            "training": {"global_batch_size": 64},
+            "measured": {"step_time_s": 1.0},
+        }
+    ],
+}
+
+
+def wrong(kind: str, data: Any) -> list[str]:
+    """The paths of what a schema refuses, innermost."""
+    paths = []
+    for error in validator(kind).iter_errors(data):
+        leaves = [error]
+        while leaves[0].context:
+            leaves = [inner for leaf in leaves for inner in (leaf.context or [leaf])]
+        paths += [leaf.json_path for leaf in leaves]
+    return paths
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schema_is_itself_valid_and_the_same_on_every_run(kind: str) -> None:
+    schema = validator(kind).schema
+    Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert json.dumps(schema) == json.dumps(schema_of(kind))
+
+
+@pytest.mark.parametrize(("folder", "path"), FILES, ids=lambda value: Path(value).name)
+def test_every_file_of_the_catalogue_is_valid(folder: str, path: Path) -> None:
+    data = written(path)
+    assert wrong(kind_of_file(folder, data), data) == []
+
+
+def test_there_is_a_file_of_every_kind_but_a_users_own_measurements() -> None:
+    assert {kind_of_file(folder, written(path)) for folder, path in FILES} == set(KINDS) - {"measured"}
+
+
+def test_a_file_of_measured_steps_may_leave_out_what_only_published_runs_have() -> None:
+    assert wrong("measured", MEASURED) == []
+    assert "$.cases[0]" in wrong("cases", {"schema": 1, "cases": MEASURED["cases"]}), "family and evidence"
+    no_cluster = {name: value for name, value in MEASURED.items() if name != "cluster"}
+    assert wrong("measured", no_cluster)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("model", "num_layers", 10**9),
+        ("training", "global_batch_size", 10**6),
+        ("system", "inter_node", 2e11),
+        ("measured", "step_time_s", 0),
+    ],
+)
+def test_an_editor_refuses_a_size_that_a_run_would_be_refused_for(part: str, name: str, value: Any) -> None:
+    file = copy.deepcopy(MEASURED)
+    file["cases"][0][part][name] = value  # type: ignore[index]
+    assert set(wrong("measured", file)) == {f"$.cases[0].{part}.{name}"}
+
+
+def test_a_convergence_file_is_read_as_its_schema_says() -> None:
+    file = data_root() / "studies/validation/convergence.yaml"
+    read = parse_file(file, ConvergenceFile)
+    assert len(read.cases) == len(written(file)["cases"])
+
+
+# ----------------------------------------------------------------------------------- quantities
+LINK = {"name": "l", "bandwidth": "100 Gb/s", "latency": "1 us"}
+
+
+@pytest.mark.parametrize("value", [12.5e9, 100, "100", "100 GB", "Gb/s", "-1 Gb/s", None, True])
+def test_a_rate_without_its_unit_is_refused(value: Any) -> None:
+    assert wrong("link", LINK) == []
+    assert wrong("link", LINK | {"bandwidth": value}) == ["$.bandwidth"]
+
+
+def test_a_bare_number_deep_in_a_description_is_refused_where_it_stands() -> None:
+    device = written(data_root() / "hardware/devices/a100-sxm4-80gb.yaml")
+    assert wrong("device", device) == []
+    device["memory"]["capacity"] = 85899345920
+    device["peak"]["bf16"] = 312e12
+    assert sorted(wrong("device", device)) == ["$.memory.capacity", "$.peak.bf16"]
+
+
+# ------------------------------------------------------------------------ names, extends, unknown
+def test_a_description_may_be_named_or_stand_in_the_file() -> None:
+    system = written(data_root() / "hardware/systems/dgx-a100-80gb.yaml")
+    assert isinstance(system["device"], str)
+    for nic in ("hdr-200", "./my-nic.yaml", {k: LINK[k] for k in ("bandwidth", "latency")}):
+        assert wrong("system", system | {"node": system["node"] | {"nic": nic}}) == []
+    assert wrong("system", system | {"node": system["node"] | {"nic": {"bandwidth": "100 Gb/s"}}})
+
+
+def test_only_what_extends_another_may_be_incomplete() -> None:
+    changes = {"num_layers": 44, "sources": {"num_layers": "a-source"}}
+    assert wrong("model", {"extends": "gpt3_xl", **changes}) == []
+    assert "'hidden_size' is a required property" in [
+        error.message for error in validator("model").iter_errors(changes)
+    ]
+    nested = {"extends": "dgx-a100-80gb", "node": {"nic": {"bandwidth": "400 Gb/s"}}}
+    assert wrong("system", nested) == []
+    nested["node"]["nic"]["bandwith"] = "400 Gb/s"  # type: ignore[index]
+    assert wrong("system", nested)
+
+
+def test_a_list_replaces_another_whole_so_its_items_are_complete() -> None:
+    study = {"extends": "gpt3_20b", "candidates": [{"strategy": "3d", "devices": [8]}]}
+    assert wrong("study", study) == ["$.candidates[0]"]
+
+
+def test_an_unknown_key_is_refused_and_provenance_allowed() -> None:
+    assert wrong("link", LINK | {"bandwith": "1 GB/s"}) == ["$"]
+    assert (
+        wrong("link", LINK | {"sources": {"bandwidth": "x"}, "assumed": {"latency": "measured by us"}}) == []
+    )
+
+
+def test_the_key_kind_chooses_what_a_system_is() -> None:
+    system = written(data_root() / "hardware/systems/cs-2.yaml")
+    other = copy.deepcopy(system) | {"kind": "gpu-cluster"}
+    assert wrong("system", system) == []
+    assert any("'node' is a required property" in e.message for e in validator("system").iter_errors(other))
+    del other["kind"]
+    assert any("'kind' is a required property" in e.message for e in validator("system").iter_errors(other))
+
+
+def test_a_sweep_varies_any_field_by_a_list_of_values() -> None:
+    sweep = written(data_root() / "studies/capacity_20b.yaml")
+    sweep["grid"]["recipe.global_batch_size"] = 96
+    assert len(wrong("sweep", sweep)) == 1
+    sweep["grid"]["recipe.global_batch_size"] = [96]
+    assert wrong("sweep", sweep) == []
+
+
+# ------------------------------------------------------------------------------------ the verb
+def test_an_editor_shows_the_words_of_the_class_beside_a_key() -> None:
+    definitions = schema_of("device")["$defs"]
+    assert definitions["MemorySpec"]["properties"]["cache"]["description"] == "Size of its last-level cache."
+    assert definitions["quantity.bytes"]["examples"] == ["10 GB"]
+
+
+def test_a_schema_of_one_class_holds_nothing_that_it_does_not_need() -> None:
+    schema = yaml_schema("link", (LinkSpec,))
+    assert "DeviceSpec" not in schema["$defs"]
+    assert "quantity.watts" not in schema["$defs"]
+
+
+def test_the_verb_prints_one_or_all_and_writes_files(tmp_path: Path) -> None:
+    link, one = schema_of("link"), CliRunner().invoke(main, ["schema", "link"])
+    assert json.loads(one.output) == link
+    assert set(json.loads(CliRunner().invoke(main, ["schema"]).output)) == set(KINDS)
+    CliRunner().invoke(main, ["schema", "--out", str(tmp_path / "schemas")])
+    assert {path.name for path in (tmp_path / "schemas").iterdir()} == {f"{k}.schema.json" for k in KINDS}
+    assert json.loads((tmp_path / "schemas" / "link.schema.json").read_text("utf-8")) == link
+
+
+def test_an_unknown_kind_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean `device`"):
+        write_schemas(tmp_path / "none", ["devices"])

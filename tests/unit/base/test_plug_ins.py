@@ -1,0 +1,122 @@
+"""Plug-ins that cannot be used: one line that names the entry point, and no other verb is affected."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from perfsim.cli import main
+from perfsim.specs.hardware import _plugin_classes
+
+Install = Callable[[str, str], None]
+Run = Callable[..., Result]
+
+STEP = ("run", "--model", "gpt3_xl", "--devices", "1", "--system", "cs-2")
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs a package `mine` with this code, whose entry point `mine` is `mine:Mine` of this group."""
+
+    def install(group: str, code: str) -> None:
+        (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+        info = tmp_path / "mine-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[perfsim.{group}]\nmine = mine:Mine\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        _plugin_classes.cache_clear()
+
+    yield install
+    sys.modules.pop("mine", None)
+    _plugin_classes.cache_clear()
+
+
+@pytest.fixture
+def perfsim() -> Run:
+    def run(*arguments: str | Path) -> Result:
+        return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+    return run
+
+
+UNUSABLE = {
+    "cannot be imported": ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+    "is no class": ("Mine = 7", "TypeError: 'int' object is not callable"),
+    "raises": ("def Mine(): raise ValueError('two\\nlines')", "ValueError: two lines"),
+    "ends the process": ("raise SystemExit(0)", "SystemExit: 0"),
+    "is not there": ("Other = 1", "AttributeError: "),
+}
+
+
+@pytest.mark.parametrize("code", UNUSABLE)
+def test_a_strategy_that_cannot_be_used_is_one_line_and_only_its_own(
+    install: Install, perfsim: Run, code: str
+) -> None:
+    install("strategies", UNUSABLE[code][0])
+    asked = perfsim(*STEP, "--strategy", "mine")
+    assert asked.exit_code == 1
+    reason = re.escape(UNUSABLE[code][1])
+    assert re.fullmatch(
+        rf"error: the plug-in 'mine' .*\(mine:Mine\) cannot be used: {reason}.*\n", asked.stderr
+    )
+    assert perfsim(*STEP).exit_code == 0
+    listed = perfsim("show", "strategies")
+    assert listed.exit_code == 0
+    assert "weight-streaming" in listed.stdout
+    assert "cannot be used" in " ".join(listed.stdout.split())
+
+
+@pytest.mark.parametrize("code", UNUSABLE)
+def test_a_machine_that_cannot_be_used_is_refused_where_a_system_is_of_it(
+    install: Install, perfsim: Run, tmp_path: Path, code: str
+) -> None:
+    # The class of systems is all that reading asks of a machine, and a function or a number has none.
+    install("machines", UNUSABLE[code][0])
+    assert perfsim(*STEP).exit_code == 0
+    assert perfsim("show", "systems").exit_code == 0
+    system = tmp_path / "system.yaml"
+    system.write_text("kind: mine\ndevice: wse-2\n", encoding="utf-8")
+    asked = perfsim(*STEP[:-1], system)
+    assert asked.exit_code == 2
+    assert re.search(r"system\.yaml:1:1: .*the plug-in 'mine' of perfsim\.machines", asked.stderr)
+
+
+FAILING = """
+from perfsim.strategies.streaming.strategy import WeightStreaming
+
+class Mine(WeightStreaming):
+    def screen(self, job, topology, costs):
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise KeyError('x')", r"the plug-in 'mine' of .* failed: KeyError: 'x'"),
+        ("raise SystemExit(0)", r"the plug-in 'mine' of .* failed: SystemExit: 0"),
+        ("return 7 .nothing", r"the plug-in 'mine' of .* failed: AttributeError"),
+    ],
+)
+def test_what_a_strategy_raises_while_it_plans_names_its_entry_point(
+    install: Install, perfsim: Run, body: str, message: str
+) -> None:
+    install("strategies", FAILING.format(body=body))
+    asked = perfsim(*STEP, "--strategy", "mine")
+    assert asked.exit_code == 1
+    assert re.fullmatch(f"error: {message}.*\n", asked.stderr)
+
+
+@pytest.mark.parametrize("estimate", ["float('nan')", "-1.0", "float('inf')"])
+def test_an_estimate_that_is_no_time_is_refused(install: Install, perfsim: Run, estimate: str) -> None:
+    code = FAILING.replace("def screen(self, job, topology, costs):", "def estimate_s(self, plan, duration):")
+    install("strategies", code.format(body=f"return {estimate}"))
+    asked = perfsim(*STEP, "--strategy", "mine")
+    assert asked.exit_code == 1
+    assert re.search(r"estimates a step time of (nan|-1|inf) for dp1", asked.stderr)

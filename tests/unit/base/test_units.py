@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+from typing import Annotated, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from perfsim.base.errors import UnitError
+from perfsim.base.units import (
+    YAML_CONTEXT,
+    Bytes,
+    BytesPerSecond,
+    Dimension,
+    accepted_units,
+    format_quantity,
+    number,
+    parse_quantity,
+    quantity,
+)
+
+DIMENSIONS = get_args(Dimension)
+
+
+class Memory(BaseModel):
+    capacity: Bytes
+    bandwidth: BytesPerSecond
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("1.2 Tb/s", "bytes_per_s", 1.5e11),
+        ("2.0 Tb/s", "bytes_per_s", 2.5e11),
+        ("200 Gbit/s", "bytes_per_s", 2.5e10),
+        ("200 Gbps", "bytes_per_s", 2.5e10),
+        ("2039 GB/s", "bytes_per_s", 2.039e12),
+        ("80 GB", "bytes", 80e9),
+        ("80 GiB", "bytes", 80 * 2**30),
+        ("80GiB", "bytes", 80 * 2**30),
+        (" 80 GiB ", "bytes", 80 * 2**30),
+        ("8 b", "bytes", 1.0),
+        ("2.4 PB", "bytes", 2.4e15),
+        ("312 TFLOP/s", "flop_per_s", 312e12),
+        ("312 TFLOPS", "flop_per_s", 312e12),
+        ("7.48 PFLOP/s", "flop_per_s", 7.48e15),
+        ("10 us", "seconds", 1e-5),
+        ("10 µs", "seconds", 1e-5),
+        ("5 min", "seconds", 300.0),
+        ("2 h", "seconds", 7200.0),
+        ("1 d", "seconds", 86400.0),
+        ("0 s", "seconds", 0.0),
+        ("15 kW", "watts", 15e3),
+    ],
+)
+def test_quantity_is_read_in_si(text: str, dimension: Dimension, value: float) -> None:
+    assert parse_quantity(text, dimension) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "said", "proposed"),
+    [
+        ("80 GB/s", "bytes", "a number of bytes is expected", "'80 GB'"),
+        ("80 GB", "bytes_per_s", "bytes a second is expected", "'80 GB/s'"),
+        ("80", "bytes", "has no unit", "'80 GB'"),
+        ("2.039e12", "bytes_per_s", "has no unit", "'2.039 TB/s'"),
+        ("312", "flop_per_s", "has no unit", "'312 TFLOP/s'"),
+        ("0.0055", "seconds", "has no unit", "'5.5 ms'"),
+        ("80 gb", "bytes", "unknown unit 'gb'", "'80 GB'"),
+        ("80 G", "bytes", "unknown unit 'G'", "'80 GB'"),
+        ("80 mB/s", "bytes_per_s", "unknown unit 'mB/s'", "'80 MB/s'"),
+        ("1e3 MB", "bytes", "unknown unit 'MB'", "units:"),
+        ("312 TFLOP", "flop_per_s", "unknown unit", "'312 TFLOP/s'"),
+        ("5 kB", "seconds", "a time is expected", "units: ps, ns, us, ms, s, min, h, d"),
+        ("-3 GB", "bytes", "is negative", "'3 GB'"),
+        ("0 GB/s", "bytes_per_s", "is zero", "GB/s"),
+        ("1e999 B", "bytes", "too large", "GiB"),
+        ("eighty", "bytes", "is not a quantity", "GiB"),
+        ("", "bytes", "is not a quantity", "GiB"),
+        ("0x10 B", "bytes", "unknown unit", "GiB"),
+    ],
+)
+def test_refusal_names_what_is_expected_and_the_nearest_mend(
+    text: str, dimension: Dimension, said: str, proposed: str
+) -> None:
+    with pytest.raises(UnitError) as caught:
+        parse_quantity(text, dimension)
+    (problem,) = caught.value.problems
+    assert said in problem.message
+    assert proposed in problem.help
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_every_accepted_unit_is_accepted(dimension: Dimension) -> None:
+    values = [parse_quantity(f"3 {unit}", dimension) for unit in accepted_units(dimension)]
+    assert all(value > 0 for value in values)
+
+
+@pytest.mark.parametrize(
+    ("value", "dimension", "text"),
+    [
+        (2.039e12, "bytes_per_s", "2.039 TB/s"),
+        (80 * 2**30, "bytes", "80 GiB"),
+        (256 * 2**10, "bytes", "256 KiB"),
+        (40e9, "bytes", "40 GB"),
+        (7.48e15, "flop_per_s", "7.48 PFLOP/s"),
+        (1.3e-7, "seconds", "130 ns"),
+        (9000.0, "seconds", "2.5 h"),
+        (4e6, "seconds", "46.2963 d"),
+        (0.0, "seconds", "0 s"),
+        (400.0, "watts", "400 W"),
+    ],
+)
+def test_quantity_is_written_for_people(value: float, dimension: Dimension, text: str) -> None:
+    assert format_quantity(value, dimension) == text
+
+
+@given(value=st.floats(1e-9, 1e21), dimension=st.sampled_from(DIMENSIONS))
+def test_what_is_written_is_read_back_to_six_digits(value: float, dimension: Dimension) -> None:
+    assert math.isclose(parse_quantity(format_quantity(value, dimension), dimension), value, rel_tol=6e-6)
+
+
+@given(value=st.floats(1e-9, 1e21), dimension=st.sampled_from(DIMENSIONS))
+def test_without_rounding_the_same_float_is_read_back(value: float, dimension: Dimension) -> None:
+    assert parse_quantity(format_quantity(value, dimension, None), dimension) == value
+
+
+def test_python_code_may_pass_si_floats_and_strings() -> None:
+    assert Memory(capacity=80e9, bandwidth="2 TB/s") == Memory(capacity="80 GB", bandwidth=2e12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [80e9, 80, True, None, [1]])
+def test_yaml_may_not_pass_bare_numbers(value: object) -> None:
+    data = {"capacity": value, "bandwidth": "2 TB/s"}
+    with pytest.raises(ValidationError) as caught:
+        Memory.model_validate(data, context=YAML_CONTEXT)
+    (error,) = caught.value.errors()
+    assert error["loc"] == ("capacity",)
+    assert error["type"] == "quantity"
+
+
+@pytest.mark.parametrize("value", [True, -1.0, math.inf, math.nan, None])
+def test_python_code_may_not_pass_what_is_no_amount(value: object) -> None:
+    with pytest.raises(ValidationError):
+        Memory.model_validate({"capacity": value, "bandwidth": 2e12})
+
+
+def test_schema_for_editors_asks_for_a_string() -> None:
+    schema = Memory.model_json_schema()
+    assert schema["properties"]["capacity"]["type"] == "string"
+
+
+class Kernel(BaseModel):
+    latency: Annotated[float, *quantity("seconds", most=10.0)]
+    rounds: Annotated[int, *number(1, 100)] = 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "help_text"),
+    [
+        ({"latency": "1e30 s"}, "'1e30 s' is too large: 0 s to 10 s is possible", "did you mean '10 s'?"),
+        ({"latency": 1e30}, "'1e+30' is too large", "did you mean '10 s'?"),
+        ({"latency": 10**400}, "'inf' is too large", "units: "),
+        ({"latency": "1 s", "rounds": "12"}, "`12` is text, a number is expected", "without quotes: 12"),
+        ({"latency": "1 s", "rounds": "inf"}, "`inf` is text, a number is expected", ""),
+    ],
+)
+def test_a_field_refuses_what_is_outside_its_range(
+    given: dict[str, object], message: str, help_text: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Kernel.model_validate(given)
+    context = caught.value.errors()[0]["ctx"]
+    assert message in context["message"]
+    assert help_text in context["help"]

@@ -1,0 +1,567 @@
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from perfsim.base.errors import CatalogError, Problem
+from perfsim.catalog import Catalog, data_root, default_catalog, load_mapping, parse_file, yaml_tree
+from perfsim.catalog.yaml_tree import parse_yaml
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, WaferClusterSpec
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import ParallelLayout, TrainingRecipe
+
+SystemSpec = GpuClusterSpec | WaferClusterSpec
+
+FILES = {
+    "hardware/devices/gpu-a.yaml": """
+        name: gpu-a
+        kind: gpu
+        peak: {bf16: 300 TFLOP/s, fp32: 20 TFLOP/s}
+        memory: {capacity: 80 GiB, bandwidth: 2 TB/s}
+        compute_units: 100
+        sources: {peak: paper, memory: paper}
+        assumed: {compute_units: a guess}
+    """,
+    "hardware/devices/gpu-b.yaml": """
+        extends: gpu-a
+        memory: {capacity: 40 GiB}
+        assumed: {memory.capacity: half of the other}
+    """,
+    "hardware/links/wire.yaml": """
+        name: wire
+        bandwidth: 400 Gb/s
+        latency: 1 us
+        sources: {bandwidth: paper, latency: paper}
+    """,
+    "hardware/systems/box.yaml": """
+        name: box
+        kind: gpu-cluster
+        device: gpu-a
+        node: {devices: 8, scale_up: wire, nics: 8, nic: wire}
+        fabric: {nodes_per_leaf: 20, switch_latency: 100 ns}
+        sources: {device: paper, node: paper, fabric: paper}
+    """,
+    "hardware/sources.yaml": """
+        paper: {title: A paper, url: "https://example.org/paper"}
+    """,
+    "workloads/models/tiny.yaml": """
+        name: tiny
+        num_layers: 2
+        hidden_size: 64
+        num_attention_heads: 4
+        ffn_hidden_size: 256
+        vocab_size: 1000
+        max_position_embeddings: 128
+        sources: {num_layers: paper}
+    """,
+    "workloads/recipes/plain.yaml": """
+        name: plain
+        seq_length: 128
+    """,
+    "studies/which.yaml": """
+        model: tiny
+        recipe: {extends: plain, tokens: 3e8}
+        systems: [box]
+    """,
+}
+
+
+class Question(BaseModel):
+    """A study as another layer would define it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    model: TransformerConfig
+    recipe: TrainingRecipe
+    systems: list[SystemSpec]
+    layouts: dict[str, ParallelLayout] = {}
+    seed: int = 0
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        write(tmp_path / name, text)
+    return tmp_path
+
+
+@pytest.fixture
+def catalog(root: Path) -> Catalog:
+    return Catalog([root])
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text).lstrip("\n"), encoding="utf-8")
+    return path
+
+
+def problems(call: Callable[[], object]) -> tuple[Problem, ...]:
+    with pytest.raises(CatalogError) as caught:
+        call()
+    return caught.value.problems
+
+
+def places(listed: tuple[Problem, ...]) -> list[tuple[int, int]]:
+    return [(problem.line, problem.column) for problem in listed]
+
+
+@pytest.fixture(params=["libyaml", "pure"])
+def either_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test with libyaml and as on a machine without it."""
+    if request.param == "pure":
+        monkeypatch.setattr(yaml_tree, "_Loader", yaml.SafeLoader)
+
+
+# ------------------------------------------------------------------------------------ reading YAML
+
+
+@pytest.mark.usefixtures("either_loader")
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e8", 3e8),
+        ("4e11", 4e11),
+        ("1.5", 1.5),
+        (".5", 0.5),
+        ("-3", -3),
+        ("0", 0),
+        ("0.5", 0.5),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("no", "no"),
+        ("12:30:00", "12:30:00"),
+        ("2022-06-22", "2022-06-22"),
+        ("1_000", "1_000"),
+        ("1e5x", "1e5x"),
+        ('"010"', "010"),
+        ("'3e8'", "3e8"),
+        ("80 GiB", "80 GiB"),
+        ("r1.7", "r1.7"),
+        ("=", "="),
+    ],
+)
+def test_scalar_means_what_people_read(text: str, value: object) -> None:
+    root, listed = parse_yaml(f"key: {text}\n")
+    assert not listed
+    read = root.plain()["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.usefixtures("either_loader")
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("a: 1\nb: 010\n", (2, 4), "begins with a zero"),
+        ("a: 1\nb: -007.5\n", (2, 4), "begins with a zero"),
+        ("a: 1\nb: .inf\n", (2, 4), "not a finite number"),
+        ("a: 1\nb: 1e999\n", (2, 4), "not a finite number"),
+        ("a: 1\nb: " + "9" * 5000 + "\n", (2, 4), "5000 characters"),
+        ("a: 1\nb: 2\na: 3\n", (3, 1), "`a` stands here again, first in line 1"),
+        ("x:\n  a: 1\n  a: 2\n", (3, 3), "`a` stands here again, first in line 2"),
+        ("a: &x 1\nb: *x\n", (2, 4), "aliases"),
+        ("a: {c: 1}\n<<: {b: 2}\n", (2, 1), "merge keys"),
+        ("a: !thing 1\n", (1, 4), "tag !thing is not supported"),
+        ("a: !!python/name:os.system x\n", (1, 4), "is not supported"),
+        ("a: !!int 3\n", (1, 4), "tag !!int is not supported"),
+        ("a: !!str 12\n", (1, 4), "tag !!str is not supported"),
+        ("a: !set {b, c}\n", (1, 4), "tag !set is not supported"),
+        ("? [1, 2]\n: 3\n", (1, 3), "a key must be"),
+    ],
+)
+def test_trap_is_reported_where_it_stands(text: str, place: tuple[int, int], said: str) -> None:
+    _, listed = parse_yaml(text)
+    (problem,) = listed
+    assert said in problem.message
+    assert (problem.line, problem.column) == place
+
+
+@pytest.mark.usefixtures("either_loader")
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: b: c\n", 1),
+        ("a: 1\n b: 2\n", 2),
+        ("a:\n\t- b\n", 2),
+        ("a: [1, 2\n", 2),
+        ("a: 'x\n", 2),
+        ("a: @x\n", 1),
+        ("a: 1\nb: \x01\n", 2),
+        ("--- {a: 1}\n--- {b: 2}\n", 2),
+        ("- 1\n- 2\n", 1),
+        ("just words\n", 1),
+    ],
+)
+def test_malformed_yaml_is_refused_with_its_line(text: str, line: int) -> None:
+    (problem,) = problems(lambda: parse_yaml(text, "some.yaml"))
+    assert problem.file == "some.yaml"
+    assert problem.line == line
+
+
+@pytest.mark.usefixtures("either_loader")
+@pytest.mark.parametrize("text", ["", "# only a comment\n"])
+def test_empty_file_is_refused(text: str) -> None:
+    with pytest.raises(CatalogError, match="is empty"):
+        parse_yaml(text)
+
+
+@pytest.mark.usefixtures("either_loader")
+@pytest.mark.parametrize("text", ["a: " + "[" * 50_000, "- " * 50_000 + "x", "{a: " * 50_000])
+def test_absurd_nesting_is_refused_and_ends_no_process(text: str) -> None:
+    with pytest.raises(CatalogError, match="levels deep"):
+        parse_yaml(text)
+
+
+def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"a: \xff\xfe")
+    (problem,) = problems(lambda: load_mapping(path, Catalog([tmp_path])))
+    assert (problem.line, problem.message) == (1, "the byte 0xff is not UTF-8 text")
+
+
+def test_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    path = tmp_path / "bom.yaml"
+    path.write_bytes("\ufeffname: x\n".encode())
+    assert load_mapping(path, Catalog([tmp_path])).data == {"name": "x"}
+
+
+# ---------------------------------------------------------------------------------- finding by name
+
+
+def test_names_become_descriptions_in_si(catalog: Catalog) -> None:
+    system = catalog.system("box")
+    assert isinstance(system, GpuClusterSpec)
+    assert system.device.memory.capacity == 80 * 2**30
+    assert system.node.nic.bandwidth == 50e9
+    assert system.device is catalog.device("gpu-a")
+    assert catalog.names("system") == ["box"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said", "proposed"),
+    [
+        ("device", "gpu-c", "unknown device `gpu-c`", "known: gpu-a, gpu-b"),
+        ("device", "GPU-A", "unknown device `GPU-A`", "did you mean `gpu-a`?"),
+        ("model", "tinny", "unknown model `tinny`", "did you mean `tiny`?"),
+        ("study", "wich", "unknown study `wich`", "did you mean `which`?"),
+        ("devices", "gpu-a", "unknown kind `devices`", "did you mean `device`?"),
+        ("model", "./absent.yaml", "there is no file absent.yaml", ""),
+    ],
+)
+def test_unknown_name_is_refused_with_the_nearest(
+    catalog: Catalog, kind: str, name: str, said: str, proposed: str
+) -> None:
+    (problem,) = problems(lambda: catalog.load(kind, name))
+    assert said in problem.message
+    assert proposed in problem.help
+
+
+def test_path_reads_that_file_and_takes_its_name_from_it(root: Path, catalog: Catalog) -> None:
+    path = write(root / "mine" / "my-model.yaml", "extends: tiny\nnum_layers: 3\n")
+    model = catalog.model(str(path))
+    assert (model.name, model.num_layers, model.hidden_size) == ("my-model", 3, 64)
+
+
+def test_path_inside_a_file_is_taken_from_beside_it(root: Path, catalog: Catalog) -> None:
+    write(root / "mine" / "fast.yaml", "name: fast\nbandwidth: 900 GB/s\nlatency: 1 us\n")
+    path = write(
+        root / "mine" / "my-box.yaml",
+        """
+        extends: box
+        node: {scale_up: ./fast.yaml}
+        """,
+    )
+    system = catalog.system(str(path))
+    assert isinstance(system, GpuClusterSpec)
+    assert system.node.scale_up.bandwidth == 900e9
+    assert system.node.nic.bandwidth == 50e9
+
+
+def test_name_inside_must_be_that_of_the_file(root: Path, catalog: Catalog) -> None:
+    write(root / "hardware/links/cable.yaml", "name: wire\nbandwidth: 1 GB/s\nlatency: 1 us\n")
+    (problem,) = problems(lambda: catalog.link("cable"))
+    assert (problem.line, problem.column) == (1, 7)
+    assert "name: cable" in problem.help
+
+
+def test_earlier_root_hides_the_later(root: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    write(mine / "workloads/models/tiny.yaml", FILES["workloads/models/tiny.yaml"].replace(": 2\n", ": 5\n"))
+    catalog = Catalog([mine, root])
+    assert catalog.model("tiny").num_layers == 5
+    assert catalog.device("gpu-a").compute_units == 100
+
+
+def test_path_variable_adds_roots_before_perfsims_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSIM_PATH", str(root))
+    catalog = default_catalog()
+    assert catalog.roots == (root, data_root())
+    assert "tiny" in catalog.names("model")
+    assert "gpt3_20b" in catalog.names("model")
+    assert default_catalog() is catalog
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+def test_all_errors_of_a_file_come_at_once_at_their_places(root: Path, catalog: Catalog) -> None:
+    path = write(
+        root / "hardware/devices/bad.yaml",
+        """
+        name: bad
+        kind: gpuu
+        peak:
+          bf16: 312
+          fp99: 1 TFLOP/s
+        memory:
+          capacity: 80 GB/s
+          bandwith: 2039 GB/s
+        compute_units: true
+        powr: 400 W
+        power: 0400
+        powr: 300 W
+        """,
+    )
+    listed = problems(lambda: catalog.device("bad"))
+    assert [(problem.line, problem.column, problem.message.split(":")[0]) for problem in listed] == [
+        (2, 7, "kind"),
+        (4, 9, "peak.bf16"),
+        (5, 3, "peak.fp99"),
+        (6, 1, "`bandwidth` is missing in memory"),
+        (7, 13, "memory.capacity"),
+        (8, 3, "unknown key `bandwith` in memory"),
+        (9, 16, "compute_units"),
+        (10, 1, "unknown key `powr`"),
+        (11, 8, "0400 begins with a zero"),
+        (12, 1, "the key `powr` stands here again, first in line 10"),
+    ]
+    helps = {problem.line: problem.help for problem in listed}
+    assert "did you mean `gpu`?" in helps[2]
+    assert "did you mean '312 TFLOP/s'?" in helps[4]
+    assert "did you mean '80 GB'?" in helps[7]
+    assert "did you mean `bandwidth`?" in helps[8]
+    assert "did you mean `power`?" in helps[10]
+    assert all(problem.excerpt in path.read_text(encoding="utf-8").splitlines() for problem in listed)
+
+
+def test_error_reads_as_file_line_column(
+    root: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    path = write(root / "bad.yaml", "extends: tiny\nnum_layrs: 3\n")
+    (problem,) = problems(lambda: catalog.model(str(path)))
+    assert str(problem).splitlines()[:2] == ["bad.yaml:2:1: unknown key `num_layrs`", "    num_layrs: 3"]
+
+
+def test_missing_key_is_reported_once(root: Path, catalog: Catalog) -> None:
+    write(root / "hardware/links/slow.yaml", "name: slow\nlatency: 1 us\n")
+    (problem,) = problems(lambda: catalog.link("slow"))
+    assert problem.message == "`bandwidth` is missing"
+
+
+def test_wrong_and_missing_kind_name_the_allowed_ones(root: Path, catalog: Catalog) -> None:
+    write(root / "hardware/systems/odd.yaml", "name: odd\nkind: gpu-clutser\n")
+    (problem,) = problems(lambda: catalog.system("odd"))
+    assert places((problem,)) == [(2, 7)]
+    assert "did you mean `gpu-cluster`?" in problem.help
+    write(root / "hardware/systems/even.yaml", "name: even\n")
+    (problem,) = problems(lambda: catalog.system("even"))
+    assert problem.message == "`kind` is missing"
+
+
+def test_rule_between_fields_is_reported(root: Path, catalog: Catalog) -> None:
+    write(root / "workloads/models/odd.yaml", "extends: tiny\nnum_attention_heads: 5\n")
+    (problem,) = problems(lambda: catalog.model("odd"))
+    assert problem.message.startswith("hidden_size 64 is not a multiple of num_attention_heads 5")
+
+
+def test_unknown_reference_is_reported_where_it_is_named(root: Path, catalog: Catalog) -> None:
+    path = write(
+        root / "bad-box.yaml",
+        """
+        extends: box
+        device: gpu-z
+        node: {nic: wyre, scale_up: [wire]}
+        """,
+    )
+    listed = problems(lambda: catalog.system(str(path)))
+    assert places(listed) == [(2, 9), (3, 13), (3, 29)]
+    assert "unknown device `gpu-z`" in listed[0].message
+    assert "did you mean `wire`?" in listed[1].help
+
+
+def test_errors_of_a_referenced_file_keep_their_own_file(root: Path, catalog: Catalog) -> None:
+    write(root / "hardware/links/wire.yaml", "name: wire\nbandwidth: 400\nlatency: 1 us\n")
+    listed = problems(lambda: catalog.system("box"))
+    assert {Path(problem.file).name for problem in listed} == {"wire.yaml"}
+    assert places(listed) == [(2, 12)]
+
+
+# ------------------------------------------------------------------------------------------ extends
+
+
+def test_child_overrides_deeply_and_keeps_the_rest(catalog: Catalog) -> None:
+    device = catalog.device("gpu-b")
+    assert device.name == "gpu-b"
+    assert device.memory.capacity == 40 * 2**30
+    assert device.memory.bandwidth == 2e12
+    assert device.peak == catalog.device("gpu-a").peak
+
+
+def test_provenance_follows_the_value(catalog: Catalog) -> None:
+    rows = {row.path: row for row in catalog.describe("gpu-b", "device")}
+    assert rows["memory.bandwidth"].source_id == "paper"
+    assert rows["memory.bandwidth"].source_or_assumption == "A paper <https://example.org/paper>"
+    assert rows["memory.capacity"].source_or_assumption == "assumed: half of the other"
+    assert rows["memory.capacity"].value_text == "40 GiB"
+    assert rows["compute_units"].assumed
+
+
+def test_parents_source_does_not_cover_a_changed_value(root: Path, catalog: Catalog) -> None:
+    write(root / "workloads/models/deep.yaml", "extends: tiny\nnum_layers: 9\n")
+    rows = {row.path: row for row in catalog.describe("deep", "model")}
+    assert rows["num_layers"].source_or_assumption == ""
+    assert catalog.model("deep").sources == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("extends: nobody\n", "unknown model `nobody`"),
+        ("extends: loop\n", "extends this file in turn"),
+        ("extends: [tiny]\n", "the name of one other description"),
+    ],
+)
+def test_impossible_base_is_refused_at_its_place(root: Path, catalog: Catalog, text: str, said: str) -> None:
+    write(root / "workloads/models/loop.yaml", text + "num_layers: 2\n")
+    listed = problems(lambda: catalog.model("loop"))
+    assert said in listed[0].message
+    assert places(listed[:1]) == [(1, 10)]
+
+
+def test_error_in_the_base_is_reported_in_the_base(root: Path, catalog: Catalog) -> None:
+    tiny = FILES["workloads/models/tiny.yaml"].replace("vocab_size: 1000", "vocab_size: many")
+    write(root / "workloads/models/tiny.yaml", tiny)
+    write(root / "workloads/models/deep.yaml", "extends: tiny\nnum_layers: 0\n")
+    listed = problems(lambda: catalog.model("deep"))
+    assert {(Path(problem.file).name, problem.line) for problem in listed} == {
+        ("tiny.yaml", 6),
+        ("deep.yaml", 2),
+    }
+
+
+# ------------------------------------------------------------------------------ files of other layers
+
+
+def test_study_file_uses_the_same_machinery(catalog: Catalog) -> None:
+    question = parse_file(catalog.study_path("which"), Question, catalog)
+    assert question.name == "which"
+    assert question.model is catalog.model("tiny")
+    assert question.recipe.tokens == 3e8
+    assert question.recipe.seq_length == 128
+    assert [system.name for system in question.systems] == ["box"]
+
+
+def test_study_may_extend_another(root: Path, catalog: Catalog) -> None:
+    path = write(root / "studies/later.yaml", "extends: which\nseed: 7\n")
+    assert parse_file(path, Question, catalog).seed == 7
+
+
+def test_errors_deep_in_a_study_have_their_places(root: Path, catalog: Catalog) -> None:
+    path = write(
+        root / "bad.yaml",
+        """
+        model: tiny
+        recipe: {extends: plain, tokns: 3e8}
+        systems: [box, bax]
+        layouts:
+          first: {tensor: true}
+          second: {tensr: 2}
+        seed: 1.5
+        """,
+    )
+    listed = problems(lambda: parse_file(path, Question, catalog))
+    assert places(listed) == [(2, 26), (3, 16), (5, 19), (6, 12), (7, 7)]
+    assert "did you mean `tokens`?" in listed[0].help
+    assert "did you mean `box`?" in listed[1].help
+    assert "did you mean `tensor`?" in listed[3].help
+
+
+def test_raw_mapping_knows_its_places(root: Path, catalog: Catalog) -> None:
+    path = write(root / "cases.yaml", "schema: 1\ncases:\n- id: a\n- id: b\n  bad: 2\n")
+    mapping = load_mapping(path, catalog)
+    assert mapping.data == {"schema": 1, "cases": [{"id": "a"}, {"id": "b", "bad": 2}]}
+    problem = mapping.problem(("cases", 1, "bad"), "is bad", "drop it")
+    assert (problem.line, problem.column, problem.help) == (5, 8, "drop it")
+
+
+# ------------------------------------------------------------------------------------------ override
+
+
+def test_override_changes_values_and_says_so(catalog: Catalog) -> None:
+    changes = {"node.nics": 4, "node.nic.bandwidth": "100 GB/s", "device": "gpu-b"}
+    system = catalog.override(catalog.system("box"), changes)
+    assert isinstance(system, GpuClusterSpec)
+    assert system.node.inter_node_bytes_per_s == 400e9
+    assert system.device == catalog.device("gpu-b")
+    assert system.assumed["node.nics"] == "set by the question"
+    assert catalog.system("box").assumed == {}
+
+
+def test_system_takes_changes_by_keyword(catalog: Catalog) -> None:
+    assert catalog.system("box", **{"device.memory.bandwidth": 1e12}).device.memory.bandwidth == 1e12
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said", "proposed"),
+    [
+        ("node.nicks", 4, "`nicks` is not a field", "did you mean `nics`?"),
+        ("nodes", 4, "`nodes` is not a field", "did you mean `node`?"),
+        ("node.nics.many", 4, "`many` is not a field", ""),
+        ("device", "gpu-z", "unknown device `gpu-z`", "known: gpu-a"),
+        ("node.nic.bandwidth", "100 GB", "node.nic.bandwidth: '100 GB'", "'100 GB/s'"),
+        ("node.nics", -1, "node.nics: ", ""),
+    ],
+)
+def test_impossible_override_is_refused(
+    catalog: Catalog, path: str, value: object, said: str, proposed: str
+) -> None:
+    (problem,) = problems(lambda: catalog.override(catalog.system("box"), {path: value}))
+    assert said in problem.message
+    assert proposed in problem.help
+
+
+# ------------------------------------------------------------------------------------------- showing
+
+
+def test_deep_description_holds_what_it_names(catalog: Catalog) -> None:
+    paths = [row.path for row in catalog.describe("box", "system", deep=True)]
+    assert paths.index("device") < paths.index("device.memory.capacity") < paths.index("node.devices")
+    assert "node.nic.bandwidth" in paths
+
+
+def test_source_is_found_by_its_id(root: Path, catalog: Catalog) -> None:
+    assert catalog.source("paper").title == "A paper"
+    (problem,) = problems(lambda: catalog.source("papper"))
+    assert "did you mean `paper`?" in problem.help
+    write(root / "hardware/sources.yaml", "paper: {titel: A paper}\nother: 3\n")
+    listed = problems(lambda: Catalog([root]).source("paper"))
+    assert len(listed) == 3
+
+
+def test_description_is_read_once(catalog: Catalog) -> None:
+    assert catalog.load("device", "gpu-a") is catalog.device("gpu-a")
+    assert isinstance(catalog.device("gpu-a"), DeviceSpec)

@@ -1,0 +1,122 @@
+"""Widths of bands from errors of runs left out of the fit, on samples whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfsim.evidence.bands import LeftOutRun, _points, conformal_quantile, fitted_widths, student_quantile
+from perfsim.prediction.bands import BandWidths, Traits
+
+HERE = Traits(
+    "chip",
+    peak_flop_per_s=3e14,
+    memory_bytes_per_s=2e12,
+    precision="16-bit",
+    sharded=False,
+    tensor=True,
+    pipeline=True,
+    parameters=1e10,
+    num_devices=64,
+    shards=1,
+    micro_batch_size=1,
+)
+RUNS = 12
+
+
+def sample(
+    generator: np.random.Generator, families: int, between: float, within: float, growth: float = 0.0
+) -> list[LeftOutRun]:
+    """Families with an effect of their own; every second one is of models far larger than all others."""
+    runs = []
+    for number in range(families):
+        points = (2.0 if number == 1 else 4.0) if growth and number % 2 else 0.0
+        traits = replace(HERE, parameters=1e10 * 10 ** (2.0 * number)) if points else HERE
+        effect = generator.normal(0.0, between) + growth * points * generator.normal()
+        runs += [
+            LeftOutRun(f"f{number}", f"f{number}", effect + error, traits)
+            for error in generator.normal(0.0, within, RUNS)
+        ]
+    return runs
+
+
+def test_bands_of_simulated_families_hold_90_percent_of_the_families_left_out() -> None:
+    generator = np.random.default_rng(10)
+    held = []
+    for _ in range(12):
+        runs = sample(generator, 10, between=0.04, within=0.055)
+        for left_out in {run.family for run in runs}:
+            widths = fitted_widths([run for run in runs if run.family != left_out])
+            held += [abs(run.log_error) <= widths.log_width(0.0) for run in runs if run.family == left_out]
+    assert 0.88 <= np.mean(held) <= 0.93
+
+
+def test_runs_with_experts_widen_their_own_bands_and_no_others() -> None:
+    dense = sample(np.random.default_rng(3), 10, between=0.02, within=0.03)
+    sparse = [
+        replace(run, family=f"e{run.family}", group=f"e{run.group}", traits=replace(run.traits, experts=True))
+        for run in dense
+    ]
+    doubled = [replace(run, log_error=2 * run.log_error) for run in sparse]
+    widths, alone = fitted_widths([*dense, *doubled]), fitted_widths(dense)
+    assert (widths.base, widths.slope, widths.unshared) == (alone.base, alone.slope, alone.unshared)
+    held = [abs(run.log_error) <= widths.of_experts(widths.experts).log_width(0.0) for run in doubled]
+    assert widths.experts == pytest.approx(2.0, rel=0.05)
+    assert 0.88 <= np.mean(held) <= 0.93
+    assert alone.experts == fitted_widths([*dense, *sparse]).experts == 1.0
+
+
+@pytest.mark.parametrize(("count", "place"), [(9, 9.0), (10, 9.9), (19, 18.0), (99, 90.0)])
+def test_the_quantile_of_a_new_run_is_an_order_statistic_of_the_known_ones(count: int, place: float) -> None:
+    known = np.random.default_rng(0).permutation(np.arange(1.0, count + 1))
+    assert conformal_quantile(known) == pytest.approx(place)
+
+
+def test_the_growth_of_errors_with_unlikeness_is_seen() -> None:
+    flat = sample(np.random.default_rng(1), 12, between=0.03, within=0.03)
+    growing = sample(np.random.default_rng(1), 12, between=0.03, within=0.03, growth=0.1)
+    assert fitted_widths(flat).slope < 0.02
+    widths = fitted_widths(growing)
+    assert 0.08 < widths.slope < 0.5
+    assert widths.log_width(0.0) < widths.log_width(1.0) < widths.log_width(3.0)
+
+
+def test_a_part_of_a_family_is_as_unlike_as_what_remains_of_the_family_and_a_whole_one_as_others() -> None:
+    far = replace(HERE, parameters=1e12)
+    runs = [
+        LeftOutRun("a, small", "a", 0.0, HERE),
+        LeftOutRun("a, large", "a", 0.0, far),
+        LeftOutRun("b", "b", 0.0, replace(far, num_devices=640)),
+    ]
+    assert _points(runs) == pytest.approx([2.0, 1.0, 1.0])
+    assert _points([replace(run, group=run.family) for run in runs]) == pytest.approx([3.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("families", [1, 8])
+def test_where_3_of_20_runs_are_far_off_the_band_is_as_wide_as_their_errors(families: int) -> None:
+    """Student's band of the same runs is narrower and holds 85 % of them instead of 90."""
+    errors = [0.01] * 17 + [0.3] * 3
+    names = [f"f{number}" for number in range(families)]
+    widths = fitted_widths([LeftOutRun(name, name, error, HERE) for name in names for error in errors])
+    assert widths.base == pytest.approx(0.3)
+    assert all(widths.log_width(points) >= widths.base for points in (0.0, 0.5, 4.0))
+
+
+def test_what_families_share_cancels_in_a_ratio_and_the_rest_does_not() -> None:
+    shared = fitted_widths(sample(np.random.default_rng(3), 12, between=0.1, within=0.01))
+    own = fitted_widths(sample(np.random.default_rng(3), 12, between=0.01, within=0.1))
+    assert 0.0 < shared.unshared < 0.3
+    assert own.unshared > 0.7
+
+
+def test_a_few_runs_of_one_family_have_students_band_and_the_growth_of_others() -> None:
+    errors = [-0.08, 0.05, -0.14, -0.09, -0.08]
+    runs = [LeftOutRun(f"r{error}", "logs", error, HERE) for error in errors]
+    others = BandWidths(0.1, 0.05, 0.6)
+    widths = fitted_widths(runs, others)
+    assert widths.base == pytest.approx(student_quantile(5) * np.sqrt(np.mean(np.square(errors))))
+    assert widths.slope == others.slope
+    assert widths.unshared * widths.base == pytest.approx(others.unshared * others.base)
+    assert fitted_widths(runs).unshared == 1.0, "with nothing known, nothing cancels"

@@ -1,0 +1,99 @@
+"""Bands of published runs from a record that knows nothing of their family."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from perfsim.catalog import Catalog
+from perfsim.evidence.bands import CaseBand, case_band
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.plans import case_plan, evaluate_case, predict_s
+from perfsim.evidence.score import validate_cases
+from perfsim.prediction.bands import left_out_of, nearest, recorded_errors, traits_of_plan, widths_from
+
+
+def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **changes: Any) -> StepCase:
+    fields: dict[str, Any] = {
+        "id": name,
+        "family": family,
+        "evidence": "A",
+        "system": {"device": "a100-sxm4-80gb", "num_devices": 2, "devices_per_node": 2},
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 512,
+            "ffn_hidden_size": 2048,
+            "num_attention_heads": 8,
+            "vocab_size": 1024,
+            "seq_length": 256,
+        },
+        "strategy": "3d",
+        "parallel": {"tensor": 2},
+        "training": {"global_batch_size": 4, "micro_batch_size": 1},
+        "measured": {"step_time_s": measured_s},
+    }
+    return StepCase.model_validate(fields | changes)
+
+
+def band_of(asked: StepCase) -> CaseBand:
+    band = case_band(asked, evaluate_case(asked, Catalog()), Catalog())
+    assert band is not None
+    return band
+
+
+def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_runs() -> None:
+    asked = case()
+    band = band_of(asked)
+    accuracy = nearest("gpu-cluster", traits_of_plan(case_plan(asked, Catalog())))
+    assert band.left_out_s is None
+    assert band.unlikeness == accuracy.unlikeness > 0.0
+    assert math.sqrt(band.low_s * band.high_s) == pytest.approx(predict_s(asked, Catalog()))
+    assert band.high_s / predict_s(asked, Catalog()) == pytest.approx(1 + accuracy.step_time_error)
+
+
+def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family() -> None:
+    band, own = band_of(case(family="vtrain_single")), band_of(case())
+    record = left_out_of("gpu-cluster", "vtrain_single")
+    assert record is not None
+    assert band.left_out_s == pytest.approx(math.sqrt(band.low_s * band.high_s))
+    assert band.left_out_s != pytest.approx(predict_s(case(), Catalog()), rel=1e-3)
+    widths = widths_from(record["band"])
+    assert band.high_s / band.left_out_s == pytest.approx(1 + widths.error(band.unlikeness))
+    assert band.unlikeness > own.unlikeness, "its own family is not compared with"
+
+
+def test_constants_of_one_device_are_not_used_on_another() -> None:
+    h100 = {"device": "h100-sxm5-80gb", "num_devices": 2, "devices_per_node": 2}
+    assert band_of(case(family="vtrain_single", system=h100)).left_out_s is None
+
+
+def test_bands_do_not_depend_on_what_a_file_measures() -> None:
+    results = [
+        validate_cases([case("a", measured_s=scale), case("b", measured_s=2 * scale)], Catalog())
+        for scale in (0.01, 10.0)
+    ]
+    bands = [[row["band_s"] for row in result["cases"]] for result in results]
+    assert bands[0] == bands[1]
+    assert results[1]["summary"]["band_coverage"] == 0.0
+
+
+def test_coverage_counts_scored_runs_inside_their_bands() -> None:
+    low, high = validate_cases([case()], Catalog())["cases"][0]["band_s"]
+    cases = [
+        case("inside", measured_s=low * 1.01),
+        case("outside", measured_s=high * 1.01),
+        case("weak", measured_s=2 * high, evidence="C"),
+    ]
+    result = validate_cases(cases, Catalog())
+    assert result["summary"]["band_coverage"] == 0.5
+    assert result["families"]["mine"]["band_coverage"] == 0.5
+
+
+def test_every_recorded_group_is_left_out_with_the_constants_of_a_known_device() -> None:
+    devices = {name for entry in recorded_errors() for row in entry["families"] for name in row["constants"]}
+    fitted = [
+        Catalog().calibration(row["calibration"]) for entry in recorded_errors() for row in entry["left_out"]
+    ]
+    assert {getattr(calibration, "chip", "") or calibration.name for calibration in fitted} <= devices

@@ -1,0 +1,121 @@
+"""`perfsim calibrate convergence`: the critical batch of one's own runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.base.errors import InputError
+from perfsim.catalog import default_catalog
+from perfsim.cli import main
+from perfsim.convergence.critical_batch import NotIdentifiableError
+from perfsim.evidence.convergence_fit import fit_convergence
+
+BATCHES = [32 * 2**number for number in range(8)]
+
+
+def written(folder: Path, name: str, header: str, rows: list[tuple[float, ...]]) -> Path:
+    path = folder / name
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def test_steps_and_examples_are_one_fit_in_tokens(tmp_path: Path) -> None:
+    examples = [(batch, 1e6 * (1 + batch / 1000)) for batch in BATCHES]
+    steps = [(batch, number / batch) for batch, number in examples]
+    of_examples = fit_convergence([written(tmp_path, "runs.csv", "batch,examples", examples)], 2048)
+    of_steps = fit_convergence([written(tmp_path, "steps.csv", "batch,steps", steps)], 2048)
+    assert of_examples.b_crit_tokens == pytest.approx(1000 * 2048, rel=0.05)
+    assert of_examples.e_min_tokens == pytest.approx(1e6 * 2048, rel=0.02)
+    assert of_steps.b_crit_tokens == of_examples.b_crit_tokens
+    assert of_examples.batches_tokens == tuple(batch * 2048 for batch in BATCHES)
+    assert "E_min " in of_examples.description
+    assert "B_crit " in of_examples.description
+    [note] = fit_convergence([tmp_path / "runs.csv"], 1.0).notes
+    assert note.endswith("give --tokens-per-example if it has more")
+    assert of_examples.notes == ()
+
+
+def test_mlperf_reference_points_give_the_samples_of_the_four_runs_of_the_blog(tmp_path: Path) -> None:
+    """Table 1 of the blog of 2022-06-22: 2.5, 3.1, 2.8 and 4.7 million samples, within 7 %."""
+    points = [
+        (256, 2552700), (448, 2625460), (1536, 2777590), (3072, 2768220), (4096, 2843440), (6144, 3321450),
+        (6912, 3596120), (8192, 4191440), (8704, 4278140), (12288, 4470340), (13056, 4632580),
+    ]  # fmt: skip
+    fit = fit_convergence([written(tmp_path, "bert.csv", "batch,examples", points)], 1.0)
+    assert fit.e_min_tokens is not None
+    for batch, samples in ((448, 2.5e6), (3072, 3.1e6), (3072, 2.8e6), (12960, 4.7e6)):
+        assert fit.e_min_tokens * (1 + batch / fit.b_crit_tokens) == pytest.approx(samples, rel=0.07)
+
+
+def test_gradient_noise_gives_a_critical_batch_within_ten_times_and_no_e_min(tmp_path: Path) -> None:
+    flat = written(tmp_path, "flat.csv", "tokens,b_simple", [(0, 5e5), (1e9, 5e5), (4e9, 5e5)])
+    fit = fit_convergence([flat], 1.0)
+    assert fit.b_crit_tokens == 5e5
+    assert (fit.band_factor, fit.e_min_tokens, fit.batches_tokens) == (10.0, None, ())
+    assert "not identifiable from gradient noise" in fit.description
+    grown = written(tmp_path, "grown.csv", "tokens,b_simple", [(0, 1e5), (1e9, 1e6)])
+    assert fit_convergence([grown], 1.0).b_crit_tokens == pytest.approx(2 / (1e-5 + 1e-6), rel=1e-3)
+
+
+def test_flat_runs_are_not_identifiable_and_nothing_is_written(tmp_path: Path) -> None:
+    flat = written(tmp_path, "flat.csv", "batch,steps", [(8, 100), (16, 50), (32, 25)])
+    with pytest.raises(NotIdentifiableError, match="B_crit has no bound"):
+        fit_convergence([flat], 1.0)
+    out = tmp_path / "out.yaml"
+    shown = CliRunner().invoke(main, ["calibrate", "convergence", str(flat), "--out", str(out)])
+    assert shown.exit_code == 1
+    assert "not identifiable" in shown.output
+    assert not out.exists()
+
+
+def test_the_written_file_is_read_back_by_its_path(tmp_path: Path) -> None:
+    rows = [(batch, 1e6 * (1 + batch / 1000)) for batch in BATCHES]
+    runs = written(tmp_path, "runs.csv", "batch,examples", rows)
+    out = tmp_path / "ours.yaml"
+    shown = CliRunner().invoke(main, ["calibrate", "convergence", str(runs), "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert "90 %; 8 batches" in " ".join(shown.output.split())
+    loaded = default_catalog().load("calibration", str(out))
+    assert loaded.b_crit_tokens == pytest.approx(1000, rel=0.05)
+
+
+MLLOG = """:::MLLOG {{"key": "global_batch_size", "value": {batch}}}
+:::MLLOG {{"key": "run_start", "time_ms": 0}}
+:::MLLOG {{"key": "run_stop", "time_ms": 1000, "metadata": {{"status": "success"}}}}
+:::MLLOG {{"key": "trained_samples", "value": {samples}}}
+"""
+
+
+def test_logs_of_mlperf_are_runs_of_their_batches(tmp_path: Path) -> None:
+    paths = []
+    for batch in BATCHES:
+        path = tmp_path / f"run{batch}.log"
+        path.write_text(MLLOG.format(batch=batch, samples=1e6 * (1 + batch / 1000)))
+        paths.append(path)
+    assert fit_convergence(paths, 1.0).b_crit_tokens == pytest.approx(1000, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "message"),
+    [
+        ("batch,loss", [(8, 1)], "the columns are batch, loss"),
+        ("batch,steps", [(8, -1)], "is not a number of at least 0"),
+        ("batch,steps", [], "no rows"),
+        ("tokens,b_simple", [(5, 1), (4, 1)], "tokens must increase"),
+    ],
+)
+def test_a_table_of_something_else_is_refused(
+    tmp_path: Path, header: str, rows: list[tuple[float, ...]], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        fit_convergence([written(tmp_path, "bad.csv", header, rows)], 1.0)
+
+
+def test_a_batch_that_is_off_is_refused_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("batch,examples\n32,1e6\n64,1.1e6\n128,1.3e6\n256,1e-300\n512,2.6e6\n")
+    with pytest.raises(InputError, match=r"runs\.csv:1: batch 256: 1e-300 is \d\.\d+e\+\d+ times off"):
+        fit_convergence([path], 1.0)

@@ -1,0 +1,123 @@
+"""The scoring of convergence cases, on small made-up benchmarks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from perfsim.evidence.convergence_score import validate_convergence
+
+
+def case(id_: str, points: list[list[Any]], notes: str = "", family: str = "made_up") -> dict[str, Any]:
+    return {"id": id_, "family": family, "unit": "samples", "points": points, "notes": notes}
+
+
+def hyperbola(batches: list[float], e_min: float = 1000.0, b_crit: float = 64.0) -> list[list[Any]]:
+    return [[batch, e_min * (1 + batch / b_crit), None, 1] for batch in batches]
+
+
+EXACT = case("exact", hyperbola([8, 16, 32, 64, 128]))
+TIGHT = case("tight", [[batch, 100.0, None, 1] for batch in (8.0, 8.4, 8.8, 9.2)])
+"""Batches too close together to say anything."""
+CLOSE = 0.02
+"""What the expectation of the critical batch moves on exact points."""
+
+
+def test_an_exact_hyperbola_is_predicted_without_error_and_beats_the_baseline() -> None:
+    result = validate_convergence([EXACT])
+    assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
+    assert result["larger_batch"]["mape"] == pytest.approx(0, abs=CLOSE)
+    assert result["baseline"]["median_ape"] > 0.2
+    assert result["predictions"] == {"leave_one_out": 5, "larger_batch": 1}
+    assert (result["kind"], result["count"], result["failed"], result["refused"]) == ("convergence", 1, [], 0)
+
+
+def test_repeats_of_a_batch_are_one_point() -> None:
+    points = hyperbola([8, 16, 32, 64])
+    split = [[8, points[0][1] * 0.5, None, 1], [8, points[0][1] * 1.5, None, 1], *points[1:]]
+    result = validate_convergence([case("repeats", split)])
+    assert [row["batch"] for row in result["cases"] if row["protocol"] == "leave_one_out"] == [8, 16, 32, 64]
+    assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
+
+
+def test_fewer_than_four_batch_sizes_are_not_scored() -> None:
+    result = validate_convergence([case("short", hyperbola([8, 16, 32]))])
+    assert result["not_scored"] == [{"id": "short", "reason": "fewer than four batch sizes"}]
+    assert result["summary"]["median_ape"] is None
+    assert result["cases"] == []
+
+
+def test_a_refusal_counts_as_an_error_of_one_and_is_listed() -> None:
+    result = validate_convergence([TIGHT])
+    assert result["summary"] == {"median_ape": 1.0, "p90_ape": 1.0, "mape": 1.0, "bias": None}
+    assert result["refused"] == 4
+    assert result["refused_allowed"] == 0
+    assert result["failed"][0]["id"] == "tight"
+    assert "4 of 4 refused: not identifiable" in result["failed"][0]["error"]
+
+
+@pytest.mark.parametrize("notes", ["fine-tuning", "warm: from a checkpoint"])
+def test_a_refusal_with_an_allowed_reason_stands_aside(notes: str) -> None:
+    result = validate_convergence([EXACT, {**TIGHT, "notes": notes}])
+    assert result["predictions"]["leave_one_out"] == 5
+    assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
+    assert result["refused"] == result["refused_allowed"] == 4
+
+
+def test_fine_tuning_is_refused_even_on_a_hyperbola_but_a_warm_start_is_predicted() -> None:
+    tuned = validate_convergence([{**EXACT, "notes": "fine-tuning"}])
+    warm = validate_convergence([{**EXACT, "notes": "warm: from a checkpoint"}])
+    assert tuned["predictions"]["leave_one_out"] == 0
+    assert warm["predictions"]["leave_one_out"] == 5
+
+
+def test_the_larger_batch_is_predicted_from_those_at_most_half_as_large() -> None:
+    wide = case("wide", hyperbola([8, 16, 32, 64]))
+    crowded = case("crowded", hyperbola([8, 16, 32, 63, 64]))
+    none = case("none", hyperbola([40, 48, 56, 64]))
+    result = validate_convergence([wide, crowded, none])
+    larger = [(row["id"], row["batch"]) for row in result["cases"] if row["protocol"] == "larger_batch"]
+    assert larger == [("wide", 64.0), ("crowded", 64.0)]
+    assert result["larger_batch_adjacent"]["mape"] == pytest.approx(0, abs=CLOSE)
+
+
+def test_errors_are_signed_fractions_of_the_measured_value() -> None:
+    points = hyperbola([8, 16, 32, 64])
+    points[3][1] *= 1.25
+    rows = validate_convergence([case("bent", points)])["cases"]
+    largest = [row for row in rows if row["batch"] == 64]
+    assert [row["error"] for row in largest] == pytest.approx([-0.2, -0.2], abs=CLOSE)
+    assert all(row["error"] == row["predicted"] / row["measured"] - 1 for row in rows)
+
+
+def test_families_are_scored_apart() -> None:
+    result = validate_convergence([EXACT, {**TIGHT, "family": "other"}])
+    assert list(result["families"]) == ["made_up", "other"]
+    assert result["families"]["other"]["n"] == 4
+    assert result["families"]["other"]["median_ape"] == 1.0
+    assert result["families"]["made_up"]["median_ape"] == pytest.approx(0, abs=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ({"id": "x", "family": "f"}, "missing field 'points'"),
+        ({"id": "x", "family": "f", "points": [[8, "many", None, 1]]}, "could not convert"),
+        ({"id": "x", "family": "f", "points": [[8, -1.0, None, 1]]}, "must be positive"),
+        ({"id": "x", "family": "f", "points": [[8]]}, "not enough values"),
+        ({"id": "x", "family": "f", "points": None}, "NoneType"),
+    ],
+)
+def test_a_malformed_case_is_listed_and_the_others_are_scored(broken: dict[str, Any], reason: str) -> None:
+    result = validate_convergence([broken, EXACT])
+    assert result["failed"][0]["id"] == "x"
+    assert reason in result["failed"][0]["error"]
+    assert result["predictions"]["leave_one_out"] == 5
+    assert result["count"] == 2
+
+
+def test_the_answer_is_json_and_the_same_each_time() -> None:
+    first, second = (json.dumps(validate_convergence([EXACT, TIGHT]), allow_nan=False) for _ in range(2))
+    assert first == second

@@ -1,0 +1,159 @@
+"""Leaving families out of a fit, on step times that are powers of the constants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfsim.catalog import Catalog
+from perfsim.evidence import left_out as module
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.left_out import ALL, LeftOut, Tangent, leave_out, tangent
+from perfsim.evidence.plans import place_case
+from perfsim.evidence.score import Scored, scored_case
+from perfsim.evidence.step_fit import predict_with, recorded_constants
+
+HOST, BLOCKING, BRIDGE, LENGTH, ATTENTION, CEILING = (
+    "host_s_per_kernel of eager",
+    "host_blocking_s_per_kernel of eager",
+    "partial_node_rank_bytes_per_s",
+    "attention_half_length",
+    "attention_fraction",
+    "sustained_fraction of gpu",
+)
+NAMES = (HOST, BLOCKING, BRIDGE, LENGTH, ATTENTION, CEILING)
+AT = dict(zip(NAMES, (4e-5, 1e-4, 9e9, 1500.0, 0.3, 0.8), strict=True))
+TRUE = AT | {HOST: 5e-5, CEILING: 0.7}
+SLOPES = {
+    "host": [{HOST: 0.6, CEILING: -0.3}, {HOST: 0.4, CEILING: -0.5}, {HOST: 0.5, CEILING: -0.2}],
+    "long": [{CEILING: -0.9}, {HOST: 0.1, CEILING: -0.8}],
+    "flash": [{HOST: 0.1, ATTENTION: -0.5, CEILING: -0.3}, {ATTENTION: -0.4, CEILING: -0.4}],
+}
+
+
+def tangents() -> list[Tangent]:
+    """Runs whose step times are exact at TRUE."""
+    found = []
+    for family, runs in SLOPES.items():
+        for number, slopes in enumerate(runs):
+            moved = sum(slope * np.log(TRUE[name] / AT[name]) for name, slope in slopes.items())
+            scored = Scored(f"{family}{number}", family, "A", None, "", float(np.exp(moved)), 1.0)
+            found.append(Tangent(scored, "gpu", AT, dict.fromkeys(NAMES, 0.0) | slopes))
+    return found
+
+
+def by_family(found: list[LeftOut]) -> dict[str, LeftOut]:
+    return {each.family: each for each in found}
+
+
+def test_constants_are_found_again_without_each_family() -> None:
+    found = by_family(leave_out(tangents(), [], Catalog()))
+    assert list(found) == ["host", "long", "flash", ALL]
+    assert found["long"].constants[CEILING] == pytest.approx(0.7, rel=0.01)
+    assert found["long"].constants[HOST] == pytest.approx(5e-5, rel=0.02)
+
+
+def test_a_constant_that_no_other_family_shows_is_kept_and_said_to_be() -> None:
+    found = by_family(leave_out(tangents(), [], Catalog()))
+    unseen = {BLOCKING, BRIDGE, LENGTH}
+    assert set(found["flash"].kept) == {ATTENTION, *unseen}
+    assert found["flash"].constants[ATTENTION] == 0.3
+    assert set(found["host"].kept) == unseen
+
+
+def run_on(device: str, ceiling: float, benchmark: float) -> Tangent:
+    """A run whose step time follows the ceiling of its device a little, measured as predicted."""
+    own = f"sustained_fraction of {device}"
+    scored = Scored(device, f"on {device}", "A", None, "", 1.0, 1.0)
+    return Tangent(scored, device, {own: ceiling}, {own: -0.09}, benchmark)
+
+
+def test_the_ceiling_of_a_device_without_other_runs_follows_its_benchmark_as_those_of_others() -> None:
+    others = [run_on("old", 0.8, 0.8), run_on("older", 0.4, 0.5)]
+    found = by_family(leave_out([*others, run_on("new", 0.3, 0.6)], [], Catalog()))["on new"]
+    assert found.constants["sustained_fraction of new"] == pytest.approx(0.6 * np.sqrt(1.0 * 0.8), rel=1e-3)
+    assert found.borrowed == "old, older"
+    assert by_family(leave_out(tangents(), [], Catalog()))["host"].borrowed == ""
+
+
+def test_a_family_that_alone_determines_a_constant_is_left_out_by_model_and_devices() -> None:
+    own = "exchange_slowdown of some-stack"
+    alone = [
+        replace(run, constants={**AT, own: 0.5}, slopes={**run.slopes, own: 0.3}, setting=f"2x8 on {number}")
+        if run.scored.family == "long"
+        else run
+        for number, run in enumerate(tangents())
+    ]
+    rows = leave_out(alone, [], Catalog())
+    assert [row.family for row in rows] == ["host", "long, 2x8 on 3", "long, 2x8 on 4", "flash", ALL]
+    assert all(own in row.constants for row in rows[1:3])
+    scores = module.outside_scores(rows)
+    assert list(scores["families"]) == ["host", "long", "flash"]
+    assert list(scores["groups"]) == ["long, 2x8 on 3", "long, 2x8 on 4"]
+    assert scores["families"]["long"]["n"] == 2
+
+
+def test_runs_with_experts_have_a_summary_of_their_own_over_all_families() -> None:
+    def scores(families: tuple[str, ...]) -> dict[str, Any]:
+        sparse = [
+            replace(run, scored=replace(run.scored, experts=run.scored.family in families))
+            for run in tangents()
+        ]
+        return module.outside_scores(leave_out(sparse, [], Catalog()))
+
+    assert {"dense", "experts"}.isdisjoint(scores(()))
+    two = scores(("host", "long"))
+    assert two["experts"]["n"] == two["families"]["host"]["n"] + two["families"]["long"]["n"]
+    assert two["dense"] == two["families"]["flash"]
+    assert len(two["cases"]) == two["summary"]["n"]
+    assert scores(("flash",))["experts"] == two["families"]["flash"]
+
+
+def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None:
+    twin = "ceiling_share of some-stack"
+    twins = [
+        replace(run, constants={**AT, twin: 0.9}, slopes={**run.slopes, twin: run.slopes[CEILING]})
+        for run in tangents()
+    ]
+    found = leave_out(twins, [], Catalog())[0].constants
+    assert found[CEILING] / AT[CEILING] == pytest.approx(found[twin] / 0.9, rel=1e-3)
+
+
+def test_the_last_row_is_over_all_runs() -> None:
+    rows = leave_out(tangents(), [], Catalog())
+    assert rows[-1].inside["n"] == sum(len(runs) for runs in SLOPES.values())
+
+
+def test_slopes_are_those_of_the_priced_step() -> None:
+    fields = {
+        "id": "a",
+        "family": "f",
+        "evidence": "A",
+        "system": {"device": "a100-sxm4-80gb", "num_devices": 1},
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 512,
+            "ffn_hidden_size": 2048,
+            "num_attention_heads": 8,
+            "vocab_size": 1024,
+            "seq_length": 256,
+        },
+        "strategy": "3d",
+        "parallel": {},
+        "training": {"global_batch_size": 2, "micro_batch_size": 1},
+        "measured": {"step_time_s": 1.0},
+    }
+    case = StepCase.model_validate(fields)
+    written = place_case(case, Catalog())
+    found = tangent(written, scored_case(case, None))
+    slopes = {name.split(" of ")[0]: slope for name, slope in found.slopes.items()}
+    assert slopes["host_s_per_kernel"] == pytest.approx(1.0, abs=0.05), "so small a model waits for the host"
+    assert slopes["host_blocking_s_per_kernel"] == 0.0
+    assert slopes["attention_fraction"] == 0.0, "standard attention"
+    assert slopes["partial_node_rank_bytes_per_s"] == 0.0, "one device"
+    at = recorded_constants(written)
+    assert found.scored.predicted_s == predict_with(written, at)
+    assert module._predict((case, at), Catalog()) == predict_with(written, at)

@@ -1,0 +1,172 @@
+"""A case file is read row by row; what is wrong with one row refuses that row only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsim.base.errors import CatalogError, InputError
+from perfsim.catalog import default_catalog
+from perfsim.evidence.cases import CaseRows, StepCase, case_job, step_cases, step_rows
+from perfsim.evidence.plans import case_question, ignored
+from perfsim.evidence.score import validate_file
+
+ROW: dict[str, Any] = {
+    "id": "good",
+    "family": "mine",
+    "evidence": "A",
+    "system": {"device": "h100-sxm5-80gb", "num_devices": 8, "devices_per_node": 8},
+    "model": {
+        "num_layers": 2,
+        "hidden_size": 1024,
+        "ffn_hidden_size": 4096,
+        "num_attention_heads": 8,
+        "vocab_size": 32000,
+        "seq_length": 512,
+    },
+    "strategy": "3d",
+    "parallel": {"data": 8},
+    "training": {"micro_batch_size": 1, "global_batch_size": 16, "precision": "bf16", "attention": "flash"},
+    "measured": {"step_time_s": 0.05},
+}
+WAFER: dict[str, Any] = ROW | {
+    "id": "wafer",
+    "system": {"device": "cs-2", "num_devices": 1, "software_release": "r2.0"},
+    "strategy": "weight-streaming",
+    "parallel": {"data": 1},
+    "training": {"global_batch_size": 64},
+}
+
+
+def changed(path: str, value: Any, name: str = "changed") -> dict[str, Any]:
+    """The good row with one value set, by its dotted path."""
+    *parents, last = path.split(".")
+    row = {key: dict(part) if isinstance(part, dict) else part for key, part in ROW.items()} | {"id": name}
+    inner = row
+    for part in parents:
+        inner = inner[part]
+    inner[last] = value
+    return row
+
+
+def written(path: Path, *rows: Any) -> Path:
+    """One row a line, from line 3 on."""
+    flow: dict[str, Any] = {"default_flow_style": True, "width": 10_000, "sort_keys": False}
+    lines = [yaml.safe_dump([row], **flow).strip()[1:-1] for row in rows]
+    path.write_text("schema: 2\ncases:\n" + "".join(f"- {line}\n" for line in lines))
+    return path
+
+
+def read(path: Path, *rows: Any) -> CaseRows[StepCase]:
+    return step_rows(written(path / "mine.yaml", *rows))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("training.precison", "bf16", "unknown key `precison` in training (did you mean `precision`?"),
+        ("speed", 3, "unknown key `speed`"),
+        ("system.device", "h100-sxm5-80g", "no system with device 'h100-sxm5-80g'"),
+        ("training.precision", "fp7", "training.precision: `fp7` is not one of"),
+        ("measured.step_time_s", "fast", "`fast` is text, a number is expected"),
+        ("framework", "caffe", "unknown framework `caffe`"),
+        ("system.inter_node", "50", "has no unit"),
+    ],
+)
+def test_an_unknown_key_or_value_refuses_its_own_row_by_name_and_line(
+    tmp_path: Path, path: str, value: Any, said: str
+) -> None:
+    rows = read(tmp_path, ROW, changed(path, value), ROW | {"id": "after"})
+    assert [case.id for case in rows.cases] == ["good", "after"]
+    (refused,) = rows.refused
+    assert (refused.id, refused.line) == ("changed", 4)
+    assert said in refused.reason
+
+
+def test_what_is_no_mapping_or_is_written_twice_refuses_its_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "mine.yaml", ROW, "a word", ROW | {"id": "third"})
+    path.write_text(path.read_text().replace("id: third,", "id: third, id: third,"))
+    rows = step_rows(path)
+    assert [(row.id, row.line) for row in rows.refused] == [("row 2", 4), ("third", 5)]
+    assert len(rows.cases) == 1
+
+
+def test_a_file_that_is_no_case_file_is_refused_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("cases: []\n")
+    with pytest.raises(CatalogError, match="`schema` is missing"):
+        step_cases(path)
+
+
+def test_keys_that_end_in_note_are_remarks(tmp_path: Path) -> None:
+    noted = changed("training.precision_note", "as printed") | {"downgraded_note": {"why": ["a", "b"]}}
+    rows = read(tmp_path, noted)
+    assert not rows.refused
+    assert rows.cases[0].training == StepCase.model_validate(ROW).training
+
+
+def test_rope_is_rotary(tmp_path: Path) -> None:
+    rows = read(tmp_path, changed("model.position_embedding", "rope"))
+    assert case_job(rows.cases[0], default_catalog()).model.position_embedding == "rotary"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (
+            "training.recompute_modules",
+            ["layernorm", "mlp"],
+            "not modelled yet: recompute_modules layernorm, mlp",
+        ),
+    ],
+)
+def test_what_no_model_uses_yet_is_refused_where_it_matters(
+    tmp_path: Path, path: str, value: Any, said: str
+) -> None:
+    (case,) = read(tmp_path, changed(path, value)).cases
+    with pytest.raises(InputError, match=said):
+        case_question(case, default_catalog())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.experts", 0),
+        ("model.head_dim", 128),
+        ("model.sliding_window", 512),
+        ("model.attention_type", "mha"),
+        ("parallel.context_parallel", 1),
+        ("parallel.expert_parallel", 1),
+        ("parallel.shard_group", 8),
+        ("training.moe_dispatcher", "deepep"),
+        ("system.nvlink_domain", 8),
+    ],
+)
+def test_what_changes_nothing_is_not_refused(tmp_path: Path, path: str, value: Any) -> None:
+    (case,) = read(tmp_path, changed(path, value)).cases
+    case_question(case, default_catalog())
+
+
+def test_settings_of_the_stack_that_a_prediction_leaves_out_are_named(tmp_path: Path) -> None:
+    (case,) = read(tmp_path, changed("training.recompute_detail", "by operator")).cases
+    assert ignored(case) == ["recompute_detail"]
+    (case,) = read(tmp_path, changed("training.recompute_detail", "remat_policy save_qkv_proj")).cases
+    assert not ignored(case)
+    assert case_job(case, default_catalog()).recipe.recompute_keeps == "qkv"
+    (alone,) = read(tmp_path, changed("training.tp_comm_overlap", True)).cases
+    assert "tp_comm_overlap" not in ignored(alone), "there is no tensor-parallel communication"
+
+
+def test_a_table_has_wafers_beside_gpus_refused_rows_and_memory(tmp_path: Path) -> None:
+    measured = ROW | {"measured": {"step_time_s": 0.05, "peak_memory_gib": 2.0}}
+    table = validate_file(written(tmp_path / "mine.yaml", measured, WAFER, changed("training.x", 1)))
+    assert (table["count"], table["summary"]["n"], table["families"]["mine"]["n"]) == (3, 3, 3)
+    assert [(row["id"], row["line"]) for row in table["failed"]] == [("changed", 5)]
+    assert [row["predicted_s"] is None for row in table["cases"]] == [False, False, True]
+    assert table["summary_predicted"]["n"] == 2
+    peak_gib = table["cases"][0]["predicted_peak_gib"]
+    assert table["memory"]["n"] == 1
+    assert table["memory"]["median"] == pytest.approx(abs(peak_gib / 2.0 - 1.0))

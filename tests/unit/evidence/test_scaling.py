@@ -1,0 +1,114 @@
+"""Published ratios of speeds on many wafers beside predicted ones, and what would explain a loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import perfsim as ps
+from perfsim.evidence.published_ratios import (
+    RatioRun,
+    ScalingFile,
+    expected_maximum,
+    explanations,
+    published_scaling,
+    scaling_comparison,
+)
+from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS
+
+CATALOG = ps.Catalog()
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[str, Any]:
+    return scaling_comparison(CATALOG)
+
+
+@pytest.fixture(scope="module")
+def published() -> ScalingFile:
+    return published_scaling(CATALOG)
+
+
+def errors_over(compared: dict[str, Any], base: str) -> dict[str, float]:
+    return {
+        run["name"]: other["error"]
+        for run in compared["runs"]
+        for other in run["against"]
+        if other["base"] == base
+    }
+
+
+def test_four_to_sixteen_systems_are_met_over_the_590m_model_on_one(compared: dict[str, Any]) -> None:
+    errors = errors_over(compared, "590M")
+    assert sorted(errors) == ["1.3B", "13B", "2.7B", "6.7B"]
+    assert all(abs(error) < 0.07 for error in errors.values())
+
+
+def test_all_models_are_predicted_too_fast_over_the_smallest(compared: dict[str, Any]) -> None:
+    """So does the 590M model on one system: not the number of systems is what differs, but the model."""
+    errors = errors_over(compared, "111M")
+    assert all(0.12 < error < 0.22 for error in errors.values())
+    assert errors["590M"] > 0.19
+
+
+def test_the_bands_of_ratios_hold_those_over_the_590m_model(compared: dict[str, Any]) -> None:
+    for run in compared["runs"]:
+        for base in run["against"]:
+            low, high = base["band"]
+            assert low < base["predicted"] < high
+            assert base["base"] != "590M" or low < base["measured"] < high
+
+
+def test_the_band_of_sixteen_systems_reaches_the_least_efficiency_that_is_published(
+    compared: dict[str, Any], published: ScalingFile
+) -> None:
+    (bound,) = (claim for claim in published.efficiencies if claim.least)
+    assert (bound.systems, bound.efficiency) == (SYSTEMS, LEAST_EFFICIENCY)
+    least, press, _ = compared["efficiencies"]
+    assert least["predicted"] > 0.999
+    assert least["allowed"] == pytest.approx(LEAST_EFFICIENCY * least["predicted"])
+    assert press["allowed"] < press["measured"] < press["predicted"]
+
+
+def test_every_cause_alone_makes_the_step_as_slow_as_published(
+    compared: dict[str, Any], published: ScalingFile
+) -> None:
+    needed = {row["cause"]: row["needed"] for row in compared["explanations"]}
+    run = next(run for run in published.runs if run.systems == SYSTEMS)
+    alone_s, layout = published.step(run, systems=1).step_time_s, published.step(run).plan.layout
+    limit_s = alone_s / LEAST_EFFICIENCY
+    for field, cause in (
+        ("swarmx.hop_latency", "a hop of the tree takes longer"),
+        ("swarmx.bandwidth", "links of the tree are slower"),
+    ):
+        system = published.system.with_(**{field: needed[cause]})
+        assert published.step(run, system=system, layout=layout).step_time_s == pytest.approx(
+            limit_s, rel=0.01
+        )
+    assert needed["gradients add up later"] == pytest.approx(limit_s - alone_s)
+    assert 1 / (1 + needed["one system is slower"]) == pytest.approx(LEAST_EFFICIENCY)
+
+
+def test_only_systems_of_different_speeds_are_near_what_is_assumed(compared: dict[str, Any]) -> None:
+    rows = {row["cause"]: row for row in compared["explanations"]}
+    hop, link = rows["a hop of the tree takes longer"], rows["links of the tree are slower"]
+    assert hop["needed"] > 500 * hop["in_model"]
+    assert link["needed"] < link["in_model"] / 5
+    assert rows["speeds of systems differ (standard deviation)"]["needed"] == pytest.approx(0.056, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("count", "exact"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (4, 1.0294), (16, 1.766)]
+)
+def test_the_slowest_of_some_systems_is_as_far_from_the_mean_as_the_largest_of_normal_values(
+    count: int, exact: float
+) -> None:
+    assert expected_maximum(count) == pytest.approx(exact, rel=0.05)
+
+
+def test_a_bound_on_a_machine_without_a_tree_has_no_explanation(published: ScalingFile) -> None:
+    elsewhere = published.model_copy(update={"system": CATALOG.systems["dgx-a100-80gb"]})
+    run: RatioRun = published.runs[-1]
+    assert explanations(published.efficiencies[0], run, elsewhere) == []

@@ -1,0 +1,130 @@
+"""How predictions are scored: the definitions in the README of the cases, on numbers to check by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsim.evidence.score import Scored, families, one_constant, rankings, summary
+
+
+def scored(
+    predicted_s: float | None,
+    measured_s: float = 1.0,
+    *,
+    evidence: str = "A",
+    family: str = "f",
+    sweep: str | None = None,
+    layout: str = "",
+) -> Scored:
+    return Scored("id", family, evidence, sweep, layout, measured_s, predicted_s)
+
+
+def measures(cases: list[Scored]) -> tuple[float, ...]:
+    """Median, ninetieth percentile, mean, bias."""
+    result = summary(cases)
+    return tuple(result[name] for name in ("median_ape", "p90_ape", "mape", "bias"))
+
+
+def test_the_error_is_predicted_over_measured_less_1() -> None:
+    assert scored(1.5, 2.0).error == -0.25
+    assert scored(None).error is None
+
+
+def test_a_summary_has_median_ninetieth_percentile_mean_and_bias() -> None:
+    cases = [scored(1 + error) for error in (-0.1, 0.2, 0.3, -0.4, 0.5)]
+    assert measures(cases) == pytest.approx((0.3, 0.46, 0.3, 0.1))
+
+
+def test_a_failed_case_counts_as_1_and_has_no_part_in_the_bias() -> None:
+    assert measures([scored(1.1), scored(None)]) == pytest.approx((0.55, 0.91, 0.55, 0.1))
+
+
+def test_evidence_c_is_not_scored() -> None:
+    assert summary([scored(1.1), scored(9.0, evidence="C")])["mape"] == pytest.approx(0.1)
+    assert summary([scored(9.0, evidence="C")])["median_ape"] is None
+
+
+def test_families_are_scored_apart() -> None:
+    weak = scored(2.0, family="b", evidence="C")
+    result = families([scored(1.1, family="a"), scored(1.3, family="b"), weak])
+    assert (result["a"]["n"], result["b"]["n"]) == (1, 1)
+    assert (result["a"]["mape"], result["b"]["mape"]) == pytest.approx((0.1, 0.3))
+
+
+def sweep(points: list[tuple[float, float | None]], name: str = "s") -> list[Scored]:
+    """(measured, predicted) of one layout each."""
+    return [
+        scored(predicted, measured, sweep=name, layout=str(number))
+        for number, (measured, predicted) in enumerate(points)
+    ]
+
+
+def test_tau_is_1_for_the_right_order_and_regret_0_for_the_right_winner() -> None:
+    result = families(sweep([(1, 10), (2, 20), (3, 30), (4, 40)]))["f"]
+    assert (result["kendall_tau"], result["regret"]) == (1.0, 0.0)
+
+
+def test_one_wrong_pair_of_six_gives_two_thirds_and_the_wrong_winner_its_regret() -> None:
+    result = families(sweep([(1.0, 21), (1.5, 20), (3, 30), (4, 40)]))["f"]
+    assert result["kendall_tau"] == pytest.approx(4 / 6)
+    assert result["regret"] == pytest.approx(0.5)
+
+
+def test_ties_count_neither_way() -> None:
+    assert families(sweep([(1, 10), (2, 10), (3, 30), (4, 40)]))["f"]["kendall_tau"] == pytest.approx(5 / 6)
+
+
+def test_fewer_than_four_layouts_are_not_ranked() -> None:
+    result = families(sweep([(1, 10), (2, 20), (3, 30), (4, None)]))["f"]
+    assert (result["kendall_tau"], result["regret"]) == (None, None)
+
+
+def test_repeats_of_a_layout_are_averaged_before_ranking() -> None:
+    runs = [(1, 10, "a"), (9, 10, "a"), (2, 20, "b"), (3, 30, "c"), (4, 40, "d")]
+    cases = [scored(predicted, measured, sweep="s", layout=layout) for measured, predicted, layout in runs]
+    # a is measured 5 on average and predicted fastest: three wrong pairs of six.
+    result = families(cases)["f"]
+    assert result["kendall_tau"] == pytest.approx(0.0)
+    assert result["regret"] == pytest.approx(5 / 2 - 1)
+
+
+def test_a_family_has_the_mean_tau_and_the_largest_regret_of_its_sweeps() -> None:
+    right = sweep([(1, 10), (2, 20), (3, 30), (4, 40)], "right")
+    wrong = sweep([(1, 40), (2, 30), (3, 20), (4, 10)], "wrong")
+    result = families(right + wrong)["f"]
+    assert (result["kendall_tau"], result["regret"]) == (0.0, 3.0)
+
+
+# ------------------------------------------------------------------------------------ baseline
+positive = st.floats(0.1, 10.0)
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=1, max_size=12))
+def test_the_one_constant_is_the_best_there_is(pairs: list[tuple[float, float]]) -> None:
+    ideal, measured = (np.array(column) for column in zip(*pairs, strict=True))
+
+    def mape(efficiency: float) -> float:
+        return float(np.abs(ideal / efficiency / measured - 1).mean())
+
+    best = mape(one_constant(ideal.tolist(), measured.tolist()))
+    assert best <= min(mape(float(efficiency)) for efficiency in np.geomspace(0.005, 200, 400)) + 1e-9
+
+
+def test_one_case_is_met_exactly() -> None:
+    assert one_constant([1.0], [4.0]) == pytest.approx(0.25)
+
+
+def test_a_ranking_names_the_layout_that_is_chosen_and_the_one_that_is_best() -> None:
+    runs = [(1.0, 1.4), (1.2, 1.0), (2.0, 2.0), (3.0, 3.0)]
+    cases = [
+        Scored(f"run{number}", "f", "A", "s", str(number), measured, predicted)
+        for number, (measured, predicted) in enumerate(runs)
+    ]
+    (found,) = rankings(cases)
+    assert (found["chosen"], found["best"], found["layouts"]) == ("run1", "run0", 4)
+    assert found["regret"] == pytest.approx(0.2)
+    assert found["kendall_tau"] == pytest.approx(4 / 6)
+    assert rankings(cases[:3]) == [], "three layouts are too few"

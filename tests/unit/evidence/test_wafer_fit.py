@@ -1,0 +1,140 @@
+"""Constants of a wafer from training logs: found again where they are known, refused where they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsim.base.errors import InputError
+from perfsim.catalog import default_catalog
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.plans import predict_s
+from perfsim.evidence.wafer_fit import fit_wafer, leave_releases_out
+from perfsim.specs.calibration import WaferCalibration
+
+pytest.importorskip("scipy")
+
+RELEASES = ("r1.7", "r1.8", "r2.0", "r2.0", "r2.0", "r2.0")
+WIDTHS = (1024, 1024, 768, 1024, 1536, 2048)
+LAYERS = (8, 8, 24, 4, 8, 12)
+
+
+def case(number: int, measured_s: float = 1.0, evidence: str = "A") -> dict[str, Any]:
+    width = WIDTHS[number]
+    return {
+        "id": f"log{number}",
+        "family": "logs",
+        "evidence": evidence,
+        "system": {"device": "cs-2", "num_devices": 1, "software_release": RELEASES[number]},
+        "model": {
+            "num_layers": LAYERS[number],
+            "hidden_size": width,
+            "ffn_hidden_size": 4 * width,
+            "num_attention_heads": width // 64,
+            "vocab_size": 50257,
+            "seq_length": 512,
+        },
+        "strategy": "weight-streaming",
+        "parallel": {"data": 1},
+        "training": {"global_batch_size": 64},
+        "measured": {"step_time_s": measured_s},
+    }
+
+
+def write(path: Path, cases: Sequence[dict[str, Any]]) -> Path:
+    path.write_text(yaml.safe_dump({"schema": 1, "cases": list(cases)}), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def truth() -> WaferCalibration:
+    """Efficiencies that grow by a quarter a release; r1.9 lies between the last two."""
+    known = default_catalog().device("wse-2").calibration
+    assert isinstance(known, WaferCalibration)
+    efficiency = {"r1.7": 0.16, "r1.8": 0.2, "r2.0": 0.3125}
+    return known.model_copy(update={"efficiency": efficiency})
+
+
+def measured(truth: WaferCalibration, *numbers: int) -> list[dict[str, Any]]:
+    catalog = default_catalog()
+    seconds = [predict_s(StepCase.model_validate(case(i)), catalog, truth) for i in numbers]
+    return [case(i, each) for i, each in zip(numbers, seconds, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def logs(truth: WaferCalibration, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cases = [*measured(truth, *range(len(RELEASES))), {**case(0, 99.0, evidence="C"), "id": "hearsay"}]
+    return write(tmp_path_factory.mktemp("logs") / "logs.yaml", cases)
+
+
+@pytest.fixture(scope="module")
+def fitted(logs: Path) -> WaferCalibration:
+    return fit_wafer(logs, "wse-2")
+
+
+@pytest.mark.slow
+def test_known_constants_are_found_again(fitted: WaferCalibration, truth: WaferCalibration) -> None:
+    assert fitted.efficiency == pytest.approx(truth.efficiency, rel=5e-3)
+    assert fitted.link_s_per_element == truth.link_s_per_element
+
+
+def test_the_record_says_how_well_it_fits_and_how_to_repeat_it(fitted: WaferCalibration) -> None:
+    record = fitted.fit["efficiency"]
+    assert record.points == 6, "evidence C does not count"
+    assert record.median_ape < 1e-3
+    assert record.command == "perfsim calibrate wafer logs.yaml --device wse-2"
+    assert set(record.standard_errors) == {
+        "efficiency.r1.7",
+        "efficiency.r1.8",
+        "efficiency.r2.0",
+        "growth_per_release",
+    }
+
+
+def test_the_record_counts_freedom_and_gives_growth_errors_and_a_check_of_the_link(
+    fitted: WaferCalibration,
+) -> None:
+    note = fitted.fit["efficiency"].note
+    assert note.startswith("4 residual degree(s) of freedom; efficiency grows 25.0% a release; errors log0 ")
+    assert "a link's time, left free, becomes 1.18 ns" in note
+
+
+@pytest.mark.slow
+def test_a_release_left_out_is_predicted_from_the_growth_of_the_others(logs: Path) -> None:
+    found, calibrations = leave_releases_out(logs, "wse-2")
+    seconds = {
+        each["id"]: each["measured"]["step_time_s"] for each in yaml.safe_load(logs.read_text())["cases"]
+    }
+    assert found == pytest.approx({name: seconds[name] for name in found}, rel=0.01)
+    assert len(found) == 6
+    assert all(release in fit.efficiency for release, fit in calibrations.items())
+
+
+def test_logs_of_one_release_move_the_level_and_keep_the_growth(
+    truth: WaferCalibration, tmp_path: Path
+) -> None:
+    known = default_catalog().device("wse-2").calibration
+    assert isinstance(known, WaferCalibration)
+    found = fit_wafer(write(tmp_path / "logs.yaml", measured(truth, 2, 3)), "wse-2")
+    assert found.efficiency["r2.0"] == pytest.approx(0.3125, rel=5e-3)
+    grown = {
+        name: each.efficiency["r2.0"] / each.efficiency["r1.7"]
+        for name, each in {"found": found, "known": known}.items()
+    }
+    assert grown["found"] == pytest.approx(grown["known"], rel=1e-3)
+    assert set(found.fit["efficiency"].standard_errors) == {f"efficiency.{name}" for name in known.efficiency}
+
+
+def test_a_gpu_cannot_be_fitted_as_a_wafer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a100-sxm4-80gb is no wafer"):
+        fit_wafer(write(tmp_path / "logs.yaml", [case(0)]), "a100-sxm4-80gb")
+
+
+@pytest.mark.parametrize("cases", [[], [case(0, evidence="C")]])
+def test_a_file_without_a_scored_case_is_refused(tmp_path: Path, cases: list[dict[str, Any]]) -> None:
+    with pytest.raises(InputError, match=r"logs\.yaml:1: there is no scored case"):
+        fit_wafer(write(tmp_path / "logs.yaml", cases), "wse-2")

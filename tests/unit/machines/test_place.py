@@ -1,0 +1,58 @@
+"""Which ranks a graph is written out for on a network."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from perfsim.machines.placement import place
+from perfsim.network import Topology, degraded
+from perfsim.specs.hardware import FatTreeSpec
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.work import TaskGraph
+
+
+def question(toys: ModuleType, nodes_per_leaf: int, oversubscription: float) -> tuple[TaskGraph, Topology]:
+    """Two stages of 32 ranks on 8 nodes; reductions and sends overlap."""
+    fabric = FatTreeSpec(
+        nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=1e-7
+    )
+    system = toys.gpu_cluster().model_copy(update={"fabric": fabric})
+    job = toys.job(16, {"overlap_grad_reduce": True}, num_layers=4)
+    plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2, data=4), system)
+    return toys.graph_of(plan), toys.topology(64, system)
+
+
+def test_on_a_whole_non_blocking_fabric_a_graph_stays_folded(toys: ModuleType) -> None:
+    graph, topology = question(toys, nodes_per_leaf=2, oversubscription=1.0)
+    placed = place(graph, topology)
+    assert placed.graph is graph
+    assert set(placed.rank.tolist()) == {0, 32}
+
+
+def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys: ModuleType) -> None:
+    graph, topology = question(toys, nodes_per_leaf=3, oversubscription=4.0)
+    placed = place(graph, topology)
+    computing = [name for name in placed.graph.streams if name.endswith("/compute")]
+    assert len(computing) > 2
+    assert (
+        sum(
+            ranks
+            for name, ranks in zip(placed.graph.streams, placed.graph.stands_for, strict=True)
+            if name.endswith("/compute")
+        )
+        == topology.num_devices
+    )
+
+
+def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not(toys: ModuleType) -> None:
+    graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
+    placed = place(graph, degraded(topology, {"node1/nic3-leaf0": 0.5}))
+    written = {name for name in placed.graph.streams if name.endswith("/compute")}
+    assert {f"gpu{rank}/compute" for rank in range(8, 16)} <= written
+    assert len(written) < 64
+
+
+def test_a_mark_parts_its_rank_from_its_peers(toys: ModuleType) -> None:
+    graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
+    placed = place(graph, topology, marks={5: "slow"})
+    assert 5 in placed.rank.tolist()

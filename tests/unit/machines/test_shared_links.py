@@ -1,0 +1,311 @@
+"""Which communications share links, and what sharing costs."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.costs.price import price
+from perfsim.engine import critical_path, simulate
+from perfsim.machines import network_of
+from perfsim.machines.machine import PeerClasses
+from perfsim.machines.placement import SharedLinks, shared_links
+from perfsim.network import Topology, degraded
+from perfsim.specs.hardware import FatTreeSpec
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.testing.toys import at_once
+from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, Work
+
+SECONDS = 4.0
+
+
+def send(toys: ModuleType, name: str, source: int, target: int) -> Work:
+    return toys.transfer(name, RankGroup(source, target - source, 2))
+
+
+def reduce(name: str, group: RankGroup) -> Work:
+    return Work(name, Kind.COMM_COLL, "all_reduce", "data_communication", comm_bytes=1e6, group=group)
+
+
+def run(graph: TaskGraph, topology: Topology) -> list[float]:
+    links = shared_links(graph, network_of(topology))
+    durations = np.full(len(graph), SECONDS)
+    return simulate(graph, durations, links.flows, links.capacities).end_s.tolist()
+
+
+@pytest.fixture
+def topology(toys: ModuleType) -> Topology:
+    return toys.topology(32)
+
+
+def test_two_overlapping_flows_on_one_nic_take_twice_as_long(toys: ModuleType, topology: Topology) -> None:
+    both = at_once(
+        (send(toys, "next", 0, 8), "gpu0/send-next"),
+        (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
+    )
+    assert run(both, topology) == [2 * SECONDS, 2 * SECONDS]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((0, 8), (1, 9)), ((0, 8), (8, 0)), ((0, 8), (16, 0))],
+    ids=["another nic", "there and back", "out and in"],
+)
+def test_flows_on_different_links_or_directions_do_not_meet(
+    toys: ModuleType, topology: Topology, first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    apart = at_once((send(toys, "a", *first), "gpu0/a"), (send(toys, "b", *second), "gpu0/b"))
+    assert shared_links(apart, network_of(topology)).flows == {}
+    assert run(apart, topology) == [SECONDS, SECONDS]
+
+
+def test_tasks_of_one_stream_never_overlap_so_they_do_not_contend(
+    toys: ModuleType, topology: Topology
+) -> None:
+    builder = GraphBuilder()
+    for name in ("a", "b"):
+        builder.task(send(toys, name, 0, 8), "gpu0/send-next")
+    assert shared_links(builder.build(), network_of(topology)).flows == {}
+
+
+def test_two_gpus_that_share_a_nic_are_priced_at_half_of_it_and_slow_each_other_no_further(
+    toys: ModuleType,
+) -> None:
+    shared = toys.topology(16, toys.gpu_cluster(nics=4))
+    two = [(send(toys, "a", 0, 8), "gpu0/send"), (send(toys, "b", 1, 9), "gpu1/send")]
+    assert run(at_once(*two), shared) == [SECONDS, SECONDS]
+    three = [*two, (send(toys, "c", 1, 9), "gpu1/other")]
+    assert run(at_once(*three), shared) == [1.5 * SECONDS] * 3, "three halves of one NIC"
+
+
+@pytest.mark.parametrize("group", [RankGroup(0, 8, 4), RankGroup(0, 8, 2)], ids=["four", "a pair"])
+def test_a_collective_loads_both_directions_of_its_nic_and_a_send_only_one(
+    toys: ModuleType, topology: Topology, group: RankGroup
+) -> None:
+    ring = reduce("gradients", group)
+    for source, target in ((0, 8), (group.ranks[-1], 0)):
+        both = at_once((ring, "gpu0/nccl"), (send(toys, "s", source, target), f"gpu{source}/send"))
+        assert max(run(both, topology)) == 2 * SECONDS
+
+
+@pytest.mark.parametrize("rank", [0, 5, 15])
+def test_a_collective_of_whole_nodes_uses_the_nics_of_all_its_ranks(
+    toys: ModuleType, topology: Topology, rank: int
+) -> None:
+    """Eight rings, one through each NIC: that is the bus bandwidth by which it is priced."""
+    ring = reduce("gradients", RankGroup(0, 1, 16))
+    out = at_once((ring, "gpu0/nccl"), (send(toys, "s", rank, 16 + rank % 8), "gpu/send"))
+    into = at_once((ring, "gpu0/nccl"), (send(toys, "s", 16 + rank % 8, rank), "gpu/send"))
+    assert run(out, topology) == [2 * SECONDS, 2 * SECONDS]
+    assert run(into, topology) == [2 * SECONDS, 2 * SECONDS]
+
+
+@pytest.mark.parametrize("group", [RankGroup(4, 4, 5), RankGroup(0, 3, 10), RankGroup(2, 1, 30)])
+def test_the_rings_of_an_uneven_group_share_no_nic_and_load_those_of_all_ranks_alike(
+    group: RankGroup, topology: Topology
+) -> None:
+    """A price for the NICs of the emptiest node is not lengthened by more rings than that."""
+    assert run(at_once((reduce("gradients", group), "gpu0/nccl-data")), topology) == [SECONDS]
+    traffic = network_of(topology).traffic(reduce("gradients", group), PeerClasses(np.zeros(1, dtype=int)))
+    assert traffic is not None
+    assert traffic.times.tolist() == [1] * (2 * group.size)
+
+
+def test_inside_a_node_and_alone_nothing_is_put_on_the_network(toys: ModuleType, topology: Topology) -> None:
+    quiet = at_once(
+        (reduce("tensor", RankGroup(0, 1, 8)), "gpu0/nccl-tensor"),
+        (reduce("alone", RankGroup(0, 8, 1)), "gpu0/nccl-data"),
+        (send(toys, "near", 8, 9), "gpu8/send-next"),
+        (toys.compute("c"), "gpu0/compute"),
+    )
+    assert shared_links(quiet, network_of(topology)) == SharedLinks()
+
+
+def test_a_wafer_tree_carries_one_stream_each_way_so_nothing_is_shared(toys: ModuleType) -> None:
+    layout = StreamingLayout(data=4, micro_batch_size=8)
+    plan = toys.plan("weight-streaming", toys.job(32), layout, toys.wafer_cluster())
+    assert shared_links(toys.graph_of(plan), network_of(plan.topology)) == SharedLinks()
+
+
+def test_reductions_and_pipeline_transfers_of_a_real_step_slow_each_other(toys: ModuleType) -> None:
+    job = toys.job(64, {"overlap_grad_reduce": True}, num_layers=16)
+    plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2, data=2))
+    written = toys.graph_of(plan)
+    durations = price(written, toys.ToyCosts(plan.system))
+    links = shared_links(written, network_of(plan.topology))
+    assert links.flows
+    contended = simulate(written, durations, links.flows, links.capacities)
+    free = critical_path(written, durations)
+    assert (contended.end_s >= free.end_s).all()
+    assert contended.end_s.sum() > free.end_s.sum()
+
+
+# -------------------------------------------------------------------- uplinks, with all replicas
+def oversubscribed(toys: ModuleType, nodes: int, nodes_per_leaf: int, oversubscription: float) -> Topology:
+    fabric = FatTreeSpec(
+        nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=1e-7
+    )
+    return toys.topology(8 * nodes, toys.gpu_cluster().model_copy(update={"fabric": fabric}))
+
+
+def folded_run(graph: TaskGraph, topology: Topology, width: int) -> list[float]:
+    links = shared_links(graph, network_of(topology), peers=np.zeros(width, dtype=np.int64))
+    durations = np.full(len(graph), SECONDS)
+    return simulate(graph, durations, links.flows, links.capacities).end_s.tolist()
+
+
+@pytest.mark.parametrize("oversubscription", [1.0, 2.0, 4.0])
+def test_sends_of_all_replicas_share_the_uplinks_of_their_leaf(
+    toys: ModuleType, oversubscription: float
+) -> None:
+    """Two stages of 32 ranks, a leaf each: 32 sends at once on 32 / oversubscription uplinks."""
+    topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=oversubscription)
+    alone = at_once((send(toys, "next", 0, 32), "gpu0/send-next"))
+    assert folded_run(alone, topology, width=32) == [SECONDS * oversubscription]
+    assert run(alone, topology) == [SECONDS], "a graph that writes one of them sees one of them"
+
+
+def test_a_ring_crosses_between_leaves_once_each_way_for_each_of_its_peers(toys: ModuleType) -> None:
+    """64 ranks in 8 rings over 8 nodes on 2 leaves: 8 messages on 32 / 16 = 2 uplinks a leaf."""
+    topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=16.0)
+    ring = at_once((reduce("gradients", RankGroup(0, 8, 8)), "gpu0/nccl-data"))
+    assert folded_run(ring, topology, width=64) == [4 * SECONDS]
+
+
+def test_groups_inside_a_leaf_do_not_see_its_uplinks(toys: ModuleType) -> None:
+    topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=16.0)
+    ring = at_once((reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"))
+    assert shared_links(ring, network_of(topology), peers=np.zeros(32, dtype=np.int64)).flows == {}
+
+
+def test_a_reduction_and_a_send_meet_on_uplinks_though_their_nics_differ(toys: ModuleType) -> None:
+    """Leaves of one node, 4 uplinks each. Stage 0 is nodes 0 and 1, stage 1 nodes 2 and 3.
+
+    A send of 16 peers puts 8 messages on the 4 uplinks of each of leaves 0 and 1: half speed. The
+    ring of stage 0 puts 8 on the same. Alone each takes 2 x 4 s; together 16 messages share 4: 16 s.
+    """
+    topology = oversubscribed(toys, nodes=4, nodes_per_leaf=1, oversubscription=2.0)
+    next_stage = (send(toys, "next", 0, 16), "gpu0/send-next")
+    ring = (reduce("gradients", RankGroup(0, 8, 2)), "gpu0/nccl-data")
+    assert folded_run(at_once(next_stage), topology, width=16) == [2 * SECONDS]
+    assert folded_run(at_once(ring), topology, width=16) == [2 * SECONDS]
+    assert folded_run(at_once(next_stage, ring), topology, width=16) == [4 * SECONDS] * 2
+
+
+def test_folded_flows_take_as_long_as_the_flows_of_all_ranks_written_out(toys: ModuleType) -> None:
+    topology = oversubscribed(toys, nodes=8, nodes_per_leaf=2, oversubscription=2.0)
+    folded = at_once(
+        (send(toys, "next", 0, 32), "gpu0/send-next"),
+        (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
+        (reduce("gradients", RankGroup(32, 8, 4)), "gpu32/nccl-data"),
+    )
+    full = at_once(
+        *((send(toys, f"next{rank}", rank, rank + 32), f"gpu{rank}/send-next") for rank in range(32)),
+        *((reduce(f"g{peer}", RankGroup(peer, 8, 4)), f"gpu{peer}/nccl-data") for peer in range(8)),
+        *((reduce(f"g{peer}", RankGroup(peer + 32, 8, 4)), f"gpu{peer + 32}/nccl-data") for peer in range(8)),
+    )
+    few, many = folded_run(folded, topology, width=32), run(full, topology)
+    assert few[0] == pytest.approx(max(many[:32]), rel=1e-12)
+    assert few[1:] == pytest.approx([max(many[32:40]), max(many[40:])], rel=1e-12)
+    assert max(few) > SECONDS
+
+
+def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) -> None:
+    topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=4.0)
+    peers = np.zeros(32, dtype=np.int64)
+    peers[5] = 1
+    parted = at_once(
+        (send(toys, "next", 0, 32), "gpu0/send-next"), (send(toys, "other", 5, 37), "gpu5/send-next")
+    )
+    links = shared_links(parted, network_of(topology), peers=peers)
+    durations = np.full(2, SECONDS)
+    ends = simulate(parted, durations, links.flows, links.capacities).end_s.tolist()
+    assert ends == [4 * SECONDS] * 2
+
+
+# ------------------------------------------------------------------------- slow and dead links
+def test_a_link_at_half_its_capacity_takes_twice_as_long(toys: ModuleType, topology: Topology) -> None:
+    alone = at_once((send(toys, "next", 0, 8), "gpu0/send-next"))
+    slow = degraded(topology, {"node0/nic0-leaf0": 0.5})
+    links = shared_links(alone, network_of(slow))
+    assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 2 * SECONDS
+
+
+def test_two_messages_share_the_only_nic_that_dead_ones_leave_them(
+    toys: ModuleType, topology: Topology
+) -> None:
+    """Each asks for one NIC. Of the eight only nic1 lives, so GPU 0 goes through GPU 1: half speed for both.
+
+    GPU 0 alone has it to itself, and so has each of two nodes its own.
+    """
+    dead = degraded(topology, {f"node0/nic{nic}-leaf0": 0.0 for nic in (0, 2, 3, 4, 5, 6, 7)})
+
+    def took(*ends: tuple[int, int]) -> list[float]:
+        sends = ((send(toys, f"m{source}", source, target), f"gpu{source}/send") for source, target in ends)
+        messages = at_once(*sends)
+        links = shared_links(messages, network_of(dead))
+        durations = np.full(len(ends), SECONDS)
+        return simulate(messages, durations, links.flows, links.capacities).end_s.tolist()
+
+    assert took((0, 8), (1, 9)) == [2 * SECONDS, 2 * SECONDS]
+    assert took((0, 8), (2, 10), (3, 11)) == [3 * SECONDS] * 3
+    assert took((0, 8)) == [SECONDS]
+    assert took((0, 8), (9, 17)) == [SECONDS, SECONDS]
+
+
+# ------------------------------------------------------------------------------------- wafers
+def test_weights_down_and_gradients_up_share_links_that_are_not_duplex(toys: ModuleType) -> None:
+    system = toys.wafer_cluster()
+    half = system.model_copy(update={"swarmx": system.swarmx.model_copy(update={"duplex": False})})
+    load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
+    up = Work("up", Kind.COMM_COLL, "reduce", "gradient_stream", comm_bytes=1e6, group=RankGroup(0, 1, 16))
+    both = at_once((load, "memoryx/out"), (up, "swarmx/up"))
+    assert run(both, toys.topology(16, system)) == [SECONDS, SECONDS]
+    assert run(both, toys.topology(16, half)) == [2 * SECONDS, 2 * SECONDS]
+
+
+def test_one_slow_port_slows_the_broadcast_to_all(toys: ModuleType) -> None:
+    topology = toys.topology(16, toys.wafer_cluster())
+    load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
+    alone = at_once((load, "memoryx/out"))
+    links = shared_links(alone, network_of(degraded(topology, {"swarmx/1/1-cs5": 0.25})))
+    assert len(links.capacities) == 1
+    assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 4 * SECONDS
+
+
+def test_a_step_on_a_fourth_of_the_uplinks_is_longer_by_what_its_sends_wait(toys: ModuleType) -> None:
+    """Two stages of 8 ranks, a leaf each, one micro-batch: all 8 peers send at once, there and back.
+
+    8 messages on 2 uplinks take 4 times as long, and nothing hides a send: the step grows by 3 times
+    the two sends.
+    """
+    job = toys.job(1, num_layers=4, tied_embeddings=False)
+    plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2))
+    written = toys.graph_of(plan)
+    costs = toys.ToyCosts(plan.system)
+    durations = price(written, costs)
+    steps = []
+    for oversubscription in (1.0, 4.0):
+        topology = oversubscribed(toys, nodes=2, nodes_per_leaf=1, oversubscription=oversubscription)
+        links = shared_links(written, network_of(topology))
+        steps.append(simulate(written, durations, links.flows, links.capacities).step_time_s)
+    sends = [work for work in written.works if work.kind is Kind.COMM_SEND]
+    assert len(sends) == 2
+    assert steps[0] == critical_path(written, durations).step_time_s
+    assert steps[1] - steps[0] == pytest.approx(3 * sum(map(costs.duration_s, sends)), rel=1e-6)
+
+
+def test_reduction_pipeline_and_gather_on_one_nic_take_three_times_as_long(
+    toys: ModuleType, topology: Topology
+) -> None:
+    """A data-parallel reduction, a pipeline send and a gather of sharded parameters, all out of GPU 0."""
+    gather = Work("gather", Kind.COMM_COLL, "all_gather", "data_communication", (), 1e6, RankGroup(0, 8, 4))
+    three = at_once(
+        (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
+        (send(toys, "next", 0, 8), "gpu0/send-next"),
+        (gather, "gpu0/nccl-gather"),
+    )
+    assert run(three, topology) == [3 * SECONDS] * 3

@@ -1,0 +1,247 @@
+"""What a collective of a real group costs, on links whose numbers can be followed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from perfsim.network.collectives import CollectiveModel
+from perfsim.network.topology import Group
+from perfsim.specs.calibration import (
+    CollectiveCalibration,
+    CollectiveOp,
+    NetworkConstants,
+    NetworkProtocol,
+    ProtocolSegment,
+)
+from perfsim.specs.hardware import LinkSpec, NodeSpec
+
+OPS: list[CollectiveOp] = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send_recv",
+    "broadcast",
+]
+
+
+def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: NodeSpec) -> Any:
+    return CollectiveModel.of_node(node).time_s(op, n_bytes, group)
+
+
+def segment(name: str, base_s: float, bytes_per_s: float) -> ProtocolSegment:
+    return ProtocolSegment(
+        name=name, latency_base_s=base_s, latency_per_step_s=0.0, bandwidth_bytes_per_s=bytes_per_s
+    )
+
+
+NVLINK = CollectiveCalibration(
+    name="nvlink", collectives={"all_reduce": (segment("LL", 1e-6, 1e9), segment("Simple", 11e-6, 200e9))}
+)
+NETWORK = CollectiveCalibration(
+    name="infiniband",
+    network=NetworkConstants(
+        efficiency=0.8,
+        protocols=(
+            NetworkProtocol(
+                algorithm="ring",
+                name="Simple",
+                latency_base_s=10e-6,
+                intra_step_s=1e-6,
+                inter_step_s=5e-6,
+                bandwidth_fraction=1.0,
+            ),
+            NetworkProtocol(
+                algorithm="tree",
+                name="LL",
+                latency_base_s=2e-6,
+                intra_step_s=1e-6,
+                inter_step_s=5e-6,
+                bandwidth_fraction=0.25,
+            ),
+        ),
+        send_recv_latency_s=20e-6,
+    ),
+)
+
+
+def node(nics: int = 8, *, calibrated: bool = True) -> NodeSpec:
+    return NodeSpec(
+        devices=8,
+        scale_up=LinkSpec(
+            name="nvlink", bandwidth=300e9, latency=1e-6, calibration=NVLINK if calibrated else None
+        ),
+        nics=nics,
+        nic=LinkSpec(name="hdr", bandwidth=25e9, latency=2e-6, calibration=NETWORK if calibrated else None),
+    )
+
+
+def test_the_fastest_protocol_runs_at_each_size() -> None:
+    short, long = collective_time_s("all_reduce", np.array([8.0, 8e9]), Group.inside_node(2), node())
+    assert short == pytest.approx(1e-6 + 8 / 1e9)
+    assert long == pytest.approx(11e-6 + 8e9 / 200e9)
+
+
+def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
+    line = segment("Simple", 0.0, 200e9).model_copy(update={"local_bytes_per_s": 500e9})
+    link = LinkSpec(
+        name="x",
+        bandwidth=300e9,
+        latency=0.0,
+        calibration=CollectiveCalibration(name="x", collectives={"all_gather": (line,)}),
+    )
+    model = CollectiveModel(link, link, 25e9, 8)
+    assert model.time_s("all_gather", 1e9, Group.inside_node(4)) == pytest.approx(0.75 / 200 + 1 / 500)
+
+
+def test_bus_bandwidth_across_nodes_is_the_nics_of_the_ranks_of_a_node() -> None:
+    n_bytes, wire = 1e12, 2 * 15 / 16
+    seconds = collective_time_s("all_reduce", n_bytes, Group.even(8, 2), node(nics=4))
+    assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9, rel=1e-3)
+
+
+def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_nodes_too() -> None:
+    """Where NICs outrun the links of a node, as in racks of 72, a ring of low latency stays slow."""
+    fast = node().nic.model_copy(update={"bandwidth": 1e12})
+    line = NETWORK.network.protocols[0].model_copy(update={"name": "LL", "bandwidth_fraction": 0.25})
+    network = NETWORK.network.model_copy(update={"protocols": (line,)})
+    nic = fast.model_copy(update={"calibration": NETWORK.model_copy(update={"network": network})})
+    group, n_bytes = Group.even(8, 2), 1e12
+    seconds = collective_time_s("all_gather", n_bytes, group, node().model_copy(update={"nic": nic}))
+    assert 15 / 16 * n_bytes / seconds == pytest.approx(0.25 * 300e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(("rated", "times"), [(300e9, 1.0), (600e9, 2.0), (100e9, 0.5)])
+def test_a_link_rated_higher_than_the_measured_one_carries_more(rated: float, times: float) -> None:
+    lines = NVLINK.model_copy(update={"measured_on_bytes_per_s": 300e9})
+    link = LinkSpec(name="x", bandwidth=rated, latency=0.0, calibration=lines)
+    model = CollectiveModel(link, link, 25e9, 8)
+    wire = 2 * 7 / 8
+    seconds = model.time_s("all_reduce", 1e15, Group.inside_node(8))
+    assert wire * 1e15 / seconds == pytest.approx(times * 200e9, rel=1e-3)
+
+
+def bridged(nics: int = 4) -> NodeSpec:
+    """A node whose bridge carries 4.5 GB/s for each rank, less than the 10 GB/s of its share of 4 NICs."""
+    assert NETWORK.network is not None
+    network = NETWORK.network.model_copy(update={"partial_node_rank_bytes_per_s": 4.5e9})
+    limited = NETWORK.model_copy(update={"network": network})
+    machine = node(nics=nics)
+    return machine.model_copy(update={"nic": machine.nic.model_copy(update={"calibration": limited})})
+
+
+def bus_bytes_per_s(group: Group, machine: NodeSpec) -> float:
+    """Bus bandwidth of a long all-reduce, 2 (n - 1) / n bytes over the wire for a byte of the message."""
+    wire = 2 * (group.size - 1) / group.size
+    return float(wire * 1e12 / collective_time_s("all_reduce", 1e12, group, machine))
+
+
+@pytest.mark.parametrize(
+    ("group", "ranks"), [(Group.even(2, 2), 2), (Group.even(4, 2), 4), (Group(10, 8, 2, 2), 2)]
+)
+def test_a_group_has_a_part_of_the_bridge_for_each_of_its_ranks_on_a_node(group: Group, ranks: int) -> None:
+    """All groups of a node cross one bridge: those with more ranks are fewer."""
+    assert bus_bytes_per_s(group, bridged()) == pytest.approx(ranks * 4.5e9, rel=1e-3)
+
+
+def test_a_lone_rank_of_a_node_stands_next_to_its_nic_and_crosses_no_bridge() -> None:
+    assert bus_bytes_per_s(Group.even(1, 2), bridged()) == pytest.approx(0.8 * 4 * 25e9 / 8, rel=1e-3)
+
+
+def test_a_whole_node_has_a_rank_next_to_every_nic_and_crosses_no_bridge() -> None:
+    assert bus_bytes_per_s(Group.even(8, 2), bridged()) == pytest.approx(0.8 * 4 * 25e9, rel=1e-3)
+
+
+def test_with_a_nic_a_device_no_group_crosses_the_bridge() -> None:
+    assert bus_bytes_per_s(Group.even(2, 2), bridged(nics=8)) == pytest.approx(0.8 * 2 * 25e9, rel=1e-3)
+
+
+def test_a_lone_rank_of_each_node_uses_no_link_inside_it() -> None:
+    """With 16 NICs a device, 320 GB/s: more than the 200 GB/s of its links inside the node."""
+    assert bus_bytes_per_s(Group.even(1, 4), node(nics=128)) == pytest.approx(0.8 * 16 * 25e9, rel=1e-3)
+
+
+def test_the_emptiest_node_bounds_every_ring() -> None:
+    """A ring passes every node, so 2 ranks on one of 3 nodes leave the others 2 rings."""
+    n_bytes, wire = 1e12, 2 * 13 / 14
+    seconds = collective_time_s("all_reduce", n_bytes, Group(14, 8, 3, 2), node(nics=4))
+    assert wire * n_bytes / seconds == pytest.approx(0.8 * 2 * 12.5e9, rel=1e-3)
+
+
+def test_the_latency_of_an_uneven_tree_is_that_of_its_fullest_node() -> None:
+    seconds = collective_time_s("all_reduce", 1e-3, Group(63 * 8 + 1, 8, 64, 1), node())
+    assert seconds == pytest.approx(2e-6 + 2 * 7 * 1e-6 + 2 * 6 * 5e-6)
+
+
+def test_an_uneven_all_to_all_waits_for_the_ranks_of_the_emptiest_node() -> None:
+    """A rank that is alone on its node sends 8/9 of its data to other nodes."""
+    seconds = collective_time_s("all_to_all", 9e9, Group(9, 8, 2, 1), node())
+    assert seconds == pytest.approx(20e-6 + 8e9 / (0.8 * 25e9))
+
+
+def test_one_rank_in_each_node_has_its_share_of_the_nics_only() -> None:
+    n_bytes, wire = 1e12, 2 * 3 / 4
+    seconds = collective_time_s("all_reduce", n_bytes, Group.even(1, 4), node(nics=4))
+    assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9 / 8, rel=1e-3)
+
+
+def test_many_nics_leave_the_links_inside_the_node_as_the_bound() -> None:
+    n_bytes, wire = 1e12, 2 * 15 / 16
+    seconds = collective_time_s("all_reduce", n_bytes, Group.even(8, 2), node(nics=64))
+    assert wire * n_bytes / seconds == pytest.approx(200e9, rel=1e-3)
+
+
+def test_ring_latency_counts_steps_inside_and_across_nodes_apart() -> None:
+    seconds = collective_time_s("all_gather", 1e-3, Group.even(8, 2), node())
+    assert seconds == pytest.approx(10e-6 + 14 * 1e-6 + 1 * 5e-6)
+
+
+def test_a_small_all_reduce_over_many_nodes_takes_the_tree() -> None:
+    seconds = collective_time_s("all_reduce", 1e-3, Group.even(8, 64), node())
+    assert seconds == pytest.approx(2e-6 + 2 * 7 * 1e-6 + 2 * 6 * 5e-6)
+
+
+def test_latency_of_a_gather_grows_with_the_ranks() -> None:
+    times = [collective_time_s("all_gather", 1e6, Group.even(8, nodes), node()) for nodes in (2, 8, 64)]
+    assert times == sorted(times)
+    assert times[2] > 5 * times[0]
+
+
+def test_a_send_across_nodes_takes_the_share_of_one_device() -> None:
+    seconds = collective_time_s("send_recv", 1e9, Group.even(1, 2), node())
+    assert seconds == pytest.approx(20e-6 + 1e9 / (0.8 * 25e9))
+
+
+def test_an_all_to_all_sends_across_what_is_not_for_its_own_node() -> None:
+    seconds = collective_time_s("all_to_all", 16e9, Group.even(8, 2), node())
+    assert seconds == pytest.approx(20e-6 + 8e9 / (0.8 * 25e9))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_links_without_calibration_use_their_datasheet(op: CollectiveOp) -> None:
+    plain = node(calibrated=False)
+    group = Group.inside_node(2)
+    wire = {"all_reduce": 1.0, "send_recv": 1.0, "broadcast": 1.0}.get(op, 0.5)
+    latency = 2e-6 if op == "all_reduce" else 1e-6
+    assert collective_time_s(op, 3e9, group, plain) == pytest.approx(latency + wire * 3e9 / 300e9)
+    across = collective_time_s(op, 3e9, Group.even(1, 2), plain)
+    assert across == pytest.approx(wire * 3e9 / 25e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_one_rank_and_no_bytes_cost_nothing(op: CollectiveOp) -> None:
+    assert collective_time_s(op, 1e9, Group.inside_node(1), node()) == 0.0
+    assert collective_time_s(op, 0.0, Group.inside_node(2), node()) == 0.0
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("group", [Group.even(8, 1), Group.even(8, 2), Group.even(1, 4), Group(12, 8, 2, 4)])
+def test_arrays_give_what_scalars_give(op: CollectiveOp, group: Group) -> None:
+    model = CollectiveModel.of_node(node())
+    sizes = np.geomspace(1, 1e9, 7)
+    times = model.time_s(op, sizes, group)
+    assert times.tolist() == [model.time_s(op, float(size), group) for size in sizes]

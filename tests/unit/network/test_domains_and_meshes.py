@@ -1,0 +1,143 @@
+"""NVLink domains of several servers, and nodes whose GPUs are in a full mesh."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.base.errors import CatalogError
+from perfsim.catalog import default_catalog
+from perfsim.evidence.cases import StepCase, case_system
+from perfsim.machines.gpu_cluster import FatTreeNetwork
+from perfsim.machines.machine import PeerClasses
+from perfsim.network import FatTree, Group, degraded
+from perfsim.network.collectives import CollectiveModel
+from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.work import Kind, RankGroup, Work
+
+ALONE = PeerClasses(np.zeros(1, dtype=np.int64))
+LONG = 1e12
+
+
+def tree_of(name: str, devices: int) -> FatTree:
+    system = default_catalog().system(name)
+    assert isinstance(system, GpuClusterSpec)
+    return FatTree(system, devices)
+
+
+@pytest.mark.parametrize(
+    ("devices", "domains", "in_each"), [(64, 1, 72), (72, 1, 72), (128, 2, 64), (144, 2, 72), (512, 8, 64)]
+)
+def test_a_job_takes_as_many_whole_servers_of_every_domain(devices: int, domains: int, in_each: int) -> None:
+    tree = tree_of("gb200-nvl72", devices)
+    assert (tree.nodes, tree.devices_per_node) == (domains, in_each)
+    assert tree.nic_share_bytes_per_s == pytest.approx(400e9 / 8)
+    assert np.bincount(tree.node_of).tolist() == [devices // domains] * domains
+
+
+def test_a_group_in_one_domain_does_not_leave_nvlink() -> None:
+    tree = tree_of("gb200-nvl72", 128)
+    model = CollectiveModel.of_tree(tree)
+    inside, across = (tree.group_shape([0, other]) for other in (63, 64))
+    assert (inside.nodes, across.nodes) == (1, 2)
+    assert model.time_s("all_gather", 1e9, inside) < 0.3 * model.time_s("all_gather", 1e9, across)
+
+
+def test_a_run_names_its_domain_and_its_servers() -> None:
+    fields = {
+        "id": "a",
+        "family": "f",
+        "evidence": "A",
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 256,
+            "ffn_hidden_size": 1024,
+            "num_attention_heads": 4,
+            "vocab_size": 1000,
+            "seq_length": 128,
+        },
+        "strategy": "3d",
+        "parallel": {"data": 128},
+        "training": {"global_batch_size": 128, "precision": "bf16"},
+        "measured": {"step_time_s": 1.0},
+    }
+    described = {
+        "device": "gb200-nvl72",
+        "num_devices": 128,
+        "devices_per_node": 4,
+        "inter_node": "800 Gb/s",
+    }
+    racks = StepCase.model_validate({**fields, "system": {**described, "nvlink_domain": 72}})
+    trays = StepCase.model_validate({**fields, "system": described})
+    for case, devices, server in ((racks, 72, 4), (trays, 4, None)):
+        system = case_system(case, default_catalog())
+        assert isinstance(system, GpuClusterSpec)
+        assert (system.node.devices, system.node.server) == (devices, server)
+        assert system.node.nic.bandwidth == 800e9 / 8 / 4
+        assert FatTree(system, 128).nic_share_bytes_per_s == pytest.approx(25e9)
+
+
+@pytest.mark.parametrize(
+    ("system", "changes", "said"),
+    [
+        ("gb200-nvl72", {"node.server": 5}, "72 devices cannot be divided into servers of 5"),
+        ("mi300x-192gb", {"node.devices": 512}, "a full mesh has at most 256 devices, not 512"),
+    ],
+)
+def test_nodes_that_cannot_be_built_are_refused(system: str, changes: dict[str, int], said: str) -> None:
+    with pytest.raises(CatalogError, match=said):
+        default_catalog().system(system, **changes)
+
+
+def test_two_gpus_of_a_mesh_have_a_link_of_their_own() -> None:
+    tree = tree_of("mi300x-192gb", 16)
+    assert [edge.kind for edge in tree.route(1, 6)] == ["scale_up"]
+    assert tree.route(1, 6)[0].bytes_per_s == 64e9
+    assert len(tree.edges.of_kind("scale_up")) == 2 * 2 * 28
+    assert tree.node_of.tolist() == [0] * 8 + [1] * 8
+    assert [edge.kind for edge in tree.route(1, 9)] == ["host", "nic", "nic", "host"]
+
+
+def test_in_a_mesh_a_group_has_a_link_to_each_of_its_members() -> None:
+    model = CollectiveModel.of_tree(tree_of("mi300x-192gb", 8))
+    n_bytes = 1e10
+    for size, at_most in ((2, 64e9), (4, 3 * 64e9), (8, 7 * 64e9)):
+        rate = n_bytes * (size - 1) / size / model.time_s("all_gather", n_bytes, Group.inside_node(size))
+        assert 0.6 * at_most < rate < at_most
+    assert n_bytes / model.time_s("send_recv", n_bytes, Group.inside_node(2)) < 64e9
+
+
+def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike(toys: ModuleType) -> None:
+    tree = tree_of("mi300x-192gb", 8)
+    network = FatTreeNetwork(tree, ports=True)
+    work = toys.collective("reduce", RankGroup(0, 2, 4))
+    crossed = network.traffic(work, ALONE)
+    assert crossed is not None
+    assert (len(crossed.links), set(crossed.times.tolist())) == (12, {1})
+    assert crossed.bytes_per_s <= 64e9
+    rate = CollectiveModel.of_tree(tree).port_bytes_per_s("all_reduce", work.comm_bytes, 4)
+    assert crossed.bytes_per_s == pytest.approx(rate / 3)
+
+
+def test_a_dead_link_of_a_mesh_sends_messages_another_way(toys: ModuleType) -> None:
+    dead = degraded(tree_of("mi300x-192gb", 8), {"node0/gpu0-node0/gpu1": 0.0})
+    work = toys.transfer("s", RankGroup(0, 1, 2), comm_bytes=LONG)
+    crossed = FatTreeNetwork(dead).load(work, ALONE)
+    assert crossed is not None
+    assert len(crossed.links) > 1
+    assert dead.edges.dead.isdisjoint(crossed.links.tolist())
+
+
+def test_rings_across_domains_carry_no_more_than_the_ports_that_they_pass() -> None:
+    tree = tree_of("gb300-nvl72", 128)
+    gather = Work(
+        "g", Kind.COMM_COLL, "all_gather", "data_communication", comm_bytes=1e9, group=RankGroup(0, 2, 64)
+    )
+    load = FatTreeNetwork(tree, ports=True).load(gather, ALONE)
+    assert load is not None
+    ports = np.isin(load.links, tree.ports)
+    assert ports.any()
+    assert load.bytes_per_s < tree.nic_share_bytes_per_s
+    assert (load.times * load.bytes_per_s)[ports].max() == pytest.approx(900e9)

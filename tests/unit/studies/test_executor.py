@@ -1,0 +1,155 @@
+"""Answers are the same wherever they are computed; workers that die lose no item but their own."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable
+
+import pytest
+
+from perfsim.base.errors import (
+    InputError,
+    LayoutError,
+    LimitError,
+    MemoryCapacityError,
+    PerfsimError,
+    Problem,
+    UnknownNameError,
+)
+from perfsim.engine.limits import Limits, limited
+from perfsim.studies.dask_cluster import CONNECT_S, MOST_ASKED, Answers
+from perfsim.studies.executors import IN_PROCESS, Executor, Failed, Processes, Task, executor_for
+
+DIES = "__import__('os')._exit(9)"
+SUMS = [(number, f"{number} + 1") for number in range(6)]
+
+
+def answers_of(executor: Executor, items: list[tuple[int, str]]) -> dict[int, object]:
+    """The items are expressions, since functions of tests cannot be imported by other processes."""
+    with executor.answers(eval, items) as finished:
+        return dict(finished)
+
+
+def test_a_process_of_its_own_is_started_for_no_fewer_than_two_items() -> None:
+    assert executor_for(None, most=1) is IN_PROCESS
+    assert executor_for(8, most=3).words == "3 processes"
+    assert executor_for(1).words == "1 process"
+
+
+@pytest.mark.parametrize("jobs", [0, 1.5, "two"])
+def test_a_number_of_processes_that_is_none_is_refused(jobs: object) -> None:
+    with pytest.raises(InputError, match="whole number of processes"):
+        executor_for(jobs)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_an_item_that_kills_its_process_fails_and_loses_no_other() -> None:
+    items = [*SUMS[:2], (90, DIES), *SUMS[2:]]
+    answers = answers_of(Processes(2), items)
+    failed = answers.pop(90)
+    assert isinstance(failed, Failed)
+    assert "died each time" in failed.reason
+    assert answers == {number: number + 1 for number in range(6)} == answers_of(IN_PROCESS, SUMS)
+
+
+def test_an_error_of_the_function_ends_the_iteration_and_all_processes() -> None:
+    with pytest.raises(ZeroDivisionError):
+        answers_of(Processes(2), [*SUMS, (7, "1 / 0")])
+
+
+def test_a_worker_of_another_version_is_refused() -> None:
+    with pytest.raises(InputError, match=r"a worker has perfsim 0\.1\.0\+.*, and this machine 0\.0\.0"):
+        Task(str, Limits(), 0.0, "0.0.0+other")(1)
+
+
+def test_a_worker_has_the_limits_of_who_asks() -> None:
+    with pytest.raises(LimitError, match=r"stopped after 5 s \(--max-seconds\): at work"):
+        Task(in_time, Limits(max_seconds=5.0), 6.0, "")("at work")
+    assert Task(in_time, Limits(max_seconds=5.0, max_events=9, events=4), 1.0, "")("at work") == ("done", 0)
+
+
+def in_time(words: str) -> str:
+    from perfsim.engine.limits import present_limits
+
+    present_limits().in_time(lambda: words)
+    return "done"
+
+
+def test_a_limit_that_was_reached_elsewhere_ends_the_iteration() -> None:
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError):
+        answers_of(Processes(2), [(1, "__import__('time').sleep(0.5)")])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError([Problem("wrong", file="a.yaml", line=3)]),
+        LayoutError("no layout"),
+        LimitError("stopped"),
+        UnknownNameError("model", "gpt", ["gpt3_xl"]),
+        MemoryCapacityError(1.5, "too small", lambda: "take more"),
+        PerfsimError("broken"),
+    ],
+)
+def test_an_error_comes_back_from_a_worker_as_it_was(error: PerfsimError) -> None:
+    back = copy.copy(error)  # takes it apart as pickling does
+    assert (type(back), str(back), back.problems) == (type(error), str(error), error.problems)
+    assert getattr(back, "ratio", None) == getattr(error, "ratio", None)
+
+
+@pytest.mark.parametrize("address", ["foo", "http://127.0.0.1:1"])
+def test_what_is_no_address_of_a_scheduler_is_refused_at_once(address: str) -> None:
+    with pytest.raises(InputError, match="is no address of a scheduler"):
+        executor_for(None, address)
+
+
+def test_an_address_at_which_nobody_listens_is_refused_within_seconds() -> None:
+    pytest.importorskip("distributed")
+    began_s = time.monotonic()
+    with pytest.raises(PerfsimError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: \w+"):
+        executor_for(None, "tcp://127.0.0.1:1")
+    assert time.monotonic() - began_s < CONNECT_S / 2
+
+
+class _Losing:
+    """A Dask client whose cluster loses the answer of an item some times, and then has it."""
+
+    status = "running"
+
+    def __init__(self, losses: int) -> None:
+        self.losses, self.asked = losses, 0
+
+    def submit(self, function: Callable[[int], int], item: int, *, pure: bool) -> _Losing:
+        assert not pure
+        self.asked, self.answer = self.asked + 1, function(item)
+        return self
+
+    def add_done_callback(self, take: Callable[[_Losing], None]) -> None:
+        take(self)
+
+    def result(self) -> int:
+        if self.asked <= self.losses:
+            raise asyncio.CancelledError
+        return self.answer
+
+
+@pytest.mark.parametrize("losses", [0, 1, MOST_ASKED - 1])
+def test_an_item_is_asked_for_again_whose_answer_the_cluster_has_lost(losses: int) -> None:
+    client = _Losing(losses)
+    assert Answers(client).submit(abs, -3).result(timeout=0) == 3
+    assert client.asked == losses + 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "status", "asked"), [(MOST_ASKED, "running", MOST_ASKED), (1, "closed", 1)]
+)
+def test_an_item_is_cancelled_that_is_lost_too_often_or_with_its_scheduler(
+    losses: int, status: str, asked: int
+) -> None:
+    client = _Losing(losses)
+    client.status = status
+    answer = Answers(client).submit(abs, -3)
+    assert answer.cancelled()
+    assert client.asked == asked

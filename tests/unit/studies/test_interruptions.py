@@ -1,0 +1,41 @@
+"""A sweep that is killed goes on where it was, and says what it would have said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfsim.studies.sweep import load_sweep, plan_sweep, run_sweep
+
+pytestmark = pytest.mark.slow
+
+GRID = "  devices: [1, 2, 4, 8]\n  recipe.global_batch_size: [8, 16, 24, 32, 40, 48, 56, 64]"
+ROUNDS = 4
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_ended_at_any_time_is_resumed_to_the_same_rows(
+    write_sweep: Callable[[str], Path], tmp_path: Path, sent: signal.Signals
+) -> None:
+    path = write_sweep(GRID)
+    whole = run_sweep(load_sweep(str(path)), tmp_path / "whole.sqlite", jobs=1)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "perfsim", "sweep", str(path), "--out", str(out), "--jobs", "2"]
+    for number in range(ROUNDS):
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as running:
+            time.sleep(0.4 + 0.5 * number)
+            os.killpg(running.pid, sent)
+            said = running.communicate()[1]
+        assert "Traceback" not in said or sent is not signal.SIGINT
+    stored = plan_sweep(load_sweep(str(path)), out / "points.sqlite").stored
+    assert stored >= 0
+    assert run_sweep(load_sweep(str(path)), out / "points.sqlite", jobs=1) == whole

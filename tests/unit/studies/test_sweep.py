@@ -1,0 +1,255 @@
+"""A sweep answers every point once, keeps what is finished, and says the same each time."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.base.errors import CatalogError, LayoutError, LimitError, PerfsimError, Problem
+from perfsim.cli import main
+from perfsim.engine.limits import Limits, limited
+from perfsim.prediction.question import PriceTables
+from perfsim.studies import store as store_module
+from perfsim.studies import sweep as sweep_module
+from perfsim.studies.batches import Target
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import Answered, run_study
+from perfsim.studies.spec import CandidateSpec, Digests, StudySpec
+from perfsim.studies.store import Store, Stored
+from perfsim.studies.sweep import SweepInterrupted, answer_text, load_sweep, plan_sweep, run_sweep
+
+Write = Callable[[str], Path]
+
+GRID = "  devices: [1, 2, 4]\n  recipe.global_batch_size: [2, 8]"
+"""Four systems get nothing of two sequences: one point without a plan."""
+
+
+@pytest.fixture
+def path(write_sweep: Write) -> Path:
+    return write_sweep(GRID)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "points.sqlite"
+
+
+def answers_until(count: int, error: BaseException) -> Callable[[StudySpec], Stored]:
+    """Answers so many points and then raises."""
+    answered = []
+
+    def answer(study: StudySpec) -> Stored:
+        if len(answered) == count:
+            raise error
+        answered.append(study)
+        return answer_text(study)
+
+    return answer
+
+
+def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -> None:
+    path = write_sweep("  batch_sizes: [[8]]")
+    (point,) = run_sweep(load_sweep(str(path)), store, jobs=1).points
+    (candidate,) = run_study(load_study(str(path.parent / "study.yaml"))).result.candidates
+    for name in ("step_time_s", "mfu", "steps", "time_to_accuracy_s", "global_batch_size", "layout"):
+        assert point.as_dict()[name] == getattr(candidate, name)
+    assert point.target_time.band_s == candidate.time_to_accuracy_band_s
+    assert point.target_time.time_s == candidate.time_to_accuracy_s
+
+
+def test_results_stand_in_the_order_of_the_grid(path: Path, store: Path) -> None:
+    result = run_sweep(load_sweep(str(path)), store, jobs=1)
+    asked = [
+        (answer.point.num_devices, answer.point.settings["recipe.global_batch_size"])
+        for answer in result.points
+    ]
+    assert asked == [(1, 2), (1, 8), (2, 2), (2, 8), (4, 2), (4, 8)]
+
+
+def test_a_point_without_a_plan_is_a_result_with_its_reason(path: Path, store: Path) -> None:
+    result = run_sweep(load_sweep(str(path)), store, jobs=1)
+    without = [answer for answer in result.points if not answer.feasible]
+    assert [(answer.point.num_devices, answer.reasons) for answer in without] == [
+        (4, ("global_batch_size 2 gives some of 4 systems nothing",))
+    ]
+    assert result.as_dict()["points"][4]["reasons"] == list(without[0].reasons)
+
+
+def test_a_finished_point_is_not_computed_again(
+    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_sweep(load_sweep(str(path)), store, jobs=1)
+    monkeypatch.setattr(sweep_module, "answer_text", answers_until(0, AssertionError("computed again")))
+    again = run_sweep(load_sweep(str(path)), store, jobs=1)
+    assert again == first
+
+
+def test_a_damaged_point_is_computed_again_and_said(path: Path, store: Path) -> None:
+    sweep, told = load_sweep(str(path)), list[str]()
+    first = run_sweep(sweep, store, jobs=1)
+    with closing(sqlite3.connect(store, isolation_level=None)) as connection:
+        connection.execute("UPDATE points SET answer = replace(answer, '1', '2') WHERE answer LIKE '%mfu%'")
+    assert run_sweep(sweep, store, jobs=1, tell=told.append) == first
+    assert told[0] == f"{store}: 5 stored points are damaged and are computed again"
+    told.clear()
+    assert run_sweep(sweep, store, jobs=1, tell=told.append) == first
+    assert told == []
+
+
+def test_a_complete_sweep_on_read_only_media_is_answered_and_an_incomplete_one_is_not(
+    write_sweep: Write, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = load_sweep(str(write_sweep(GRID)))
+    first = run_sweep(sweep, store, jobs=1)
+    more = load_sweep(str(write_sweep("  devices: [1, 2, 4, 8]\n  recipe.global_batch_size: [8]")))
+    monkeypatch.setattr(store_module.os, "access", lambda *_: False)
+    assert run_sweep(sweep, store, jobs=1) == first
+    with pytest.raises(PerfsimError, match="cannot be written to, and 1 points are not in it"):
+        run_sweep(more, store, jobs=1)
+
+
+def test_a_larger_grid_computes_only_what_is_new(
+    write_sweep: Write, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_sweep(load_sweep(str(write_sweep(GRID))), store, jobs=1)
+    larger = load_sweep(str(write_sweep("  devices: [1, 2, 4]\n  recipe.global_batch_size: [8, 16, 2]")))
+    assert plan_sweep(larger, store).stored == 6
+    monkeypatch.setattr(sweep_module, "answer_text", answers_until(3, AssertionError("too many")))
+    assert len(run_sweep(larger, store, jobs=1).points) == 9
+
+
+def test_an_interrupt_keeps_what_is_finished_and_says_so(
+    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_module, "answer_text", answers_until(2, KeyboardInterrupt()))
+        with pytest.raises(
+            SweepInterrupted, match="interrupted: 2 of 6 points are finished and kept"
+        ) as caught:
+            run_sweep(load_sweep(str(path)), store, jobs=1)
+    assert caught.value.exit_code == 130
+    assert plan_sweep(load_sweep(str(path)), store).stored == 2
+
+
+@pytest.mark.parametrize(
+    "error", [PerfsimError("is broken"), LayoutError("is broken"), CatalogError([Problem("is broken")])]
+)
+def test_a_point_that_fails_keeps_its_reason_and_loses_no_other(
+    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, error: PerfsimError
+) -> None:
+    answer_candidate = sweep_module.answer_candidate
+
+    def answer(
+        study: StudySpec, candidate: CandidateSpec, devices: int, target: Target, tables: PriceTables
+    ) -> Answered:
+        if devices == 2:
+            raise error
+        return answer_candidate(study, candidate, devices, target, tables)
+
+    monkeypatch.setattr(sweep_module, "answer_candidate", answer)
+    points = run_sweep(load_sweep(str(path)), store, jobs=1).points
+    assert [point.reasons for point in points if point.num_devices == 2] == [("is broken",)] * 2
+    assert [point.feasible for point in points if point.num_devices == 1] == [True] * 2
+    assert plan_sweep(load_sweep(str(path)), store).stored == 6
+
+
+def test_points_of_one_machine_with_different_layouts_are_different_series(
+    write_sweep: Write, store: Path
+) -> None:
+    grid = """  candidates:
+    - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=4,mbs=1"}
+    - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=8,mbs=1"}
+  batch_sizes: [[16]]
+"""
+    result = run_sweep(load_sweep(str(write_sweep(grid))), store, jobs=1)
+    assert [point.prediction.layout["tensor"] for point in result.points] == [4, 4, 8, 8]
+    assert [series.label for series in result.analysis.series] == [
+        "A100-80GB, 3d, given layout tp=4 mbs=1",
+        "A100-80GB, 3d, given layout tp=8 mbs=1",
+    ]
+    assert "given layout tp=4 mbs=1" in result.points[0].point.label
+
+
+def test_progress_counts_stored_and_finished_points(path: Path, store: Path) -> None:
+    said: list[str] = []
+    run_sweep(load_sweep(str(path)), store, jobs=1, tell=said.append)
+    assert said[0] == "6 points, 0 of them stored"
+    assert said[-1] == "6 of 6 points"
+
+
+def test_a_plan_writes_nothing_and_expects_less_once_points_are_stored(path: Path, store: Path) -> None:
+    sweep = load_sweep(str(path))
+    before = plan_sweep(sweep, store, jobs=2)
+    assert not store.exists()
+    assert (before.points, before.stored) == (6, 0)
+    assert before.estimated_s > 0
+    run_sweep(sweep, store, jobs=1)
+    after = plan_sweep(sweep, store, jobs=2)
+    assert (after.stored, after.estimated_s) == (6, 0.0)
+
+
+def test_the_command_prints_the_same_document_again_and_nothing_else(path: Path, tmp_path: Path) -> None:
+    command = ["sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1", "--json"]
+    runs = [CliRunner().invoke(main, command) for _ in range(2)]
+    assert [run.exit_code for run in runs] == [0, 0]
+    assert runs[0].stdout == runs[1].stdout
+    document = json.loads(runs[0].stdout)
+    assert [point["feasible"] for point in document["points"]] == [True] * 4 + [False, True]
+    assert "0 of them stored" in runs[0].stderr
+
+
+def test_a_dry_run_computes_nothing(path: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke(main, ["sweep", str(path), "--out", str(tmp_path / "out"), "--dry-run"])
+    assert run.exit_code == 0
+    assert run.stdout.startswith("tiny: 6 points, 0 of them stored")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_without_any_plan_writes_its_report_and_ends_with_code_3(
+    write_sweep: Write, tmp_path: Path
+) -> None:
+    path = write_sweep("  devices: [4]\n  recipe.global_batch_size: [2]")
+    run = CliRunner().invoke(main, ["sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"])
+    assert run.exit_code == 3
+    assert "No point of the grid has a feasible plan" in run.stdout
+    assert (tmp_path / "out" / "index.html").exists()
+
+
+@pytest.mark.slow
+def test_processes_give_what_one_process_gives_and_a_limit_of_events_counts_over_all_of_them(
+    path: Path, tmp_path: Path
+) -> None:
+    sweep = load_sweep(str(path))
+    with limited(Limits()) as alone:
+        whole = run_sweep(sweep, tmp_path / "alone.sqlite", jobs=1)
+    assert alone.events > len(sweep.points)
+    with limited(Limits(max_events=alone.events)) as exact:
+        shared = run_sweep(sweep, tmp_path / "exact.sqlite", jobs=2)
+    assert json.dumps(shared.as_dict()) == json.dumps(whole.as_dict())
+    assert exact.events == alone.events
+    with limited(Limits(max_events=alone.events - 1)), pytest.raises(LimitError, match="finished and kept"):
+        run_sweep(sweep, tmp_path / "less.sqlite", jobs=2)
+
+
+def test_a_scheduler_that_does_not_answer_leaves_no_store(path: Path, store: Path) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(PerfsimError, match="no Dask scheduler answers at"):
+        run_sweep(load_sweep(str(path)), store, scheduler="tcp://127.0.0.1:1")
+    assert not store.exists()
+
+
+def test_a_scheduler_that_does_not_answer_leaves_a_store_of_before_as_it_was(path: Path, store: Path) -> None:
+    pytest.importorskip("distributed")
+    sweep = load_sweep(str(path))
+    study = sweep.points[0].study
+    with Store(store) as before:
+        before.put(Digests().of(study), answer_text(study))
+    with pytest.raises(PerfsimError, match="no Dask scheduler answers at"):
+        run_sweep(sweep, store, scheduler="tcp://127.0.0.1:1")
+    assert plan_sweep(sweep, store).stored == 1

@@ -1,0 +1,162 @@
+"""A grid in YAML becomes resolved points, or an error at its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfsim.base.errors import CatalogError
+from perfsim.studies.sweep import load_sweep
+
+MACHINES = """\
+  candidates:
+    - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16]}
+    - {strategy: weight-streaming, system: cs-2, devices: [1, 2]}
+"""
+
+Write = Callable[[str], Path]
+
+
+def test_points_are_the_product_in_the_order_of_the_grid(write_sweep: Write) -> None:
+    grid = MACHINES + "  model: [gpt3_xl, gpt3_6p7b]\n  recipe.global_batch_size: [16, 32]"
+    points = load_sweep(str(write_sweep(grid))).points
+    asked = [
+        (
+            point.candidate.strategy,
+            point.num_devices,
+            point.study.model.name,
+            point.study.recipe.global_batch_size,
+        )
+        for point in points
+    ]
+    assert asked == [
+        (strategy, devices, model, batch)
+        for strategy, counts in (("3d", (8, 16)), ("weight-streaming", (1, 2)))
+        for devices in counts
+        for model in ("gpt3_xl", "gpt3_6p7b")
+        for batch in (16, 32)
+    ]
+
+
+def test_a_field_that_a_system_does_not_have_leaves_its_points_alone(write_sweep: Write) -> None:
+    grid = (
+        MACHINES
+        + "  system.node.nic.bandwidth: [100 Gb/s, 200 Gb/s]\n  system.memoryx.server.bandwidth: [1 TB/s]"
+    )
+    points = load_sweep(str(write_sweep(grid))).points
+    assert [(point.num_devices, dict(point.settings)) for point in points] == [
+        (8, {"system.node.nic.bandwidth": "100 Gb/s"}),
+        (8, {"system.node.nic.bandwidth": "200 Gb/s"}),
+        (16, {"system.node.nic.bandwidth": "100 Gb/s"}),
+        (16, {"system.node.nic.bandwidth": "200 Gb/s"}),
+        (1, {"system.memoryx.server.bandwidth": "1 TB/s"}),
+        (2, {"system.memoryx.server.bandwidth": "1 TB/s"}),
+    ]
+    nics = [point.candidate.system.node.nic.bandwidth for point in points[:2]]
+    assert nics == [12.5e9, 25e9]
+    assert points[4].candidate.system.memoryx.server.bandwidth == 1e12
+
+
+def test_a_whole_description_changes_before_what_lies_in_it(write_sweep: Write) -> None:
+    grid = "  model.num_layers: [7]\n  model: [gpt3_6p7b]"
+    (point,) = load_sweep(str(write_sweep(grid))).points
+    assert (point.study.model.hidden_size, point.study.model.num_layers) == (4096, 7)
+
+
+def test_axes_over_machines_replace_where_they_suit(write_sweep: Write) -> None:
+    grid = MACHINES + "  strategy: [data, tensor, weight-streaming]\n  devices: [8, 16]"
+    points = load_sweep(str(write_sweep(grid))).points
+    machines = [(point.candidate.strategy, point.num_devices) for point in points]
+    assert machines == [(name, count) for name in ("data", "tensor", "weight-streaming") for count in (8, 16)]
+
+
+def test_a_sweep_may_change_its_study_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "inline.yaml"
+    path.write_text(
+        "title: t\nstudy: {extends: gpt3_20b, model: gpt3_xl}\n"
+        "grid:\n  candidates:\n    - strategy: weight-streaming\n      devices: [3]\n"
+        "      system: {extends: cs-2, io_ports: 6}\n"
+    )
+    (point,) = load_sweep(str(path)).points
+    assert (point.study.model.name, point.num_devices) == ("gpt3_xl", 3)
+    assert point.candidate.system.io_ports == 6
+
+
+def test_a_grid_without_machines_takes_those_of_the_study(write_sweep: Write) -> None:
+    points = load_sweep(str(write_sweep("  batch_sizes: [[8], [16]]"))).points
+    assert [(point.num_devices, point.study.batch_sizes) for point in points] == [(1, (8,)), (1, (16,))]
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "message"),
+    [
+        ("  recipe.global_batch_sise: [512]", 3, "did you mean `global_batch_size`"),
+        ("  recipe.global_batch_size: [512, many]", 35, "`many` is text, a number is expected"),
+        ("  recipe.global_batch_size: 512", 29, "a list of values is expected"),
+        ("  recpe.global_batch_size: [512]", 3, "did you mean `recipe`"),
+        ("  system.memoryx.server.bandwith: [1 GB/s]", 3, "did you mean `bandwidth`"),
+        ("  system.memoryx.server.bandwidth: [100]", 37, "100 has no unit"),
+        ("  system.memoryx.server.bandwidth: [1 TB/s, 100 GB]", 45, "is a number of bytes"),
+        ("  system.device.peak.fp16: [312]", 29, "312 has no unit"),
+        ("  model: [gpt3_xll]", 11, "did you mean `gpt3_xl`"),
+        ("  system: [cs-22]", 12, "did you mean `cs-2`"),
+        ("  strategy: [weight-steaming]", 14, "did you mean `weight-streaming`"),
+        ("  devices: [0]", 13, "greater than or equal to 1"),
+        ("  candidates: [{strategy: 3d, sistem: cs-2, devices: [8]}]", 31, "did you mean `system`"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_place(write_sweep: Write, line: str, column: int, message: str) -> None:
+    path = write_sweep(line)
+    with pytest.raises(CatalogError, match=rf"(?s)tiny\.yaml:4:{column}: .*{message}"):
+        load_sweep(str(path))
+
+
+def test_all_that_is_wrong_is_said_at_once(write_sweep: Write) -> None:
+    path = write_sweep("  recpe: [1]\n  system.memoryx.server.bandwidth: [100, 1 GB]\n  model: [gpt3_xll]")
+    with pytest.raises(CatalogError) as caught:
+        load_sweep(str(path))
+    assert [problem.line for problem in caught.value.problems] == [4, 5, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ("  devices: [1, 193]", "193 CS-2.*at most 192 systems"),
+        ("  model.num_attention_heads: [7]", "num_attention_heads 7.*not a multiple"),
+        ("  strategy: [3d]", "no strategy of the grid runs on any of its systems"),
+        ("  convergence.law: [kaplan_law_of_nobody]", "unknown critical-batch law"),
+    ],
+)
+def test_a_combination_that_cannot_be_asked_is_refused_before_anything_runs(
+    write_sweep: Write, grid: str, message: str
+) -> None:
+    path = write_sweep(grid)
+    with pytest.raises(CatalogError, match=rf"(?s)tiny\.yaml:\d+:\d+: .*{message}"):
+        load_sweep(str(path))
+
+
+def test_an_unknown_study_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    path = tmp_path / "lost.yaml"
+    path.write_text("title: t\nstudy: gpt3_20\ngrid: {}\n")
+    with pytest.raises(CatalogError, match=r"(?s)lost\.yaml:2:8: unknown study.*did you mean `gpt3_20b`"):
+        load_sweep(str(path))
+
+
+def test_the_capacity_sweep_covers_the_machines_that_its_title_promises() -> None:
+    points = load_sweep("capacity_20b").points
+    counts = {}
+    for point in points:
+        counts.setdefault(point.candidate.system.name, {})[point.num_devices] = None
+    assert {name: list(found) for name, found in counts.items()} == {
+        "dgx-a100-80gb": [2**power for power in range(3, 11)],
+        "cs-2": [2**power for power in range(7)],
+    }
+
+
+def test_a_study_is_no_sweep_and_is_called_what_it_is() -> None:
+    with pytest.raises(CatalogError) as refused:
+        load_sweep("gpt3_20b")
+    (problem,) = refused.value.problems
+    assert (problem.message, problem.help) == ("this is a study without a grid", "perfsim study gpt3_20b")

@@ -1,0 +1,191 @@
+"""Best batches by device count, and how many of one machine are as fast as another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.report.figures.time import equal_time, equal_time_alt
+from perfsim.report.sweep import sweep_document, sweep_sections
+from perfsim.studies.points import PointResult
+from perfsim.studies.scaling import match
+from perfsim.studies.sweep import load_sweep, run_sweep
+from perfsim.studies.variants import SweepResult
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def result(write_sweep: Write, tmp_path: Path) -> SweepResult:
+    path = write_sweep("  devices: [1, 2, 4]\n  recipe.global_batch_size: [2, 96]")
+    return run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
+
+
+def at_speed(point: PointResult, factor: float) -> PointResult:
+    """The same point with steps so many times as long."""
+    time = point.target_time
+    slower = time_to_accuracy(
+        time.batch_tokens,
+        time.step_time_s * factor,
+        time.d_min_tokens,
+        time.critical,
+        time.step_time_error,
+    )
+    assert point.answer is not None
+    return replace(point, answer=replace(point.answer, target_time=slower))
+
+
+def test_each_device_count_runs_at_the_batch_of_least_time(result: SweepResult) -> None:
+    (series,) = result.analysis.series
+    assert series.counts == (1, 2, 4)
+    for best in series.points:
+        rivals = [point for point in result.feasible if point.point.num_devices == best.point.num_devices]
+        assert best.target_time.time_s == min(point.target_time.time_s for point in rivals)
+
+
+def test_efficiency_is_one_for_the_smallest_and_the_speedup_over_the_devices_for_others(
+    result: SweepResult,
+) -> None:
+    (series,) = result.analysis.series
+    first, second = series.points[:2]
+    assert series.efficiency(first) == 1.0
+    assert series.efficiency(second) == pytest.approx(
+        first.target_time.time_s / second.target_time.time_s / 2
+    )
+
+
+def test_circumstances_make_series_and_batches_do_not(write_sweep: Write, tmp_path: Path) -> None:
+    grid = "  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n  recipe.global_batch_size: [2, 8]"
+    result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
+    assert [series.label for series in result.analysis.series] == [
+        "CS-2, weight-streaming, bandwidth 5 GB/s",
+        "CS-2, weight-streaming, bandwidth 1 TB/s",
+    ]
+
+
+def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult) -> None:
+    (series,) = result.analysis.series
+    for wanted in series.points:
+        matched = match(wanted, series)
+        assert matched.fewest is wanted
+        assert matched.possibly is not None
+        assert matched.possibly <= wanted.point.num_devices
+    assert match(series.points[0], series).surely == 2
+
+
+def test_what_is_faster_than_the_largest_machine_is_matched_by_none(result: SweepResult) -> None:
+    (series,) = result.analysis.series
+    matched = match(at_speed(series.points[-1], 0.01), series)
+    assert (matched.fewest, matched.possibly, matched.surely) == (None, None, None)
+
+
+def test_one_machine_alone_is_matched_with_nobody_and_its_scaling_is_told(result: SweepResult) -> None:
+    assert result.analysis.matches == []
+    verdict = result.verdict
+    assert verdict.startswith("4 CS-2 reach the target first, in ")
+    assert "From 1 to 4 CS-2 the time falls" in verdict
+
+
+def renamed(point: PointResult, name: str, factor: float) -> PointResult:
+    """The point on a system of another name, with steps so many times as long."""
+    candidate = point.point.candidate
+    system = candidate.system.model_copy(update={"name": name, "noun": None})
+    other = candidate.model_copy(update={"system": system})
+    study = point.point.study.model_copy(update={"candidates": (other,)})
+    return replace(at_speed(point, factor), point=replace(point.point, study=study))
+
+
+def in_days(point: PointResult, days: float) -> PointResult:
+    """The same point with a step that makes it take so many days."""
+    return at_speed(point, days * 86400 / point.target_time.time_s)
+
+
+def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> None:
+    (series,) = result.analysis.series
+    own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
+    rival = in_days(renamed(series.points[-1], "rival", 1.0), 50.5)
+    verdict = replace(result, points=(*own, rival)).verdict
+    assert verdict.startswith("4 CS-2 reach the target first, in 25 days (")
+    matched = (
+        "About 1.98 CS-2 match 4 devices of rival (50.5 days): 1 takes 100 days, 2 take 50 days "
+        "(90 % band 2 to 4)."
+    )
+    assert verdict.endswith(f"{matched} Low confidence in CS-2: 5 published runs, at most 2 systems.")
+
+
+def test_the_verdict_says_where_nothing_matches(result: SweepResult) -> None:
+    rival = [renamed(point, "rival", 0.001) for point in result.feasible]
+    verdict = replace(result, points=(*result.feasible, *rival)).verdict
+    assert "No number of CS-2 up to 4 matches 1 device of rival" in verdict
+
+
+def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, tmp_path: Path) -> None:
+    grid = (
+        "  devices: [1, 2]\n  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n"
+        "  recipe.global_batch_size: [8]"
+    )
+    result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
+    slow, fast = result.analysis.series
+    verdict = result.verdict
+    assert verdict.startswith("2 CS-2 with bandwidth ")
+    assert "From 1 to 2 CS-2 with bandwidth 5 GB/s the time falls" in verdict
+    own = [in_days(point, days) for point, days in zip(slow.points, (100, 50), strict=True)]
+    other = [in_days(point, days) for point, days in zip(fast.points, (90, 40), strict=True)]
+    rivals = [in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (60, 30), strict=True)]
+    verdict = replace(result, points=(*own, *other, *rivals)).verdict
+    assert "2 devices of rival with bandwidth 5 GB/s reach the target first" in verdict
+    assert "match 1 device of rival with bandwidth 5 GB/s (60 days): 1 takes 100 days" in verdict
+    assert "CS-2 with bandwidth 5 GB/s match" in verdict
+
+
+def test_what_a_larger_machine_loses_is_split_into_throughput_and_tokens(result: SweepResult) -> None:
+    (series,) = result.analysis.series
+    said = re.search(r"efficiency of (\d+) %.*\((\d+) % in throughput, (\d+) % in tokens", result.verdict)
+    assert said is not None
+    whole, hardware, statistical = (int(point) / 100 for point in said.groups())
+    assert whole == pytest.approx(series.efficiency(series.points[-1]), abs=0.005)
+    assert hardware * statistical == pytest.approx(whole, abs=0.011)
+    tokens = [series.points[i].target_time.examples_tokens for i in (0, -1)]
+    assert statistical == pytest.approx(tokens[0] / tokens[1], abs=0.005)
+
+
+def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, tmp_path: Path) -> None:
+    grid = "  recipe.global_batch_size: [8]\n  system: [cs-2, cs-2-peak]"
+    verdict = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "p.sqlite", jobs=1).verdict
+    assert " Low confidence in CS-2 at peak (upper bound, never observed): peak efficiency" in verdict
+
+
+def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResult) -> None:
+    (series,) = result.analysis.series
+    own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
+    rivals = [
+        in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (140, 70, 35), strict=True)
+    ]
+    analysis = replace(result, points=(*own, *rivals)).analysis
+    ((forward, backward),) = analysis.equal_times
+    assert [match.equal.typical for match in forward] == pytest.approx([1.0, 2**0.5 / 0.99, 2.857], rel=0.02)
+    there = forward[2].equal
+    assert there.typical is not None
+    back = backward[0].equal
+    assert back.typical == pytest.approx(1.4, rel=0.01), "100 days are 1.4 rivals, so 140 days are 1 / 1.4"
+    document = sweep_document(replace(result, points=(*own, *rivals)))
+    assert len(document["equal_time"]) == 6
+    assert document["equal_time"][2]["num_devices"]["typical"] == pytest.approx(there.typical)
+    assert [match["as_fast_as"]["system"] for match in document["equals"]] == ["rival"] * 3
+    drawn = equal_time(forward, backward).data
+    assert [trace.name for trace in drawn] == [
+        "90 % band",
+        "on the same day",
+        "counts of devices of rival",
+        "counts of CS-2",
+    ]
+    assert min(drawn[1].x) > 1.0, "what was faster than the smallest machine tried is left out"
+    assert drawn[3].error_x.array is not None
+    assert "4 devices of rival" in equal_time_alt(forward)
+    slugs = [section.slug for section in sweep_sections(replace(result, points=(*own, *rivals)))]
+    assert {"equals", "equals-back"} <= set(slugs)

@@ -1,0 +1,279 @@
+"""Variants: several values changed at once under a name, beside the first one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfsim.base.errors import CatalogError, InputError
+from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.studies.points import PointResult
+from perfsim.studies.scaling import Scaling, cost_of_token
+from perfsim.studies.sweep import is_sweep, load_sweep, only_strategies, run_sweep
+from perfsim.studies.variants import (
+    SweepResult,
+    policy_changes,
+    policy_sentence,
+    sparsity_sentence,
+    variant_sentences,
+)
+
+HEAD = """\
+title: Variants
+study: {extends: gpt3_20b, model: gpt3_xl, sampling: {tasks: 0}}
+grid:
+  candidates:
+    - {strategy: weight-streaming, system: cs-2, devices: [1, 32]}
+"""
+STEPS = """\
+  recipe.global_batch_size: [32]
+variants:
+  as it is: {}
+  twice the I/O: {system.io_ports: 24, system.swarmx.bandwidth: 300 GB/s, system.memoryx.servers: 24}
+  a quarter of MemoryX: {system.memoryx.servers: 3}
+"""
+MODELS = """\
+variants:
+  small: {model: gpt3_xl, recipe.global_batch_size: 32, recipe.tokens: 1e9}
+  large: {model: gpt3_6p7b, recipe.global_batch_size: 64, recipe.tokens: 2e9}
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "variants.yaml"
+    path.write_text(HEAD + text, encoding="utf-8")
+    return str(path)
+
+
+def answered(folder: Path, text: str) -> SweepResult:
+    return run_sweep(load_sweep(written(folder, text)), folder / "points.sqlite", jobs=1)
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    return answered(tmp_path_factory.mktemp("steps"), STEPS)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    return answered(tmp_path_factory.mktemp("models"), MODELS)
+
+
+def test_every_variant_has_every_point_of_the_grid(steps: SweepResult) -> None:
+    asked = [(point.variant, point.num_devices) for point in steps.points]
+    names = ["as it is", "twice the I/O", "a quarter of MemoryX"]
+    assert steps.analysis.variants == names
+    assert asked == [(name, count) for name in names for count in (1, 32)]
+
+
+def test_all_values_of_a_variant_change_together(steps: SweepResult) -> None:
+    system = steps.points[2].point.candidate.system
+    assert isinstance(system, WaferClusterSpec)
+    assert (system.io_ports, system.swarmx.bandwidth, system.memoryx.bandwidth) == (24, 3e11, 3e11)
+    assert steps.analysis.differences["system.memoryx.servers"] == ["12", "24", "3"]
+    assert all(path.startswith("system.") for path in steps.analysis.differences)
+
+
+def test_variants_of_one_work_are_compared_with_the_first(steps: SweepResult) -> None:
+    changes = steps.analysis.changes
+    assert [len(own) for own in changes.values()] == [3, 3]
+    single, many = changes.values()
+    assert single[0].ratio == many[0].ratio == 1.0
+    assert single[1].ratio == pytest.approx(1.0, abs=0.01), "a full wafer does not notice its link"
+    assert many[1].ratio < 0.99
+    assert many[2].ratio > 1.3
+    text = variant_sentences(steps.feasible, steps.analysis.changes)[1]
+    assert text.startswith("32 devices, batch 32")
+    assert "a quarter of MemoryX" in text
+
+
+def test_variants_of_different_models_are_told_by_their_time(models: SweepResult) -> None:
+    assert models.analysis.changes == {}
+    assert {"model.hidden_size", "model.num_layers"} <= set(models.analysis.differences)
+    assert all(
+        "small" in text and "large" in text
+        for text in variant_sentences(models.feasible, models.analysis.changes)
+    )
+
+
+def test_a_fixed_global_batch_has_a_knee_and_a_fixed_batch_a_system_has_none(tmp_path: Path) -> None:
+    text = """\
+variants:
+  same batch a system: {recipe.batch_size_per_device: 32}
+  same batch over all: {recipe.global_batch_size: 32}
+"""
+    result = answered(tmp_path, text)
+    weak, strong = result.analysis.scalings
+    assert weak.knee is None
+    assert weak.efficiency(weak.last) == pytest.approx(1.0, abs=0.05)
+    assert strong.knee is strong.last
+    losses = strong.losses(strong.last)
+    assert sum(losses.values()) >= 1.0
+    assert list(losses.values()) == sorted(losses.values(), reverse=True)
+    assert "efficiency falls below 90 % at 32" in strong.sentence
+    assert weak.sentence.endswith("efficiency stays at 90 % or more.")
+    assert result.verdict.startswith(f"{weak.sentence} {strong.sentence} Low confidence in CS-2: ")
+
+
+def test_the_cost_of_a_token_is_the_device_seconds_of_a_step_over_its_tokens(steps: SweepResult) -> None:
+    for scaling in steps.analysis.scalings:
+        for point in scaling.series.points:
+            whole = point.num_devices * point.prediction.step_time_s / point.target_time.batch_tokens
+            assert sum(cost_of_token(point).values()) == pytest.approx(whole, rel=1e-9)
+
+
+def test_speed_up_of_the_smallest_machine_is_one(steps: SweepResult) -> None:
+    scaling = Scaling(steps.analysis.series[0])
+    assert (scaling.speedup(scaling.first), scaling.efficiency(scaling.first)) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("variants:\n  a: {system.io_portz: 24}\n", "variants: a: .*io_portz"),
+        ("variants:\n  a: {sistem.io_ports: 24}\n", "cannot be swept"),
+        ("variants:\n  a: {system.swarmx.bandwidth: 300}\n", "variants: a: (system.)?swarmx.bandwidth"),
+        ("variants:\n  a: {model: gpt3_xxl}\n", "gpt3_xl"),
+        ("variants:\n  a: {strategy: weight-steaming}\n", "weight-streaming"),
+        (
+            "variants:\n  a: {recipe.global_batch_size: 8, recipe.batch_size_per_device: 8}\n",
+            "exclude each other",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_variant_is_said_at_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(CatalogError, match=message) as caught:
+        load_sweep(written(tmp_path, text))
+    assert "variants.yaml:" in str(caught.value)
+
+
+def test_a_variant_of_what_a_machine_has_not_leaves_that_machine_out(tmp_path: Path) -> None:
+    text = """\
+    - {strategy: 3d, system: dgx-a100-80gb, devices: [8]}
+variants:
+  as it is: {recipe.global_batch_size: 32}
+  half: {recipe.global_batch_size: 32, system.memoryx.servers: 6}
+"""
+    points = load_sweep(written(tmp_path, text)).points
+    names = [(point.settings["variant"], point.candidate.system.name) for point in points]
+    assert names.count(("as it is", "dgx-a100-80gb")) == 1
+    assert ("half", "dgx-a100-80gb") not in names
+
+
+def test_a_sweep_is_told_from_a_study() -> None:
+    assert is_sweep("csx_scaling")
+    assert not is_sweep("gpt3_20b")
+
+
+def test_a_sweep_can_be_narrowed_to_strategies(tmp_path: Path) -> None:
+    sweep = load_sweep(written(tmp_path, STEPS))
+    assert only_strategies(sweep, ["weight-streaming"]).points == sweep.points
+    with pytest.raises(InputError, match="no point of strategy 3d"):
+        only_strategies(sweep, ["3d"])
+
+
+ABLATED = """\
+title: Ablated
+study: {extends: gpt3_20b, sampling: {tasks: 0}}
+grid:
+  candidates:
+    - {strategy: weight-streaming, system: cs-2, devices: [16]}
+  recipe.global_batch_size: [768]
+variants:
+  as it is: {}
+  a small wafer: {system.device.memory.capacity: 20 GB}
+  SwarmX fan-out 2: {system.swarmx.fan_out: 2}
+"""
+
+
+def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "ablated.yaml"
+    path.write_text(ABLATED, encoding="utf-8")
+    result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
+    (changes,) = result.analysis.changes.values()
+    policies = {change.point.variant: change.policy for change in changes}
+    assert policies["as it is"] == policies["SwarmX fan-out 2"] == ""
+    assert policies["a small wafer"].startswith("micro-batch ")
+    assert f"(policy changed: {policies['a small wafer']})" in result.verdict
+
+
+def test_what_the_planner_changed_from_model_to_model_is_told_machine_by_machine(models: SweepResult) -> None:
+    steps_of = models.analysis.successions
+    assert set(steps_of) == {"1 CS-2", "32 CS-2"}
+    (step,) = steps_of["1 CS-2"]
+    assert (step.base.variant, step.point.variant) == ("small", "large")
+    assert step.policy == policy_changes(step.base, step.point)
+    assert policy_sentence(models.analysis.successions).startswith(
+        "What the planner changed from small to large: 1 CS-2: "
+    )
+    assert policy_sentence(models.analysis.successions) in models.verdict
+
+
+SPARSE = """\
+variants:
+  dense: {recipe.global_batch_size: 64, recipe.tokens: 1e9}
+  4 experts:
+    recipe.global_batch_size: 64
+    recipe.tokens: 1e9
+    model.experts: {num_experts: 4, top_k: 2, ffn_hidden_size: 4096}
+"""
+
+
+def test_the_tokens_that_experts_must_save_are_one_sentence(tmp_path: Path, models: SweepResult) -> None:
+    result = answered(tmp_path, SPARSE)
+    sentence = sparsity_sentence(result.analysis.successions)
+    assert sentence.startswith("Experts pay where they save more tokens than they cost time: 4 experts ")
+    assert sentence in result.verdict
+    for machine, (step,) in result.analysis.successions.items():
+        share = 1 - step.base.target_time.time_s / step.point.target_time.time_s
+        assert share > 0.0
+        assert f"{100 * share:.0f} % on {machine}" in sentence
+    assert sparsity_sentence(models.analysis.successions) == "", "the models take different tokens"
+
+
+def test_variants_of_one_model_have_no_succession(steps: SweepResult) -> None:
+    assert steps.analysis.successions == {}
+    assert policy_sentence(steps.analysis.successions) == ""
+
+
+def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointResult:
+    point = result.points[0]
+    candidate = point.point.candidate.model_copy(update={"devices": (devices,)})
+    study = point.point.study.model_copy(update={"candidates": (candidate,)})
+    assert point.answer is not None
+    answer = replace(point.answer, prediction=replace(point.prediction, layout=layout))
+    return replace(point, point=replace(point.point, study=study), answer=answer)
+
+
+def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: SweepResult) -> None:
+    before = layout_of(steps, tensor=1, pipeline=1, data=8, micro_batch_size=4, num_microbatches=4)
+    after = layout_of(steps, tensor=8, pipeline=1, data=1, micro_batch_size=2, num_microbatches=64)
+    assert policy_changes(before, after) == "tp1 dp8 → tp8 dp1, micro-batch 4 → 2"
+    many = layout_of(steps, 16, tensor=1, pipeline=1, data=16, micro_batch_size=4, num_microbatches=2)
+    assert policy_changes(before, many) == ""
+    full = layout_of(steps, recompute="full", recompute_layers=2, spill=True)
+    none = layout_of(steps, recompute="none", recompute_layers=0, spill=False)
+    assert policy_changes(none, full) == "recompute none → full every 2 layers, spill no → yes"
+
+
+OWN_MACHINES = """\
+variants:
+  one: {candidates: [{strategy: weight-streaming, system: cs-2, devices: [1]}]}
+  eight:
+    model: gpt3_6p7b
+    candidates: [{strategy: 3d, system: dgx-a100-80gb, devices: [8], layout: "tp=8,mbs=1"}]
+"""
+
+
+def test_a_variant_may_have_candidates_of_its_own(tmp_path: Path) -> None:
+    first, second = load_sweep(written(tmp_path, OWN_MACHINES)).points
+    assert (first.candidate.system.name, first.num_devices) == ("cs-2", 1)
+    assert (second.candidate.layout, second.study.model.name) == ("tp=8,mbs=1", "gpt3_6p7b")
+
+
+def test_a_mistake_in_the_candidates_of_a_variant_has_its_line(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="unknown strategy '4d'") as raised:
+        load_sweep(written(tmp_path, OWN_MACHINES.replace("strategy: 3d", "strategy: 4d")))
+    assert raised.value.problems[0].line == HEAD.count("\n") + 5

@@ -1,0 +1,76 @@
+"""Blocks as a framework runs them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from perfsim.specs.recipe import KernelPrecisions
+from perfsim.work import transformer
+from perfsim.work.attention import attention_backward, attention_forward
+from perfsim.work.kernels import Kernel, LayerSlice
+from perfsim.work.layer import mlp_backward
+
+FP8 = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="bf16")
+
+
+@pytest.fixture
+def plain(toys: ModuleType) -> LayerSlice:
+    return LayerSlice(toys.model(), 128, 2, tensor=2)
+
+
+def with_(part: LayerSlice, **changes: object) -> LayerSlice:
+    from dataclasses import replace
+
+    return replace(part, **changes)  # type: ignore[arg-type]
+
+
+def named(kernels: tuple[Kernel, ...]) -> dict[str, Kernel]:
+    return {kernel.name: kernel for kernel in kernels}
+
+
+def test_eager_sixteen_bits_are_the_blocks_as_written(plain: LayerSlice) -> None:
+    assert transformer.attention_backward(plain) == attention_backward(plain)
+    assert transformer.attention_forward(plain) == attention_forward(plain)
+
+
+def test_a_fused_accumulation_reads_and_writes_the_sum_without_a_launch(plain: LayerSlice) -> None:
+    eager, fused = (
+        named(transformer.mlp_backward(part)) for part in (plain, with_(plain, fused=("accumulation",)))
+    )
+    numbers = eager["fc1.wgrad"].m * eager["fc1.wgrad"].n
+    assert fused["fc1.accumulate"].bytes_accessed == pytest.approx(numbers * 2 * plain.main_grad_bytes)
+    assert fused["fc1.accumulate"].launches == 0
+    assert fused["fc1.wgrad"] == eager["fc1.wgrad"]
+
+
+def test_fused_norms_take_three_passes_and_joined_gradients_none(plain: LayerSlice) -> None:
+    eager, fused = (
+        named(transformer.attention_backward(part)) for part in (plain, with_(plain, fused=("norm", "qkv")))
+    )
+    norm = "attention_norm.backward"
+    assert 5 * fused[norm].bytes_accessed == pytest.approx(3 * eager[norm].bytes_accessed)
+    assert set(eager) - set(fused) == {"qkv.join_gradients"}
+
+
+def test_narrow_products_come_with_the_casts_of_their_first_operand(plain: LayerSlice) -> None:
+    narrow = with_(plain, precisions=FP8)
+    forward, backward = transformer.attention_forward(narrow), transformer.mlp_backward(narrow)
+    assert {kernel.precision for kernel in forward if kernel.partition != "none"} == {"fp8"}
+    assert all(kernel.precision is None for kernel in forward if kernel.name in ("scores", "context"))
+    kernels = named(backward)
+    assert kernels["fc1.dgrad"].precision == "fp8"
+    assert kernels["fc1.wgrad"].precision is None, "the table says 16 bits"
+    cast, product = kernels["fc1.dgrad.cast"], kernels["fc1.dgrad"]
+    assert cast.bytes_accessed == pytest.approx(4.0 * product.m * product.k), "two read, one and one written"
+    assert [kernel for kernel in backward if not kernel.name.endswith(".cast")] != list(mlp_backward(plain))
+    flop = sum(kernel.flop for kernel in mlp_backward(plain))
+    assert sum(kernel.flop for kernel in backward) == pytest.approx(flop)
+
+
+def test_the_head_has_sixteen_bits_unless_the_table_says_otherwise(plain: LayerSlice) -> None:
+    usual = transformer.head_forward(with_(plain, precisions=FP8), 128)
+    narrow = transformer.head_forward(with_(plain, precisions=FP8.model_copy(update={"head": "fp8"})), 128)
+    assert named(usual)["lm_head"].precision is None
+    assert named(narrow)["lm_head"].precision == "fp8"

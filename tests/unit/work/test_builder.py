@@ -1,0 +1,169 @@
+"""Writing a graph: single tasks, recorded passages, and what is refused."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.base.errors import GraphError
+from perfsim.work import GraphBuilder, Port, Slots, TaskGraph, Template
+
+
+def columns(graph: TaskGraph) -> dict[str, object]:
+    """Everything a graph holds, as plain lists."""
+    plain = ("work", "stream", "tag", "block", "first_write")
+    lists = {name: getattr(graph, name).tolist() for name in plain}
+    ragged = {name: [part.tolist() for part in getattr(graph, name)] for name in ("reads", "after")}
+    return {**lists, **ragged, "works": graph.works, "streams": graph.streams, "steps": graph.step_ends}
+
+
+def test_handles_count_tasks_and_tensors_from_the_first_one(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    first = builder.task(toys.compute("a", writes=2), "gpu0/compute")
+    second = builder.task(toys.compute("b"), "gpu0/compute", [first.tensor, first.tensor + 1])
+    assert (first.id, first.tensor, second.id, second.tensor) == (0, 0, 1, 2)
+    task = builder.build().task(1)
+    assert (task.reads, task.writes, task.stream) == ((0, 1), (2,), "gpu0/compute")
+
+
+def test_equal_works_share_one_class(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    for _ in range(3):
+        builder.task(toys.compute("a"), "s")
+    builder.task(toys.compute("a", category="backward"), "s")
+    graph = builder.build()
+    assert graph.work.tolist() == [0, 0, 0, 1]
+
+
+def test_a_graph_without_tasks_is_refused() -> None:
+    with pytest.raises(GraphError, match="no task"):
+        GraphBuilder().build()
+
+
+def test_the_last_step_ends_with_the_graph_even_if_nobody_said_so(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    builder.task(toys.compute("a"), "s")
+    builder.end_step()
+    builder.task(toys.compute("b"), "s")
+    assert builder.build().step_ends == (1, 2)
+
+
+# ---------------------------------------------------------------------------------- templates
+def entry(builder: GraphBuilder, toys: ModuleType) -> Template:
+    template = builder.template()
+    template.task(toys.compute("first", writes=2), "host", block=7)
+    template.output("entry", template.task(toys.compute("input"), "host").tensor)
+    return template
+
+
+def forward(builder: GraphBuilder, toys: ModuleType) -> Template:
+    """Two tasks of which the second waits for the first by order as well as by data."""
+    template = builder.template()
+    given = template.port("entry")
+    begun = template.task(toys.compute("begin", writes=2), "gpu/compute", [given])
+    moved = template.task(toys.compute("move"), "gpu/link", [begun.tensor + 1, given], [begun.id])
+    template.output("kept", begun.tensor)
+    template.output("moved", moved.tensor)
+    return template
+
+
+def backward(builder: GraphBuilder, toys: ModuleType) -> Template:
+    """One task that reads what the forward left, and starts after the input's writer."""
+    template = builder.template()
+    reads = [template.port("moved"), template.port("kept"), template.port("moved")]
+    done = template.task(toys.compute("back"), "gpu/compute", reads, [template.port("entry")])
+    template.output("gradient", done.tensor)
+    return template
+
+
+def stamped(toys: ModuleType, microbatches: int) -> TaskGraph:
+    """An input, then F0 F1 ... B0 B1 ..., and a task that reads the last gradient."""
+    builder = GraphBuilder()
+    builder.task(toys.compute("before"), "host")
+    templates = [entry(builder, toys), forward(builder, toys), backward(builder, toys)]
+    numbers = np.arange(microbatches)
+    own = np.concatenate([np.full(1 + microbatches, -1), 1 + numbers])
+    slots = Slots(
+        template=np.array([0] + [1] * microbatches + [2] * microbatches),
+        tag=np.concatenate([[-1], numbers, numbers]),
+        sources={
+            "moved": (own, "moved"),
+            "kept": (own, "kept"),
+            "entry": (np.zeros_like(own), "entry"),
+        },
+    )
+    where = builder.stamp(templates, slots)
+    builder.task(toys.compute("end"), "host", [where.tensor(2 * microbatches, "gradient")])
+    return builder.build()
+
+
+def by_hand(toys: ModuleType, microbatches: int) -> TaskGraph:
+    """The same graph without templates."""
+    builder = GraphBuilder()
+    builder.task(toys.compute("before"), "host")
+    builder.task(toys.compute("first", writes=2), "host", block=7)
+    given = builder.task(toys.compute("input"), "host")
+    kept, moved, gradient = [], [], -1
+    for number in range(microbatches):
+        begun = builder.task(toys.compute("begin", writes=2), "gpu/compute", [given.tensor], (), tag=number)
+        reads = [begun.tensor + 1, given.tensor]
+        sent = builder.task(toys.compute("move"), "gpu/link", reads, [begun.id], tag=number)
+        kept.append(begun.tensor)
+        moved.append(sent.tensor)
+    for number in range(microbatches):
+        reads = [moved[number], kept[number], moved[number]]
+        back = toys.compute("back")
+        gradient = builder.task(back, "gpu/compute", reads, [given.id], tag=number).tensor
+    builder.task(toys.compute("end"), "host", [gradient])
+    return builder.build()
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 5])
+def test_stamping_gives_the_same_columns_as_single_tasks(toys: ModuleType, microbatches: int) -> None:
+    left, right = stamped(toys, microbatches), by_hand(toys, microbatches)
+    assert columns(left) == columns(right)
+    assert left.digest() == right.digest()
+    assert left.dependencies.values.tolist() == right.dependencies.values.tolist()
+
+
+def test_a_port_asked_for_twice_is_the_same_port() -> None:
+    template = GraphBuilder().template()
+    assert template.port("a") == template.port("a") == Port(-1)
+    assert template.port("b") == Port(-2)
+
+
+def one_slot(builder: GraphBuilder, template: Template, sources: dict[str, object]) -> None:
+    zero = np.zeros(1, dtype=np.int64)
+    builder.stamp([template], Slots(zero, zero, sources))  # type: ignore[arg-type]
+
+
+def test_a_port_without_a_source_is_named(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    template = backward(builder, toys)
+    with pytest.raises(GraphError, match="port 'moved' has no source"):
+        one_slot(builder, template, {})
+
+
+def test_a_slot_that_reads_a_port_needs_a_source_slot(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    template = backward(builder, toys)
+    nowhere = (np.array([-1]), "moved")
+    with pytest.raises(GraphError, match="port 'moved' is read by a slot that has no source"):
+        one_slot(builder, template, dict.fromkeys(("moved", "kept", "entry"), nowhere))
+
+
+def test_an_output_that_the_source_does_not_have_is_named(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    template = backward(builder, toys)
+    itself = (np.array([0]), "activation")
+    with pytest.raises(GraphError, match="port 'moved' reads output 'activation'"):
+        one_slot(builder, template, dict.fromkeys(("moved", "kept", "entry"), itself))
+
+
+def test_block_and_tag_are_said_by_name(toys: ModuleType) -> None:
+    """The two kinds of `task` once took different things in the fifth place."""
+    for target in (GraphBuilder(), GraphBuilder().template()):
+        with pytest.raises(TypeError, match="positional"):
+            target.task(toys.compute("forward"), "gpu/compute", (), (), 3)

@@ -1,0 +1,204 @@
+"""Kernels and counts of layers with experts, latent attention, windows, multi-token prediction, by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perfsim.specs.model import LayerKind, layer_kinds
+from perfsim.specs.recipe import Job
+from perfsim.strategies.three_d.expert import expert_works
+from perfsim.work import transformer
+from perfsim.work.counts import model_flop_per_step, parameters
+from perfsim.work.kernels import Kernel, LayerSlice
+
+H, S, B, E, K, F, SHARED = 2048, 1024, 2, 16, 4, 512, 1024
+EXPERTS: dict[str, Any] = {
+    "num_experts": E,
+    "top_k": K,
+    "ffn_hidden_size": F,
+    "shared_ffn_hidden_size": SHARED,
+}
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 384,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 48,
+}
+SPARSE = LayerKind(experts=True)
+
+
+def sliced(toys: ModuleType, kind: LayerKind = SPARSE, model: Any = None, **changes: Any) -> LayerSlice:
+    fields = {"experts": EXPERTS, "bias": False, "gated_mlp": True} if model is None else model
+    return LayerSlice(toys.model(**fields), S, B, kind=kind, **changes)
+
+
+def flop(kernels: Iterable[Kernel]) -> float:
+    return sum(kernel.flop for kernel in kernels)
+
+
+def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router(toys: ModuleType) -> None:
+    tokens = B * S
+    expected = 2.0 * tokens * (3 * H * (K * F + SHARED) + H * E)
+    part = sliced(toys)
+    assert flop(transformer.mlp_forward(part)) == pytest.approx(expected)
+    assert flop(transformer.mlp_backward(part)) == pytest.approx(2 * expected)
+    split = flop((*transformer.mlp_dgrad(part), *transformer.mlp_wgrad(part)))
+    assert split == pytest.approx(2 * expected)
+
+
+@pytest.mark.parametrize("kind", [SPARSE, LayerKind(experts=True, mtp=True)])
+def test_the_parts_between_dispatch_and_combination_are_the_whole_block(
+    toys: ModuleType, kind: LayerKind
+) -> None:
+    """With the LM head of multi-token prediction behind the layer."""
+    part = sliced(toys, kind)
+    parts = {
+        transformer.mlp_forward: (
+            transformer.router_forward,
+            transformer.experts_forward,
+            transformer.shared_forward,
+            transformer.combine_forward,
+        ),
+        transformer.mlp_backward: (
+            transformer.combine_backward,
+            transformer.shared_backward,
+            transformer.experts_backward,
+            transformer.router_backward,
+        ),
+        transformer.mlp_dgrad: (
+            transformer.combine_dgrad,
+            transformer.shared_dgrad,
+            transformer.experts_dgrad,
+            transformer.router_dgrad,
+        ),
+    }
+    for whole, blocks in parts.items():
+        assert Counter(kernel for block in blocks for kernel in block(part)) == Counter(whole(part))
+
+
+def test_a_pass_over_a_layer_of_multi_token_prediction_has_its_lm_head_unless_it_runs_again(
+    toys: ModuleType,
+) -> None:
+    part = sliced(toys, LayerKind(experts=True, mtp=True))
+    heads = {
+        which: [kernel.name for kernel in expert_works(part, which).end.kernels if "lm_head" in kernel.name]
+        for which in ("forward", "recompute")
+    }
+    assert heads == {"forward": ["lm_head"], "recompute": []}
+
+
+def test_all_ranks_of_expert_parallelism_together_do_the_products_of_a_layer(toys: ModuleType) -> None:
+    """Eight ranks with micro-batches of their own: each has 2 experts, and rows as before."""
+    alone, divided = sliced(toys), sliced(toys, expert=8)
+    assert flop(transformer.experts_forward(divided)) == flop(transformer.experts_forward(alone))
+    fc1 = next(kernel for kernel in transformer.experts_forward(divided) if kernel.name == "expert_fc1")
+    assert (fc1.batch, fc1.m, fc1.n, fc1.k) == (2, B * S * K // 2, 2 * F, H)
+
+
+def test_rows_of_tensor_ranks_follow_how_experts_are_divided(toys: ModuleType) -> None:
+    """With t = 4 under sequence parallelism a rank routes T / 4 tokens; experts are whole or shared by 4."""
+    whole = sliced(toys, tensor=4, sequence_parallel=True, expert_tensor=1, expert=4)
+    shared = sliced(toys, tensor=4, sequence_parallel=True)
+    assert whole.expert_rows == B * S * K / 4
+    assert shared.expert_rows == B * S * K
+    products = [flop(k for k in transformer.experts_forward(part)) for part in (whole, shared)]
+    assert products[0] == pytest.approx(products[1])
+
+
+def test_a_crowded_rank_computes_its_load(toys: ModuleType) -> None:
+    part = sliced(toys, expert=8)
+    crowded = replace(part, expert_load=1.5)
+    grown = flop(transformer.experts_backward(crowded)) / flop(transformer.experts_backward(part))
+    assert grown == pytest.approx(1.5)
+
+
+def test_the_router_is_never_narrow_and_experts_are(toys: ModuleType) -> None:
+    from perfsim.specs.recipe import KernelPrecisions
+
+    table = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="fp8")
+    kernels = transformer.mlp_forward(sliced(toys, precisions=table))
+    narrow = {kernel.name: kernel.precision for kernel in kernels if kernel.op == "gemm"}
+    assert narrow["router"] is None
+    assert narrow["expert_fc1"] == narrow["shared_fc2"] == "fp8"
+
+
+def test_latent_attention_goes_down_to_latents_and_up_to_heads(toys: ModuleType) -> None:
+    part = sliced(toys, LayerKind(), {"latent_attention": LATENT, "bias": False}, attention="flash")
+    heads, tokens = 16, B * S
+    weights = H * 384 + 384 * heads * 96 + H * (128 + 32) + 128 * heads * (64 + 48) + heads * 48 * H
+    core = 2.0 * B * heads * S * S * (96 + 48) / 2
+    assert flop(transformer.attention_forward(part)) == 2.0 * tokens * weights + core
+    whole = transformer.attention_backward(part)
+    assert flop(whole) == 4.0 * tokens * weights + 2.0 * B * heads * S * S * (3 * 96 + 2 * 48) / 2
+    split = (*transformer.attention_dgrad(part), *transformer.attention_wgrad(part))
+    assert flop(split) == flop(whole)
+    counts = parameters(part.model)
+    assert counts.matrices_of() == weights + 2 * H * part.model.ffn_hidden_size
+    assert counts.vectors_of() == 2 * H + 384 + 128
+
+
+def test_heads_of_their_own_width_need_not_fill_the_hidden_size(toys: ModuleType) -> None:
+    model = toys.model(head_dim=64, num_query_groups=4, bias=False)
+    assert parameters(model).matrices_of() == H * (2 * 16 * 64 + 2 * 4 * 64) + 2 * H * 8192
+    qkv = next(k for k in transformer.attention_forward(LayerSlice(model, S, B)) if k.name == "qkv")
+    assert (qkv.n, qkv.k) == (16 * 64 + 2 * 4 * 64, H)
+
+
+@pytest.mark.parametrize(("window", "share"), [(S, 1.0), (S // 2, 0.75), (S // 8, 0.234375)])
+def test_a_window_of_w_of_s_positions_scores_2_w_s_minus_w_squared_of_the_causal_pairs(
+    toys: ModuleType, window: int, share: float
+) -> None:
+    plain, windowed = (sliced(toys, LayerKind(window=size), {}, attention="flash") for size in (None, window))
+    shares = [
+        flop(core(windowed)) / flop(core(plain))
+        for core in (transformer.attention_core, transformer.attention_core_backward)
+    ]
+    assert shares == [share, share]
+
+
+def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_prediction(
+    toys: ModuleType,
+) -> None:
+    changes = {"experts": EXPERTS | {"first_dense_layers": 2}, "mtp_num_layers": 1, "bias": False}
+    job = toys.job(4)
+    model = toys.model(**changes, sliding_window=S // 2, sliding_window_pattern=2)
+    counts, tokens = parameters(model), job.tokens_per_step
+    weights = sum(counts.matrices_of(kind, active=True) for kind in layer_kinds(model))
+    # The layer of multi-token prediction is like the last one, which attends to all positions.
+    core = 12.0 * S * H * (4 * 0.75 + 5)
+    heads = 2 * 6.0 * model.vocab_size * H
+    recipe = job.recipe.model_copy(update={"seq_length": S})
+    own = Job(model, recipe, 4)
+    assert model_flop_per_step(own) == pytest.approx((6.0 * weights + core + heads) * own.tokens_per_step)
+    assert tokens > 0
+
+
+def test_multi_token_prediction_adds_a_projection_and_an_lm_head(toys: ModuleType) -> None:
+    fields = {"experts": EXPERTS, "bias": False, "gated_mlp": True, "mtp_num_layers": 1}
+    part = sliced(toys, model=fields)
+    module = replace(part, kind=LayerKind(experts=True, mtp=True))
+    head = flop(transformer.head_forward(part, S))
+    joint = 2.0 * B * S * 2 * H * H
+
+    def whole(share: LayerSlice) -> float:
+        return flop((*transformer.attention_forward(share), *transformer.mlp_forward(share)))
+
+    assert whole(module) - whole(part) == pytest.approx(head + joint)
+    counts = parameters(part.model)
+    assert counts.mtp - counts.of(part.kind) == 2 * H * H + 3 * H
+
+
+def test_experts_keep_rows_widths_and_scores_for_their_backward(toys: ModuleType) -> None:
+    dense, sparse = sliced(toys, LayerKind(), attention="flash"), sliced(toys, attention="flash")
+    tokens = B * S
+    kept = 2 * tokens * (K * (H + 3 * F) + 3 * SHARED) + 2 * 4 * tokens * E
+    mlp = 2 * tokens * 3 * dense.model.ffn_hidden_size
+    both = [transformer.layer_activation_bytes(part, "none") for part in (sparse, dense)]
+    assert both[0] - both[1] == pytest.approx(kept - mlp)

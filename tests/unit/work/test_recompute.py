@@ -1,0 +1,72 @@
+"""What recompute keeps and runs again: the policies of MaxText and torchtitan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.prediction.evaluation import evaluate
+from perfsim.prediction.planner import estimated
+from perfsim.prediction.question import Question
+from perfsim.work.counts import layer_activation_bytes, model_flop_per_step, recompute_flop_per_step
+from perfsim.work.kernels import LayerSlice
+from perfsim.work.recompute import attention_recompute, mlp_recompute
+
+CATALOG = default_catalog()
+LLAMA = CATALOG.model("llama31_70b")
+PART = LayerSlice(LLAMA, seq_length=4096, micro_batch_size=1, attention="flash", dropout=False)
+BY_OPERATOR = replace(PART, selective="every_second_product")
+TOKENS, HIDDEN, PAIR, FFN = 4096, 8192, 1024, 28672
+
+
+def products(part: LayerSlice, recompute: str) -> dict[str, int]:
+    """Columns of the products that run again."""
+    kernels = (*attention_recompute(part, recompute), *mlp_recompute(part, recompute))
+    return {kernel.name: kernel.n for kernel in kernels if kernel.op != "elementwise"}
+
+
+def test_full_recompute_that_keeps_qkv_runs_all_but_its_projections_again() -> None:
+    whole, kept = products(PART, "full"), products(replace(PART, keeps="qkv"), "full")
+    assert kept == {name: columns for name, columns in whole.items() if name != "qkv"}
+    more = layer_activation_bytes(replace(PART, keeps="qkv"), "full") - layer_activation_bytes(PART, "full")
+    assert more == 2.0 * TOKENS * (HIDDEN + 2 * PAIR)
+
+
+def test_recompute_by_operator_runs_keys_projection_and_one_half_of_the_gated_mlp_again() -> None:
+    assert products(BY_OPERATOR, "selective") == {"qkv": PAIR, "projection": HIDDEN, "fc1": FFN}
+    kept = HIDDEN + PAIR + HIDDEN + FFN + HIDDEN
+    """Queries, values, context, one half of the MLP and its result."""
+    assert layer_activation_bytes(BY_OPERATOR, "selective") == 2.0 * TOKENS * (HIDDEN + kept)
+    assert products(PART, "selective") == {"flash_attention": 4096}, "Megatron's runs the core alone again"
+
+
+@pytest.mark.parametrize(
+    ("framework", "recompute", "keeps"),
+    [("torchtitan", "selective", "nothing"), ("maxtext-xla", "full", "qkv")],
+)
+def test_graph_flops_and_closed_form_follow_what_is_kept(framework: str, recompute: str, keeps: str) -> None:
+    update = {
+        "framework": CATALOG.framework(framework),
+        "recompute_keeps": keeps,
+        "attention": "standard",  # computes masked scores too, as the formula counts
+    }
+    question = Question(
+        model=LLAMA,
+        recipe=CATALOG.recipe("llm_2024").model_copy(update=update),
+        system=CATALOG.system("dgx-h100"),
+        devices=16,
+        strategy="zero3",
+        batch=16,
+        layout=f"mbs=1,recompute={recompute}",
+        must_fit=False,
+    )
+    screened = estimated(question)
+    run = evaluate(screened.plan, question.costs)
+    assert screened.estimate_s == pytest.approx(run.step_time_s, rel=0.02)
+    assert run.graph.flop / len(run.graph.step_ends) == pytest.approx(
+        model_flop_per_step(screened.plan.job)
+        + recompute_flop_per_step(screened.plan.job, recompute, stops_early=True),
+        rel=0.001,
+    )

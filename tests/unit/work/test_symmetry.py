@@ -1,0 +1,115 @@
+"""Which peers are alike: meetings, classes by colour refinement, and what cannot be folded."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.base.errors import GraphError
+from perfsim.work import GraphBuilder, RankGroup, TaskGraph, peer_classes, unfold
+from perfsim.work.graph import rank_of
+from perfsim.work.symmetry import ALONE, Meeting, meetings_of
+
+
+def folded(toys: ModuleType, tensor: int, data: int, pipeline: int = 2) -> TaskGraph:
+    """Every pipeline rank computes, sums over tensor peers, then over replicas, and sends on."""
+    builder = GraphBuilder()
+    width = tensor * data
+    builder.fold(width)
+    sent: list[int] = []
+    for rank in range(pipeline):
+        base = rank * width
+        gpu = f"gpu{base}"
+        hidden = builder.task(toys.compute("forward"), f"{gpu}/compute", sent).tensor
+        for name, group in (("tensor", RankGroup(base, 1, tensor)), ("data", RankGroup(base, tensor, data))):
+            hidden = builder.task(toys.collective(f"{name}.sum", group), f"{gpu}/{name}", [hidden]).tensor
+        to_next = RankGroup(base, width, 2)
+        sent = [builder.task(toys.transfer("send", to_next), f"{gpu}/send", [hidden]).tensor]
+    return builder.build()
+
+
+def test_peers_meet_in_tensor_groups_and_in_data_groups(toys: ModuleType) -> None:
+    graph = folded(toys, tensor=4, data=2)
+    assert graph.width == 8
+    assert meetings_of(graph) == [ALONE, Meeting(1, 4), Meeting(4, 2)]
+    assert list(Meeting(1, 4).offsets(6)) == [4, 5, 6, 7]
+    assert list(Meeting(4, 2).offsets(6)) == [2, 6]
+
+
+def test_peers_without_marks_are_one_class(toys: ModuleType) -> None:
+    assert peer_classes(folded(toys, 4, 2)).tolist() == [0] * 8
+
+
+def test_a_straggler_parts_its_tensor_group_its_replicas_and_the_rest(toys: ModuleType) -> None:
+    classes = peer_classes(folded(toys, 4, 3), {1: 2.0})
+    assert classes.reshape(3, 4).tolist() == [[0, 1, 0, 0], [2, 3, 2, 2], [2, 3, 2, 2]]
+
+
+def test_a_straggler_anywhere_in_the_pipeline_parts_the_same_peers(toys: ModuleType) -> None:
+    graph = folded(toys, 4, 3)
+    assert (peer_classes(graph, {1: 2.0}) == peer_classes(graph, {13: 2.0})).all()
+
+
+def test_two_like_stragglers_in_like_places_share_a_class(toys: ModuleType) -> None:
+    graph = folded(toys, 2, 4)
+    assert peer_classes(graph, {0: "slow", 2: "slow"}).reshape(4, 2).tolist() == [
+        [0, 1],
+        [0, 1],
+        [2, 3],
+        [2, 3],
+    ]
+    assert len(set(peer_classes(graph, {0: "slow", 2: "dead"}).tolist())) == 6
+
+
+def test_one_straggler_among_1024_ranks_needs_64_written_ones(toys: ModuleType) -> None:
+    graph = folded(toys, tensor=8, data=8, pipeline=16)
+    classes = peer_classes(graph, {700: 1.5})
+    unfolded = unfold(graph, classes)
+    assert len(set(unfolded.rank.tolist())) == 64
+
+
+def test_shared_streams_have_no_rank() -> None:
+    assert [rank_of(name) for name in ("gpu12/compute", "cs0/compute", "memoryx/out", "gpu0+gpu1/nccl")] == [
+        12,
+        0,
+        None,
+        None,
+    ]
+
+
+def test_a_group_that_parts_peers_unevenly_is_refused(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    builder.fold(8)
+    builder.task(toys.collective("odd", RankGroup(0, 1, 3)), "gpu0/nccl")
+    with pytest.raises(GraphError, match="odd does not divide 8 peers evenly"):
+        peer_classes(builder.build())
+
+
+def test_a_group_must_begin_with_the_rank_that_is_written(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    builder.fold(8)
+    builder.task(toys.collective("shifted", RankGroup(1, 1, 4)), "gpu0/nccl")
+    with pytest.raises(GraphError, match="shifted on rank 0 must begin with it"):
+        peer_classes(builder.build())
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ([0, 0, 0], "stands for 4 ranks, but 3 have a class"),
+        ([0, 0, 2, 2], "must be numbered"),
+        ([0, 1, 0, 0], "meet peers of unlike classes"),
+    ],
+)
+def test_classes_that_cannot_be_are_refused(toys: ModuleType, classes: list[int], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        unfold(folded(toys, 2, 2), np.array(classes))
+
+
+def test_a_partly_unfolded_graph_is_not_unfolded_again(toys: ModuleType) -> None:
+    graph = folded(toys, 2, 3)
+    partly = unfold(graph, peer_classes(graph, {0: 2.0})).graph
+    with pytest.raises(GraphError, match="partly unfolded"):
+        unfold(partly)

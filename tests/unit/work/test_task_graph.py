@@ -1,0 +1,100 @@
+"""What a graph derives from its columns: dependencies, successors, FLOPs, digest."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from perfsim.base.errors import GraphError
+from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
+from perfsim.work.kernels import gemm
+
+
+def rows(graph: TaskGraph) -> list[tuple[int, ...]]:
+    return [graph.dependencies.row(task) for task in range(len(graph))]
+
+
+def test_a_task_waits_for_the_writers_of_what_it_reads_each_once(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    a = builder.task(toys.compute("a", writes=2), "s0")
+    b = builder.task(toys.compute("b"), "s1")
+    builder.task(toys.compute("c"), "s2", [b.tensor, a.tensor, a.tensor + 1], [b.id])
+    assert rows(builder.build()) == [(), (), (0, 1)]
+
+
+def test_tasks_of_one_stream_run_in_order_and_older_ones_are_implied(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    first = builder.task(toys.compute("a"), "s").tensor
+    builder.task(toys.compute("b"), "s")
+    builder.task(toys.compute("c"), "s", [first])
+    assert rows(builder.build()) == [(), (0,), (1,)]
+
+
+def test_control_dependencies_count_like_data(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    a = builder.task(toys.compute("a"), "s0")
+    builder.task(toys.compute("b"), "s1", (), [a.id])
+    assert rows(builder.build()) == [(), (0,)]
+
+
+def test_successors_are_dependencies_turned_round(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    a = builder.task(toys.compute("a"), "s0").tensor
+    b = builder.task(toys.compute("b"), "s1", [a]).tensor
+    builder.task(toys.compute("c"), "s2", [a, b])
+    graph = builder.build()
+    assert [graph.successors.row(task) for task in range(3)] == [(1, 2), (2,), ()]
+
+
+def test_waiting_for_a_later_task_is_refused_by_name(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    builder.task(toys.compute("early"), "s0", [1])
+    builder.task(toys.compute("late"), "s1")
+    with pytest.raises(GraphError, match="early waits for a task added after it"):
+        _ = builder.build().dependencies
+
+
+@pytest.mark.parametrize("handle", [7, -1])
+def test_reading_a_tensor_that_nothing_writes_is_refused_by_name(toys: ModuleType, handle: int) -> None:
+    builder = GraphBuilder()
+    builder.task(toys.compute("a"), "s0")
+    builder.task(toys.compute("lost"), "gpu0/compute", [handle])
+    with pytest.raises(GraphError, match="lost on gpu0/compute reads a tensor that nothing writes"):
+        _ = builder.build().dependencies
+
+
+def test_the_name_of_a_task_carries_its_micro_batch(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    builder.task(toys.compute("forward"), "s", tag=3)
+    builder.task(toys.compute("optimizer"), "s")
+    assert [task.name for task in builder.build().tasks()] == ["forward[3]", "optimizer"]
+
+
+def test_flop_counts_every_task_for_all_the_ranks_it_stands_for() -> None:
+    work = Work("a", Kind.COMP, "a", "forward", kernels=(gemm("g", 2, 3, 4),))
+    builder = GraphBuilder()
+    builder.fold(5)
+    builder.task(work, "gpu0/compute")
+    builder.task(work, "gpu5/compute")
+    builder.task(work, "memoryx/update")
+    assert builder.build().flop == (2 * 5 + 1) * 48.0
+
+
+# ------------------------------------------------------------------------------------- digest
+def chain(toys: ModuleType, *, stream: str = "s", extra: str = "b", steps: int = 1) -> TaskGraph:
+    builder = GraphBuilder()
+    tensor = builder.task(toys.compute("a"), stream).tensor
+    if steps > 1:
+        builder.end_step()
+    builder.task(toys.compute(extra), stream, [tensor])
+    return builder.build()
+
+
+def test_equal_graphs_have_equal_digests_whatever_their_streams_are_called(toys: ModuleType) -> None:
+    assert chain(toys).digest() == chain(toys).digest() == chain(toys, stream="other").digest()
+
+
+def test_work_and_steps_are_part_of_the_digest(toys: ModuleType) -> None:
+    digests = {chain(toys).digest(), chain(toys, extra="c").digest(), chain(toys, steps=2).digest()}
+    assert len(digests) == 3

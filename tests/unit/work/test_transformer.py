@@ -1,0 +1,416 @@
+"""The mathematics of one layer, against counting by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perfsim.work import transformer
+from perfsim.work.counts import (
+    layer_activation_bytes,
+    model_flop_per_step,
+    parameters,
+    recompute_flop_per_step,
+)
+from perfsim.work.kernels import Kernel, LayerSlice
+from perfsim.work.layer import padded_vocab_size
+
+H, F, S, B, HEADS, VOCAB, LAYERS = 2048, 8192, 1024, 2, 16, 51200, 8
+
+
+@pytest.fixture
+def part(toys: ModuleType) -> LayerSlice:
+    return LayerSlice(toys.model(), S, B)
+
+
+def sliced(toys: ModuleType, model: dict[str, Any] | None = None, **changes: Any) -> LayerSlice:
+    return LayerSlice(toys.model(**(model or {})), S, B, **changes)
+
+
+def flop(kernels: Iterable[Kernel]) -> float:
+    return sum(kernel.flop for kernel in kernels)
+
+
+def elementwise_bytes(kernels: Iterable[Kernel]) -> float:
+    return sum(kernel.bytes_accessed for kernel in kernels if kernel.op == "elementwise")
+
+
+def launches(kernel: Kernel) -> int:
+    return kernel.launches
+
+
+def layer_flop(part: LayerSlice) -> tuple[float, float]:
+    """Forward and backward of one layer on one rank."""
+    forward = (transformer.attention_forward(part), transformer.mlp_forward(part))
+    backward = (transformer.attention_backward(part), transformer.mlp_backward(part))
+    return sum(map(flop, forward)), sum(map(flop, backward))
+
+
+# ------------------------------------------------------------------------------------- kernels
+def test_a_gemm_counts_two_flop_a_multiply_add_and_moves_each_operand_once() -> None:
+    kernel = transformer.gemm("g", 3, 5, 7, batch=2)
+    assert kernel.flop == 2 * 3 * 5 * 7 * 2
+    assert kernel.bytes_accessed == 2 * 2 * (3 * 7 + 7 * 5 + 3 * 5)
+
+
+def test_cutting_by_columns_or_rows_shrinks_one_side_of_the_weight() -> None:
+    column = transformer.linear("l", 10, 64, 32, "column", 4)
+    row = transformer.linear("l", 10, 64, 32, "row", 4)
+    assert (column.m, column.k, column.n) == (10, 64, 8)
+    assert (row.m, row.k, row.n) == (10, 16, 32)
+
+
+def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition() -> None:
+    forward = transformer.linear("l", 10, 64, 32)
+    dgrad, wgrad, *rest = transformer.linear_backward(forward, 4.0, bias=False)
+    assert dgrad.flop == wgrad.flop == forward.flop
+    assert (dgrad.m, dgrad.n, dgrad.k) == (10, 64, 32)
+    assert (wgrad.m, wgrad.n, wgrad.k) == (64, 32, 10)
+    assert (dgrad.weight_gradient, wgrad.weight_gradient) == (False, True)
+    assert elementwise_bytes(rest) == 64 * 32 * (2 + 2 * 4)  # read the half gradient, read and write fp32
+
+
+def test_a_bias_has_its_gradient_summed_over_the_tokens() -> None:
+    forward = transformer.linear("l", 10, 64, 32)
+    plain, biased = (transformer.linear_backward(forward, 4.0, bias=on) for on in (False, True))
+    assert elementwise_bytes(biased) - elementwise_bytes(plain) == 2 * 10 * 32
+    assert sum(map(launches, biased)) > sum(map(launches, plain))
+
+
+@pytest.mark.parametrize(("bias", "expected"), [(True, 2), (False, 1)])
+def test_the_gradients_of_a_weight_and_of_its_bias_are_accumulated_by_a_kernel_each(
+    bias: bool, expected: int
+) -> None:
+    """Megatron adds the gradient of every parameter to that parameter's own main gradient."""
+    kernels = transformer.linear_backward(transformer.linear("l", 10, 64, 32), 4.0, bias=bias)
+    assert [launches(kernel) for kernel in kernels if kernel.name == "l.accumulate"] == [expected]
+
+
+def test_a_layer_does_24_bsh2_plus_4_bs2h_forward_and_twice_that_backward(part: LayerSlice) -> None:
+    forward, backward = layer_flop(part)
+    assert forward == 24 * B * S * H**2 + 4 * B * S**2 * H
+    assert backward == 2 * forward
+
+
+@pytest.mark.parametrize("tensor", [2, 4, 8])
+def test_tensor_parallel_ranks_do_an_equal_share_of_the_flop(toys: ModuleType, tensor: int) -> None:
+    whole, cut = layer_flop(sliced(toys)), layer_flop(sliced(toys, tensor=tensor))
+    assert (cut[0] * tensor, cut[1] * tensor) == whole
+
+
+def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward(toys: ModuleType) -> None:
+    flash = sliced(toys, attention="flash")
+    matmul = 2.0 * B * S**2 * H
+    assert flop(transformer.attention_core(flash)) == 2 * matmul / 2
+    assert flop(transformer.attention_core_backward(flash)) == 5 * matmul / 2
+    bytes_moved = sum(kernel.bytes_accessed for kernel in transformer.attention_core(flash))
+    standard = sum(kernel.bytes_accessed for kernel in transformer.attention_core(sliced(toys)))
+    assert bytes_moved < standard / 10, "scores never reach memory"
+
+
+def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_reads_two_and_writes_one(
+    toys: ModuleType,
+) -> None:
+    """Megatron's scaled masked softmax: one kernel each way over a s^2 b numbers in 16 bits."""
+    scores = HEADS * S**2 * B
+    part = sliced(toys)
+    kernels = (*transformer.attention_core(part), *transformer.attention_core_backward(part))
+    moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "softmax" in kernel.name}
+    assert moved == {"softmax": (2 + 2) * scores, "softmax.backward": (2 + 2 + 2) * scores}
+
+
+def test_a_gated_mlp_has_a_third_matrix(toys: ModuleType) -> None:
+    plain, gated = sliced(toys), sliced(toys, {"gated_mlp": True})
+    extra = flop(transformer.mlp_forward(gated)) - flop(transformer.mlp_forward(plain))
+    assert extra == 2 * B * S * H * F
+
+
+def test_grouped_queries_shrink_keys_and_values(toys: ModuleType) -> None:
+    grouped = sliced(toys, {"num_query_groups": 4})
+    qkv = next(kernel for kernel in transformer.attention_forward(grouped) if kernel.name == "qkv")
+    assert qkv.n == H + 2 * H // 4
+
+
+def test_sequence_parallelism_shares_norms_and_residuals(toys: ModuleType) -> None:
+    cut = sliced(toys, tensor=4)
+    shared = sliced(toys, tensor=4, sequence_parallel=True)
+    norm_and_residual = (2 * 2 + 3 * 2 + 1) * B * S * H  # attention residual with its mask, and a norm
+    alone, together = (elementwise_bytes(transformer.mlp_forward(part)) for part in (cut, shared))
+    saved = alone - together
+    assert saved == pytest.approx(norm_and_residual * 3 / 4)
+
+
+def test_without_dropout_its_kernel_and_masks_are_gone(toys: ModuleType) -> None:
+    names = [kernel.name for kernel in transformer.attention_core(sliced(toys, dropout=False))]
+    assert names == ["scores", "softmax", "context", "context_transpose"]
+    with_mask, without = (transformer.mlp_residual(sliced(toys, dropout=on)) for on in (True, False))
+    assert elementwise_bytes(with_mask) - elementwise_bytes(without) == B * S * H
+
+
+def test_a_recompute_that_stops_early_leaves_out_the_last_linear(toys: ModuleType) -> None:
+    whole, early = (
+        transformer.mlp_recompute(sliced(toys, recompute_stops_early=early), "full")
+        for early in (False, True)
+    )
+    assert [kernel.name for kernel in whole] == [*[kernel.name for kernel in early], "fc2", "mlp_residual"]
+    assert flop(early) == flop(whole) / 2
+
+
+def test_rotary_positions_add_a_kernel_each_way(toys: ModuleType) -> None:
+    rotary = sliced(toys, {"position_embedding": "rotary"})
+    names = [
+        [kernel.name for kernel in passed]
+        for passed in (transformer.attention_forward(rotary), transformer.attention_backward(rotary))
+    ]
+    assert [each.count("rotary") for each in names] == [1, 1]
+
+
+# ------------------------------------------------------------------------------ split backward
+SLICES: list[dict[str, Any]] = [
+    {},
+    {"tensor": 4, "sequence_parallel": True},
+    {"tensor": 2, "attention": "flash", "dropout": False},
+    {"model": {"gated_mlp": True, "bias": False, "num_query_groups": 4, "position_embedding": "rotary"}},
+]
+
+
+@pytest.mark.parametrize("changes", SLICES)
+def test_input_and_weight_gradients_together_are_the_backward(
+    toys: ModuleType, changes: dict[str, Any]
+) -> None:
+    part = sliced(toys, **changes)
+    whole = {
+        "attention": transformer.attention_backward(part),
+        "mlp": transformer.mlp_backward(part),
+        "head": transformer.head_backward(part, S),
+    }
+    halves = {
+        "attention": (transformer.attention_dgrad(part), transformer.attention_wgrad(part)),
+        "mlp": (transformer.mlp_dgrad(part), transformer.mlp_wgrad(part)),
+        "head": (transformer.head_dgrad(part, S), transformer.head_wgrad(part, S)),
+    }
+    for name, (inputs, weights) in halves.items():
+        assert flop(inputs) + flop(weights) == flop(whole[name]), name
+        assert elementwise_bytes(inputs) + elementwise_bytes(weights) == elementwise_bytes(whole[name])
+        assert sum(map(launches, (*inputs, *weights))) == sum(map(launches, whole[name]))
+        assert not any(kernel.weight_gradient for kernel in inputs)
+        assert all(kernel.weight_gradient for kernel in weights if kernel.op == "gemm")
+
+
+def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient(toys: ModuleType) -> None:
+    part = sliced(toys)
+    attention = transformer.attention_weight_input_bytes(part)
+    mlp = transformer.mlp_weight_input_bytes(part)
+    sbh = B * S * H
+    assert (attention, mlp) == (16 * sbh, 24 * sbh)
+    assert transformer.head_weight_input_bytes(part, S) == 2 * (B * S * VOCAB + 3 * sbh)
+    shared = sliced(toys, tensor=4, sequence_parallel=True)
+    assert transformer.mlp_weight_input_bytes(shared) == mlp / 4
+
+
+# -------------------------------------------------------------------------- head and embedding
+@pytest.mark.parametrize(
+    ("vocab", "tensor", "padded"),
+    [(50257, 1, 50304), (50257, 8, 51200), (51200, 1, 51200), (51201, 1, 51328)],
+)
+def test_the_vocabulary_is_padded_to_whole_tiles_of_every_rank(
+    toys: ModuleType, vocab: int, tensor: int, padded: int
+) -> None:
+    assert padded_vocab_size(toys.model(vocab_size=vocab), tensor) == padded
+
+
+def test_the_head_multiplies_only_the_positions_that_reach_it(part: LayerSlice) -> None:
+    few, all_of_them = (flop(transformer.head_forward(part, count)) for count in (16, S))
+    assert all_of_them == 2 * B * S * H * VOCAB
+    assert few == all_of_them * 16 / S
+    assert flop(transformer.head_backward(part, S)) == 2 * all_of_them
+
+
+def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(part: LayerSlice) -> None:
+    """VocabParallelCrossEntropy in tensor_parallel/cross_entropy.py: bytes read and written for a logit."""
+    forward = {
+        "cast to fp32": 2 + 4,
+        "maximum": 4,
+        "subtract it in place": 4 + 4,
+        "exponential in place": 4 + 4,
+        "sum": 4,
+        "divide in place": 4 + 4,
+    }
+    backward = {"scale in place": 4 + 4, "cast to 16 bits": 4 + 2}
+    kernels = (*transformer.head_forward(part, 16), *transformer.head_backward(part, 16))
+    moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "cross_entropy" in kernel.name}
+    logits = B * 16 * VOCAB
+    assert moved["cross_entropy"] == sum(forward.values()) * logits
+    assert moved["cross_entropy.backward"] == sum(backward.values()) * logits
+
+
+def test_a_fused_cross_entropy_reads_the_logits_once_and_puts_its_gradient_in_their_place(
+    part: LayerSlice,
+) -> None:
+    fused = replace(part, fused_cross_entropy=True)
+    kernels = (*transformer.head_forward(fused, 16), *transformer.head_backward(fused, 16))
+    moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "cross_entropy" in kernel.name}
+    logits = B * 16 * VOCAB
+    assert moved == {"cross_entropy": 2 * logits, "cross_entropy.backward": (2 + 2) * logits}
+
+
+def test_the_embedding_moves_bytes_and_computes_nothing(part: LayerSlice) -> None:
+    kernels = (*transformer.embedding_forward(part), *transformer.embedding_backward(part))
+    assert flop(kernels) == 0
+    table = VOCAB * H
+    assert elementwise_bytes(transformer.embedding_backward(part)) > table * (2 + 2 + 8)
+
+
+# ---------------------------------------------------------------------------------- parameters
+def test_a_layer_has_12_h2_weights_and_13_h_vectors(toys: ModuleType) -> None:
+    counts = parameters(toys.model())
+    assert counts.matrices_of() == 12 * H**2
+    assert counts.vectors_of() == 13 * H
+    assert counts.embedding == (VOCAB + 1024) * H
+    assert counts.head == 0
+    assert counts.total == LAYERS * (12 * H**2 + 13 * H) + (VOCAB + 1024) * H + 2 * H
+
+
+def test_without_biases_only_the_scales_of_the_norms_are_vectors(toys: ModuleType) -> None:
+    counts = parameters(toys.model(bias=False))
+    assert (counts.vectors_of(), counts.final_norm) == (2 * H, H)
+
+
+def test_untied_tables_and_absent_positions_are_counted(toys: ModuleType) -> None:
+    counts = parameters(toys.model(tied_embeddings=False, position_embedding="rotary"))
+    assert (counts.embedding, counts.head) == (VOCAB * H, VOCAB * H)
+
+
+def test_gated_mlps_and_grouped_queries_are_counted(toys: ModuleType) -> None:
+    counts = parameters(toys.model(gated_mlp=True, num_query_groups=4, bias=False))
+    assert counts.matrices_of() == 2 * H**2 + 2 * H * H // 4 + 3 * H * F
+
+
+def test_two_models_of_one_name_and_shape_but_other_heads_are_told_apart(toys: ModuleType) -> None:
+    whole, grouped = toys.model(), toys.model(num_query_groups=4)
+    assert parameters(whole).total > parameters(grouped).total
+
+
+# ------------------------------------------------------------------------------ FLOP of a step
+def test_a_step_does_6_n_plus_12_lsh_a_token(toys: ModuleType) -> None:
+    job = toys.job(4)
+    matrices = LAYERS * 12 * H**2 + VOCAB * H
+    assert parameters(job.model).matrices == matrices
+    assert model_flop_per_step(job) == 4 * S * (6 * matrices + 12 * LAYERS * S * H)
+
+
+def test_kernels_of_all_layers_add_up_to_the_models_flop(toys: ModuleType) -> None:
+    job = toys.job(B)
+    part = sliced(toys)
+    step = LAYERS * sum(layer_flop(part))
+    step += flop(transformer.head_forward(part, S)) + flop(transformer.head_backward(part, S))
+    assert step == pytest.approx(model_flop_per_step(job), rel=1e-12)
+
+
+def test_a_head_on_few_positions_costs_less(toys: ModuleType) -> None:
+    full, few = toys.job(4), toys.job(4, {"lm_head_positions": 16})
+    saved = model_flop_per_step(full) - model_flop_per_step(few)
+    assert saved == pytest.approx(6 * VOCAB * H * 4 * (S - 16))
+
+
+@pytest.mark.parametrize(
+    ("recompute", "a_layer"),
+    [("none", 0.0), ("selective", 4.0 * S * H), ("full", 24.0 * H**2 + 4.0 * S * H)],
+)
+def test_recompute_does_the_forward_of_its_part_again(
+    toys: ModuleType, recompute: str, a_layer: float
+) -> None:
+    assert recompute_flop_per_step(toys.job(4), recompute) == LAYERS * a_layer * 4 * S
+
+
+# --------------------------------------------------------------------------------- activations
+SBH = S * B * H
+RATIO = HEADS * S / H
+
+
+@pytest.mark.parametrize(
+    ("tensor", "sequence_parallel", "recompute", "expected"),
+    [
+        (1, False, "none", 34 + 5 * RATIO),
+        (4, False, "none", 10 + 24 / 4 + 5 * RATIO / 4),
+        (4, True, "none", (34 + 5 * RATIO) / 4),
+        (4, False, "selective", 10 + 24 / 4),
+        (4, True, "selective", 34 / 4),
+        (1, False, "full", 2),
+        (4, False, "full", 2),
+        (4, True, "full", 2 / 4),
+    ],
+)
+def test_activation_bytes_are_the_published_ones(
+    toys: ModuleType, tensor: int, sequence_parallel: bool, recompute: str, expected: float
+) -> None:
+    part = sliced(toys, tensor=tensor, sequence_parallel=sequence_parallel)
+    assert layer_activation_bytes(part, recompute) == pytest.approx(expected * SBH)
+
+
+def test_flash_attention_keeps_no_scores(toys: ModuleType) -> None:
+    flash = layer_activation_bytes(sliced(toys, attention="flash"), "none")
+    assert flash == layer_activation_bytes(sliced(toys), "selective")
+
+
+def test_without_dropout_masks_and_dropped_scores_are_not_kept(toys: ModuleType) -> None:
+    """Masks take a byte each; a score keeps 2 bytes of softmax instead of 5 [2205.05198]."""
+    kept = layer_activation_bytes(sliced(toys, dropout=False), "none")
+    assert kept == pytest.approx((32 + 2 * RATIO) * SBH)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_in_fp32_all_that_a_layer_keeps_but_masks_takes_twice_the_bytes(
+    toys: ModuleType, recompute: str
+) -> None:
+    plain = [sliced(toys, dropout=False, element_bytes=size) for size in (2.0, 4.0)]
+    half, full = (layer_activation_bytes(part, recompute) for part in plain)
+    assert full == 2 * half
+    masked = [layer_activation_bytes(sliced(toys, element_bytes=size), recompute) for size in (2.0, 4.0)]
+    masks = {"none": 2 + RATIO, "selective": 2, "full": 0}[recompute] * SBH
+    assert masked[1] - masks == 2 * (masked[0] - masks)
+
+
+@pytest.mark.parametrize("attention", ["standard", "flash"])
+def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(
+    toys: ModuleType, attention: str
+) -> None:
+    def moved(size: float) -> list[dict[str, float]]:
+        changes: dict[str, Any] = {"main_grad_bytes": size, "dropout": False, "attention": attention}
+        part = sliced(toys, {"position_embedding": "rotary"}, element_bytes=size, **changes)
+        forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
+        backward = (*transformer.attention_backward(part), *transformer.mlp_backward(part))
+        split = (*transformer.attention_dgrad(part), *transformer.mlp_wgrad(part))
+        ends = (*transformer.embedding_forward(part), *transformer.embedding_backward(part))
+        head = (*transformer.head_forward(part, S), *transformer.head_backward(part, S))
+        return [
+            {kernel.name: kernel.bytes_accessed for kernel in kernels}
+            for kernels in (forward, backward, split, ends, head)
+        ]
+
+    for half, full in zip(moved(2.0), moved(4.0), strict=True):
+        for name, n_bytes in half.items():
+            if name.startswith("cross_entropy"):
+                assert n_bytes - full[name] == 6 * B * S * VOCAB, name
+            else:
+                assert full[name] == 2 * n_bytes, name
+
+
+def test_in_fp32_what_stages_and_weight_gradients_hand_on_takes_twice_the_bytes(toys: ModuleType) -> None:
+    half, full = sliced(toys), sliced(toys, element_bytes=4.0)
+    assert full.activation_bytes == 2 * half.activation_bytes
+    for held in (transformer.attention_weight_input_bytes, transformer.mlp_weight_input_bytes):
+        assert held(full) == 2 * held(half)
+    assert transformer.head_weight_input_bytes(full, S) == 2 * transformer.head_weight_input_bytes(half, S)
+
+
+def test_wider_and_gated_mlps_keep_more(toys: ModuleType) -> None:
+    plain = layer_activation_bytes(sliced(toys), "selective")
+    wide = layer_activation_bytes(sliced(toys, {"ffn_hidden_size": 2 * F}), "selective")
+    gated = layer_activation_bytes(sliced(toys, {"gated_mlp": True}), "selective")
+    assert wide - plain == pytest.approx(4 * 4 * SBH)  # ffn is 4 h wide, 2 bytes before and after GELU
+    assert gated - plain == pytest.approx(4 * 4 * SBH / 2)

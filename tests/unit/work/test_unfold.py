@@ -1,0 +1,112 @@
+"""What an unfolded graph holds: tasks, streams, groups, handles, and the way back."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+
+from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, peer_classes, unfold
+
+
+def ring(toys: ModuleType) -> TaskGraph:
+    """One compute task, a sum over three replicas on the compute stream, and one more compute task."""
+    builder = GraphBuilder()
+    builder.fold(3)
+    first = builder.task(toys.compute("a"), "gpu0/compute", tag=7).tensor
+    builder.task(toys.collective("sum", RankGroup(0, 1, 3)), "gpu0/compute", [first])
+    builder.task(toys.compute("b"), "gpu0/compute")
+    return builder.build()
+
+
+def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member(toys: ModuleType) -> None:
+    graph = unfold(ring(toys)).graph
+    assert [task.name for task in graph.tasks()] == ["a[7]"] * 3 + ["sum"] + ["b"] * 3
+    assert [task.stream for task in graph.tasks()] == [
+        *(f"gpu{rank}/compute" for rank in range(3)),
+        "gpu0+gpu1+gpu2/compute",
+        *(f"gpu{rank}/compute" for rank in range(3)),
+    ]
+    assert [graph.dependencies.row(task) for task in range(7)] == [
+        (),
+        (),
+        (),
+        (0, 1, 2),
+        (0, 3),
+        (1, 3),
+        (2, 3),
+    ]
+    assert graph.task(3).reads == (0, 1, 2), "the input of each member, in order"
+    assert len(graph.task(3).writes) == len(graph.task(3).work.writes) == 3, "the output of each member"
+
+
+def test_one_class_of_all_peers_is_the_folded_graph(toys: ModuleType) -> None:
+    graph = toys.graph_of(toys.plan("3d", toys.job(16), ParallelLayout(tensor=2, data=2, pipeline=2)))
+    same = unfold(graph, peer_classes(graph)).graph
+    assert same.digest() == graph.digest()
+    assert same.streams == graph.streams
+
+
+def test_groups_and_sends_shift_with_the_rank(toys: ModuleType) -> None:
+    layout = ParallelLayout(tensor=2, data=2, pipeline=2, zero_stage=1)
+    graph = unfold(toys.graph_of(toys.plan("3d", toys.job(16), layout))).graph
+    groups = {(work.name, work.group) for work in graph.works if work.group is not None}
+    tensor = {group for name, group in groups if name.startswith("tensor")}
+    assert tensor == {RankGroup(start, 1, 2) for start in (0, 2, 4, 6)}
+    data = {group for name, group in groups if name.startswith("data")}
+    assert data == {RankGroup(start, 2, 2) for start in (0, 1, 4, 5)}
+    sends = {group for name, group in groups if name == "pipeline.send"}
+    assert sends == {RankGroup(o, 4, 2) for o in range(4)} | {RankGroup(4 + o, -4, 2) for o in range(4)}
+    tied = {group for name, group in groups if name == "pipeline.tied_embedding"}
+    assert tied == {RankGroup(o, 4, 2) for o in range(4)}
+
+
+def test_the_receiver_reads_what_its_own_peer_sent(toys: ModuleType) -> None:
+    layout = ParallelLayout(tensor=1, data=2, pipeline=2)
+    unfolded = unfold(toys.graph_of(toys.plan("3d", toys.job(8), layout)))
+    graph = unfolded.graph
+    sends = {task.writes[0]: task for task in graph.tasks() if task.work.kind is Kind.COMM_SEND}
+    read = set()
+    for task in graph.tasks():
+        for tensor in task.reads:
+            if tensor in sends:
+                group = sends[tensor].work.group
+                assert group is not None
+                assert unfolded.rank[task.id] == group.ranks[1]
+                read.add(tensor)
+    assert read == set(sends) != set()
+
+
+def test_wafers_share_memoryx_and_swarmx(toys: ModuleType) -> None:
+    layout = StreamingLayout(data=3, micro_batch_size=2)
+    folded = toys.graph_of(toys.plan("weight-streaming", toys.job(12), layout, toys.wafer_cluster()))
+    unfolded = unfold(folded)
+    graph = unfolded.graph
+    shared = np.array([not name.startswith("cs") for name in folded.streams])[folded.stream]
+    assert len(graph) == shared.sum() + 3 * (~shared).sum()
+    assert set(unfolded.rank.tolist()) == {-1, 0, 1, 2}
+    reduce = next(task for task in graph.tasks() if task.work.op == "reduce")
+    writers = [graph.task(int(graph.writer[tensor])).stream for tensor in reduce.reads[:3]]
+    assert writers == ["cs0/compute", "cs1/compute", "cs2/compute"]
+
+
+def test_the_way_back_leads_to_the_folded_task_and_forth_to_each_rank(toys: ModuleType) -> None:
+    layout = ParallelLayout(tensor=2, data=2, pipeline=2, zero_stage=2)
+    folded = toys.graph_of(toys.plan("3d", toys.job(16), layout))
+    unfolded = unfold(folded)
+    for peer in range(4):
+        assert (unfolded.task[unfolded.of_peer(peer)] == np.arange(len(folded))).all()
+    assert (unfolded.graph.tag == folded.tag[unfolded.task]).all()
+    assert set(unfolded.rank.tolist()) == set(range(8))
+
+
+def test_steps_end_where_they_did(toys: ModuleType) -> None:
+    layout = ParallelLayout(tensor=1, data=2, pipeline=2, schedule="zb2p")
+    folded = toys.graph_of(toys.plan("3d", toys.job(16), layout))
+    unfolded = unfold(folded)
+    assert len(unfolded.graph.step_ends) == 2
+    for end, before in zip(unfolded.graph.step_ends, folded.step_ends, strict=True):
+        assert int(unfolded.task[end - 1]) == before - 1
+        assert end == len(unfolded.graph) or int(unfolded.task[end]) == before
