@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from perfsim.base.files import check_file
-from perfsim.base.spec import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.completion import complete, complete_layout, studies
 from perfsim.cli.output import metered
 

@@ -11,7 +11,7 @@ import click
 
 from perfsim.base.errors import InputError, PerfsimError, refused_values, within_floats
 from perfsim.base.files import check_file, check_folder, must_exist, write_file
-from perfsim.base.spec import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.completion import complete
 from perfsim.cli.options import (
     batch_of,
@@ -656,7 +656,7 @@ def show(kind: str, name: str | None, graph: Path | None, devices: int | None, a
     if graph is not None:
         _write(kind, name, graph, devices, as_json=as_json)
         return
-    from perfsim.api.tools import entry, names
+    from perfsim.api.inventory import entry, names
     from perfsim.report.terminal import row_lines
 
     rows = entry(kind, name) if name else names(kind)
@@ -668,7 +668,7 @@ def show(kind: str, name: str | None, graph: Path | None, devices: int | None, a
 
 def _write(kind: str, name: str | None, graph: Path, devices: int | None, *, as_json: bool) -> None:
     """Write the network of a system to a file, and say what is in it."""
-    from perfsim.api.tools import write_network
+    from perfsim.api.inventory import write_network
     from perfsim.base.errors import InputError
 
     if kind != "systems" or name is None:

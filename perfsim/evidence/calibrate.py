@@ -15,7 +15,7 @@ import yaml
 
 from perfsim.base.errors import InputError, Problem
 from perfsim.base.files import write_file
-from perfsim.base.spec import MOST_DEVICES
+from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.units import format_quantity
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.evidence.collective_fit import fit_collectives

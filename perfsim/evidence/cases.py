@@ -12,7 +12,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from perfsim.base.errors import CatalogError, InputError, Problem, refused_values
-from perfsim.base.spec import MOST_CASES, MOST_LAYERS, MOST_WIDTH, Spec
+from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
+from perfsim.base.spec import Spec
 from perfsim.base.text import nearest
 from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import Field, SerializeAsAny
 
-from perfsim.base.spec import MOST_CASES, Spec
+from perfsim.base.sizes import MOST_CASES
+from perfsim.base.spec import Spec
 from perfsim.base.units import number
 from perfsim.catalog import Catalog, data_root, parse_file
 from perfsim.prediction.planner import best_plan

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny
 
-from perfsim.base.spec import MOST_CASES, Spec
+from perfsim.base.sizes import MOST_CASES
+from perfsim.base.spec import Spec
 from perfsim.base.units import number
 from perfsim.catalog import Catalog, data_root, parse_file
 from perfsim.prediction.bands import accuracy_of, unknowns_of

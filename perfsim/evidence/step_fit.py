@@ -23,7 +23,8 @@ from pydantic import Field, ValidationError
 
 from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
 from perfsim.base.errors import Problem as Wrong
-from perfsim.base.spec import MOST_CASES, MOST_DEVICES, Name, Spec
+from perfsim.base.sizes import MOST_CASES, MOST_DEVICES
+from perfsim.base.spec import Name, Spec
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.catalog.reader import Loc

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from perfsim.base.errors import InputError, Problem, not_text
-from perfsim.base.spec import MOST_DEVICES
+from perfsim.base.sizes import MOST_DEVICES
 from perfsim.catalog import data_root
 
 # Tables of measurements: CSV files with a header, every bad line reported at once.

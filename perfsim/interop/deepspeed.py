@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfsim.base.spec import MOST_DEVICES
+from perfsim.base.sizes import MOST_DEVICES
 from perfsim.interop.imported import Reading
 from perfsim.interop.shape import Gap, Shape
 from perfsim.interop.source import Settings, Source

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from perfsim.base.spec import (
+from perfsim.base.sizes import (
     MOST_DEVICES,
     MOST_HEADS,
     MOST_LAYERS,

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from perfsim.base.spec import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_VOCABULARY, MOST_WIDTH
+from perfsim.base.sizes import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_VOCABULARY, MOST_WIDTH
 from perfsim.interop.imported import Reading
 from perfsim.interop.shape import ExpertShape, Gap, Shape
 from perfsim.interop.source import Settings, Source

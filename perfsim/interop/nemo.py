@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from perfsim.base.spec import MOST_DEVICES
+from perfsim.base.sizes import MOST_DEVICES
 from perfsim.interop.imported import Reading
 from perfsim.interop.megatron import read_settings
 from perfsim.interop.source import Settings, Source

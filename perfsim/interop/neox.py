@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perfsim.base.spec import (
+from perfsim.base.sizes import (
     MOST_DEVICES,
     MOST_HEADS,
     MOST_LAYERS,

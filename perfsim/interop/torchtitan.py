@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from perfsim.base.errors import InputError
-from perfsim.base.spec import MOST_DEVICES, MOST_POSITIONS
+from perfsim.base.sizes import MOST_DEVICES, MOST_POSITIONS
 from perfsim.interop.huggingface import LLAMA
 from perfsim.interop.imported import Reading
 from perfsim.interop.shape import Gap, Shape

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from perfsim.base.errors import InputError, Problem, refused_values
-from perfsim.base.spec import MOST_DEVICES, MOST_SEQUENCES, Spec
+from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.spec import Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import Seconds, number, parse_quantity, quantity
 from perfsim.catalog import Catalog

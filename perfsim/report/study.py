@@ -11,6 +11,7 @@ from perfsim.costs.wafer import StreamingRoof
 from perfsim.prediction.caveats import confidence
 from perfsim.prediction.result import Resilience, SamplingSummary
 from perfsim.report import text
+from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.figures import machine as memory_figure
 from perfsim.report.figures import machine as network_figure
 from perfsim.report.figures import machine as roofline_figure
@@ -20,20 +21,7 @@ from perfsim.report.figures import step as timeline_figure
 from perfsim.report.figures import time as batch_figure
 from perfsim.report.figures import time as figure
 from perfsim.report.figures.machine import topology
-from perfsim.report.page import (
-    Badge,
-    Card,
-    Drawing,
-    Head,
-    Link,
-    Row,
-    Scale,
-    Section,
-    caveats_section,
-    drawn,
-    head_remarks,
-    scale_of,
-)
+from perfsim.report.page import Badge, Card, Drawing, Head, Link, Row, Scale, Section, drawn, scale_of
 from perfsim.report.table import Table
 from perfsim.studies.decision import amount, chance, time_unit, verb
 from perfsim.studies.result import (

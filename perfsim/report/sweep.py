@@ -14,6 +14,7 @@ from perfsim.convergence.bill import bill, rates_of
 from perfsim.convergence.uncertain import typical
 from perfsim.prediction.caveats import confidence
 from perfsim.report import text
+from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.document import plain, text_with_rows
 from perfsim.report.figures.scaling import (
     ScalingPoint,
@@ -44,17 +45,7 @@ from perfsim.report.figures.time import (
     equal_time_alt,
     worth_taking,
 )
-from perfsim.report.page import (
-    Badge,
-    Head,
-    Row,
-    Section,
-    caveats_section,
-    head_remarks,
-    scale_of,
-    slugify,
-    write_page,
-)
+from perfsim.report.page import Badge, Head, Row, Section, scale_of, slugify, write_page
 from perfsim.report.study import production_rate
 from perfsim.report.table import Table
 from perfsim.studies.decision import verb

@@ -10,12 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from perfsim.prediction.gap import GapExplained, Suspect
-from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.result import Perturbed, SamplingSummary
 from perfsim.report import text
-from perfsim.report.comparison import comparison_table
-from perfsim.report.page import MOST_AT_HEAD, about, split
+from perfsim.report.caveats import MOST_AT_HEAD, about, split
 from perfsim.report.table import Table
 from perfsim.report.text import (
     NONE,
@@ -29,11 +25,14 @@ from perfsim.report.text import (
     percent,
     simulated,
 )
-from perfsim.studies.comparisons import Comparison
-from perfsim.studies.differences import Change, Difference, Moved
 from perfsim.studies.trials import NOTABLE, Explained, Tried
 
 if TYPE_CHECKING:
+    from perfsim.prediction.prediction import Prediction
+    from perfsim.studies.differences import Change, Difference, Moved
+    from perfsim.prediction.gap import GapExplained, Suspect
+    from perfsim.studies.comparisons import Comparison
+    from perfsim.prediction.result import Perturbed, SamplingSummary
     from perfsim.prediction.result import SharedCaveat
 
 
@@ -219,6 +218,8 @@ def row_lines(rows: Sequence[Mapping[str, str]], title: str) -> list[str]:
 
 def comparison_lines(result: Comparison) -> list[str]:
     """The title, the table, the answer in words, and what the columns are."""
+    from perfsim.report.comparison import comparison_table  # it draws a page
+
     width = terminal_width()
     lines = [*paragraph(result.title, width), "", *table_lines(comparison_table(result), width), ""]
     return [*lines, *paragraph(result.verdict, width)]

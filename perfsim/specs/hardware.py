@@ -17,7 +17,8 @@ from pydantic_core import PydanticCustomError
 
 from perfsim.base.errors import CatalogError
 from perfsim.base.plug_ins import PlugInError, made_by
-from perfsim.base.spec import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS, CatalogSpec, CountedSpec, Spec
+from perfsim.base.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
+from perfsim.base.spec import CatalogSpec, CountedSpec, Spec
 from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 from perfsim.specs.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 

@@ -14,15 +14,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from perfsim.base.spec import (
-    MOST_HEADS,
-    MOST_LAYERS,
-    MOST_POSITIONS,
-    MOST_VOCABULARY,
-    MOST_WIDTH,
-    CatalogSpec,
-    Spec,
-)
+from perfsim.base.sizes import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_VOCABULARY, MOST_WIDTH
+from perfsim.base.spec import CatalogSpec, Spec
 from perfsim.base.units import number
 
 Recompute = Literal["none", "selective", "full"]

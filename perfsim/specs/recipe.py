@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import model_validator
 
-from perfsim.base.spec import MOST_LAYERS, MOST_SEQUENCES, CatalogSpec, Spec
+from perfsim.base.sizes import MOST_LAYERS, MOST_SEQUENCES
+from perfsim.base.spec import CatalogSpec, Spec
 from perfsim.base.units import number, quantity
 from perfsim.specs.calibration import Dispatcher, FrameworkCalibration
 from perfsim.specs.hardware import Precision, Release

@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
 
-from perfsim.base.spec import MOST_PARTS, CatalogSpec, Spec
+from perfsim.base.sizes import MOST_PARTS
+from perfsim.base.spec import CatalogSpec, Spec
 from perfsim.base.units import BytesPerSecond, Seconds, number
 
 Ratio = Annotated[float, *number(1e-3, 1e3)]

@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from perfsim.base.errors import InputError, PlanError
-from perfsim.base.spec import MOST_DEVICES, MOST_SEQUENCES, CatalogSpec, FolderName, Spec
+from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.units import Seconds, number
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.critical_batch import examples, fit_hyperbola

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ValidationError
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError
-from perfsim.base.spec import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.units import number
 from perfsim.engine.limits import present_limits
 from perfsim.studies.result import CandidateResult

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
-from perfsim.base.spec import MOST_DEVICES
+from perfsim.base.sizes import MOST_DEVICES
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import Question

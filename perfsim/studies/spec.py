@@ -21,7 +21,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perfsim.base.errors import MOST_SHOWN, LayoutError
-from perfsim.base.spec import MOST_CHOICES, CatalogSpec, FolderName, Spec
+from perfsim.base.sizes import MOST_CHOICES
+from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number
 from perfsim.convergence.bill import Currency, EnergySpec, PriceSpec

@@ -7,25 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_LINES_OF_A_FILE = 450
-MOST_LINES_OF_A_FUNCTION = 50
-
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "node_modules"}
 # Top folders of somebody's own machine; as parts, so that this file does not name them itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:" + "|".join(("work", "root", "home")) + r")/[\w.]")
-
-
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node
-
-
-def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from `def` to the end, without the docstring."""
-    docstring = ast.get_docstring(function, clean=False)
-    documented = docstring.count("\n") + 1 if docstring else 0
-    return (function.end_lineno or function.lineno) - function.lineno + 1 - documented
 
 
 def files_of(repository: Path) -> Iterator[Path]:
@@ -61,24 +45,6 @@ def test_every_module_starts_with_a_docstring_whose_first_line_says_what_it_is(
         if not first.endswith((".", ":", "?")):
             silent.append(f"{path}: {first!r}")
     assert not silent, "write one full sentence on the first line of the module's docstring"
-
-
-def test_no_function_is_too_long_to_be_read_at_once(sources: dict[Path, ast.Module]) -> None:
-    long = [
-        f"{path}:{node.lineno} {node.name}: {code_lines(node)} lines of code"
-        for path, tree in sources.items()
-        for node in functions(tree)
-        if code_lines(node) > MOST_LINES_OF_A_FUNCTION
-    ]
-    assert not long, f"over {MOST_LINES_OF_A_FUNCTION} lines: look for the idea that is missing, name it"
-
-
-def test_no_module_is_too_long_to_be_read_at_one_sitting(
-    repository: Path, sources: dict[Path, ast.Module]
-) -> None:
-    sizes = {path: (repository / path).read_text("utf-8").count("\n") for path in sources}
-    long = [f"{path}: {lines} lines" for path, lines in sizes.items() if lines > MOST_LINES_OF_A_FILE]
-    assert not long, f"over {MOST_LINES_OF_A_FILE} lines: two subjects in one file? Give each its own"
 
 
 def test_no_file_names_a_path_of_somebodys_machine(repository: Path) -> None:

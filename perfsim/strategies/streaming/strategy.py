@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
-from perfsim.base.spec import passes_problem
+from perfsim.base.sizes import passes_problem
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import WaferTree

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from perfsim.base.errors import PerfsimError
-from perfsim.base.spec import MOST_DEVICES, passes_problem
+from perfsim.base.sizes import MOST_DEVICES, passes_problem
 from perfsim.base.text import nearest_divisor
 from perfsim.network import FatTree
 from perfsim.specs.recipe import Job, ParallelLayout

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.spec import MOST_LAYER_PASSES
+from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
 from perfsim.specs.model import Recompute, layer_kinds

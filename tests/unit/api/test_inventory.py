@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.api.tools import SINGULAR, entry, names
+from perfsim.api.inventory import SINGULAR, entry, names
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
 from perfsim.strategies import strategy_names

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import perfsim as ps
 from perfsim.base.errors import CatalogError, LayoutError
-from perfsim.base.spec import MOST_LAYER_PASSES, passes_problem
+from perfsim.base.sizes import MOST_LAYER_PASSES, passes_problem
 from perfsim.catalog import default_catalog, parse_file
 from perfsim.cli import main
 from perfsim.evidence.cases import CaseFile

@@ -495,7 +495,7 @@ def test_too_little_memory_ends_in_words(perfsim: Run, monkeypatch: pytest.Monke
     def too_large(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("perfsim.api.tools.names", too_large)
+    monkeypatch.setattr("perfsim.api.inventory.names", too_large)
     refused(perfsim("show", "models"), 1, "too little memory")
 
 

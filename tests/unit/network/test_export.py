@@ -8,7 +8,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from perfsim.api.tools import write_network
+from perfsim.api.inventory import write_network
 from perfsim.base.errors import InputError
 
 

@@ -99,7 +99,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     whole = {"system_kind": "gpu-cluster", "strategy": "3d", "family": "all", "n": 50, "band": BAND}
     left_out = [{"group": "pipelines", "band": {**BAND, "base": 0.3}}]
     entry = {**whole, "families": families, "left_out": left_out}
-    monkeypatch.setattr(bands, "recorded", lambda: (entry,))
+    monkeypatch.setattr(bands, "recorded_errors", lambda: (entry,))
     return families
 
 

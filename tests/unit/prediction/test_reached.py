@@ -66,7 +66,7 @@ def test_a_plan_is_compared_with_the_runs_that_are_most_like_it(
         Reached("elsewhere", "x", "standard", 99, 0.99, precision="fp16"),
         Reached("narrow", device, "standard", 99, 0.99, precision="fp8"),
     )
-    monkeypatch.setattr(bands, "recorded", lambda: (*runs, *others))
+    monkeypatch.setattr(bands, "recorded_runs", lambda: (*runs, *others))
     above = best_below(plan, mfu)
     if not words:
         assert above is None
