@@ -445,7 +445,8 @@ def _answer(point: PointResult) -> Row:
     """The columns of an answer; all None for a point without a plan."""
     if not point.feasible:
         return dict.fromkeys(ANSWER)
-    step, time = point.prediction, point.target_time
+    step = point.prediction
+    time = point.target_time
     values = (
         layout_short(step.layout),
         step.global_batch_size,

@@ -271,7 +271,8 @@ def question_of(
     catalog: Catalog | None = None,
 ) -> Question:
     """The question that `predict` answers, checked. Raises InputError for what cannot be asked."""
-    catalog, perturb = catalog or default_catalog(), perturb or None
+    catalog = catalog or default_catalog()
+    perturb = perturb or None
     trained = described(model, "model", catalog)
     question = Question(
         model=trained,
@@ -385,7 +386,8 @@ class PlanAnswer:
 
         Raises InputError where the recipe has no target.
         """
-        question, time = self.result.question, self.best.time
+        question = self.result.question
+        time = self.best.time
         target = target_for(question.model, question.recipe, ConvergenceSpec(), "match: ")
         if time is None:
             raise InputError(f"match: recipe {question.recipe.name} has no target")

@@ -103,7 +103,8 @@ def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> C
 
     `kind` is one of `perfsim.schemas.KINDS`; without it the file's own keys tell it.
     """
-    path, catalog = Path(file), catalog or default_catalog()
+    path = Path(file)
+    catalog = catalog or default_catalog()
     must_exist(path)
     if path.suffix not in (".yaml", ".yml"):
         said = "is no YAML file, whose name ends in .yaml or .yml"

@@ -50,7 +50,8 @@ def refused_values(errors: Iterable[Mapping[str, Any]]) -> list[str]:
     """The same for all errors, each behind the name of its field: `failure.restart is missing`."""
     said = []
     for detail in errors:
-        name, words = ".".join(map(str, detail["loc"])), refused_value(detail)
+        name = ".".join(map(str, detail["loc"]))
+        words = refused_value(detail)
         said.append(f"{name}{'' if words.startswith('is ') or not name else ':'} {words}".strip())
     return said
 
@@ -175,7 +176,8 @@ class MemoryCapacityError(PlanError):
     """
 
     def __init__(self, ratio: float, reason: str, advise: Callable[[], str] | None = None) -> None:
-        self.ratio, self._advise = ratio, advise
+        self.ratio = ratio
+        self._advise = advise
         super().__init__(reason)
 
     @property

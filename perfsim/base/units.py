@@ -114,7 +114,8 @@ def quantity_pattern(dimension: Dimension) -> str:
     A number with an exponent takes a unit without prefix: `1e9 B`, not `1e3 MB`.
     """
     units = _UNITS[dimension]
-    plain, exponent = r"(?:\d+\.?\d*|\.\d+)", r"[eE][-+]?\d+"
+    plain = r"(?:\d+\.?\d*|\.\d+)"
+    exponent = r"[eE][-+]?\d+"
     units_with_prefix = "|".join(_spellings(name) for name in accepted_units(dimension))
     without_prefix = "|".join(re.escape(name) for name in (*units.symbols, *units.unprefixed))
     return rf"^\s*\+?{plain}(?:\s*(?:{units_with_prefix})|{exponent}\s*(?:{without_prefix}))\s*$"
@@ -185,7 +186,8 @@ def _value_in(number: str, unit: str, dimension: Dimension) -> float | None:
     symbol = next((symbol for symbol in units.symbols if unit.endswith(symbol)), None)
     if symbol is None:
         return None
-    size, prefix = units.symbols[symbol], unit.removesuffix(symbol)
+    size = units.symbols[symbol]
+    prefix = unit.removesuffix(symbol)
     if not prefix:
         return float(number) * size
     if "e" in number.lower():  # 1e3 MB: two exponents are one too many
@@ -216,7 +218,8 @@ def _in_range(
     high = _UNITS[dimension].most if most is None else most
     if low <= value <= high:
         return value
-    smallest, largest = format_quantity(low, dimension, None), format_quantity(high, dimension, None)
+    smallest = format_quantity(low, dimension, None)
+    largest = format_quantity(high, dimension, None)
     size, nearest_text = ("small", smallest) if value < low else ("large", largest)
     raise _refusal(f"{text!r} is too {size}: {smallest} to {largest} is possible", dimension, nearest_text)
 

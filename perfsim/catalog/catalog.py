@@ -107,7 +107,8 @@ class DescriptionsByName(Mapping[str, SpecT]):
     """All descriptions of one kind, by name; a path of a YAML file is taken as well."""
 
     def __init__(self, catalog: Catalog, kind: str) -> None:
-        self._catalog, self._kind = catalog, kind
+        self._catalog = catalog
+        self._kind = kind
 
     def __getitem__(self, name_or_path: str) -> SpecT:
         return cast(SpecT, self._catalog.load(self._kind, name_or_path))

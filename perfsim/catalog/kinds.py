@@ -75,7 +75,8 @@ def element(annotation: Any, part: object) -> list[Any]:
     """The types accepted under a key or an index of a value of this type."""
     accepted: list[Any] = []
     for member in members(annotation):
-        origin, arguments = get_origin(member), get_args(member)
+        origin = get_origin(member)
+        arguments = get_args(member)
         if is_record(member):
             field = known_fields(member).get(str(part))
             accepted += [] if field is None else members(field)

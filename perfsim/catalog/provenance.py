@@ -61,8 +61,10 @@ def rows(node: Node) -> list[Row]:
 
 def _row(path: str, leaf: Node, root: Node) -> Row:
     text = leaf.text if not isinstance(leaf.value, list) else ", ".join(str(v) for v in leaf.plain())
-    sources, assumed = root.mapping.get("sources"), root.mapping.get("assumed")
-    source_key, assumed_key = covering(path, sources), covering(path, assumed)
+    sources = root.mapping.get("sources")
+    assumed = root.mapping.get("assumed")
+    source_key = covering(path, sources)
+    assumed_key = covering(path, assumed)
     # The longer key is the more specific one; at equal length the assumption is the safer claim.
     if assumed and assumed_key and len(assumed_key) >= len(source_key):
         return Row(path, text, f"assumed: {assumed.mapping[assumed_key].text}", assumed=True)

@@ -237,7 +237,8 @@ def _problem(
     details: ErrorDetails, model: type[BaseModel], node: Node, path: Loc, *, with_help: bool
 ) -> Problem:
     kind = details["type"]
-    parent, name = path[:-1], str(path[-1]) if path else ""
+    parent = path[:-1]
+    name = str(path[-1]) if path else ""
     inside = f" in {dotted(parent)}" if parent else ""
     if kind in _MISSING:
         return place(node, path).problem(f"`{name}` is missing{inside}")
@@ -251,7 +252,9 @@ def _problem(
 
 
 def _explain(details: ErrorDetails) -> tuple[str, str]:
-    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    kind = details["type"]
+    value = details["input"]
+    context = details.get("ctx", {})
     if {"message", "help"} <= context.keys():
         return str(context["message"]), str(context["help"])
     if kind == "value_error":

@@ -200,7 +200,8 @@ def _malformed(error: yaml.MarkedYAMLError, builder: _Builder) -> Problem:
 
 def _forbidden(error: yaml.reader.ReaderError, text: str, builder: _Builder) -> Problem:
     before = text[: error.position]
-    line, column = before.count("\n"), error.position - (before.rfind("\n") + 1)
+    line = before.count("\n")
+    column = error.position - (before.rfind("\n") + 1)
     mark = Mark(builder.file, line + 1, column + 1)
     return mark.problem(f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
 

@@ -192,7 +192,8 @@ def sweep(
     as_json: bool,
 ) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
-    shown, work = Shown(as_json, opens, quiet), Work(jobs, scheduler, dry_run)
+    shown = Shown(as_json, opens, quiet)
+    work = Work(jobs, scheduler, dry_run)
     answer_sweep(str(file), out, shown, work, table=table)
 
 

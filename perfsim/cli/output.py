@@ -91,7 +91,8 @@ class Meter:
         if self.bar is not None and now_s - self.shown_s < SECONDS_BETWEEN_DRAWINGS and done != total:
             return
         self.shown_s = now_s
-        bar, row = self.bar or _new_bar(), self.row
+        bar = self.bar or _new_bar()
+        row = self.row
         if self.bar is None:
             self.bar = bar
             bar.start()
@@ -113,7 +114,9 @@ class _Step:
     def lasts(self, ended: int, total: int) -> bool:
         """Take so many tasks as ended; whether this simulation takes long enough for a bar of its own."""
         if total != self.total or ended <= self.ended:
-            self.began_s, self.before, self.total = time.monotonic(), self.all_tasks, total
+            self.began_s = time.monotonic()
+            self.before = self.all_tasks
+            self.total = total
         self.ended = ended
         return time.monotonic() - self.began_s >= SECONDS_BEFORE_A_BAR
 

@@ -233,7 +233,8 @@ def check(files: tuple[Path, ...], kind: str, as_json: bool) -> None:
     """
     from perfsim.api.tools import check as check_file
 
-    checked, problems = [], []
+    checked = []
+    problems = []
     for path in files:
         try:
             checked.append(check_file(path, kind))

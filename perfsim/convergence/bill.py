@@ -214,7 +214,8 @@ def rates_of(
         )
     elif price is not None:
         device_hour = _range(f"price of a device-hour of {about}", price.device_hour)
-    power, power_w = system.power, None
+    power = system.power
+    power_w = None
     if power is not None:
         power_w = Uncertain(f"power of {about}", power.low, power.typical, power.high, "W")
     return Rates(

@@ -38,7 +38,8 @@ MIN_RANGE = 1.25
 that: two standard errors of `NOISE_FLOOR_LOG`."""
 NOISE_FLOOR_LOG = 0.05
 """Least standard error of log E: seeds scatter MLPerf reference runs by 4 %, the law misfits by about 5 %."""
-PRIOR_LOG, PRIOR_ERROR_LOG = 0.5, 0.7
+PRIOR_LOG = 0.5
+PRIOR_ERROR_LOG = 0.7
 """What is expected of ln(B_crit / B_max) before a fit, with its standard error; B_max is the largest batch.
 
 Who measures convergence stops near the critical batch: of the 16 files of MLPerf's reference runs whose fit
@@ -180,7 +181,8 @@ def _mean_by_batch(batches: Sequence[float], measured: Sequence[float]) -> tuple
     """Batch sizes in increasing order and the log of the mean of their repeats."""
     if len(batches) != len(measured):
         raise InputError(f"{len(batches)} batches but {len(measured)} measured values")
-    b, e = np.asarray(batches, dtype=np.float64), np.asarray(measured, dtype=np.float64)
+    b = np.asarray(batches, dtype=np.float64)
+    e = np.asarray(measured, dtype=np.float64)
     require_positive(batches=b, measured=e)
     sizes = np.unique(b)
     return sizes, np.log([_mean_of_repeats(size, e[b == size]) for size in sizes])
@@ -225,7 +227,8 @@ class _Profile:
             x = np.linspace(low, high, 257)
             sse = _sse(x, batch, log_e, prior=prior)
             best = int(sse.argmin())
-            low, high = float(x[max(best - 2, 0)]), float(x[min(best + 2, x.size - 1)])
+            low = float(x[max(best - 2, 0)])
+            high = float(x[min(best + 2, x.size - 1)])
         log_b_crit = float(x[best])
         return cls(log_b_crit, _e_min(batch, log_e, math.exp(log_b_crit)), float(sse[best]))
 
@@ -428,7 +431,8 @@ def _kaplan_loss(inputs: LawInputs) -> CriticalBatch:
         raise InputError(
             "critical-batch law 'kaplan_loss' needs loss_scale: on which corpus is the loss measured?"
         )
-    note, band = f"loss {loss:g} on the scale of {inputs.loss_scale}", DEFAULT_BAND_FACTOR
+    note = f"loss {loss:g} on the scale of {inputs.loss_scale}"
+    band = DEFAULT_BAND_FACTOR
     if inputs.loss_scale.casefold() != _KAPLAN_LOSS_SCALE.casefold():
         note += f", but the law was fitted on {_KAPLAN_LOSS_SCALE}: other corpora move it by 3 to 8 times"
         band = 8.0

@@ -25,9 +25,11 @@ def require_positive(**values: float | FloatArray) -> None:
     """Raise InputError, with the name, for a value that is not positive and finite, or an array with one."""
     for name, value in values.items():
         if isinstance(value, float | int):  # np.all takes twenty times as long
-            positive, shown = 0 < value < math.inf, f"{value:g}"
+            positive = 0 < value < math.inf
+            shown = f"{value:g}"
         else:
-            positive, shown = bool(np.all(value > 0) and np.all(np.isfinite(value))), str(value)
+            positive = bool(np.all(value > 0) and np.all(np.isfinite(value)))
+            shown = str(value)
         if not positive:
             raise InputError(f"{name} must be positive and finite, got {shown}")
 
@@ -62,9 +64,11 @@ class Uncertain:
         """The values so many standard deviations from the typical one."""
         z = np.asarray(place, dtype=np.float64) / Z_90
         if self.low > 0:
-            down, up = math.log(self.typical / self.low), math.log(self.high / self.typical)
+            down = math.log(self.typical / self.low)
+            up = math.log(self.high / self.typical)
             return np.asarray(self.typical * np.exp(z * np.where(z < 0, down, up)))
-        down, up = self.typical - self.low, self.high - self.typical
+        down = self.typical - self.low
+        up = self.high - self.typical
         return np.maximum(self.typical + z * np.where(z < 0, down, up), 0.0)
 
 

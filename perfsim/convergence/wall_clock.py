@@ -53,8 +53,11 @@ def failing_time_s(
     stretch of work tau with its write delta takes M e^(R / M) (e^((tau + delta) / M) - 1) seconds on average
     (Daly 2006's form). Every value may be an array.
     """
-    work, interval = np.asarray(work_s, dtype=np.float64), np.asarray(interval_s, dtype=np.float64)
-    rate, write, restart = np.asarray(failures_per_s), np.asarray(write_s), np.asarray(restart_s)
+    work = np.asarray(work_s, dtype=np.float64)
+    interval = np.asarray(interval_s, dtype=np.float64)
+    rate = np.asarray(failures_per_s)
+    write = np.asarray(write_s)
+    restart = np.asarray(restart_s)
     stretch_s = interval + write
     exponent = np.minimum(stretch_s * rate, MOST_MTTFS)
     # expm1(x) / x tends to 1 without failures.
@@ -211,7 +214,9 @@ class _Clock:
 
     def parts(self) -> Iterator[tuple[str, FloatArray]]:
         """Name and seconds of each part."""
-        slowed_s, interval_s, write_s = self.slowed_s, self.interval_s, self.write_s
+        slowed_s = self.slowed_s
+        interval_s = self.interval_s
+        write_s = self.write_s
         writing_s = slowed_s * write_s / interval_s if self.run.time_s else np.zeros(())
         yield "steps", self.time_s
         yield "stragglers", slowed_s - self.time_s
@@ -231,7 +236,8 @@ class _Clock:
 
     def words(self) -> dict[str, str]:
         """What parts were computed from; the values are the three ends."""
-        spec, run = self.spec, self.run
+        spec = self.spec
+        run = self.run
         failures_per_s = float(np.broadcast_to(self.failures_per_s, 3)[1])
         gigabytes = run.num_parameters / 1e9
         written = gigabytes * spec.checkpoint_bytes

@@ -163,7 +163,9 @@ class GemmModel:
 
     def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
         """Tiles and waves of flat arrays of shapes."""
-        units, k_step, shapes = self.compute_units, self.constants.k_step, (m, n, k, batch)
+        units = self.compute_units
+        k_step = self.constants.k_step
+        shapes = (m, n, k, batch)
         result = self.element_bytes if self.result_bytes is None else self.result_bytes
         return Geometry.of(self._candidates, units, k_step, shapes, self.element_bytes, result)
 

@@ -142,7 +142,8 @@ class GpuKernels:
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
-        device_s, launches = 0.0, 0
+        device_s = 0.0
+        launches = 0
         for kernel in work.kernels:
             device_s += self.kernel_s(kernel)
             launches += kernel.launches
@@ -311,10 +312,8 @@ class GpuCosts(GpuKernels, Costs):
         if product is None or work.group is None or not self.recipe.overlap_tensor:
             return alone_s
         chunks = work.group.size
-        chunk_s, exchange_s = (
-            self.kernel_s(_chunk(product, chunks)),
-            self.framework.exchange_slowdown * alone_s / (chunks - 1),
-        )
+        chunk_s = self.kernel_s(_chunk(product, chunks))
+        exchange_s = self.framework.exchange_slowdown * alone_s / (chunks - 1)
         units = min(MOST_TAKEN, self._taken(work, exchange_s * (chunks - 1)).units)
         beside_s = max(exchange_s, chunk_s + units * exchange_s)
         return max(0.0, chunk_s + (chunks - 1) * beside_s - self.kernel_s(product))

@@ -87,7 +87,8 @@ def update_products(
     """
     if recipe.optimizer != "muon" or model is None or num_parameters <= 0:
         return ()
-    side, flop = model.hidden_size, newton_schulz_flop(model) * num_parameters
+    side = model.hidden_size
+    flop = newton_schulz_flop(model) * num_parameters
     return (gemm("muon", side, side, side, batch=max(1, math.ceil(flop / (2.0 * side**3)))),)
 
 
@@ -128,7 +129,8 @@ class StateBytes:
 
 def state_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> StateBytes:
     """Bytes per parameter of the model states under a recipe's precisions; `model` as in `moment_bytes`."""
-    gradients, states = main_grad_bytes(recipe), PRECISION_BYTES[recipe.optimizer_precision]
+    gradients = main_grad_bytes(recipe)
+    states = PRECISION_BYTES[recipe.optimizer_precision]
     copied = states if gradients < states else 0.0
     return StateBytes(recipe.element_bytes, gradients, updated_state_bytes(recipe, model) + copied)
 

@@ -99,7 +99,8 @@ class StreamCosts:
 
     def __init__(self, topology: WaferTree) -> None:
         system = self.system = topology.system
-        store, rated = system.memoryx, topology.edges.rated
+        store = system.memoryx
+        rated = topology.edges.rated
         self.shares = store.servers if store.placement == "sharded" else 1
         """Servers that work on one layer."""
         self.rated_bytes_per_s = rated
@@ -292,7 +293,8 @@ def place_of(release: str) -> int:
 def growth_per_release(calibration: WaferCalibration) -> float:
     """Mean growth of the log efficiency per release, from the oldest measured one to the newest."""
     places = {place_of(release): math.log(value) for release, value in calibration.efficiency.items()}
-    oldest, newest = min(places), max(places)
+    oldest = min(places)
+    newest = max(places)
     return (places[newest] - places[oldest]) / (newest - oldest) if newest > oldest else 0.0
 
 

@@ -76,7 +76,8 @@ class _Wake(simpy.Event):
 
     def __init__(self, env: simpy.Environment) -> None:
         super().__init__(env)
-        self._ok, self._value = True, None
+        self._ok = True
+        self._value = None
 
 
 class Calendar:
@@ -137,7 +138,9 @@ class Calendar:
 
     def _instant(self, event: simpy.Event) -> None:
         """Carry out all that is due."""
-        acts, times, armed = self._acts, self._times, self._armed
+        acts = self._acts
+        times = self._times
+        armed = self._armed
         now_s = self._now_s = max(self._now_s, heappop(armed))
         self.instants += 1
         self._inside = True
@@ -149,7 +152,8 @@ class Calendar:
                         act(key)
             if not self._at_end:
                 break
-            at_end, self._at_end = self._at_end, []
+            at_end = self._at_end
+            self._at_end = []
             for work_out in at_end:
                 work_out()
         self._inside = False

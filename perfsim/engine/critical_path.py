@@ -30,7 +30,8 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
 def longest_path(graph: TaskGraph, ticks: Ticks, exponent: int) -> Trace:
     """`critical_path` with durations in ticks of 2^exponent s."""
     # Ticks are added as integers and scaled by a power of two, so every time is exact.
-    chains, tick_s = graph.chains, 2.0**exponent
+    chains = graph.chains
+    tick_s = 2.0**exponent
     total, before = chains.running_sums(ticks)
     starts_s = _starts(chains.pairs, total, before, tick_s)
     total -= before.repeat(chains.length)  # in place: allocating such large columns costs more than the sums
@@ -52,7 +53,9 @@ def _starts(pairs: Pairs, total: Ticks, before: Ticks, tick_s: float) -> Floats:
         return seconds
 
     values = [0.0]
-    append, limits, rows = values.append, present_limits(), len(pairs.left_value)
+    append = values.append
+    limits = present_limits()
+    rows = len(pairs.left_value)
     for row in range(0, rows, ROWS_AT_ONCE):
         limits.in_time(partial(_progress, row, rows))
         window = slice(row, row + ROWS_AT_ONCE)
@@ -63,7 +66,8 @@ def _starts(pairs: Pairs, total: Ticks, before: Ticks, tick_s: float) -> Floats:
             since_s(pairs.right_place[window], pairs.right_chain[window]),
             strict=True,
         ):
-            ready_s, right_s = values[left] + after_left, values[right] + after_right
+            ready_s = values[left] + after_left
+            right_s = values[right] + after_right
             if right_s > ready_s:  # a call of max would take as long as the rest of the loop
                 ready_s = right_s
             append(ready_s)

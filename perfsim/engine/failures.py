@@ -102,7 +102,8 @@ class FailedRun:
 
 def exponential_failures(mttf_s: float, seed: int) -> Iterator[float]:
     """Times of independent failures with mean interval `mttf_s`."""
-    rng, now_s = np.random.default_rng(seed), 0.0
+    rng = np.random.default_rng(seed)
+    now_s = 0.0
     while True:
         now_s += float(rng.exponential(mttf_s))
         yield now_s
@@ -138,7 +139,9 @@ class _Run:
 
     def train(self) -> Generator[simpy.Event, None, None]:
         """Train in chunks, each saved by a checkpoint after it; the last one needs none."""
-        restarting, useful_s, limits = False, self.left_s, present_limits()
+        restarting = False
+        useful_s = self.left_s
+        limits = present_limits()
         for chunk in count():
             if self.left_s <= 0:
                 return

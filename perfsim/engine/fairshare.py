@@ -91,7 +91,8 @@ class PathClass:
         self.advance(now_s)
         self.fraction = fraction
         if fraction < 1.0:
-            service_s, marks = self.service_s, self.marks
+            service_s = self.service_s
+            marks = self.marks
             if self.ends:  # slowed for the first time: exact ends become marks of the service clock
                 for end_s, number, weight, on_done in self.ends:
                     heappush(marks, (service_s + (end_s - now_s), number, weight, on_done))
@@ -235,7 +236,9 @@ def fill_by_numpy(loads: Loads, caps: list[float], capacity: Sequence[float]) ->
         rates[owner[done]] = limit[owner[done]]
         taken = np.bincount(link[done], weights=units[done] * limit[owner[done]], minlength=len(left))
         left = np.maximum(0.0, left - taken)
-        owner, link, units = owner[~done], link[~done], units[~done]
+        owner = owner[~done]
+        link = link[~done]
+        units = units[~done]
     return [float(rate) for rate in rates]
 
 
@@ -344,7 +347,8 @@ class FairShare:
 
     def _change_weight(self, path: PathClass, now_s: float) -> None:
         path.advance(now_s)
-        change, path.change = path.change, 0
+        change = path.change
+        path.change = 0
         path.weight += change
         for link, count in path.links:
             self._on_link[link][path] = count
@@ -382,7 +386,8 @@ class FairShare:
                 if link in seen:
                     continue
                 seen.add(link)
-                was_hot, is_hot = self._hot[link], self._demand[link] > self._limit[link]
+                was_hot = self._hot[link]
+                is_hot = self._demand[link] > self._limit[link]
                 if was_hot != is_hot:
                     self._count_hot(link, is_hot, now_s)
                 if is_hot:
@@ -406,7 +411,8 @@ class FairShare:
     def _count_hot(self, link: int, is_hot: bool, now_s: float) -> None:
         """Note that a link is contended from now on, or no longer."""
         self._hot[link] = is_hot
-        before, self._num_hot = self._num_hot, self._num_hot + (1 if is_hot else -1)
+        before = self._num_hot
+        self._num_hot = self._num_hot + (1 if is_hot else -1)
         if not before:
             self._hot_since_s = now_s
         elif not self._num_hot:

@@ -238,7 +238,9 @@ class _Run:
         beside: Beside | None,
         involved: Involved,
     ) -> None:
-        self.graph, self.flows, self.grid_s = graph, links.flows, 2.0**exponent
+        self.graph = graph
+        self.flows = links.flows
+        self.grid_s = 2.0**exponent
         self.duration_s = in_seconds(ticks, exponent)
         self.env = simpy.Environment()
         self.calendar = Calendar(self.env)
@@ -296,7 +298,8 @@ class _Run:
 
     def _find_loads(self, beside: Beside, involved: Involved) -> None:
         """Find what communications take on which devices, and the chains that they may slow."""
-        graph, chains = self.graph, self.chains
+        graph = self.graph
+        chains = self.chains
         self.num_devices = 1 + max(
             (number for numbers in graph.stream_devices for number in numbers), default=-1
         )
@@ -308,7 +311,8 @@ class _Run:
                 chains.chain[tasks].tolist(), kind.tolist(), graph.work[tasks].tolist(), strict=True
             )
         }
-        slowed, own = np.flatnonzero(involved.slowed), own_device(graph, devices)
+        slowed = np.flatnonzero(involved.slowed)
+        own = own_device(graph, devices)
         # Of several computations in a chain the first decides where it runs.
         chain, first = np.unique(chains.chain[slowed], return_index=True)
         self.slowed = dict(zip(chain.tolist(), own[graph.stream[slowed[first]]].tolist(), strict=True))
@@ -323,7 +327,8 @@ class _Run:
 
     def _limited_s(self, beside: Beside) -> Floats:
         """Seconds from the start of a chain that units, and memory bandwidth, limit; shape (2, tasks)."""
-        chains, work = self.chains, self.graph.work[self.chains.order]
+        chains = self.chains
+        work = self.graph.work[self.chains.order]
         limited_s = beside.bound.T[:, work] * self.duration_s[chains.order]
         total_s = limited_s.cumsum(axis=1)
         heads = chains.first[:-1]
@@ -332,7 +337,8 @@ class _Run:
     def _points(self) -> Points:
         """The chains that wait for each chain, by the time from its start (from its end, for a flow)."""
         chains = self.chains
-        task, after = chains.waits_for.values, chains.waits_for.row_of_value
+        task = chains.waits_for.values
+        after = chains.waits_for.row_of_value
         before = chains.chain[task]
         flows, slowed = (_any_of(chosen, len(chains)) for chosen in (self.flow_of, self.slowed))
         since_s = np.where(flows[before], 0.0, self.since_s[chains.place[task]])
@@ -390,9 +396,11 @@ class _Run:
     def _settle(self, chain: int, from_s: float) -> None:
         """Pass the start of a chain, or the end of a flow, on to the chains that wait for it."""
         first, after_s, _, behind = self.points
-        ready_s, missing = self.ready_s, self.missing
+        ready_s = self.ready_s
+        missing = self.missing
         for point in range(first[chain], first[chain + 1]):
-            follower, when_s = behind[point], from_s + after_s[point]
+            follower = behind[point]
+            when_s = from_s + after_s[point]
             if when_s > ready_s[follower]:
                 ready_s[follower] = when_s
             missing[follower] -= 1
@@ -401,7 +409,8 @@ class _Run:
 
     def _release(self, follower: int) -> None:
         """Pass on to a chain that the point of a slowed computation that it waits for is reached."""
-        now_s, missing = self.calendar.now_s, self.missing
+        now_s = self.calendar.now_s
+        missing = self.missing
         if now_s > self.ready_s[follower]:
             self.ready_s[follower] = now_s
         missing[follower] -= 1
@@ -424,12 +433,15 @@ class _Run:
     # -------------------------------------------------------------------------------------- outcome
     def _trace(self) -> Trace:
         """The trace of the run. Raises DeadlockError if a task never started or ended."""
-        chains, ready_s, order = self.chains, np.array(self.ready_s), self.chains.order
+        chains = self.chains
+        ready_s = np.array(self.ready_s)
+        order = self.chains.order
         paces = self.devices.paces
         ends_s = Stretched(paces, chains, ready_s, self.grid_s).times_s(self.progress)
         starts_s = np.empty_like(ends_s)  # a task of a chain starts when the one before it ends
         starts_s[1:], starts_s[chains.first[:-1]] = ends_s[:-1], ready_s
-        start_s, end_s = np.empty(len(self.graph)), np.empty(len(self.graph))
+        start_s = np.empty(len(self.graph))
+        end_s = np.empty(len(self.graph))
         start_s[order], end_s[order] = starts_s, ends_s
         flows = list(self.flow_of.values())
         start_s[flows] = ready_s[chains.chain[flows]]
@@ -452,7 +464,8 @@ class _Run:
 
     def _check(self) -> None:
         """Report the tasks that have ended to the limits, counting every chain as equally long."""
-        total, before = len(self.graph), self.ended
+        total = len(self.graph)
+        before = self.ended
         self.ended = min(total, round(self.begun * total / len(self.chains)))
         self.limits.check(self.ended, before, total)
 

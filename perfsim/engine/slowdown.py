@@ -50,7 +50,8 @@ class Occupied(NamedTuple):
 
 def occupied(graph: TaskGraph, tasks: NDArray[np.intp]) -> Occupied:
     """The devices that communications occupy: those of their stream, and those that receive a message."""
-    of_stream, of_message = graph.stream_devices, _ends_of_messages(graph)
+    of_stream = graph.stream_devices
+    of_message = _ends_of_messages(graph)
     count = len(graph.works)
     codes, kind = np.unique(
         graph.stream[tasks].astype(np.int64) * count + graph.work[tasks], return_inverse=True
@@ -91,17 +92,20 @@ def contending(
     """
     contend = np.zeros(len(graph), dtype=bool)
     tasks, link, bytes_per_s = _crossings(graph, flows)
-    start_s, end_s = trace.start_s[tasks], trace.end_s[tasks]
+    start_s = trace.start_s[tasks]
+    end_s = trace.end_s[tasks]
     more_s = wider * (end_s - start_s)
     count = len(tasks)
-    number, change = np.tile(np.arange(count), 2), np.repeat([1.0, -1.0], count)
+    number = np.tile(np.arange(count), 2)
+    change = np.repeat([1.0, -1.0], count)
     # On one link at one time, flows end before others start.
     order = np.lexsort((change, np.concatenate([start_s - more_s, end_s + more_s]), link[number]))
     demand = np.cumsum((change * bytes_per_s[number])[order])
     beyond = np.cumsum(demand > capacities[link[number[order]]] * (1 + TOLERANCE))
     place = np.empty(2 * count, dtype=np.int64)
     place[order] = np.arange(2 * count)
-    begin, end = place[:count], place[count:]
+    begin = place[:count]
+    end = place[count:]
     before = np.where(begin > 0, beyond[begin - 1], 0)
     contend[tasks[beyond[end - 1] > before]] = True
     return contend
@@ -137,7 +141,8 @@ def _spans_of(communications: Occupied, trace: Trace) -> tuple[Spans, NDArray[np
     first = np.cumsum(counts) - counts
     number = np.repeat(np.arange(len(tasks)), counts[kind])
     place = np.arange(len(number)) - np.repeat(np.cumsum(counts[kind]) - counts[kind], counts[kind])
-    start_s, end_s = trace.start_s[tasks[number]], trace.end_s[tasks[number]]
+    start_s = trace.start_s[tasks[number]]
+    end_s = trace.end_s[tasks[number]]
     return Spans(numbers[first[kind[number]] + place], start_s, end_s), number
 
 
@@ -186,7 +191,8 @@ def changes_of_device(graph: TaskGraph, chains: Chains, limited: NDArray[np.bool
     """Tasks of `limited` whose chain came from another device, where the last such task before them ran."""
     own = np.array([min(numbers, default=-1) for numbers in graph.stream_devices])
     tasks = chains.order[limited[chains.order]]
-    chain, device = chains.chain[tasks], own[graph.stream[tasks]]
+    chain = chains.chain[tasks]
+    device = own[graph.stream[tasks]]
     changed = (chain[1:] == chain[:-1]) & (device[1:] != device[:-1])
     return np.asarray(tasks[1:][changed])
 
@@ -261,7 +267,10 @@ class Running:
     )
 
     def __init__(self, device: int, chain: int, since_s: float, point: int) -> None:
-        self.device, self.chain, self.since_s, self.point = device, chain, since_s, point
+        self.device = device
+        self.chain = chain
+        self.since_s = since_s
+        self.point = point
         self.alone_s = self.units_s = self.memory_s = self.units = self.memory = 0.0
         self.passed = -1
         """Number of the last point that was reached; -1: none."""
@@ -286,10 +295,14 @@ class Devices:
         release: Callable[[int], None],
         grid_s: float,
     ) -> None:
-        self.calendar, self.points, self.release, self.grid_s = calendar, points, release, grid_s
+        self.calendar = calendar
+        self.points = points
+        self.release = release
+        self.grid_s = grid_s
         self.paces: list[Pace] = []
         """Every change of a chain's pace."""
-        self._progress, self._first_place = progress, first_place
+        self._progress = progress
+        self._first_place = first_place
         self._taken = [(0, 0)] * count
         self._excess = {(0, 0): (0.0, 0.0)}
         self._beside = [(0.0, 0.0)] * count
@@ -299,7 +312,8 @@ class Devices:
 
     def take(self, load: Load, sign: int) -> None:
         """A communication starts now and takes its shares (`sign` 1), or ends and leaves them (-1)."""
-        changed, taken = self._changed, self._taken
+        changed = self._changed
+        taken = self._taken
         if not changed and not self._begun:
             self.calendar.at_end_of_instant(self._work_out)
         devices, more_units, more_memory = load
@@ -349,7 +363,8 @@ class Devices:
                 # Rounding must not undo a point.
                 alone_s, units_s, memory_s = self._progress
                 place = self.points.place[passed]
-                running.alone_s, running.units_s = alone_s[place], units_s[place]
+                running.alone_s = alone_s[place]
+                running.units_s = units_s[place]
                 running.memory_s = memory_s[place]
         if running.due_s >= 0.0:
             self.calendar.take_back(running.due_s, running)
@@ -362,8 +377,11 @@ class Devices:
     def _advance(self, running: Running, elapsed_s: float) -> None:
         """Add the progress of some time at the present pace."""
         alone_s, units_s, memory_s = self._progress
-        alone, units, memory = running.alone_s, running.units, running.memory
-        begin_units, begin_memory = running.units_s, running.memory_s
+        alone = running.alone_s
+        units = running.units
+        memory = running.memory
+        begin_units = running.units_s
+        begin_memory = running.memory_s
         start = low = self._first_place[running.chain]
         high = self._first_place[running.chain + 1] - 1
         while low < high:  # find the task that is under way; bisect with a key would take three times as long
@@ -375,11 +393,16 @@ class Devices:
                 low = middle + 1
             else:
                 high = middle
-        end_s, end_units_s, end_memory_s = alone_s[low], units_s[low], memory_s[low]
+        end_s = alone_s[low]
+        end_units_s = units_s[low]
+        end_memory_s = memory_s[low]
         since_s = since_units_s = since_memory_s = 0.0
         if low > start:
-            since_s, since_units_s, since_memory_s = alone_s[low - 1], units_s[low - 1], memory_s[low - 1]
-        more_s, more_units_s = end_s - since_s, end_units_s - since_units_s
+            since_s = alone_s[low - 1]
+            since_units_s = units_s[low - 1]
+            since_memory_s = memory_s[low - 1]
+        more_s = end_s - since_s
+        more_units_s = end_units_s - since_units_s
         more_memory_s = end_memory_s - since_memory_s
         whole_s = more_s + units * more_units_s + memory * more_memory_s
         share = 1.0
@@ -410,7 +433,8 @@ class Devices:
         """Release the chains that wait for the point that is reached, and go on to the next one."""
         first, after_s, _, chain = self.points
         point = running.passed = running.point
-        passed_s, last = after_s[point], first[running.chain + 1]
+        passed_s = after_s[point]
+        last = first[running.chain + 1]
         while point < last and after_s[point] == passed_s:
             if chain[point] >= 0:
                 self.release(chain[point])
@@ -427,11 +451,14 @@ class Stretched:
 
     def __init__(self, paces: list[Pace], chains: Chains, ready_s: Floats, grid_s: float) -> None:
         self.chain_of_place = np.repeat(np.arange(len(chains)), chains.length)
-        self.ready_s, self.grid_s = ready_s, grid_s
+        self.ready_s = ready_s
+        self.grid_s = grid_s
         rows = np.array(paces).reshape(-1, 7)
         columns = rows[np.argsort(rows[:, 0], kind="stable")].T
-        self.chain, self.since_s = columns[0].astype(np.int64), columns[1]
-        self.progress, self.beside = columns[2:5], columns[5:]
+        self.chain = columns[0].astype(np.int64)
+        self.since_s = columns[1]
+        self.progress = columns[2:5]
+        self.beside = columns[5:]
 
     def times_s(self, progress: Floats) -> Floats:
         """When each progress is made; `progress` has shape (3, tasks), by place."""
@@ -443,7 +470,8 @@ class Stretched:
         slowed[self.chain] = True
         places = np.flatnonzero(slowed[self.chain_of_place])
         pace = self._pace(self.chain_of_place[places], alone_s[places])
-        places, pace = places[pace >= 0], pace[pace >= 0]
+        places = places[pace >= 0]
+        pace = pace[pace >= 0]
         alone_s, units_s, memory_s = progress[:, places] - self.progress[:, pace]
         took_s = alone_s + self.beside[0, pace] * units_s + self.beside[1, pace] * memory_s
         times_s[places] = np.ceil((self.since_s[pace] + took_s) / self.grid_s) * self.grid_s

@@ -120,9 +120,11 @@ class Trace:
         """
         boundaries: dict[str, dict[str, float]] = {}
         for block in self._blocks():
-            low_s, high_s = block.low_s, block.high_s
+            low_s = block.low_s
+            high_s = block.high_s
             busy = self._spans(block, block.compute)
-            first_s, last_s = high_s.copy(), low_s.copy()
+            first_s = high_s.copy()
+            last_s = low_s.copy()
             np.minimum.at(first_s, busy.device, busy.start_s)
             np.maximum.at(last_s, busy.device, busy.end_s)
             heads = self._breakdowns(block.between(low_s, first_s))
@@ -211,12 +213,14 @@ class Trace:
 
     def _breakdowns(self, block: _Block) -> list[dict[str, float]]:
         """Every second of the window of each device of a block, by category."""
-        names, shape = self._categories, (len(block.devices), len(self._categories))
+        names = self._categories
+        shape = (len(block.devices), len(self._categories))
         busy = self._spans(block, block.compute)
         computed_s = busy.seconds(shape)
         # On a clock that stands still while a device computes, exposed time is all that is left.
         waited = self._spans(block, block.background).outside(busy.union())
-        exposed_s, taken = np.zeros(shape), _NO_SPANS
+        exposed_s = np.zeros(shape)
+        taken = _NO_SPANS
         for category in _exposed_order(names):
             number = names.index(category)
             joined = taken.with_others(waited.of_category(number)).union()
@@ -229,7 +233,8 @@ class Trace:
         self, block: _Block, computed_s: Floats, exposed_s: Floats, idle_s: Floats
     ) -> list[dict[str, float]]:
         """The seconds of each device by name: of its categories, and its bubble."""
-        names, total_s = self._categories, computed_s + exposed_s
+        names = self._categories
+        total_s = computed_s + exposed_s
         seconds: list[dict[str, float]] = [{} for _ in block.devices]
         for rows, order in ((block.compute, sorted), (block.background, _exposed_order)):
             counts = np.bincount(rows.device * len(names) + rows.category, minlength=total_s.size)
@@ -305,13 +310,15 @@ def _in_blocks(
 ) -> Iterator[list[str]]:
     """Devices, as many at a time as have `ROWS_AT_ONCE` tasks on their own and on common streams."""
     block: list[str] = []
-    rows, shared = 0, sum(lengths[stream] for stream in common)
+    rows = 0
+    shared = sum(lengths[stream] for stream in common)
     for device, streams in devices.items():
         rows += shared + sum(lengths[stream] for stream in streams)
         block.append(device)
         if rows >= ROWS_AT_ONCE:
             yield block
-            block, rows = [], 0
+            block = []
+            rows = 0
     if block:
         yield block
 
@@ -386,7 +393,8 @@ class _Spans(NamedTuple):
             return self
         devices = np.arange(max(busy.device[-1], self.device.max(initial=0)) + 2)
         own, others = (spans.device.searchsorted(devices).tolist() for spans in (self, busy))
-        start_s, end_s = self.start_s.copy(), self.end_s.copy()
+        start_s = self.start_s.copy()
+        end_s = self.end_s.copy()
         for (first, end), (low, high) in zip(pairwise(own), pairwise(others), strict=True):
             clock = _StandingClock(busy.start_s[low:high], busy.end_s[low:high])
             begun = clock.begun(start_s[first:end])

@@ -29,7 +29,8 @@ from perfsim.work.kernels import Kernel
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-LARGER_MEMORY, SMALLER_MEMORY = "a100-sxm4", "a100-sxm4-40gb"
+LARGER_MEMORY = "a100-sxm4"
+SMALLER_MEMORY = "a100-sxm4-40gb"
 """Calibrations of one chip with two memories."""
 NOTHING = "nothing"
 """Key of the prediction with every mechanism in place."""

@@ -135,7 +135,8 @@ def _weak_evidence(facts: Facts) -> Cause | None:
 
 
 def _head_size(facts: Facts) -> Cause | None:
-    model, mechanism = facts.case.model, "attention core"
+    model = facts.case.model
+    mechanism = "attention core"
     size = model.hidden_size // model.num_attention_heads
     if size % HEAD_MULTIPLE == 0 or facts.share(mechanism) < LEAST_SHARE:
         return None
@@ -291,7 +292,8 @@ def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
     for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
         values = owner.constants()
         for path, record in owner.fit.items():
-            value, field = values.get(path), path.rpartition(".")[2]
+            value = values.get(path)
+            field = path.rpartition(".")[2]
             name = field if field in OF_KERNEL else f"{field} of {owner.name}"
             launched = field in OF_HOST and bool(getattr(owner, "launcher", ""))
             if launched or path in owner.assumed or not isinstance(value, float):

@@ -176,7 +176,8 @@ def fitted_widths(runs: Sequence[LeftOutRun], others: BandWidths | None = None) 
     if not dense or len(dense) == len(runs):
         return _widths_of_alike(runs, others)
     widths = _widths_of_alike(dense, others)
-    points, sparse = np.array(_points(runs)), np.array([run.traits.experts for run in runs])
+    points = np.array(_points(runs))
+    sparse = np.array([run.traits.experts for run in runs])
     errors = np.array([run.log_error for run in runs])
     normalised = np.sqrt(np.maximum(errors**2 - (widths.slope * points) ** 2, 0.0)) / widths.base
     return replace(widths, experts=max(1.0, conformal_quantile(normalised[sparse])))
@@ -198,7 +199,8 @@ def _widths_of_alike(runs: Sequence[LeftOutRun], others: BandWidths | None) -> B
     weights = np.array([1.0 / np.sqrt(sizes[run.family]) for run in runs])
     scale, growth = scale_and_growth(errors, points, weights, freedom)
     factor = conformal_quantile(np.abs(errors) / np.hypot(scale, growth * points))
-    base, slope = max(conformal_quantile(np.abs(errors)), factor * scale), factor * growth
+    base = max(conformal_quantile(np.abs(errors)), factor * scale)
+    slope = factor * growth
     return BandWidths(base, slope, _unshared(runs, np.hypot(base, slope * points)))
 
 

@@ -108,7 +108,8 @@ class CaseModel(CaseSpec):
         """The model. Raises ValidationError for fields that contradict each other."""
         fields = self.model_dump(include=_SAME_FIELDS)
         window = self.sliding_window if 0 < (self.sliding_window or 0) < self.seq_length else None
-        latent, experts = None, None
+        latent = None
+        experts = None
         if self.attention_type == "mla":
             fields["num_query_groups"] = fields["head_dim"] = None
             latent = {
@@ -441,7 +442,8 @@ def _one_domain(case: StepCase) -> bool:
 
 def suggested(case: StepCase) -> tuple[str, str]:
     """Name of the framework that a run without one is given, and why."""
-    training, fused = case.training, case.training.attention == "flash"
+    training = case.training
+    fused = case.training.attention == "flash"
     narrow = PRECISION_BYTES[training.precision] < PRECISION_BYTES["bf16"]
     if case.system.device.startswith(_AMD):
         return "primus-te", f"device {case.system.device}"

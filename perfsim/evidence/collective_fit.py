@@ -271,7 +271,8 @@ def agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
     for table in range(1, int(rows.table.max()) + 1):
         for size, octave in set(zip(rows.size.tolist(), rows.octave.tolist(), strict=True)):
             here = (rows.size == size) & (rows.octave == octave)
-            first, later = here & (rows.table < table) & keep, here & (rows.table == table)
+            first = here & (rows.table < table) & keep
+            later = here & (rows.table == table)
             if first.any() and later.any():
                 ratio = np.median(_per_byte(rows, later)) / np.median(_per_byte(rows, first))
                 keep[later] = abs(ratio - 1) <= _DISAGREEMENT

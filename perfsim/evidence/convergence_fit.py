@@ -75,7 +75,8 @@ def fit_convergence(
 
 def _calibration(name: str, fit: HyperbolaFit, scale: float, unit: str) -> ConvergenceCalibration:
     e_low, e_high = sorted(fit.e_min_interval)
-    low, high = (fit.b_crit / fit.band_factor, fit.b_crit * fit.band_factor)
+    low = fit.b_crit / fit.band_factor
+    high = fit.b_crit * fit.band_factor
     words = (
         f"E_min {fit.e_min:.4g} {unit} ({_end(fit.e_min, e_low)} to {_end(fit.e_min, e_high)}), B_crit "
         f"{fit.b_crit:.4g} {unit} ({low:.4g} to {high:.4g}), 90 %; {len(fit.batches)} batches, residual "
@@ -105,7 +106,8 @@ def _of_noise(name: str, rows: Mapping[str, Sequence[float]], path: Path) -> Con
     Progress at batch B costs 1 + B_simple / B times the least steps, so at a fixed batch the examples are
     E_min (1 + B <1 / B_simple>): the mean of the reciprocal over the tokens counts.
     """
-    tokens, noise = np.asarray(rows["tokens"]), np.asarray(rows["b_simple"])
+    tokens = np.asarray(rows["tokens"])
+    noise = np.asarray(rows["b_simple"])
     if tokens.size < 2 or np.any(np.diff(tokens) <= 0) or np.any(noise <= 0):
         raise InputError(
             [Problem("tokens must increase over two rows or more, b_simple be positive", str(path), 1)]

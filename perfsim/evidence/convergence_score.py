@@ -95,7 +95,8 @@ def validate_convergence(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _read(cases: Sequence[Mapping[str, Any]]) -> tuple[list[_Benchmark], list[dict[str, str]]]:
-    benchmarks, failed = [], []
+    benchmarks = []
+    failed = []
     for number, case in enumerate(cases, start=1):
         try:
             benchmarks.append(_benchmark(case))
@@ -145,8 +146,10 @@ def _predict(
     points: tuple[tuple[float, float], ...],
     target: tuple[float, float],
 ) -> _Prediction:
-    batches, measured = [point[0] for point in points], [point[1] for point in points]
-    predicted, refused = None, ""
+    batches = [point[0] for point in points]
+    measured = [point[1] for point in points]
+    predicted = None
+    refused = ""
     try:
         predicted = fit_hyperbola(batches, measured, benchmark.run_kind, prior=True).examples(target[0])
     except PerfsimError as error:

@@ -202,7 +202,8 @@ def fit_gemm(
     need_more_than(2 * len(_start_and_bounds(_CHOICE)[0]) + 1, shapes, table_path, "GEMM shapes")
     order = np.random.default_rng(0).permutation(table.time_s.size)  # a table may be sorted
     fit_rows = min(-(-order.size // 2), _FIT_ROWS)
-    half, rest = table.rows(order[:fit_rows]), table.rows(order[fit_rows:])
+    half = table.rows(order[:fit_rows])
+    rest = table.rows(order[fit_rows:])
     results = [_minimise(half, device, choice, evaluations) for choice in (_CHOICE, _EFFICIENCY)]
     best, _ = min(results, key=lambda result: result[1])
     errors = absolute_errors(_constants(best), device, rest)
@@ -289,7 +290,9 @@ def _polished(
             trial[axis] = np.clip(trial[axis] + shift, low[axis], high[axis])
             value = loss(trial)
             if value < lowest:
-                best, lowest, improved = trial, value, True
+                best = trial
+                lowest = value
+                improved = True
                 break
         length[axis] = min(1.0, 1.4 * length[axis]) if improved else max(0.005, 0.85 * length[axis])
     return best, lowest
@@ -438,7 +441,8 @@ def _model(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> Gem
 
 
 def _sixteen(table: GemmTable, device: DeviceSpec, gemm: GemmConstants) -> _Problem:
-    sample, start = _sample(table), _START["bf16"]
+    sample = _sample(table)
+    start = _START["bf16"]
     model = _model(device, gemm, "bf16")
     geometry = model.geometry(sample.m, sample.n, sample.k, np.ones(sample.m.shape))
 
@@ -450,7 +454,8 @@ def _sixteen(table: GemmTable, device: DeviceSpec, gemm: GemmConstants) -> _Prob
 
 
 def _narrow(table: GemmTable, device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> _Problem:
-    sample, start = _sample(table), _START["narrow"]
+    sample = _sample(table)
+    start = _START["narrow"]
     model = replace(
         _model(device, gemm, precision),
         element_bytes=PRECISION_BYTES[precision],
@@ -492,7 +497,8 @@ def _fitted(problem: _Problem, command: str, table: str, path: Path) -> tuple[di
     """The factors with the least robust error, and the record of their fit."""
     need_more_than(len(problem.names), problem.table.m.size, path, "GEMM shapes")
     optimize: Any = scipy_optimize()
-    weight, start = problem.weight, problem.start
+    weight = problem.weight
+    start = problem.start
 
     def loss(logs: Array) -> float:
         error = np.sqrt(problem.errors(logs) ** 2 + _ERROR_FLOOR**2)

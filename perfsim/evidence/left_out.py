@@ -251,7 +251,8 @@ def _change(run: Tangent, known: Sequence[Tangent], fit: _Fit) -> dict[str, floa
     """Change of a run's log constants by a fit to the `known` runs."""
     change = {name: fit.change.get(name, 0.0) for name in run.constants}
     if _borrows(run, fit):
-        own, first = CEILING + run.calibration, {other.calibration: other for other in reversed(known)}
+        own = CEILING + run.calibration
+        first = {other.calibration: other for other in reversed(known)}
         ratio = geometric_mean(
             first[name].constants[CEILING + name]
             * float(np.exp(fit.change[CEILING + name]))

@@ -119,7 +119,8 @@ def _of_degrees(case: StepCase, system: SystemSpec) -> str:
 
 
 def _of_head(case: StepCase) -> str:
-    positions, length = case.training.lm_head_positions, case.model.seq_length
+    positions = case.training.lm_head_positions
+    length = case.model.seq_length
     if positions is None or positions <= length:
         return ""
     return (
@@ -129,7 +130,8 @@ def _of_head(case: StepCase) -> str:
 
 
 def _of_precision(case: StepCase, system: SystemSpec) -> str:
-    device, precision = system.device, case.training.precision
+    device = system.device
+    precision = case.training.precision
     if device.computes(precision):
         return ""
     return f"{device.name} computes no {precision}; it has {', '.join(device.peak)}"

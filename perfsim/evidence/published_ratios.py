@@ -190,7 +190,8 @@ def explanations(claim: Efficiency, run: RatioRun, published: ScalingFile) -> li
     fewer = published.step(run, systems=claim.fewer)
     more = published.step(run, systems=claim.systems)
     limit_s = fewer.step_time_s / claim.efficiency
-    tree, slower = system.swarmx, 1.0 / claim.efficiency
+    tree = system.swarmx
+    slower = 1.0 / claim.efficiency
 
     def step_s(changes: Mapping[str, float]) -> float:
         changed = system.with_(**{f"swarmx.{name}": value for name, value in changes.items()})
@@ -233,7 +234,8 @@ def expected_maximum(count: int) -> float:
 
 def _factor(step_s: Callable[[float], float], limit_s: float) -> float:
     """The factor on a cost at which a step takes a given time; at most `LARGEST`."""
-    low, high = 0.0, math.log(LARGEST)
+    low = 0.0
+    high = math.log(LARGEST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if step_s(math.exp(middle)) > limit_s else (middle, high)

@@ -201,10 +201,12 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
     for case in cases:
         if not case.scored:
             continue
-        job, device = case_job(case, catalog), case_system(case, catalog).device
+        job = case_job(case, catalog)
+        device = case_system(case, catalog).device
         peak = case.system.num_devices * device.peak_flop_per_s(job.recipe.precision)
         mfu = model_flop_per_step(job) / (case.measured.step_time_s * peak)
-        count, layout = case.system.num_devices, case.parallel
+        count = case.system.num_devices
+        layout = case.parallel
         rows.append(
             Reached(
                 id=case.id,

@@ -384,7 +384,8 @@ def _scored_row(row: RefusedRow) -> Scored:
     measured = values.get("measured")
     step_s = measured.get("step_time_s") if isinstance(measured, dict) else None
     seconds = float(step_s) if isinstance(step_s, int | float) else math.nan
-    family, evidence = str(values.get("family") or ""), str(values.get("evidence") or "")
+    family = str(values.get("family") or "")
+    evidence = str(values.get("evidence") or "")
     return Scored(row.id, family, evidence, None, "", seconds, None)
 
 

@@ -221,8 +221,10 @@ class Owners:
     @classmethod
     def of(cls, placed: PlacedCase) -> Owners:
         """Those of a case. Raises InputError for a case that runs on no calibrated GPU cluster."""
-        system, framework = _cluster(placed), placed.plan.job.recipe.framework
-        network, device = system.node.nic.calibration, system.device.calibration
+        system = _cluster(placed)
+        framework = placed.plan.job.recipe.framework
+        network = system.node.nic.calibration
+        device = system.device.calibration
         if framework is None or network is None or not isinstance(device, GpuCalibration):
             raise InputError(f"{placed.case.id} runs on no calibrated GPU cluster")
         return cls(framework, network, device)
@@ -242,7 +244,8 @@ class Owners:
         if field in OF_FRAMEWORK:
             owner = holder = self.framework
         elif field in OF_NETWORK:
-            owner, holder = self.network, self.network.network
+            owner = self.network
+            holder = self.network.network
         assumed = field in owner.assumed or f"network.{field}" in owner.assumed
         return None if assumed else getattr(holder, field, None) or None
 
@@ -311,7 +314,8 @@ class StepProblem:
 
         A run is priced again only for the constants of its own owners.
         """
-        constants, names = self.constants(logs), list(self.start)
+        constants = self.constants(logs)
+        names = list(self.start)
         slopes = np.zeros((len(self.cases), len(names)))
         for row, placed in enumerate(self.cases):
             here_s = predict_with(placed, constants)
@@ -435,7 +439,8 @@ def predict_with(placed: PlacedCase, constants: Constants) -> float:
 def step_with(placed: PlacedCase, constants: Constants) -> Step:
     """The step of a placed case with these constants."""
     owners = Owners.of(placed).changed(constants)
-    recipe, system = placed.plan.job.recipe, _cluster(placed)
+    recipe = placed.plan.job.recipe
+    system = _cluster(placed)
     nic = system.node.nic.model_copy(update={"calibration": owners.network})
     system = system.model_copy(
         update={
@@ -586,7 +591,9 @@ def _alike(cases: Sequence[dict[str, Any]]) -> bool:
 def _fitted(file: MeasuredFile, name: str, problem: Place, catalog: Catalog) -> ClusterCalibration:
     """The scale of a validated file; `problem` makes a complaint about one of its values."""
     _check(file, problem)
-    predicted, problems, devices = [], [], []
+    predicted = []
+    problems = []
+    devices = []
     for number, case in enumerate(file.cases):
         try:
             devices.append(case_system(case, catalog).device.name)

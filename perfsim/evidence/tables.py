@@ -155,8 +155,10 @@ def output_rows(path: Path, text: str, operations: Sequence[str]) -> list[dict[s
         raise _refused(path, f"was measured over {hosts} nodes", "run it on the GPUs of one node")
     if len({group for group, _ in ranks}) > 1:
         raise _refused(path, "has several groups of ranks", "run it without NCCL_TESTS_SPLIT")
-    operation, places = _operation(path, text, operations), [columns.index("size"), columns.index("time")]
-    rows, problems = [], []
+    operation = _operation(path, text, operations)
+    places = [columns.index("size"), columns.index("time")]
+    rows = []
+    problems = []
     for line, words in enumerate(map(str.split, text.splitlines()), 1):
         if not (words and _MESSAGE.fullmatch(words[0])):
             continue

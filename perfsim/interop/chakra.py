@@ -228,7 +228,8 @@ def _tasks_of(graph: TaskGraph, rank: int, owners: Sequence[tuple[int, ...]]) ->
 
 def _nodes(trace: Trace, rank: int, inside: Mapping[int, NDArray[np.bool_]]) -> Iterator[Node]:
     """The nodes of a rank, each after those that it waits for."""
-    graph, mine = trace.graph, inside[rank]
+    graph = trace.graph
+    mine = inside[rank]
     previous = graph.stream_predecessor.tolist()
     readers = _readers_elsewhere(graph, rank, inside)
     received: dict[int, int] = {}
@@ -268,7 +269,8 @@ def _readers_elsewhere(
 def _node(trace: Trace, task: int, *, after: tuple[int, ...], reads: tuple[int, ...]) -> Node:
     graph = trace.graph
     row = graph.task(task)
-    work, start_s = row.work, float(trace.start_s[task])
+    work = row.work
+    start_s = float(trace.start_s[task])
     attributes: dict[str, Any] = {
         "is_cpu_op": False,
         "num_ops": round(work.flop),
@@ -373,7 +375,8 @@ def _attributes(values: Mapping[str, Any]) -> list[Any]:
 
 def _delimited(data: bytes) -> bytes:
     """Data after its length as a varint."""
-    length, prefix = len(data), bytearray()
+    length = len(data)
+    prefix = bytearray()
     while length > 0x7F:
         prefix.append(length & 0x7F | 0x80)
         length >>= 7
@@ -423,7 +426,8 @@ def _split(path: Path, data: bytes) -> list[bytes]:
         while place < len(data) and shift < 35:
             byte = data[place]
             length |= (byte & 0x7F) << shift
-            place, shift = place + 1, shift + 7
+            place = place + 1
+            shift = shift + 7
             if byte < 0x80:
                 break
         if length > MOST_MESSAGE or place + length > len(data):

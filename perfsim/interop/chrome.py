@@ -81,7 +81,8 @@ def _memory(
             for work, place in zip(graph.work[writer].tolist(), position.tolist(), strict=True)
         ]
     )
-    reads, readers = graph.reads.values.astype(np.int64), graph.reads.row_of_value.astype(np.int64)
+    reads = graph.reads.values.astype(np.int64)
+    readers = graph.reads.row_of_value.astype(np.int64)
     freed_ns = end_ns[writer].copy()
     np.maximum.at(freed_ns, reads, end_ns[readers])
     place = device_of_stream[graph.stream[writer]].copy()
@@ -169,7 +170,9 @@ def device_numbers(graph: TaskGraph) -> dict[str, int]:
 # ---------------------------------------------------------------------------------------- slices
 def _slices(graph: TaskGraph, tasks: list[int], start_ns: Any, end_ns: Any, place: Event) -> Iterator[Event]:
     """The tasks of a stream inside slices of their pass and of their step."""
-    works, tag, work = graph.works, graph.tag, graph.work
+    works = graph.works
+    tag = graph.tag
+    work = graph.work
 
     def step_of(task: int) -> int:
         return bisect_right(graph.step_ends, task)
@@ -178,7 +181,8 @@ def _slices(graph: TaskGraph, tasks: list[int], start_ns: Any, end_ns: Any, plac
         return step_of(task), works[work[task]].category, int(tag[task])
 
     def outer(name: str, category: str, run: list[int]) -> Event:
-        low, high = int(start_ns[run[0]]), int(end_ns[run[-1]])
+        low = int(start_ns[run[0]])
+        high = int(end_ns[run[-1]])
         return {"ph": "X", "name": name, "cat": category, **place, "ts": low / 1e3, "dur": (high - low) / 1e3}
 
     for run in _runs(tasks, step_of):
@@ -194,7 +198,8 @@ def _slices(graph: TaskGraph, tasks: list[int], start_ns: Any, end_ns: Any, plac
 
 
 def _task(graph: TaskGraph, task: int, start_ns: int, end_ns: int, place: Event) -> Event:
-    known, tag = graph.works[graph.work[task]], int(graph.tag[task])
+    known = graph.works[graph.work[task]]
+    tag = int(graph.tag[task])
     event = {
         "ph": "X",
         "name": known.name,
@@ -234,7 +239,8 @@ def _arrows(graph: TaskGraph, start_ns: Any, end_ns: Any, pids: list[int]) -> It
         name = graph.works[graph.work[writer]].name
         begin = max(int(start_ns[writer]), int(end_ns[writer]) - 1)
         common = {"name": name, "cat": "tensor", "id": number}
-        of_writer, of_reader = int(stream[writer]), int(stream[reader])
+        of_writer = int(stream[writer])
+        of_reader = int(stream[reader])
         yield {"ph": "s", **common, "pid": pids[of_writer], "tid": of_writer, "ts": begin / 1e3}
         yield {
             "ph": "f",

@@ -120,7 +120,8 @@ def _pipeline(chosen: Chosen) -> str:
 
 
 def _recompute(chosen: Chosen) -> str:
-    mode, every = chosen.layout.recompute, chosen.layout.recompute_every
+    mode = chosen.layout.recompute
+    every = chosen.layout.recompute_every
     part = f" of one layer in {every}" if every > 1 else ""
     return "" if mode == "none" else f"recompute {mode}{part}; the model's code calls the checkpointing"
 

@@ -140,7 +140,8 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
     A run with a single batch size that stands `alone` is divided into two intervals. Raises InputError for
     a log without steps, or without the number of ranks, and for a model that cannot be expressed.
     """
-    source, layout = reading.settings.source, reading.layout
+    source = reading.settings.source
+    layout = reading.layout
     if not reading.steps:
         source.refuse("no measured step: there is no line with `elapsed time per iteration`")
     if reading.shape is None or not isinstance(layout, ParallelLayout) or reading.devices is None:
@@ -151,7 +152,8 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
     if lacking := [gap.text for gap in all_gaps(reading) if gap.changes_model]:
         raise InputError([source.problem(f"cannot be expressed: {text}") for text in lacking])
     steps = iteration_steps(source.text, PARTS) if alone and len(reading.steps) == 1 else reading.steps
-    batch, name = reading.recipe.get("global_batch_size"), name_of(reading)
+    batch = reading.recipe.get("global_batch_size")
+    name = name_of(reading)
     cases = [
         _case(reading, f"{name}-{number}", device, step.global_batch_size or batch, step.step_time_s)
         for number, step in enumerate(steps, 1)
@@ -342,7 +344,8 @@ def format_of(path: Path) -> str:
 
 def imported(format_name: str, reading: Reading, part: str = "", system: str = "") -> Imported:
     """The result for a part of what was read. Raises InputError for a part that the file lacks."""
-    title, name = FORMATS[format_name].title, name_of(reading)
+    title = FORMATS[format_name].title
+    name = name_of(reading)
     documents: dict[str, dict[str, Any] | None] = {
         "measured": measured_document(reading, system) if system else None,
         "model": None if reading.shape is None else model_document(reading, name, title),

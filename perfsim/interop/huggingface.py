@@ -224,7 +224,8 @@ def _gpt_oss(_settings: Settings, fields: Fields) -> None:
 
 
 def _bert(settings: Settings, fields: Fields) -> None:
-    h, vocab = fields["hidden"], fields["vocab"]
+    h = fields["hidden"]
+    vocab = fields["vocab"]
     types = settings.integer("type_vocab_size", default=2, least=0) * h
     other = [("token types", types), ("a norm of the embedding", 2 * h)]
     architectures = str(settings.values.get("architectures", ""))

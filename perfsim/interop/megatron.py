@@ -298,7 +298,8 @@ def _biases(chosen: Chosen) -> str:
 
 def _recompute_between(chosen: Chosen) -> str:
     """Virtual stages of which an equal number of layers is not recomputed."""
-    layout, counts = chosen.layout, set(_megatron_stage_layers(chosen))
+    layout = chosen.layout
+    counts = set(_megatron_stage_layers(chosen))
     every = layout.recompute_every
     alone = layout.virtual_pipeline == 1 and len(counts) == 1
     if every == 1 or alone or (len(counts) == 1 and not min(counts) % every):
@@ -587,7 +588,8 @@ def iterations(text: str) -> list[tuple[int, float]]:
     """Global batch (0 where the log does not say) and seconds of each logged line."""
     logged = []
     for match in ITERATION.finditer(text):
-        elapsed, batch = ELAPSED.search(match["rest"]), BATCH.search(match["rest"])
+        elapsed = ELAPSED.search(match["rest"])
+        batch = BATCH.search(match["rest"])
         if elapsed is None:
             continue
         try:
@@ -656,7 +658,8 @@ def read_shape(settings: Settings, gaps: list[Gap]) -> Shape:
     if settings.flag("untie_embeddings_and_output_weights"):
         tied = False
     norm = settings.text("normalization", default="LayerNorm").casefold()
-    latent, window = _latent(settings), _window(settings)
+    latent = _latent(settings)
+    window = _window(settings)
     return Shape(
         layers=layers,
         hidden=hidden,

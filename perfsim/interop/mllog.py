@@ -78,7 +78,9 @@ def _runs(source: Source) -> Iterator[Run]:
     run: Run | None = None
     for match in LINE.finditer(source.text):
         event = _event(source, match)
-        key, value, metadata = str(event.get("key")), event.get("value"), event.get("metadata")
+        key = str(event.get("key"))
+        value = event.get("value")
+        metadata = event.get("metadata")
         metadata = metadata if isinstance(metadata, Mapping) else {}
         if key == "run_start":
             if run is not None:

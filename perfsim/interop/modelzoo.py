@@ -95,7 +95,8 @@ def _recompute(chosen: Chosen) -> str:
 
 
 def _uneven(chosen: Chosen) -> str:
-    share, micro = chosen.job.global_batch_size / chosen.layout.data, chosen.layout.micro_batch_size
+    share = chosen.job.global_batch_size / chosen.layout.data
+    micro = chosen.layout.micro_batch_size
     return "" if share % micro == 0 else f"micro-batches of {micro} in {share:g} sequences a system"
 
 
@@ -194,7 +195,8 @@ def read(source: Source, document: Mapping[str, Any]) -> Reading:
     if not isinstance(document, Mapping):
         document = {}
     settings = Settings.of(source, _first_phase(document))
-    model, data = settings.under(*MODEL), settings.under(*INPUT)
+    model = settings.under(*MODEL)
+    data = settings.under(*INPUT)
     shape = _shape(model, data)
     batch = data.integer("batch_size")
     systems = settings.under(*RUN).integer("num_csx")
@@ -292,7 +294,8 @@ def _experts(model: Settings, ffn: int) -> ExpertShape | None:
 
 # ----------------------------------------------------------------------------------------- recipe
 def _recipe(settings: Settings, shape: Shape, batch: int | None) -> dict[str, Any]:
-    model, data = settings.under(*MODEL), settings.under(*INPUT)
+    model = settings.under(*MODEL)
+    data = settings.under(*INPUT)
     rates = [
         model.number(name, default=0.0)
         for name in ("dropout_rate", "attention_dropout_rate", "residual_dropout_rate")

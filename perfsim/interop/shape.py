@@ -168,7 +168,8 @@ class Shape:
         """Parameters of the attention of one layer."""
         if self.latent is not None:
             return self.latent.parameters(self)
-        query, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        query = self.heads * self.head_dim
+        keys = self.kv_heads * self.head_dim
         biases = (query + 2 * keys if self.bias_qkv else 0) + (self.hidden if self.bias_out else 0)
         return self.hidden * (2 * query + 2 * keys) + biases + self.qk_norm
 
@@ -298,7 +299,8 @@ def _in_layers(layers: int, first: int, interval: int) -> tuple[bool, ...]:
 
 def _regular(pattern: tuple[bool, ...]) -> tuple[int, int]:
     """Layers before the first with experts and their interval, that give this pattern or as many layers."""
-    first, layers = pattern.index(True), len(pattern)
+    first = pattern.index(True)
+    layers = len(pattern)
     intervals = range(1, min(layers, _MOST_INTERVAL) + 1)
     candidates = [(start, interval) for start in (first, 0) for interval in intervals]
     candidates.append((layers - sum(pattern), 1))

@@ -102,7 +102,8 @@ class Script:
 
     def _statement(self, words: list[Word]) -> None:
         while words and words[0].text in (*_BRANCHES, "!", "time", "export", "local", "readonly", "declare"):
-            head, words = words[0].text, words[1:]
+            head = words[0].text
+            words = words[1:]
             if head in ("if", "elif", "else", "fi"):
                 self._branch(head, words)
                 self.in_test = head in ("if", "elif")
@@ -172,7 +173,9 @@ class Script:
 
     def _assign(self, match: re.Match[str], words: list[Word]) -> list[Word]:
         """Set a variable; returns the words after the assignment."""
-        name, plus, value = match[1], match[2], match[3]
+        name = match[1]
+        plus = match[2]
+        value = match[3]
         if value.startswith("(") and not words[0].quoted:
             end = next(
                 (index for index, word in enumerate(words) if word.text == ")" and not word.quoted),
@@ -211,7 +214,8 @@ class Script:
         return [text] if word.quoted else text.split()
 
     def _value(self, match: re.Match[str]) -> str:
-        name, default = match["braced"] or match["plain"], match["default"]
+        name = match["braced"] or match["plain"]
+        default = match["default"]
         known = self.variables.get(name)
         if known is not None and any(known):
             return " ".join(known)
@@ -269,7 +273,8 @@ def _statements(words: Iterator[Word]) -> Iterator[tuple[str, list[Word]]]:
         elif word.text not in ("<", ">"):
             if statement:
                 yield separator, statement
-                statement, separator = [], ""
+                statement = []
+                separator = ""
             if word.text in ("&", "|"):
                 separator = separator + word.text if separator in ("&", "|") else word.text
             elif word.text != "\n":
@@ -281,7 +286,8 @@ def _statements(words: Iterator[Word]) -> Iterator[tuple[str, list[Word]]]:
 def _words(text: str) -> Iterator[Word]:
     """The words and operators of a shell script, comments left out."""
     text = text.replace("\\\n", " ")
-    place, end = 0, len(text)
+    place = 0
+    end = len(text)
     current: list[str] = []
     quoted = literal = False
     while place < end:
@@ -303,7 +309,9 @@ def _words(text: str) -> Iterator[Word]:
         elif char in " \t" or char in "\n;&|()<>":
             if current or quoted:
                 yield Word("".join(current), literal, quoted)
-            current, quoted, literal = [], False, False
+            current = []
+            quoted = False
+            literal = False
             if char not in " \t":
                 yield Word(char)
             place += 1
@@ -325,7 +333,8 @@ def _closing(text: str, place: int) -> int:
 
 def _bracket(text: str, place: int) -> int:
     """The place of the bracket that closes the one at `place`."""
-    opening, closing = text[place], {"(": ")", "{": "}"}[text[place]]
+    opening = text[place]
+    closing = {"(": ")", "{": "}"}[text[place]]
     depth = 0
     for index in range(place, len(text)):
         depth += (text[index] == opening) - (text[index] == closing)

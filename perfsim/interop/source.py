@@ -158,7 +158,8 @@ _Loader.add_implicit_resolver(
 
 MOST_NUMBER = 2**53
 """Of a whole number that has no narrower range of its own."""
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none")
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0", "none")
 
 ChoiceT = TypeVar("ChoiceT")
 

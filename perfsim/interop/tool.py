@@ -69,7 +69,8 @@ class Tool:
         layout = chosen.layout.short
         if refused := [text for limit in self.refusals if (text := limit(chosen))]:
             raise LayoutError([Problem(f"{self.title} cannot run {layout}: {text}") for text in refused])
-        job, devices = chosen.job, chosen.layout.num_devices
+        job = chosen.job
+        devices = chosen.layout.num_devices
         comments = [
             f"{job.model.name}, recipe {job.recipe.name}, on {chosen.system.machine(devices)}",
             f"{chosen.strategy}: {layout}, batch {job.global_batch_size}",

@@ -86,7 +86,8 @@ class Spread(NamedTuple):
 
 def _shapes(enters: NDArray[np.bool_]) -> Ints:
     """Number of nodes of every group, and its ranks on the fullest and the emptiest node."""
-    groups, size = len(enters), enters.shape[1] + 1
+    groups = len(enters)
+    size = enters.shape[1] + 1
     first = np.insert(enters, 0, True, axis=1)
     node = np.cumsum(first, axis=1) - 1
     ranks = np.bincount((node + size * np.arange(groups)[:, None]).ravel(), minlength=groups * size)
@@ -154,7 +155,8 @@ class FatTreeNetwork(Network):
 
         Ranks of other stages are on the same host where a stage has fewer.
         """
-        edges, count = self.tree.edges, min(self.host.sharing, peers.width)
+        edges = self.tree.edges
+        count = min(self.host.sharing, peers.width)
         media = ("dram", "nvme") if work.op.startswith("nvme") else ("dram",)
         shared = [int(edges.of_kind(kind)[0]) for kind in media]
         away = edges.of_kind("pcie")
@@ -188,7 +190,8 @@ class FatTreeNetwork(Network):
         if work.op.startswith("tree."):
             source, target = _round_hops(groups, work.op)
         elif work.kind is not Kind.COMM_COLL:
-            source, target = groups[:, 0], groups[:, 1]
+            source = groups[:, 0]
+            target = groups[:, 1]
         elif inside or work.op == "send_recv":
             shifts = range(1, meshed + 1)
             source = np.concatenate([groups.ravel() for _ in shifts])
@@ -258,7 +261,8 @@ class FatTreeNetwork(Network):
     def places(self) -> dict[int, Hashable]:
         """The leaf of each rank where uplinks are thin, and the rank where a link of its node is slow."""
         tree = self.tree
-        thin, slow_nodes = tree.has_thin_uplinks(), tree.slow_nodes
+        thin = tree.has_thin_uplinks()
+        slow_nodes = tree.slow_nodes
         places: dict[int, Hashable] = {}
         for rank, node in enumerate(tree.node_of.tolist()):
             if thin or node in slow_nodes:
@@ -311,7 +315,8 @@ def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     ranks = np.sort(groups, axis=1)
     nodes = node_of[ranks]
     across = nodes[:, 0] != nodes[:, -1]
-    ranks, nodes = ranks[across], nodes[across]
+    ranks = ranks[across]
+    nodes = nodes[across]
     hops = [(ranks[:0, 0],) * 4]
     enters = np.insert(nodes[:, 1:] != nodes[:, :-1], 0, True, axis=1)
     left = np.ones(len(ranks), dtype=bool)
@@ -368,11 +373,15 @@ def _inside_bytes_per_s(work: Work, collectives: CollectiveModel) -> float:
     """Measured bus rate of a communication inside a node: bytes on each port over its time."""
     size = 0 if work.group is None else work.group.size
     if work.op.startswith("tree."):
-        op, size, n_bytes = "send_recv", 2, work.comm_bytes
+        op = "send_recv"
+        size = 2
+        n_bytes = work.comm_bytes
     elif work.op.startswith("ring."):
-        op, n_bytes = work.op.removeprefix("ring."), work.comm_bytes * size
+        op = work.op.removeprefix("ring.")
+        n_bytes = work.comm_bytes * size
     else:
-        op, n_bytes = work.op, work.comm_bytes
+        op = work.op
+        n_bytes = work.comm_bytes
     return collectives.port_bytes_per_s(cast(CollectiveOp, op), n_bytes, size)
 
 
@@ -570,7 +579,8 @@ class GpuCluster(Machine):
 
         `vpp` itself follows from the stages, where these are given and no schedule.
         """
-        layout, stages = ParallelLayout(**given), len(given.get("layers_per_stage") or ())
+        layout = ParallelLayout(**given)
+        stages = len(given.get("layers_per_stage") or ())
         if stages % layout.pipeline == 0 and stages > layout.pipeline > 1 and "schedule" not in given:
             layout = replace(layout, virtual_pipeline=stages // layout.pipeline)
             given = {**given, "virtual_pipeline": layout.virtual_pipeline}

@@ -91,7 +91,8 @@ class _Wrong(Exception):
 
     def __init__(self, message: str, help_text: str) -> None:
         super().__init__(message)
-        self.message, self.help = message, help_text
+        self.message = message
+        self.help = help_text
 
 
 def _parsed(name: str, value: str, layout_type: type) -> Any:

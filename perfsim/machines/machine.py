@@ -142,7 +142,8 @@ class PeerClasses:
         firsts = offset[offset // stride % size == 0]
         members = firsts[:, None] + stride * np.arange(size)
         whole = members[:, -1] < self.width
-        firsts, members = firsts[whole], members[whole]
+        firsts = firsts[whole]
+        members = members[whole]
         classes = np.sort(self.numbers[members], axis=1)
         own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % self.width
         own_classes = classes[np.searchsorted(firsts, own)]

@@ -41,7 +41,8 @@ def rank_classes(
     With a single class the graph can stay folded. Unless something `shares_links`, positions that cost the
     same are alike.
     """
-    width, marks = graph.width, marks or {}
+    width = graph.width
+    marks = marks or {}
     places = network.peer_places(graph.works, width, shares_links=shares_links)
     if places is None:
         return peer_classes(graph, marks) if marks else np.zeros(width, dtype=np.int32)
@@ -173,7 +174,8 @@ def _demand(
     entry = crossed._replace(values=np.arange(len(bytes_per_s), dtype=np.int32)).rows(row)
     keys = stream[entry.row_of_value] * num_links + crossed.values[entry.values]
     order = np.argsort(keys, kind="stable")
-    keys, bytes_per_s = keys[order], bytes_per_s[entry.values[order]]
+    keys = keys[order]
+    bytes_per_s = bytes_per_s[entry.values[order]]
     first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
     peaks = np.maximum.reduceat(bytes_per_s, first)
     return np.asarray(np.bincount(keys[first] % num_links, peaks, minlength=num_links), dtype=np.float64)

@@ -108,7 +108,8 @@ class WaferNetwork(Network):
         their systems, all at the same time. Links that are not duplex count as one. The weight servers count
         as one, with the first link of each kind, and so do the activation servers of a system.
         """
-        costs, tree = self.costs, self.tree
+        costs = self.costs
+        tree = self.tree
         if work.op in FLASH_OPS:
             return self._once(tree.edges.of_kind("flash")[FLASH_OPS[work.op] :: 2], costs.flash_bytes_per_s())
         if work.op == UPDATE:
@@ -144,7 +145,8 @@ class WaferNetwork(Network):
     @cached_property
     def counted(self) -> Ints:
         """The link that each link counts as: itself, its way back, or the first of several servers."""
-        edges, counted = self.tree.edges, self.tree.edges.medium.copy()
+        edges = self.tree.edges
+        counted = self.tree.edges.medium.copy()
         for kind in POOLS:
             links = edges.of_kind(kind).reshape(-1, 2)
             counted[links] = counted[links[:1]]
@@ -160,7 +162,8 @@ class WaferNetwork(Network):
         server each too, since they are used in order. Activation servers of a system share its spills.
         """
         edges = self.tree.edges
-        capacities, carried = edges.bytes_per_s.copy(), edges.bytes_per_s
+        capacities = edges.bytes_per_s.copy()
+        carried = edges.bytes_per_s
         for kind in POOLS:
             links = edges.of_kind(kind).reshape(-1, 2)
             capacities[links[:1]] = len(links) * carried[links].min(axis=0, initial=np.inf)
@@ -222,7 +225,8 @@ class StreamingExplanation(Explanation):
 
     def _together_s(self, tree: WaferTree, lane: str, streams_s: Floats, /) -> float:
         """Streams that share a bandwidth take turns; servers with blocks of their own work in parallel."""
-        memoryx, flash = tree.system.memoryx, tree.system.memoryx.server.flash
+        memoryx = tree.system.memoryx
+        flash = tree.system.memoryx.server.flash
         half_duplex = {"link": not tree.system.swarmx.duplex, "flash": flash is not None and not flash.duplex}
         if not half_duplex.get(lane, False):
             return float(streams_s.max(initial=0.0))
@@ -233,7 +237,8 @@ class StreamingExplanation(Explanation):
         self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats, /
     ) -> StreamingRoof | None:
         """Tokens of a micro-batch on one system, and the tokens that hide its streams."""
-        load, use = _named(graph, "layer.load"), _named(graph, "layer.forward")
+        load = _named(graph, "layer.load")
+        use = _named(graph, "layer.forward")
         if load is None or use is None:
             return None
         tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
@@ -335,7 +340,8 @@ def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
 
 def part_of(lane: str, tree: WaferTree) -> str:
     """The part of the machine that sets the speed of a lane."""
-    system, costs = tree.system, StreamCosts(tree)
+    system = tree.system
+    costs = StreamCosts(tree)
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
@@ -398,7 +404,8 @@ def of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]:
     used = nearest_release(wanted, calibration)
     if PEAK in (wanted, used) or wanted == used:
         return
-    between, growth = abs(place_of(wanted) - place_of(used)), growth_per_release(calibration)
+    between = abs(place_of(wanted) - place_of(used))
+    growth = growth_per_release(calibration)
     width = min(between * abs(growth), -math.log(calibration.efficiency[used]))
     if width:
         words = (
@@ -459,7 +466,8 @@ def of_job(job: Job) -> Iterator[Unknown]:
 
 def _of_experts(job: Job) -> Iterator[Unknown]:
     """Experts, which no log of a wafer has: their share of the model's FLOPs may be wrong by a factor."""
-    experts, counts = job.model.experts, parameters(job.model)
+    experts = job.model.experts
+    counts = parameters(job.model)
     if experts is None:
         return
     routed = sum(counts.routed_of(kind) for kind in layer_kinds(job.model))

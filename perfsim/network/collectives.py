@@ -81,7 +81,9 @@ class CollectiveModel:
     @classmethod
     def of_tree(cls, tree: FatTree) -> CollectiveModel:
         """The model of a fat tree, with the rated capacities and the latencies of its links."""
-        node, rated, edges = tree.system.node, tree.edges.rated, tree.edges
+        node = tree.system.node
+        rated = tree.edges.rated
+        edges = tree.edges
         hops = 1.0 if tree.full_mesh else 2.0
         scale_up = {}  # a single device of a mesh has no links
         if "scale_up" in rated:
@@ -153,7 +155,8 @@ class CollectiveModel:
         return lanes * self.scale_up.bandwidth
 
     def _segments(self, op: CollectiveOp, size: int) -> tuple[ProtocolSegment, ...]:
-        link, port_bytes_per_s = self.scale_up, self._port_bytes_per_s(op, size)
+        link = self.scale_up
+        port_bytes_per_s = self._port_bytes_per_s(op, size)
         if link.calibration is not None and op in link.calibration.collectives:
             segments = link.calibration.collectives[op]
             measured = link.calibration.measured_on_bytes_per_s
@@ -178,11 +181,15 @@ class CollectiveModel:
     def _in_network(self, n_bytes: Array, group: Group) -> Array:
         """An all-reduce in switches, where data passes each link once each way; inf without such switches."""
         if group.nodes == 1:
-            spec, leaves, fan_out = self.inside_switches, group.size, group.size
-            hop_s, link_bytes_per_s = 0.0, self.scale_up.bandwidth
+            spec = self.inside_switches
+            leaves = group.size
+            fan_out = group.size
+            hop_s = 0.0
+            link_bytes_per_s = self.scale_up.bandwidth
         else:
             spec = None if self.fabric is None else self.fabric.in_network
-            leaves, fan_out = group.nodes, 2 if self.fabric is None else max(2, self.fabric.nodes_per_leaf)
+            leaves = group.nodes
+            fan_out = 2 if self.fabric is None else max(2, self.fabric.nodes_per_leaf)
             hop_s = self.nic.latency + (0.0 if self.fabric is None else self.fabric.switch_latency)
             link_bytes_per_s = group.fewest_per_node * self._nic_bytes_per_s
         if spec is None or not spec.enabled:

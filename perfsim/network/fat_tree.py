@@ -95,7 +95,8 @@ class FatTree(Topology):
             host = f"node{node}/cpu{gpu // spec.devices}"
             yield Cable(f"node{node}/gpu{gpu}", host, "pcie", spec.link, (0.0, 0.0))
         for number in range(self.hosts_per_node):
-            host, media = f"node{node}/cpu{number}", {"dram": spec.memory, "nvme": spec.nvme}
+            host = f"node{node}/cpu{number}"
+            media = {"dram": spec.memory, "nvme": spec.nvme}
             for kind, tier in media.items():
                 if tier is not None:
                     medium = f"node{node}/{kind}{number}"
@@ -108,10 +109,14 @@ class FatTree(Topology):
             yield from self._leaf_cables(leaf)
 
     def _node_cables(self, node: int) -> Iterator[Cable]:
-        scale_up, nic, switch_s = self.system.node.scale_up, self.system.node.nic, self._switch_s
-        here, nic_bytes_per_s = f"node{node}", self.system.node.inter_node_bytes_per_s / self.nics_per_node
+        scale_up = self.system.node.scale_up
+        nic = self.system.node.nic
+        switch_s = self._switch_s
+        here = f"node{node}"
+        nic_bytes_per_s = self.system.node.inter_node_bytes_per_s / self.nics_per_node
         for gpu in range(self._gpus):
-            gpu_name, half_s = f"{here}/gpu{gpu}", scale_up.latency / 2
+            gpu_name = f"{here}/gpu{gpu}"
+            half_s = scale_up.latency / 2
             if not self.full_mesh:
                 yield Cable(gpu_name, f"{here}/nvswitch", "scale_up", scale_up.bandwidth, (half_s, half_s))
             for other in range(gpu + 1, self._gpus if self.full_mesh else 0):
@@ -153,8 +158,10 @@ class FatTree(Topology):
 
     def _parts(self) -> list[Part]:
         """One node with its leaf, for every node; one leaf with the spines, for every leaf."""
-        gpus, nics = self._gpus, self.nics_per_node
-        node, leaf = np.arange(self.nodes)[:, None], np.arange(self.leaves)[:, None]
+        gpus = self._gpus
+        nics = self.nics_per_node
+        node = np.arange(self.nodes)[:, None]
+        leaf = np.arange(self.leaves)[:, None]
         first_nic = self.num_devices + self.switches
         first_leaf = first_nic + self.nodes * nics
         in_node = [
@@ -194,7 +201,8 @@ class FatTree(Topology):
     @cached_property
     def _mesh(self) -> Ints:
         """The link from each rank to each device of its node, by its place there; -1 to itself."""
-        edges, size = self.edges, self._gpus
+        edges = self.edges
+        size = self._gpus
         links = edges.of_kind("scale_up")
         mesh = np.full((self.num_devices, size), -1, dtype=np.int64)
         mesh[edges.source[links], edges.target[links] % size] = links
@@ -267,7 +275,8 @@ class FatTree(Topology):
         slower.
         """
         binding = np.ones(len(self.edges), dtype=bool)
-        hosts, nics = self.hosts.ravel(), self.nics.ravel()
+        hosts = self.hosts.ravel()
+        nics = self.nics.ravel()
         binding[hosts] = self.edges.bytes_per_s[hosts] < self.edges.bytes_per_s[nics]
         binding[self.ports.ravel()] = False
         binding[self.edges.slow] = True
@@ -284,7 +293,8 @@ class FatTree(Topology):
         """Whether a leaf carries less up or down than its nodes can send; `rated`: at rated capacities."""
         if self.leaves < 2:
             return False
-        rate, first = self.edges.rated, self.uplinks[:, 0]
+        rate = self.edges.rated
+        first = self.uplinks[:, 0]
         below = rate["nic"] * self.nics_per_node * self.system.fabric.nodes_per_leaf
         least = self.spines * rate["uplink"] if rated else self.capacities[[first, first + 1]].min()
         return bool(least < below * (1.0 - ROUNDING))
@@ -306,7 +316,8 @@ class FatTree(Topology):
         links[..., 1] = np.where(inside, -1, self.nics[source, 0])
         links[..., 4] = np.where(inside, -1, self.nics[target, 1])
         if self.spines:
-            leaf_a, leaf_b = self.leaf_of[source], self.leaf_of[target]
+            leaf_a = self.leaf_of[source]
+            leaf_b = self.leaf_of[target]
             links[..., 2] = np.where(leaf_a == leaf_b, -1, self.uplinks[leaf_a, 0])
             links[..., 3] = np.where(leaf_a == leaf_b, -1, self.uplinks[leaf_b, 0] + 1)
         return links

@@ -29,9 +29,11 @@ def depth(leaves: int, fan_out: int) -> int:
     """
     if leaves < 1 or fan_out < 2:
         raise InputError(f"a tree needs a leaf and a fan-out of 2 or more, not {leaves} and {fan_out}")
-    levels, reach = 0, 1
+    levels = 0
+    reach = 1
     while reach < leaves:
-        levels, reach = levels + 1, reach * fan_out
+        levels = levels + 1
+        reach = reach * fan_out
     return levels
 
 

@@ -301,7 +301,8 @@ class Topology(ABC):
         """The whole network as a networkx graph, as `network_graph` describes it."""
         if not self._changed and len(self._built) == len(self._built[0].vertices) == 1:
             return self._built[0].graph
-        there, duplex = self.links()[::2], self.edges.duplex[::2].tolist()
+        there = self.links()[::2]
+        duplex = self.edges.duplex[::2].tolist()
         back_s = self.edges.seconds[1::2].tolist()
         graph = network_graph(
             self.vertices,

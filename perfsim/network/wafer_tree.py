@@ -74,8 +74,10 @@ class WaferTree(Topology):
                 yield f"cs{rank}/activations{server}", "activation server"
 
     def _cables(self) -> Iterator[Cable]:
-        swarmx, duplex = self.system.swarmx, self.system.swarmx.duplex
-        hop, bytes_per_s = swarmx.hop_latency, swarmx.bandwidth
+        swarmx = self.system.swarmx
+        duplex = self.system.swarmx.duplex
+        hop = swarmx.hop_latency
+        bytes_per_s = swarmx.bandwidth
         yield Cable("memoryx", "swarmx/0/0", "memoryx", self.system.memoryx.bandwidth, (hop, 0.0), duplex)
         for level, nodes in enumerate(self.tree_levels[1:], start=1):
             for node in range(nodes):
@@ -90,7 +92,8 @@ class WaferTree(Topology):
         yield from self._server_cables()
 
     def _server_cables(self) -> Iterator[Cable]:
-        server, feeders = self.system.memoryx.server, self.system.activation_servers
+        server = self.system.memoryx.server
+        feeders = self.system.activation_servers
         free = (0.0, 0.0)
         for number in range(self.system.memoryx.servers):
             name = f"memoryx/server{number}"

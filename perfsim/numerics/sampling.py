@@ -42,7 +42,8 @@ EXACT_SIDE = 32
 """Most rows and columns of the exact comparison, unless there are more parts."""
 EXACT_ROWS = 256
 """Most rows of a streamed weight in it, unless there are more parts; an error shows at any depth."""
-ZERO_WEIGHTS, ZERO_ROWS = 0.5, 0.25
+ZERO_WEIGHTS = 0.5
+ZERO_ROWS = 0.25
 """Fractions of zero weights and of all-zero rows in a sparse streamed weight."""
 
 
@@ -230,9 +231,11 @@ def block_of(sample: GemmSample, max_flop: float) -> GemmShape:
 
     m and n shrink first; k only if even the smallest block is too expensive. Every part remains.
     """
-    shape, max_flop = sample.product, max_flop / _products(sample)
+    shape = sample.product
+    max_flop = max_flop / _products(sample)
     rows, columns, depth = _parts_along(sample)
-    least_m, least_n = min(shape.m, max(SMALLEST_SIDE, rows)), min(shape.n, max(SMALLEST_SIDE, columns))
+    least_m = min(shape.m, max(SMALLEST_SIDE, rows))
+    least_n = min(shape.n, max(SMALLEST_SIDE, columns))
     # Only the forward streams along k: rows of the weight are its depth.
     streams_depth = sample.partition == "streamed" and sample.which == "forward"
     most_k = max(STREAMED_ROWS, depth) if streams_depth else shape.k

@@ -83,7 +83,9 @@ class Traits:
 
 def traits_of_plan(plan: Plan) -> Traits:
     """The traits of a plan."""
-    device, layout, precision = plan.system.device, plan.layout, plan.job.recipe.precision
+    device = plan.system.device
+    layout = plan.layout
+    precision = plan.job.recipe.precision
     sharded = layout.zero_stage == SHARDED
     peaks = [device.peak[name] for name in SIXTEEN_BIT if name in device.peak] or device.peak.values()
     return Traits(
@@ -123,7 +125,8 @@ def alone(name: str, families: Mapping[str, Mapping[str, Any]]) -> bool:
 
 def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[str, ...]]:
     """Unlikeness of a family in points, and the differences in words."""
-    points, words = 0.0, []
+    points = 0.0
+    words = []
     other_chip = _outside(traits.peak_flop_per_s, *family["peak_flop_per_s"])
     if traits.constants not in family["constants"]:
         points += _CHIP
@@ -147,7 +150,8 @@ def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[
     return points, tuple(words)
 
 
-_CHIP, _ALONE = 3.0, 2.0
+_CHIP = 3.0
+_ALONE = 2.0
 _KINDS = {
     "precision": (3.0, "precision"),
     "experts": (3.0, "experts"),
@@ -231,7 +235,8 @@ def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
     attention on at least a quarter of the devices; if there are none, on any number of devices; if there are
     still none, with any attention.
     """
-    device, attention = plan.system.device.name, plan.job.recipe.attention
+    device = plan.system.device.name
+    attention = plan.job.recipe.attention
     alike = class_of(plan.job.recipe.precision)
     own = [row for row in recorded_runs() if (row.device, class_of(row.precision)) == (device, alike)]
     like = [row for row in own if row.attention == attention]

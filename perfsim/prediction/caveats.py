@@ -105,7 +105,8 @@ _DEVICE_FIGURES = ("peak", "memory.bandwidth")
 
 def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[Caveat, ...]:
     """The caveats of one step, worst first."""
-    plan, cluster = evaluation.plan, evaluation.cluster
+    plan = evaluation.plan
+    cluster = evaluation.cluster
     runs = runs_like(plan)
     return worst_first(
         [
@@ -136,7 +137,8 @@ def rank(caveat: Caveat) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------ constants
 def _measured(plan: Plan) -> Iterator[Caveat]:
     """Constants that were measured on another device, link or release, or not at all."""
-    system, machine = plan.system, machine_of(plan.system)
+    system = plan.system
+    machine = machine_of(plan.system)
     device = system.device
     borrowed = is_borrowed(device.name, device.assumed, device.calibration, "device")
     if borrowed and device.calibration is not None:
@@ -155,7 +157,8 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
         elif borrowed:
             words = f"software release {used} was measured on {owner} only, as a fraction of its peak"
             yield Caveat("release-borrowed", "warning", words)
-    links, nodes = machine.links(system), machine.devices_per_node(system) or 1
+    links = machine.links(system)
+    nodes = machine.devices_per_node(system) or 1
     if plan.topology.num_devices > 1:
         yield from _links(links.inside_node)
     if plan.topology.num_devices > nodes:
@@ -184,10 +187,12 @@ def _links(links: Iterable[LinkSpec]) -> Iterator[Caveat]:
 # -------------------------------------------------------------------------------- published runs
 def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """How many published runs there are, and whether they trained in this precision."""
-    device, unit = plan.system.device, machine_of(plan.system).explanation.unit
+    device = plan.system.device
+    unit = machine_of(plan.system).explanation.unit
     constants = device.constants
     if not runs:
-        kind, known = plan.system.kind, {row.kind for row in recorded_runs()}
+        kind = plan.system.kind
+        known = {row.kind for row in recorded_runs()}
         where = f"{device.name} in a {kind}" if kind in known else f"a {kind}"
         yield Caveat(
             "device-outside", "serious", f"no published run on {where}; no prediction of it was ever checked"
@@ -212,7 +217,8 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
             yield Caveat(unknown.code, _OF_THE_JOB[unknown.code], unknown.words)
     if not runs:
         return
-    layout, unit = plan.layout, machine_of(plan.system).explanation.unit
+    layout = plan.layout
+    unit = machine_of(plan.system).explanation.unit
     yield from _above(
         "devices-outside",
         plan.topology.num_devices,
@@ -223,7 +229,8 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         ),
     )
     yield from _size(float(parameters(plan.job.model).total), [row.parameters for row in runs])
-    sharded, tensor = layout.zero_stage == SHARDED, layout.tensor > 1
+    sharded = layout.zero_stage == SHARDED
+    tensor = layout.tensor > 1
     if sharded:
         yield from _above(
             "zero3-ranks-outside",
@@ -257,7 +264,8 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 def _positions(plan: Plan) -> Iterator[Caveat]:
     """Longer sequences than the model has positions for."""
-    positions, tokens = plan.job.model.max_position_embeddings, plan.job.seq_length
+    positions = plan.job.model.max_position_embeddings
+    tokens = plan.job.seq_length
     if tokens > positions:
         words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
         yield Caveat("positions-outside", "warning", f"{words}: set the recipe's seq_length")
@@ -284,7 +292,9 @@ def _above(
 
 def _size(value: float, published: Sequence[float]) -> Iterator[Caveat]:
     """A caveat where a model is much larger or smaller than all published ones."""
-    code, least, most = "parameters-outside", min(published), max(published)
+    code = "parameters-outside"
+    least = min(published)
+    most = max(published)
     if value > most * LIKE_SIZE:
         words = (
             f"{rounded(value / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"

@@ -65,7 +65,8 @@ class _Draw(NamedTuple):
 
 def _draw(evaluation: Evaluation, spec: PerturbationSpec, topology: Topology, number: int) -> _Draw:
     """One draw of the step."""
-    plan, folded = evaluation.plan, evaluation.graph
+    plan = evaluation.plan
+    folded = evaluation.graph
     rng = np.random.default_rng([spec.seed, number])
     factors = _factors(spec, plan.topology.num_devices, rng)
     apart = bool(spec.jitter) and _fits(evaluation)
@@ -78,7 +79,8 @@ def _draw(evaluation: Evaluation, spec: PerturbationSpec, topology: Topology, nu
         slow = PlacedStragglers(place(folded, topology, marks=marks), factors)
     else:
         slow = place_stragglers(folded, plan, factors, topology)
-    graph, step = slow.placed.graph, replace(evaluation.step, placed=slow.placed)
+    graph = slow.placed.graph
+    step = replace(evaluation.step, placed=slow.placed)
     duration_s = with_stragglers(graph, step.duration_s, slow.placed.rank, slow.factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
     duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
@@ -126,7 +128,8 @@ def text_of(spec: PerturbationSpec) -> str:
     """The perturbations in one line."""
     parts = [f"rank {slow.rank} computes {slow.factor:g} times as long" for slow in spec.stragglers]
     if spec.step_stragglers is not None:
-        share, factor = spec.step_stragglers.share, spec.step_stragglers.factor
+        share = spec.step_stragglers.share
+        factor = spec.step_stragglers.factor
         parts.append(f"{100 * share:g} % of the ranks of a step compute {factor:g} times as long")
     if spec.jitter:
         parts.append(f"jitter with sigma {spec.jitter:g}")

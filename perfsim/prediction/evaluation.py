@@ -87,7 +87,8 @@ def hidden_share(trace: Trace) -> float:
             *(np.clip(times[tasks], *trace.step_window_s) for times in (trace.start_s, trace.end_s))
         )
 
-    seconds, devices = 0.0, 0
+    seconds = 0.0
+    devices = 0
     for own in streams.values():
         computing = [stream for stream in own if graph.streams[stream].endswith(COMPUTE)]
         if not computing:
@@ -103,7 +104,8 @@ def hidden_share(trace: Trace) -> float:
 def _disjoint(start_s: Floats, end_s: Floats) -> Spans:
     """Intervals in order, each without what an earlier one covers."""
     order = np.argsort(start_s, kind="stable")
-    start_s, reach_s = start_s[order], np.maximum.accumulate(end_s[order])
+    start_s = start_s[order]
+    reach_s = np.maximum.accumulate(end_s[order])
     start_s[1:] = np.maximum(start_s[1:], reach_s[:-1])
     return start_s, np.maximum(start_s, reach_s)
 
@@ -235,7 +237,8 @@ def evaluation_of(
     """The evaluation of a plan from the trace of its placed step."""
     if step.placed.note:
         plan = replace(plan, notes=(*plan.notes, step.placed.note))
-    job, costs = plan.job, step.costs
+    job = plan.job
+    costs = step.costs
     return Evaluation(
         plan=plan,
         graph=graph,
@@ -293,7 +296,8 @@ class CurveSteps:
 
     def step_s(self, question: Question, plan: Plan) -> float:
         """Seconds of a step of `plan`, simulated, or extrapolated from two simulations if it is long."""
-        count, few = plan.num_microbatches, few_microbatches(plan)
+        count = plan.num_microbatches
+        few = few_microbatches(plan)
         if 2 * few >= count or count * plan.job.model.num_layers <= LONG_PASSES:
             return self._simulated_s(question, plan)
         short_s, longer_s = (

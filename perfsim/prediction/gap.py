@@ -24,7 +24,8 @@ from perfsim.specs.calibration import Dispatcher
 
 BAND_DEVIATIONS = 1.645
 """Standard deviations of a 90 % band."""
-LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
+LEAST_FACTOR = 0.25
+MOST_FACTOR = 4.0
 """Range of factors on a rate."""
 CLOSE = 0.01
 """Share of the measured step below which a suspect explains the gap."""
@@ -96,7 +97,8 @@ def explain_gap(question: Question, measured_s: float) -> GapExplained:
     asked = replace(question, layout=run.plan.layout, must_fit=False)
     predicted_s = run.step_time_s
     error = 1.0 + accuracy_of(run.plan, run.hidden_communication_fraction).step_time_error
-    spread, gap = math.log(error) / BAND_DEVIATIONS, math.log(measured_s / predicted_s)
+    spread = math.log(error) / BAND_DEVIATIONS
+    gap = math.log(measured_s / predicted_s)
     trial = _Trial(predicted_s, measured_s, gap, spread)
     suspects = [*_rates(asked, trial), *_settings(asked, trial)]
     return GapExplained(
@@ -202,7 +204,8 @@ def _settings(asked: Question, trial: _Trial) -> Iterator[Suspect]:
 
 
 def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
-    recipe, layout = asked.recipe, asked.layout
+    recipe = asked.recipe
+    layout = asked.layout
 
     def with_recipe(**update: Any) -> Question:
         return replace(asked, recipe=recipe.model_copy(update=update))

@@ -32,12 +32,14 @@ def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
     what a ring sends, not the message. Communications priced apart, such as updates and streams in the
     memory of one weight server, may together exceed a capacity: a peak above 1 says so.
     """
-    topology, network = placed.topology, network_of(placed.topology)
+    topology = placed.topology
+    network = network_of(placed.topology)
     crossings = _crossings(trace, network, PeerClasses(placed.peers.astype(np.int64)))
     if not len(crossings.link):
         return {}
     window = _Window.of(trace)
-    edges, moved = topology.edges, crossings.n_bytes * window.runs(trace)[crossings.work]
+    edges = topology.edges
+    moved = crossings.n_bytes * window.runs(trace)[crossings.work]
     on_link = np.bincount(crossings.link, moved, minlength=len(edges))
     shared = edges.bytes_per_s * (edges.medium == np.arange(len(edges)))
     capacity = np.bincount(edges.kind, shared, minlength=len(edges.kinds)) * (window.high - window.low)
@@ -107,9 +109,11 @@ class _Window(NamedTuple):
         n_bytes[crossings.work[rows]] = crossings.n_bytes[rows]
         lasting = trace.end_s - trace.start_s
         tasks = np.flatnonzero((n_bytes[trace.graph.work] > 0) & (lasting > 0))
-        start, end = trace.start_s[tasks], trace.end_s[tasks]
+        start = trace.start_s[tasks]
+        end = trace.end_s[tasks]
         rate = n_bytes[trace.graph.work[tasks]] / lasting[tasks]
-        when, change = np.concatenate([end, start]), np.concatenate([-rate, rate])
+        when = np.concatenate([end, start])
+        change = np.concatenate([-rate, rate])
         order = np.argsort(when, kind="stable")  # at one instant communications end before others start
         total = np.cumsum(change[order])
         within = (when[order] >= self.low) & (when[order] < self.high)

@@ -110,7 +110,8 @@ class Search:
         return Screened(float(self.screening.estimate_s[index]), plan)
 
     def _reasons(self) -> list[str]:
-        job, screening = self.question.job, self.screening
+        job = self.question.job
+        screening = self.screening
         strategy = self.question.chosen
         asked = f"strategy {strategy.name}, {self.question.label}, {job.global_batch_size} sequences a step"
         head = f"no plan fits: {asked}"

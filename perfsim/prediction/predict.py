@@ -33,7 +33,8 @@ def predict(question: Question) -> Prediction:
         finer = machine_of(question.system).in_chunks(evaluation.plan.layout)
         if finer != evaluation.plan.layout:
             plan = question.chosen.plan(question.job, question.topology, finer)
-            evaluation, caveats = evaluate_reported(question, plan), []
+            evaluation = evaluate_reported(question, plan)
+            caveats = []
     if question.expand:
         evaluation = expanded(evaluation, question.expand)
     if question.perturbations is not None:
@@ -47,7 +48,8 @@ def _planned(question: Question) -> tuple[Evaluation, list[Caveat]]:
     """The evaluated layout, given or planned, and a caveat on settings that a given layout omits."""
     if question.layout is None:
         return best_plan(question), []
-    plan, named = plan_of(question), question.named_settings
+    plan = plan_of(question)
+    named = question.named_settings
     return evaluate_reported(question, plan), [] if named is None else default_settings(named, plan)
 
 
@@ -103,7 +105,8 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
 
 def training_of(plan: Plan) -> Training:
     """What the step of a plan holds for, besides model and machine."""
-    recipe, constants = plan.job.recipe, plan.system.device.calibration
+    recipe = plan.job.recipe
+    constants = plan.system.device.calibration
     has_host = recipe.framework is not None and isinstance(constants, GpuCalibration)
     framework = recipe.framework.name if recipe.framework and has_host else ""
     return Training(

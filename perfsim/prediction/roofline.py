@@ -19,7 +19,10 @@ from perfsim.work import Work
 from perfsim.work.graph import computes
 from perfsim.work.kernels import Kernel
 
-PRODUCT, ATTENTION, ELEMENTWISE, UPDATE = "matrix product", "attention", "element-wise", "update"
+PRODUCT = "matrix product"
+ATTENTION = "attention"
+ELEMENTWISE = "element-wise"
+UPDATE = "update"
 PARTS = (
     ("expert_", "experts"),
     ("router", "router"),
@@ -63,7 +66,8 @@ class Roofline:
 
 def roofline(evaluation: Evaluation) -> Roofline | None:
     """The kernels of a step, the mean over computing devices; None where kernels have no prices."""
-    graph, costs = evaluation.trace.graph, evaluation.costs
+    graph = evaluation.trace.graph
+    costs = evaluation.costs
     ranks = np.array(graph.stands_for) * np.array([computes(name) for name in graph.streams])
     runs = np.bincount(graph.work, ranks[graph.stream], minlength=len(graph.works))
     per_device = runs / (ranks.sum() * len(graph.step_ends))

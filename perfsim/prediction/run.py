@@ -37,7 +37,8 @@ class Step:
     @cached_property
     def beside(self) -> Beside:
         """How communication slows the computation beside it, by class of work."""
-        works, costs = self.placed.graph.works, self.costs
+        works = self.placed.graph.works
+        costs = self.costs
         return Beside(
             taken=np.array([costs.taken(work) for work in works], dtype=np.float64).reshape(-1, 2),
             bound=np.array([costs.bound(work) for work in works], dtype=np.float64).reshape(-1, 2),

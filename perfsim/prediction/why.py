@@ -31,7 +31,8 @@ def limiting_lane(plan: Plan, step: Step) -> Lane | None:
     explanation = machine_of(plan.system).explanation
     if not explanation.lanes:
         return None
-    graph, durations = step.placed.graph, step.duration_s
+    graph = step.placed.graph
+    durations = step.duration_s
     contention = bool(step.placed.links.flows)
     before_s = step.run(contention=contention).step_time_s / step.scale
     tried = []
@@ -66,15 +67,19 @@ STREAMS = {
 def why(plan: Plan, step: Step, trace: Trace) -> Why:
     """The causes of a step time, which add up to it; the sentence names the limiting cause."""
     parts = causes_s(trace)
-    graph, costs, step_s = step.placed.graph, step.costs, trace.step_time_s
+    graph = step.placed.graph
+    costs = step.costs
+    step_s = trace.step_time_s
     explanation = machine_of(plan.system).explanation
     roof = explanation.roof(plan, graph, costs, step.duration_s)
     compute_s = sum(parts.values()) - sum(_waits(parts).values())
     waits = sorted(_waits(parts).items(), key=lambda item: -item[1])
     decides = bool(waits) and waits[0][1] >= DECIDES * step_s
-    lane, cause = None, "compute"
+    lane = None
+    cause = "compute"
     if decides:
-        lane, wait = limiting_lane(plan, step), waits[0][0]
+        lane = limiting_lane(plan, step)
+        wait = waits[0][0]
         cause = explanation.cause(lane, wait) if lane is not None else wait
         remedy = explanation.wait_remedy(cause, plan, lane, roof)
     else:

@@ -30,7 +30,8 @@ from perfsim.proof.program import Cell, Message
 from perfsim.proof.tensors import summed
 from perfsim.work import Task
 
-HEADS, POSITIONS = 1, 2
+HEADS = 1
+POSITIONS = 2
 """Axes of queries, keys and values."""
 
 
@@ -86,7 +87,8 @@ def running_softmax(q: Array, pair: Pair, share: Share, before: Running | None) 
     if before is not None:
         most = np.maximum(most, before.most)
     e = np.exp(scores - most)
-    total, weighted = e.sum(axis=-1, keepdims=True), e @ repeated(pair.v, share)
+    total = e.sum(axis=-1, keepdims=True)
+    weighted = e @ repeated(pair.v, share)
     if before is None:
         return Running(most, total, weighted)
     scale = np.exp(before.most - most)
@@ -119,7 +121,8 @@ class ContextCompute(GpuCompute):
     def attention_qkv(self, task: Task) -> None:
         """Norm, queries, keys and values; a recompute reads the layer's input from what is saved."""
         self.needs(1)
-        block, recomputes = task.block, task.work.op.endswith("recompute")
+        block = task.block
+        recomputes = task.work.op.endswith("recompute")
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             x, results = (operands[0].x, operands[0].results) if recomputes else (operands[0], None)
@@ -152,7 +155,8 @@ class ContextCompute(GpuCompute):
     def attention_output(self, task: Task) -> None:
         """The output projection; the block's activations go to the MLP task, or to the backward."""
         self.needs(2)
-        block, recomputes = task.block, task.work.op.endswith("recompute")
+        block = task.block
+        recomputes = task.work.op.endswith("recompute")
         buffer = self.cell("recomputed attention" if recomputes else "attention kept")
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
@@ -197,7 +201,8 @@ class ContextCompute(GpuCompute):
 
         def ring(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             first, saved, *later = operands
-            kept, share = self._kept(saved, buffers), self.share(rank).of_layer(block)
+            kept = self._kept(saved, buffers)
+            share = self.share(rank).of_layer(block)
             pair = later[0].pair if later else self._own_pair(kept, rank)
             made = block_gradients(kept, first.arrays[0], pair, share)
             queries = made[0] + later[1].arrays[0] if later else made[0]
@@ -206,7 +211,8 @@ class ContextCompute(GpuCompute):
         def heads(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (d_context,), saved = operands[:2]
             core = self._kept(saved, buffers).core
-            p, share = core.probabilities, self.share(rank)
+            p = core.probabilities
+            share = self.share(rank)
             delta = (d_context * (p @ repeated(core.v, share))).sum(axis=-1, keepdims=True)
             return Core(_core_gradients(p, delta, d_context, core[:3], share)), None
 
@@ -215,12 +221,14 @@ class ContextCompute(GpuCompute):
     def attention_qkv_backward(self, task: Task) -> None:
         """The rest of the attention's backward, from the gradients of queries, keys and values."""
         self.needs(4)
-        block, norm = task.block, self._norm_of("attention")
+        block = task.block
+        norm = self._norm_of("attention")
         recomputed, beside = self._kept_cells(block)
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, Linears, Array]:
             middle, saved, _, *arrived = operands
-            w, share = self.views(rank, block, buffers[0]), self.share(rank)
+            w = self.views(rank, block, buffers[0])
+            share = self.share(rank)
             kept = self._kept(saved, buffers[1 : 1 + len(recomputed)])
             d_out = buffers[1 + len(recomputed)] if beside else middle
             made = arrived[0]

@@ -42,7 +42,9 @@ class Executor:
     """Runs all ranks of an unfolded graph with their buffers."""
 
     def __init__(self, program: Program, unfolded: Unfolded, initial: Initial, oracle: Oracle) -> None:
-        self.program, self.initial, self.oracle = program, initial, oracle
+        self.program = program
+        self.initial = initial
+        self.oracle = oracle
         self.task = unfolded.task.tolist()
         self.members = _members(unfolded, program.width)
         for instance, task in enumerate(self.task):
@@ -59,7 +61,8 @@ class Executor:
 
     def run(self, order: Sequence[int], *, thorough: bool = False) -> Outcome:
         """Execute every task once; FaultError if that is impossible."""
-        outcome, width = Outcome(), self.program.width
+        outcome = Outcome()
+        width = self.program.width
         values: list[list[Any]] = [[None] * width for _ in self.cells]
         writers: list[list[int]] = [[NOBODY] * width for _ in self.cells]
         limits = present_limits()
@@ -82,7 +85,8 @@ class Executor:
         self, action: Action, members: Sequence[int], values: list[list[Any]], writers: list[list[int]]
     ) -> tuple[list[list[Any]], list[tuple[Any, ...]]]:
         """Execute one task and store its results; returns the values that its ranks read and wrote."""
-        task, operands = action.task, []
+        task = action.task
+        operands = []
         for rank in members:
             read = []
             for index, (cell, per_rank) in enumerate(self.reads[task]):
@@ -113,7 +117,8 @@ class Executor:
         if writers[place] == NOBODY and intended == START:
             values[place], writers[place] = self._first(action, index, place), START
             return
-        name, writer = self.program.name, writers[place]
+        name = self.program.name
+        writer = writers[place]
         wrote = "nothing is there yet" if writer == NOBODY else f"{name(writer)} wrote what is there"
         tensor = self.program.tensor(action.reads[index])
         detail = f"must read what {name(intended)} writes, but {wrote}"
@@ -126,7 +131,8 @@ class Executor:
             try:
                 self.first[key] = self.initial(cell, place)
             except BROKEN:
-                name, tensor = self.program.name(action.task), self.program.tensor(cell)
+                name = self.program.name(action.task)
+                tensor = self.program.tensor(cell)
                 fault = Fault("refused", name, tensor, "nothing writes it before it is read")
                 raise FaultError(fault) from None
         return self.first[key]

@@ -55,7 +55,9 @@ def drawn_routing(
     experts: Experts, batch: int, length: int, capacity: float | None, seed: tuple[int, ...]
 ) -> Routing:
     """Routing in which the slots of a sequence go round the experts in an order of its own."""
-    rng, count, k = np.random.default_rng(seed), experts.num_experts, experts.top_k
+    rng = np.random.default_rng(seed)
+    count = experts.num_experts
+    k = experts.top_k
     order = np.stack([rng.permutation(count) for _ in range(batch)])
     slots = np.arange(length * k) % count
     expert = order[:, slots]
@@ -120,15 +122,18 @@ def router_forward(w: Weights, total: Array, routing: Routing) -> tuple[Rows, Ro
     if "router_bias" in w:
         logits = logits + w["router_bias"]
     kept = RouterKept(norm, z, softmax(logits), routing)
-    k, hidden = routing.expert.shape[-1], z.shape[-1]
+    k = routing.expert.shape[-1]
+    hidden = z.shape[-1]
     values = np.repeat(z.reshape(-1, hidden), k, axis=0)
     return Rows(values, routing.expert.ravel()), kept
 
 
 def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Array, ExpertsKept]:
     """A rank's experts on rows: its part of the width of every expert."""
-    width, ffn = w["expert_fc1"].shape[-1], w["expert_fc2"].shape[-2]
-    u, activated = np.empty((len(rows.expert), width)), np.empty((len(rows.expert), ffn))
+    width = w["expert_fc1"].shape[-1]
+    ffn = w["expert_fc2"].shape[-2]
+    u = np.empty((len(rows.expert), width))
+    activated = np.empty((len(rows.expert), ffn))
     y = np.zeros_like(rows.values)
     for local, own in _by_expert(rows, share):
         u[own] = rows.values[own] @ w["expert_fc1"][local]
@@ -194,7 +199,8 @@ def router_backward(
     w: Weights, kept: RouterKept, outputs: Array, rows: Array, dy: Array, d_shared: Array | None
 ) -> tuple[Array, Weights]:
     """Gradient of the block's input with the residual, and of router and norm."""
-    routing, hidden = kept.routing, dy.shape[-1]
+    routing = kept.routing
+    hidden = dy.shape[-1]
     shape = (*routing.expert.shape, hidden)
     d_weight = (outputs.reshape(shape) * dy[..., None, :]).sum(axis=-1) * routing.keeps
     d_p = np.zeros_like(kept.probabilities)
@@ -236,7 +242,8 @@ def kept_by(
     mode: str, recipe: TrainingRecipe, share: Share, attention: AttentionKept, mlp: MlpKept | BlockKept
 ) -> Kept:
     """What a layer under a recompute mode keeps; by operator experts are kept whole."""
-    results, context = dict(attention.results or {}), None
+    results = dict(attention.results or {})
+    context = None
     if mode == "full":
         results.pop("projection", None)
         return Kept(None, None, attention.x, results if recipe.recompute_keeps == "qkv" else None)

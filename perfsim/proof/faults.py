@@ -81,7 +81,8 @@ def _without(subject: Subject, kind: str, edges: dict[Edge, None]) -> Iterator[M
 
 def wrong_groups(subject: Subject) -> Iterator[Mutation]:
     """Give each collective a wrong group: half of its peers, or as many peers with another stride."""
-    graph, width = subject.graph, subject.graph.width
+    graph = subject.graph
+    width = subject.graph.width
     for task in graph.tasks():
         group = task.work.group
         if task.work.kind is not Kind.COMM_COLL or group is None or meeting_of(task.work, width).size == 1:
@@ -222,7 +223,8 @@ class MutationTally:
 
 def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:
     """Inject every `every`-th fault from `first` on; a fault is detected if task and tensor are named."""
-    result, limits = MutationTally(), present_limits()
+    result = MutationTally()
+    limits = present_limits()
     for number, mutation in enumerate(mutations(subject)):
         if number % every != first % every:
             continue
@@ -243,7 +245,8 @@ def try_plans(
     The sample of each graph begins one fault later than that of the one before, so that together the
     samples cover all kinds of tasks.
     """
-    total, layouts = MutationTally(), []
+    total = MutationTally()
+    layouts = []
     for number, plan in enumerate(plans):
         progress(f"faults in {plan.strategy} on {plan.topology.num_devices} ranks")
         tally = try_all(subject_of(plan), every, number)

@@ -38,7 +38,8 @@ from perfsim.proof.tensors import CLIPPED, NORM, combined, pieces, summed
 from perfsim.strategies.three_d.offload import ACTIVATIONS, SAVED
 from perfsim.work import EMBEDDING, HEAD, WAIT_OF_EXPERTS, WHOLE_DEVICE, Kind, Task
 
-SEQUENCE, HIDDEN = 1, 2
+SEQUENCE = 1
+HIDDEN = 2
 """The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
 
 
@@ -82,7 +83,8 @@ class GpuCompiler(ReplicaCompute):
 
     def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
         """Activations that leave for the host use two buffers in turn, those that return two more."""
-        made, number = self.task.work.writes[position], self.task.writes[position]
+        made = self.task.work.writes[position]
+        number = self.task.writes[position]
         if self.layout.offload_activations == "none" or made.name != SAVED or not made.n_bytes:
             return super().handle(position, *places, label=label)
         returns = self.task.work.name == ACTIVATIONS
@@ -136,7 +138,8 @@ class GpuCompiler(ReplicaCompute):
 
         claims = [(0, info.claim)] if info.claim else []
         norm_reads, norm_writes = self._norm_sums(info)
-        operands, sizes = [self.operand(task.reads[0]), *norm_reads], self._activations(task, first_made)
+        operands = [self.operand(task.reads[0]), *norm_reads]
+        sizes = self._activations(task, first_made)
         written = [*self.handle(), *norm_writes]
         self.add(operands, written, kernel, joined=True, claims=claims, message=sizes)
 
@@ -150,8 +153,10 @@ class GpuCompiler(ReplicaCompute):
         """Send the tensor, or this peer's part of it, to the same peer of the next stage."""
         self.needs(1)
         operand, (_, target) = self.operand(task.reads[0]), self._ends(task)
-        peers, shares = self.layout.tensor, not self.layout.sequence_parallel and self.layout.tensor > 1
-        claim, info = self.claim_of(operand), self.partial.get(task.reads[0])
+        peers = self.layout.tensor
+        shares = not self.layout.sequence_parallel and self.layout.tensor > 1
+        claim = self.claim_of(operand)
+        info = self.partial.get(task.reads[0])
         own_positions = info is not None and info.axis == SEQUENCE
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
@@ -194,7 +199,8 @@ class GpuCompiler(ReplicaCompute):
         names = ["gradient shard" if end in self.sharded else "gradient" for end in ends]
         cells = [Cell(place, name, block) for (place, block), name in zip(ends, names, strict=True)]
         operands = self.operands(anywhere=True)
-        count, shard = len(operands), names[0] == "gradient shard"
+        count = len(operands)
+        shard = names[0] == "gradient shard"
 
         def words(*_: Any) -> int:
             part = self._words(0, EMBEDDING, shard=shard)
@@ -242,7 +248,8 @@ class GpuCompiler(ReplicaCompute):
 
     def _summed(self, rank: int, own: Sequence[Gradients], values: Values) -> dict[int, Array]:
         """The gradient of each block, from the values of its cells; words on one rank are summed."""
-        total, first = {}, 0
+        total = {}
+        first = 0
         for block, _, cells in own:
             total[block] = summed(values[first : first + len(cells)])
             first += len(cells)
@@ -253,7 +260,8 @@ class GpuCompiler(ReplicaCompute):
 
     def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array], ranks: int) -> float:
         """The sum of squares of a rank's gradients, over the number of those of `ranks` with the same."""
-        share, layout = self.share(rank), self.layout
+        share = self.share(rank)
+        layout = self.layout
         norm = 0.0
         for block, shard, _ in own:
             once = share.layouts[block].counted
@@ -267,7 +275,8 @@ class GpuCompiler(ReplicaCompute):
     def norm(self, task: Task) -> None:
         """The norm of this device's gradients summed over peers, or that of other norms over devices."""
         parts = [self.operand(handle, anywhere=True) for handle in task.reads if handle in self.norms]
-        operands, own = self.operands(anywhere=True), self._own_gradients()
+        operands = self.operands(anywhere=True)
+        own = self._own_gradients()
         count = len(operands)
 
         def across(_: int, *values: Any) -> tuple[Any, ...]:
@@ -298,7 +307,10 @@ class GpuCompiler(ReplicaCompute):
         hosted = task.work.op in UPDATES
         operands = self.operands(anywhere=True)
         norm = next((place for place, handle in enumerate(task.reads) if handle in self.norms), None)
-        own, reads, writes, claims = self._own_gradients(), list(operands), self.handle(), []
+        own = self._own_gradients()
+        reads = list(operands)
+        writes = self.handle()
+        claims = []
         own = [of for of in own if not hosted or of.block in blocks_of(task)]
         reads += [cell for of in own for cell in of.cells]
         for block, shard, cells in own:
@@ -331,7 +343,8 @@ class GpuCompiler(ReplicaCompute):
             factor = clipping(squared, self.training.max_norm)
             results: list[Any] = [None]
             for number, (clear, (block, shard, _)) in enumerate(zip(clears, own, strict=True)):
-                gradient, size = factor * total[block], self.share(rank).layouts[block].size
+                gradient = factor * total[block]
+                size = self.share(rank).layouts[block].size
                 weights, moments = values[states + 2 * number : states + 2 * number + 2]
                 results += [gradient, *adam(weights, gradient, moments)]
                 results += [np.zeros(len(gradient) if shard and not i else size) for i in range(clear)]

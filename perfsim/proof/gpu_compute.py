@@ -38,7 +38,8 @@ from perfsim.proof.serial import SmallTraining
 from perfsim.specs.recipe import ContextExchange, ParallelLayout, TrainingRecipe
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
 
-SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
+SHARDED_GRADIENTS = 2
+SHARDED_PARAMETERS = 3
 
 
 Values = Sequence[Any]
@@ -80,7 +81,8 @@ class GpuCompute(Compiler):
         recipe: TrainingRecipe,
     ) -> None:
         super().__init__(graph, training)
-        self.layout, self.recipe = layout, recipe
+        self.layout = layout
+        self.recipe = recipe
         self.recomputed = {task.block for task in graph.tasks() if task.work.category == "recompute"}
         """Layers whose activations are computed again."""
         period = math.lcm(layout.tensor * layout.context, layout.expert * layout.expert_tensor)
@@ -101,7 +103,8 @@ class GpuCompute(Compiler):
         """The recompute mode of a layer; `operators` where selective is by operator."""
         if block not in self.recomputed:
             return "none"
-        framework, mode = self.recipe.framework, self.layout.recompute
+        framework = self.recipe.framework
+        mode = self.layout.recompute
         by_operator = framework is not None and framework.selective != "core"
         return OPERATORS if mode == "selective" and by_operator else mode
 
@@ -120,7 +123,9 @@ class GpuCompute(Compiler):
         return self.shares[rank % len(self.shares)]
 
     def _share(self, rank: int) -> Share:
-        layout, model, length = self.layout, self.training.model, self.training.seq_length
+        layout = self.layout
+        model = self.training.model
+        length = self.training.seq_length
         places = None
         if layout.context > 1:
             places = places_of(
@@ -225,7 +230,8 @@ class GpuCompute(Compiler):
     # --------------------------------------------------------------------------------- forward
     def embedding_forward(self, task: Task) -> None:
         """Look up the words."""
-        step, tag = self.step, task.tag
+        step = self.step
+        tag = task.tag
 
         def run(rank: int, _: Values, buffers: Values) -> tuple[Any, ...]:
             tokens = self.tokens(rank, step, tag)[0]
@@ -292,10 +298,12 @@ class GpuCompute(Compiler):
     def head_forward(self, task: Task) -> None:
         """Logits and the statistics of their softmax."""
         self.needs(1)
-        step, tag = self.step, task.tag
+        step = self.step
+        tag = task.tag
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            w, targets = self.views(rank, HEAD, buffers[0]), self.tokens(rank, step, tag)[1]
+            w = self.views(rank, HEAD, buffers[0])
+            targets = self.tokens(rank, step, tag)[1]
             return head_forward(w, operands[0], targets, self.share(rank))
 
         if self.layout.tensor > 1:
@@ -309,7 +317,9 @@ class GpuCompute(Compiler):
         If attention and MLP are parallel, the MLP stores the layer's output gradient for the attention.
         """
         self.needs(2)
-        block, mlp, whole = task.block, task.work.op.startswith("mlp"), task.work.op.endswith("backward")
+        block = task.block
+        mlp = task.work.op.startswith("mlp")
+        whole = task.work.op.endswith("backward")
         parallel = self.training.model.norms_per_layer == 1
         mode = self.mode_of(block)
         recomputes = mode in ("full", OPERATORS) or (mode == "selective" and not mlp)
@@ -318,7 +328,8 @@ class GpuCompute(Compiler):
         run = self._mlp_dgrad if mlp else self._attention_dgrad
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, Linears, Array]:
-            w, saved = self.views(rank, block, buffers[0]), operands[1]
+            w = self.views(rank, block, buffers[0])
+            saved = operands[1]
             kept = buffers[1] if recomputed else saved.mlp if mlp else saved.attention
             dy = buffers[1 + len(recomputed)] if parallel and not mlp else operands[0]
             return *run(rank, w, kept, operands[0], dy), operands[0]
@@ -349,7 +360,8 @@ class GpuCompute(Compiler):
         whole: bool,
     ) -> None:
         """Write the input gradient, and the weight gradients or the inputs of their later task."""
-        block, begins = self.task.block, not norm.startswith("attention")
+        block = self.task.block
+        begins = not norm.startswith("attention")
         split_norm = self.layout.tensor > 1
         buffer = [self.making(block, begins=begins)] if whole else []
         adds = not (self.scatters_block(block) and begins)
@@ -384,7 +396,8 @@ class GpuCompute(Compiler):
 
     def weight_pass(self, task: Task) -> None:
         """Weight gradients of a block from the inputs that its dgrad task stored."""
-        mlp, norm = task.work.op != "attention.wgrad", self._norm_of(task.work.op)
+        mlp = task.work.op != "attention.wgrad"
+        norm = self._norm_of(task.work.op)
         split_norm = self.layout.tensor > 1
         self.needs(1)
         sums = [self.norm_cells(norm, task.block, task.tag)[1]] if split_norm else []
@@ -398,7 +411,8 @@ class GpuCompute(Compiler):
     def embedding_backward(self, task: Task) -> None:
         """Gradients of words and positions."""
         self.needs(1)
-        step, tag = self.step, task.tag
+        step = self.step
+        tag = task.tag
 
         def gradients(rank: int, dx: Array) -> Weights:
             return embedding_backward(dx, self.tokens(rank, step, tag)[0], self.share(rank))
@@ -422,12 +436,17 @@ class GpuCompute(Compiler):
     def head_backward(self, task: Task) -> None:
         """The whole backward of loss and LM head, or its input gradient alone."""
         self.needs(1)
-        step, tag = self.step, task.tag
-        logits, loss = self.cell(f"logits[{tag}]"), self.cell(f"loss[{tag}]")
+        step = self.step
+        tag = task.tag
+        logits = self.cell(f"logits[{tag}]")
+        loss = self.cell(f"loss[{tag}]")
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, HeadInputs, Array]:
-            w, share, count = self.views(rank, HEAD, buffers[0]), self.share(rank), self.training.num_tokens
-            targets, length = self.tokens(rank, step, tag)[1], len(share.places)
+            w = self.views(rank, HEAD, buffers[0])
+            share = self.share(rank)
+            count = self.training.num_tokens
+            targets = self.tokens(rank, step, tag)[1]
+            length = len(share.places)
             dx, inputs = head_dgrad(w, buffers[1], operands[0], targets, count, share, length)
             return dx, inputs, np.asarray(losses_of(operands[0], count).sum())
 

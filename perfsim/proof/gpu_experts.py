@@ -95,13 +95,17 @@ class ExpertCompute(ContextCompute):
     def router_forward(self, task: Task) -> None:
         """Norm, router, and a row for every slot of a token."""
         self.needs(1)
-        block, step, tag = task.block, self.step, task.tag
+        block = task.block
+        step = self.step
+        tag = task.tag
         recomputes = task.work.op.endswith("recompute")
         beside = [self.cell("recomputed attention")] if recomputes else []
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            attention, x = operands[0], self.own(rank, buffers[1].x if recomputes else operands[1])
-            total, routing = x + attention, self.routing(rank, step, block, tag)
+            attention = operands[0]
+            x = self.own(rank, buffers[1].x if recomputes else operands[1])
+            total = x + attention
+            routing = self.routing(rank, step, block, tag)
             rows, kept = router_forward(self.views(rank, block, buffers[0]), total, routing)
             return rows, (kept, total)
 
@@ -135,8 +139,11 @@ class ExpertCompute(ContextCompute):
     def combine_forward(self, task: Task) -> None:
         """Rows summed to tokens; what the block keeps goes to the backward, or to that of its recompute."""
         self.needs(1)
-        block, recomputes = task.block, task.work.op.endswith("recompute")
-        mode, shared, place = self.mode_of(block), self._has_shared, self._of_shared(task)
+        block = task.block
+        recomputes = task.work.op.endswith("recompute")
+        mode = self.mode_of(block)
+        shared = self._has_shared
+        place = self._of_shared(task)
         kept_beside = [self.cell("shared kept")] if shared else []
         before = [] if recomputes else [self.cell("attention kept")]
 
@@ -174,7 +181,8 @@ class ExpertCompute(ContextCompute):
         again = self._kept_block(task.block)
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            kept, dy = buffers[0] if again else operands[1].mlp, self.own(rank, operands[0])
+            kept = buffers[0] if again else operands[1].mlp
+            dy = self.own(rank, operands[0])
             return combine_backward(dy, kept.router), (dy, kept)
 
         self.compute(run, again, [self.cell("block backward")])
@@ -194,7 +202,8 @@ class ExpertCompute(ContextCompute):
     def experts_backward(self, task: Task) -> None:
         """Backward of the rank's experts, with the gradients of their weights or the inputs of these."""
         self.needs(1)
-        block, whole = EXPERTS + task.block, task.work.op.endswith("backward")
+        block = EXPERTS + task.block
+        whole = task.work.op.endswith("backward")
         buffer = [self.making(block, begins=True)] if whole else []
         adds = not self.scatters_block(block)
 
@@ -216,11 +225,15 @@ class ExpertCompute(ContextCompute):
         pass of its own adds them, if there is one.
         """
         self.needs(1)
-        block, shared, whole = task.block, self._has_shared, task.work.op.endswith("backward")
-        beside, place = [self.cell("gradients of shared experts")] if shared else [], self._of_shared(task)
+        block = task.block
+        shared = self._has_shared
+        whole = task.work.op.endswith("backward")
+        beside = [self.cell("gradients of shared experts")] if shared else []
+        place = self._of_shared(task)
         norm = self._norm_of("mlp")
         part, later = self.norm_cells(norm, block, task.tag)
-        alone, adds = self.layout.tensor == 1, not self.scatters_block(block)
+        alone = self.layout.tensor == 1
+        adds = not self.scatters_block(block)
         buffer = [self.making(block, begins=True)] if whole else []
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
@@ -240,7 +253,8 @@ class ExpertCompute(ContextCompute):
     def experts_weights(self, task: Task) -> None:
         """Weight gradients of a block: of its experts, and those that came with its input gradient."""
         self.needs(1)
-        block, experts = task.block, EXPERTS + task.block
+        block = task.block
+        experts = EXPERTS + task.block
         sums = self.norm_cells(self._norm_of("mlp"), block, task.tag)[1]
         buffers = [self.making(number, begins=True) for number in (block, experts)]
         adds = [not self.scatters_block(number) for number in (block, experts)]
@@ -258,7 +272,8 @@ class ExpertCompute(ContextCompute):
     def rows_trade(self, task: Task) -> None:
         """An all-to-all: rows to the ranks of their experts, or back to where they came from."""
         self.needs(1)
-        returns, route = task.work.name.endswith("combine"), self._route("experts")
+        returns = task.work.name.endswith("combine")
+        route = self._route("experts")
 
         def there(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
             sent = [_rows_of(inputs[0]) for inputs in values]
@@ -266,7 +281,8 @@ class ExpertCompute(ContextCompute):
             return [(own.rows, own) for own in arrived]
 
         def back(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
-            routes, made = [inputs[1] for inputs in values], [inputs[0] for inputs in values]
+            routes = [inputs[1] for inputs in values]
+            made = [inputs[0] for inputs in values]
             return [(_returned(routes, made, number),) for number in range(len(members))]
 
         message = Message("rows", lambda inputs, _: int(inputs[0].values.size))
@@ -387,7 +403,8 @@ class ModuleCompute(ExpertCompute):
         if around is None:
             super().compute(function, reads, writes, claims)
             return
-        count, first = len(reads), len(self.task.writes) + len(writes)
+        count = len(reads)
+        first = len(self.task.writes) + len(writes)
         partly = self.task.block == HEAD
         claims = [claim for claim in claims if not (partly and claim[1].quantity == "gradient")]
         claims += [(first + place, claim) for place, claim in around.claims]
@@ -400,9 +417,11 @@ class ModuleCompute(ExpertCompute):
 
     def _around(self) -> Around | None:
         """What the present task does for a module; None: nothing."""
-        op, block = self.task.work.op, self.task.block
+        op = self.task.work.op
+        block = self.task.block
         kind, _, which = op.rpartition(".")
-        begins, ends = kind in ("attention", "attention.qkv"), kind in ("mlp", "combine")
+        begins = kind in ("attention", "attention.qkv")
+        ends = kind in ("mlp", "combine")
         residual = kind in ("mlp", "router")
         if block == HEAD:
             return self._of_head() if which == "forward" else Around(_alone)
@@ -432,11 +451,16 @@ class ModuleCompute(ExpertCompute):
     # ---------------------------------------------------------------------------------- forward
     def _joins(self) -> Around:
         """The input of the layer from its own input and later tokens; a recompute reads what was kept."""
-        step, tag, block, ahead = self.step, self.task.tag, self.task.block, self._ahead()
-        again, kept = self.task.work.op.endswith("recompute"), self._kept_of("module input")
+        step = self.step
+        tag = self.task.tag
+        block = self.task.block
+        ahead = self._ahead()
+        again = self.task.work.op.endswith("recompute")
+        kept = self._kept_of("module input")
 
         def run(rank: int, function: Function, operands: Values, own: Values, added: Values) -> Any:
-            w, table = self.views(rank, block, added[0]), self.views(rank, EMBEDDING, added[1])
+            w = self.views(rank, block, added[0])
+            table = self.views(rank, EMBEDDING, added[1])
             x = added[2] if again else operands[0]
             joined = join(w, table, x, self.tokens(rank, step, tag, ahead)[0], self.share(rank))
             given = operands[0]._replace(x=joined.x) if again else joined.x
@@ -447,7 +471,10 @@ class ModuleCompute(ExpertCompute):
 
     def _forward(self, residual: bool, ends: bool) -> Around:
         """The residual is the layer's joined input; LM head and loss are behind its end."""
-        step, tag, block, ahead = self.step, self.task.tag, self.task.block, self._ahead()
+        step = self.step
+        tag = self.task.tag
+        block = self.task.block
+        ahead = self._ahead()
         joined = [self._kept_of("joined")] if residual else []
 
         def run(rank: int, function: Function, operands: Values, own: Values, added: Values) -> Any:
@@ -455,7 +482,8 @@ class ModuleCompute(ExpertCompute):
             made = list(function(rank, given, own))
             if not ends:
                 return made, []
-            w, head = self.views(rank, block, added[-2]), self.views(rank, HEAD, added[-1])
+            w = self.views(rank, block, added[-2])
+            head = self.views(rank, HEAD, added[-1])
             targets = self.tokens(rank, step, tag, ahead)[1]
             return made, [head_forward(head_of(w, head), made[0], targets, self.share(rank))]
 
@@ -473,15 +501,20 @@ class ModuleCompute(ExpertCompute):
     # --------------------------------------------------------------------------------- backward
     def _loss_backward(self, *, whole: bool) -> Around:
         """The gradient of the layer's output by its own loss, and if it is not the last, by later ones."""
-        step, tag, block, ahead = self.step, self.task.tag, self.task.block, self._ahead()
+        step = self.step
+        tag = self.task.tag
+        block = self.task.block
+        ahead = self._ahead()
         last = ahead == self.training.model.mtp_num_layers
         table = [self.gradient(HEAD, begins=False)] if whole else []
 
         def run(rank: int, function: Function, operands: Values, own: Values, added: Values) -> Any:
-            share, count = self.share(rank), self.training.num_later_tokens
+            share = self.share(rank)
+            count = self.training.num_later_tokens
             (block_flat, head_flat, (statistics, kept)), before = added[:3], added[3:]
             head = head_of(self.views(rank, block, block_flat), self.views(rank, HEAD, head_flat))
-            targets, length = self.tokens(rank, step, tag, ahead)[1], len(share.places)
+            targets = self.tokens(rank, step, tag, ahead)[1]
+            length = len(share.places)
             dy, inputs = head_dgrad(head, kept, statistics, targets, count, share, length)
             given = dy if last else operands[0] + dy
             made = list(function(rank, [given, *operands[1:]], own))
@@ -512,12 +545,17 @@ class ModuleCompute(ExpertCompute):
 
         The last buffer that the task writes has the gradients of the layer, if it makes them.
         """
-        step, tag, block, ahead = self.step, self.task.tag, self.task.block, self._ahead()
-        joint, of_head = self._kept_of("inputs of its projection"), self._kept_of("inputs of its LM head")
+        step = self.step
+        tag = self.task.tag
+        block = self.task.block
+        ahead = self._ahead()
+        joint = self._kept_of("inputs of its projection")
+        of_head = self._kept_of("inputs of its LM head")
         main = [self._kept_of("gradient of the model itself", HEAD)] if inputs and ahead == 1 else []
 
         def run(rank: int, function: Function, operands: Values, own: Values, added: Values) -> Any:
-            made, share = list(function(rank, operands, own)), self.share(rank)
+            made = list(function(rank, operands, own))
+            share = self.share(rank)
             beside: list[Any] = []
             if inputs:
                 made[0], kept = join_dgrad(self.views(rank, block, added[1]), added[2], made[0])

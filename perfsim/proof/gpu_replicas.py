@@ -48,7 +48,8 @@ class ReplicaCompute(ModuleCompute):
         Where all ranks hold all experts it is the second of two over the same ranks, and `rest` are the
         blocks that the first one sums.
         """
-        layout, group = self.layout, self.task.work.group
+        layout = self.layout
+        group = self.task.work.group
         if self.training.model.experts is None or group is None:
             return False
         apart = (layout.expert * layout.expert_tensor, layout.expert_replicas)
@@ -135,11 +136,13 @@ class ReplicaCompute(ModuleCompute):
     def sum_over_groups(self, task: Task) -> None:
         """Sum the shards of gradients over the groups that shard."""
         self.needs(1)
-        blocks, operands = self.scatters[task.reads[0]], self.operands()
+        blocks = self.scatters[task.reads[0]]
+        operands = self.operands()
         self.scatters[task.writes[0]] = blocks
         parts = [self.cell(f"gradient part[{self.graph_tag(task.reads[0])}]", block) for block in blocks]
         shards = self._shards(blocks)
-        kept, first = shards if self._sums_shards(blocks) else [], len(operands)
+        kept = shards if self._sums_shards(blocks) else []
+        first = len(operands)
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             totals = [summed([inputs[first + number] for inputs in values]) for number in range(len(blocks))]
@@ -186,13 +189,15 @@ class ReplicaCompute(ModuleCompute):
         """The number of shards of a block's states, and which of them a rank has."""
         layout = self.layout
         if block >= EXPERTS:
-            holds, shards = layout.expert * layout.expert_tensor, layout.expert_replicas
+            holds = layout.expert * layout.expert_tensor
+            shards = layout.expert_replicas
             return shards, rank // holds % shards
         return layout.shards, rank // layout.tensor % layout.shards
 
     def _reduced_claims(self, blocks: list[int], made: list[list[Cell]]) -> list[tuple[int, Claim]]:
         """Claims for layers only: the gradient of a tied embedding may still lack the other stage's part."""
-        claims, position = [], 1
+        claims = []
+        position = 1
         for block, cells in zip(blocks, made, strict=True):
             if block >= 0:
                 claims.append((position, Claim("weight gradient", block, self.step, -1)))
@@ -205,7 +210,9 @@ class ReplicaCompute(ModuleCompute):
         experts = [EXPERTS + block for block in rest if block >= 0 and kinds[block].experts]
         if not experts:
             return rest
-        layout, group, key = self.layout, self.task.work.group, (self.place, self.task.block)
+        layout = self.layout
+        group = self.task.work.group
+        key = (self.place, self.task.block)
         apart = (layout.expert * layout.expert_tensor, layout.expert_replicas)
         if apart != (layout.tensor, layout.replicas) and group is not None:
             return experts if (group.stride, group.size) == apart else rest

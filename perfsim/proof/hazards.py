@@ -48,9 +48,11 @@ class Precedence:
         self.stream = graph.stream.tolist()
         self.position = _positions(graph).tolist()
         clock = np.full((len(graph), len(graph.streams)), -1, dtype=np.int32)
-        start, values = deps.start.tolist(), deps.values.tolist()
+        start = deps.start.tolist()
+        values = deps.values.tolist()
         for task, stream in enumerate(self.stream):
-            row, before = clock[task], values[start[task] : start[task + 1]]
+            row = clock[task]
+            before = values[start[task] : start[task + 1]]
             for source in before:
                 np.maximum(row, clock[source], out=row)
             row[stream] = self.position[task]

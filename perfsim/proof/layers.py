@@ -78,7 +78,8 @@ def norm_forward(x: Array, w: Weights, name: str) -> tuple[Array, NormKept]:
 
 def norm_backward(dy: Array, w: Weights, name: str, kept: NormKept) -> tuple[Array, Weights]:
     """Gradient of a norm's input, and of its scale and shift."""
-    scale, centres = w[f"{name}.scale"], f"{name}.shift" in w
+    scale = w[f"{name}.scale"]
+    centres = f"{name}.shift" in w
     d_normal = dy * scale
     dx = d_normal - kept.normal * _mean(d_normal * kept.normal)
     if centres:
@@ -110,7 +111,8 @@ def plain_heads(w: Weights, z: Array, share: Share, results: Results) -> Project
 def plain_heads_dgrad(w: Weights, z: Array, inner: Any, gradients: Heads, share: Share) -> ProjectedGradients:
     """The backward of `plain_heads`."""
     d_q, d_k, d_v = gradients
-    d_q, d_k = rotated(d_q, share, -1.0), rotated(d_k, share, -1.0)
+    d_q = rotated(d_q, share, -1.0)
+    d_k = rotated(d_k, share, -1.0)
     norms: Weights = {}
     if share.model.qk_layernorm:
         of_q, of_k = inner
@@ -125,20 +127,22 @@ def plain_heads_dgrad(w: Weights, z: Array, inner: Any, gradients: Heads, share:
 
 def latent_heads(w: Weights, z: Array, share: Share, results: Results) -> Projected:
     """Queries, and keys with values, through latents [2405.04434]; all heads have one rotary part of keys."""
-    latent, whole, of_query, query_in = _latent_of(share), dict(results), None, z
+    latent = _latent_of(share)
+    whole = dict(results)
+    of_query = None
+    query_in = z
     if latent.q_lora_rank is not None:
         down = whole["query_down"] = made(w, "query_down", z, results)
         query_in, of_query = norm_forward(down, w, "query_norm")
     query = whole["query"] = made(w, "query", query_in, results)
     down = whole["pair_down"] = made(w, "pair_down", z, results)
-    narrow, common = down[..., : latent.kv_lora_rank], down[..., latent.kv_lora_rank :]
+    narrow = down[..., : latent.kv_lora_rank]
+    common = down[..., latent.kv_lora_rank :]
     pair_in, of_pair = norm_forward(narrow, w, "pair_norm")
     pair = whole["pair"] = made(w, "pair", pair_in, results)
-    plain, queries, pairs = (
-        latent.qk_nope_head_dim,
-        split_heads(query, share.heads),
-        split_heads(pair, share.heads),
-    )
+    plain = latent.qk_nope_head_dim
+    queries = split_heads(query, share.heads)
+    pairs = split_heads(pair, share.heads)
     q = np.concatenate([queries[..., :plain], rotated(queries[..., plain:], share, 1.0)], axis=-1)
     common = np.repeat(rotated(common[:, None], share, 1.0), share.heads, axis=1)
     k = np.concatenate([pairs[..., :plain], common], axis=-1)
@@ -159,7 +163,8 @@ def latent_heads_dgrad(
     dz = d_query @ w["query"].T
     if inner.query is not None:
         down["query_down"], norm = norm_backward(dz, w, "query_norm", inner.query)
-        dz, whole = down["query_down"] @ w["query_down"].T, whole | norm
+        dz = down["query_down"] @ w["query_down"].T
+        whole = whole | norm
     for name, gradient in down.items():
         whole[name] = outer(z, gradient)
         if f"{name}_bias" in w:
@@ -195,7 +200,9 @@ def every_second(results: Results, share: Share) -> Results:
 
     So are both halves of a gated MLP [torchtitan's selective checkpoint by operator].
     """
-    size, number, kept = share.model.head_size, 0, dict[str, Array]()
+    size = share.model.head_size
+    number = 0
+    kept = dict[str, Array]()
     for name, values in results.items():
         bounds = {"qkv": [share.heads * size, (share.heads + share.groups) * size]}.get(name, [])
         if name == "fc1" and share.model.gated_mlp:
@@ -219,7 +226,8 @@ def split_heads(x: Array, count: int) -> Array:
 
 def _split_heads(mixed: Array, share: Share) -> Heads:
     size = share.model.head_size
-    q, kv = share.heads * size, share.groups * size
+    q = share.heads * size
+    kv = share.groups * size
     parts = (mixed[..., :q], mixed[..., q : q + kv], mixed[..., q + kv :])
     q_heads, k_heads, v_heads = (
         split_heads(part, count)
@@ -240,7 +248,8 @@ def rotated(x: Array, share: Share, direction: float) -> Array:
     half = x.shape[-1] // 2
     cosine, sine = _angles(share.places, half)
     sine = direction * sine
-    a, b = x[..., :half], x[..., half : 2 * half]
+    a = x[..., :half]
+    b = x[..., half : 2 * half]
     turned = (a * cosine - b * sine, a * sine + b * cosine)
     return np.concatenate([*turned, x[..., 2 * half :]], axis=-1)
 
@@ -459,7 +468,8 @@ def without_core(kept: AttentionKept) -> AttentionKept:
 
 def attention_dgrad(w: Weights, kept: AttentionKept, d_out: Array, share: Share) -> tuple[Array, Linears]:
     """The peer's part of the input gradient without the residual, and the inputs of the wgrad."""
-    p, d_context = _required(kept.probabilities), context_gradient(w, d_out, share)
+    p = _required(kept.probabilities)
+    d_context = context_gradient(w, d_out, share)
     d_p = d_context @ np.swapaxes(repeated(kept.v, share), -1, -2)
     d_v = folded(np.swapaxes(p, -1, -2) @ d_context, share)
     d_scores = p * (d_p - (d_p * p).sum(axis=-1, keepdims=True)) / math.sqrt(share.model.head_size)
@@ -580,14 +590,16 @@ def _hidden(queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool, wi
     return np.where(((distance < 0) & causal) | before, -np.inf, 0.0)
 
 
-GELU_SCALE, GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
+GELU_SCALE = math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
 """GELU by its tanh approximation [1606.08415]."""
 
 
 def activation_forward(u: Array, share: Share) -> Array:
     """GELU; in a gated MLP SiLU of the first half times the second [2002.05202]."""
     if share.model.gated_mlp:
-        gate, up = u[..., : u.shape[-1] // 2], u[..., u.shape[-1] // 2 :]
+        gate = u[..., : u.shape[-1] // 2]
+        up = u[..., u.shape[-1] // 2 :]
         return gate / (1.0 + np.exp(-gate)) * up
     return 0.5 * u * (1.0 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
 
@@ -595,7 +607,8 @@ def activation_forward(u: Array, share: Share) -> Array:
 def activation_backward(u: Array, d: Array, share: Share) -> Array:
     """Gradient of the activation's input."""
     if share.model.gated_mlp:
-        gate, up = u[..., : u.shape[-1] // 2], u[..., u.shape[-1] // 2 :]
+        gate = u[..., : u.shape[-1] // 2]
+        up = u[..., u.shape[-1] // 2 :]
         sigmoid = 1.0 / (1.0 + np.exp(-gate))
         d_gate = d * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
         return np.concatenate([d_gate, d * gate * sigmoid], axis=-1)

@@ -107,7 +107,8 @@ class BlockLayout:
     """The named parts of one block in its flat vector."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], uncounted: Collection[str] = ()) -> None:
-        self.shapes, self.uncounted = shapes, uncounted
+        self.shapes = shapes
+        self.uncounted = uncounted
         self.sizes = {name: math.prod(shape) for name, shape in shapes.items()}
         ends = np.cumsum([0, *self.sizes.values()]).tolist()
         self.parts = {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(shapes)}
@@ -175,8 +176,10 @@ class Layouts:
 
     def layer(self, kind: LayerKind) -> BlockLayout:
         """Layout of a layer, without routed experts unless they are in its block."""
-        share, model = self.share, self.share.model
-        hidden, ffn = model.hidden_size, model.ffn_hidden_size // share.peers
+        share = self.share
+        model = self.share.model
+        hidden = model.hidden_size
+        ffn = model.ffn_hidden_size // share.peers
         width = (2 if model.gated_mlp else 1) * ffn
         shapes: dict[str, tuple[int, ...]] = self._norm("norm1")
         products = self._projections() | {"projection": (share.heads * model.value_size, hidden)}
@@ -200,11 +203,15 @@ class Layouts:
 
     def _projections(self) -> dict[str, tuple[int, int]]:
         """The products before the attention core; those down to latents are whole on every tensor peer."""
-        share, model, latent = self.share, self.share.model, self.share.model.latent_attention
-        hidden, size = model.hidden_size, model.head_size
+        share = self.share
+        model = self.share.model
+        latent = self.share.model.latent_attention
+        hidden = model.hidden_size
+        size = model.head_size
         if latent is None:
             return {"qkv": (hidden, (share.heads + 2 * share.groups) * size)}
-        rank, pair = latent.q_lora_rank, latent.kv_lora_rank
+        rank = latent.q_lora_rank
+        pair = latent.kv_lora_rank
         return {
             **({} if rank is None else {"query_down": (hidden, rank)}),
             "query": (rank or hidden, share.heads * size),
@@ -214,7 +221,8 @@ class Layouts:
 
     def _inner_norms(self) -> dict[str, tuple[int, ...]]:
         """RMS norms of latents, or of the queries and keys of every head."""
-        model, latent = self.share.model, self.share.model.latent_attention
+        model = self.share.model
+        latent = self.share.model.latent_attention
         widths: dict[str, int | None] = {}
         if latent is not None:
             widths = {"query_norm": latent.q_lora_rank, "pair_norm": latent.kv_lora_rank}
@@ -224,7 +232,8 @@ class Layouts:
 
     def _router(self, experts: Experts) -> dict[str, tuple[int, ...]]:
         """Router and shared experts."""
-        model, ffn = self.share.model, experts.shared_ffn_hidden_size
+        model = self.share.model
+        ffn = experts.shared_ffn_hidden_size
         shapes: dict[str, tuple[int, ...]] = {"router": (model.hidden_size, experts.num_experts)}
         if model.has_expert_bias:
             shapes["router_bias"] = (experts.num_experts,)
@@ -239,10 +248,13 @@ class Layouts:
     @cached_property
     def experts(self) -> BlockLayout:
         """Layout of the routed experts of every layer with some."""
-        share, model, experts = self.share, self.share.model, self.share.model.experts
+        share = self.share
+        model = self.share.model
+        experts = self.share.model.experts
         if experts is None:
             raise KeyError("the model has no experts")
-        count, ffn = len(share.own_experts), experts.ffn_hidden_size // share.expert_peers
+        count = len(share.own_experts)
+        ffn = experts.ffn_hidden_size // share.expert_peers
         width = (2 if model.gated_mlp else 1) * ffn
         hidden = model.hidden_size
         shapes: dict[str, tuple[int, ...]] = {
@@ -262,7 +274,8 @@ class Layouts:
     @cached_property
     def embedding(self) -> BlockLayout:
         """Layout of the embedding."""
-        share, model = self.share, self.share.model
+        share = self.share
+        model = self.share.model
         shapes: dict[str, tuple[int, ...]] = {"words": (share.rows, model.hidden_size)}
         if model.position_embedding == "learned":
             shapes["positions"] = (share.seq_length, model.hidden_size)
@@ -271,7 +284,8 @@ class Layouts:
     @cached_property
     def head(self) -> BlockLayout:
         """Layout of the final norm and the LM head."""
-        share, model = self.share, self.share.model
+        share = self.share
+        model = self.share.model
         shapes = self._norm("norm1") | {"words": (share.rows, model.hidden_size)}
         if model.head_bias:
             shapes["head_bias"] = (share.rows,)
@@ -318,7 +332,8 @@ def _cut(name: str, value: Array, share: Share) -> Array:
     if share.peers == 1:
         return value
     if name in ("qkv", "qkv_bias"):
-        size, model = share.model.head_size, share.model
+        size = share.model.head_size
+        model = share.model
         bounds = np.cumsum([model.num_attention_heads, model.query_groups]) * size
         kinds = np.split(value, bounds.tolist(), axis=-1)
         return np.concatenate([np.split(kind, share.peers, axis=-1)[share.peer] for kind in kinds], axis=-1)
@@ -337,11 +352,9 @@ def _cut(name: str, value: Array, share: Share) -> Array:
 
 def _cut_experts(name: str, value: Array, share: Share) -> Array:
     """A rank's experts, and its part of their width."""
-    own, peers, peer = (
-        value[share.own_experts.start : share.own_experts.stop],
-        share.expert_peers,
-        share.expert_peer,
-    )
+    own = value[share.own_experts.start : share.own_experts.stop]
+    peers = share.expert_peers
+    peer = share.expert_peer
     if name in ("expert_fc1", "expert_fc1_bias"):
         halves = np.split(own, 2 if share.model.gated_mlp else 1, axis=-1)
         return np.concatenate([np.split(half, peers, axis=-1)[peer] for half in halves], axis=-1)

@@ -60,7 +60,8 @@ class Prices(Protocol):
 def mispriced(prices: Prices, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
     """Each message that moves other elements than it is priced for."""
     for task, elements in moved.items():
-        message, work = program.actions[task].message, program.graph.task(task).work
+        message = program.actions[task].message
+        work = program.graph.task(task).work
         if message is None:
             continue
         executed = prices.counted(message, elements, work)
@@ -131,7 +132,8 @@ class GpuPrices:
 
     def _difference(self, block: int, message: Message) -> float:
         """Priced elements of a block, less those that a rank holds."""
-        plan, model = self.plan, self.plan.job.model
+        plan = self.plan
+        model = self.plan.job.model
         if block >= EXPERTS:
             return 0.0
         held = Share(model, plan.job.seq_length, plan.layout.tensor).layouts[block]
@@ -152,7 +154,8 @@ class GpuPrices:
 
     def _padding(self) -> float:
         """Elements of the rows that pad a word table to whole tiles."""
-        model, peers = self.plan.job.model, self.plan.layout.tensor
+        model = self.plan.job.model
+        peers = self.plan.layout.tensor
         rows = padded_vocab_size(model, peers) / peers
         return (rows - Share(model, self.plan.job.seq_length, peers).rows) * model.hidden_size
 
@@ -203,7 +206,8 @@ def _passes_of_layers(graph: TaskGraph) -> dict[int, list[Slot]]:
     ranks = [rank_of(stream) for stream in graph.streams]
     columns = (column[wanted].tolist() for column in (graph.work, graph.stream, graph.block, graph.tag))
     for work, stream, block, tag in zip(*columns, strict=True):
-        rank, passed = ranks[stream], which[work]
+        rank = ranks[stream]
+        passed = which[work]
         if rank is not None and passed is not None:
             passes.setdefault(rank, []).append(Slot(passed, rank, block, tag))
     return passes

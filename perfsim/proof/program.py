@@ -181,7 +181,8 @@ class Compiler(ABC):
     """Compiles a graph task by task; subclasses implement the operations."""
 
     def __init__(self, graph: TaskGraph, training: SmallTraining) -> None:
-        self.graph, self.training = graph, training
+        self.graph = graph
+        self.training = training
         self.program = Program(graph)
         self.last_writer: dict[Cell, int] = {}
         self.handles: dict[int, tuple[Cell, ...]] = {}
@@ -225,7 +226,8 @@ class Compiler(ABC):
     def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Tokens, Tokens]:
         """Inputs and targets of a rank in a micro-batch, or those of a module that are so much later."""
         inputs, targets = self.training.words(step, ahead)
-        rows, places = self.rows(rank, microbatch), self.places(rank)
+        rows = self.rows(rank, microbatch)
+        places = self.places(rank)
         return inputs[rows][:, places], targets[rows][:, places]
 
     def places(self, _rank: int) -> Tokens | slice:
@@ -280,7 +282,8 @@ class Compiler(ABC):
 
     def wait(self, _: Task) -> None:
         """A task that does nothing."""
-        operands, results = self.operands(), self.results()
+        operands = self.operands()
+        results = self.results()
         self.add(operands, results, per_rank(lambda *_: (None,) * len(results)))
 
     def add(
@@ -320,7 +323,8 @@ def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
     ]
 
 
-HOST_WEIGHTS, HOST_GRADIENT = "host weights", "host gradient"
+HOST_WEIGHTS = "host weights"
+HOST_GRADIENT = "host gradient"
 
 
 def blocks_of(task: Task) -> tuple[int, ...]:
@@ -333,11 +337,14 @@ def store(compiler: GpuCompiler, task: Task) -> None:
     if task.work.name == ACTIVATIONS:
         _copied(compiler, task)
         return
-    place, home = compiler.place, compiler.homes[compiler.place]
+    place = compiler.place
+    home = compiler.homes[compiler.place]
     reduced = compiler.scatters[task.reads[0]] if compiler.scattered else blocks_of(task)
     blocks = [block for block in reduced if block in home]
-    operands, counts = compiler.operands(anywhere=True), []
-    reads, writes = list(operands), compiler.handle()
+    operands = compiler.operands(anywhere=True)
+    counts = []
+    reads = list(operands)
+    writes = compiler.handle()
     for block in blocks:
         shard = (place, block) in compiler.sharded
         if compiler.leaves:

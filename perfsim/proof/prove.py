@@ -160,7 +160,8 @@ class Subject:
     def _without_on_all_ranks(self) -> list[Edge]:
         if not self.without:
             return []
-        unfolded, unwanted = self.unfolded, set(self.without)
+        unfolded = self.unfolded
+        unwanted = set(self.without)
         deps = unfolded.graph.dependencies
         pairs = zip(deps.row_of_value.tolist(), deps.values.tolist(), strict=True)
         folded = unfolded.task.tolist()
@@ -364,7 +365,9 @@ def _pipeline() -> Iterator[Case]:
 
 def _three_d() -> Iterator[Case]:
     """Every schedule with every ZeRO stage; recompute modes and overlap alternate."""
-    modes, overlaps, sequence_parallel = cycle(MODES), cycle((False, True)), cycle((True, False, True))
+    modes = cycle(MODES)
+    overlaps = cycle((False, True))
+    sequence_parallel = cycle((True, False, True))
     base = ParallelLayout(tensor=2, pipeline=2, data=2)
     for name in SCHEDULES:
         for stage in (0, 1, 2):
@@ -659,7 +662,8 @@ def plan_of_case(case: Case, model: TransformerConfig, catalog: Catalog) -> Plan
             "recompute_keeps": case.keeps,
         }
     )
-    chosen, topology = strategy(case.strategy), build_topology(system, case.devices)
+    chosen = strategy(case.strategy)
+    topology = build_topology(system, case.devices)
     job = Job(model, recipe, 8 * case.devices)
     layout: Layout = case.layout or next(iter(chosen.layouts(job, topology)))
     return small_plan(chosen, job, topology, layout, case.microbatches)

@@ -136,7 +136,8 @@ class GpuProver:
 
     def features(self, plan: ThreeDPlan) -> list[str]:
         """Sequence parallelism, ZeRO, overlap."""
-        layout, words = plan.layout, []
+        layout = plan.layout
+        words = []
         words += ["sequence parallel"] if layout.sequence_parallel else []
         words += [] if plan.job.model.experts is None else ["experts"]
         words += [] if plan.job.recipe.expert_capacity is None else ["tokens dropped"]
@@ -177,7 +178,8 @@ class StreamingProver:
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> Compiler:
         """The executor of streamed graphs; a device holds as many layers as are prefetched."""
-        system, blocks = plan.topology.system, plan.job.model.num_layers + 2
+        system = plan.topology.system
+        blocks = plan.job.model.num_layers + 2
         slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
         return WaferCompiler(graph, training, plan.layout, slots, system.activation_servers.prefetch)
 
@@ -191,7 +193,8 @@ class StreamingProver:
 
     def features(self, plan: StreamingPlan) -> list[str]:
         """Experts, and the memory policy."""
-        layout, words = plan.layout, []
+        layout = plan.layout
+        words = []
         words += [] if plan.job.model.experts is None else ["experts"]
         words += [f"groups of {layout.recompute_layers}"] if layout.recompute_layers else []
         return [*words, "spilled"] if layout.spill else words
@@ -211,7 +214,8 @@ def prover(kind: str) -> Prover:
 # Small plans: the stages, ranks and micro-batches of a plan, on a model small enough to execute.
 
 HEAD_SIZE = 4
-LEAST_SEQUENCE, VOCABULARY = 4, 13
+LEAST_SEQUENCE = 4
+VOCABULARY = 13
 EXPERTS_OF_RANK = 2
 MOST_MODULES = 2
 """Of multi-token prediction."""

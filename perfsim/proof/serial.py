@@ -53,7 +53,9 @@ from perfsim.work import EMBEDDING, HEAD
 
 # The optimizer of proofs: Adam [1412.6980] on flat vectors, with gradients clipped by their global norm.
 
-LEARNING_RATE, BETA1, BETA2 = 1e-2, 0.9, 0.95
+LEARNING_RATE = 1e-2
+BETA1 = 0.9
+BETA2 = 0.95
 EPSILON = 1e-5
 """Large for Adam, so that gradients of pure rounding error hardly change their weights."""
 
@@ -131,12 +133,14 @@ class SmallTraining:
 
     def words(self, step: int, ahead: int = 0) -> tuple[Tokens, Tokens]:
         """Inputs and targets of one step; those of the `ahead`-th module are later by as many tokens."""
-        drawn, length = self._words[step], self.seq_length if ahead else self.head_positions
+        drawn = self._words[step]
+        length = self.seq_length if ahead else self.head_positions
         return drawn[:, ahead : ahead + self.seq_length], drawn[:, ahead + 1 : ahead + 1 + length]
 
     @cached_property
     def _words(self) -> Tokens:
-        rng, length = np.random.default_rng([self.seed, 1]), self.seq_length + 1 + self.model.mtp_num_layers
+        rng = np.random.default_rng([self.seed, 1])
+        length = self.seq_length + 1 + self.model.mtp_num_layers
         return rng.integers(0, self.model.vocab_size, (STEPS, self.batch, length))
 
     @cached_property
@@ -201,7 +205,8 @@ def train(training: SmallTraining) -> list[Record]:
         )
         record.clipping = clipping(record.squared_norm, training.max_norm)
         for block, before in list(weights.items()):
-            layout, gradient = layouts[block], record.clipping * flats[block]
+            layout = layouts[block]
+            gradient = record.clipping * flats[block]
             flat, moments[block] = adam(layout.flat(before), gradient, moments[block])
             weights[block] = layout.views(flat)
         record.weights = dict(weights)
@@ -211,7 +216,8 @@ def train(training: SmallTraining) -> list[Record]:
 
 def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -> Record:
     """Loss and all gradients of one step."""
-    share, record = training.share, Record(np.zeros(training.batch))
+    share = training.share
+    record = Record(np.zeros(training.batch))
     tokens, targets = training.words(step)
     x = embedding_forward(weights[EMBEDDING], tokens, share)
     record.hidden.append(x)
@@ -249,7 +255,9 @@ def _modules(training: SmallTraining, weights: dict[int, Weights], step: int, re
 
     A module reads the output of the one before it, the first one that of the last layer.
     """
-    share, first, made = training.share, training.model.num_layers, list[_Module]()
+    share = training.share
+    first = training.model.num_layers
+    made = list[_Module]()
     for ahead in range(1, training.model.mtp_num_layers + 1):
         layer = first + ahead - 1
         tokens, targets = training.words(step, ahead)
@@ -262,7 +270,8 @@ def _modules(training: SmallTraining, weights: dict[int, Weights], step: int, re
         record.attention.append(attention)
         record.hidden.append(y)
         made.append(_Module(layer, tokens, targets, joined, kept, statistics, of_head))
-    d, words = np.zeros_like(record.hidden[0]), Weights()
+    d = np.zeros_like(record.hidden[0])
+    words = Weights()
     for module in reversed(made):
         d, of_words = _module_backward(training, weights, module, d, record)
         words = _added(words, of_words)
@@ -285,9 +294,12 @@ def _module_backward(
     training: SmallTraining, weights: dict[int, Weights], module: _Module, d: Array, record: Record
 ) -> tuple[Array, Weights]:
     """Gradients of a module's input and of embeddings, from that of its output by the next module."""
-    share, layer, count = training.share, module.layer, training.num_later_tokens
+    share = training.share
+    layer = module.layer
+    count = training.num_later_tokens
     w = _whole(weights, layer)
-    head, length = head_of(w, weights[HEAD]), training.seq_length
+    head = head_of(w, weights[HEAD])
+    length = training.seq_length
     dy, inputs = head_dgrad(head, module.head, module.statistics, module.targets, count, share, length)
     d, record.middle[layer], grads = layer_backward(w, module.kept, d + dy, share)
     dx, joint = join_dgrad(w, module.joined, d)

@@ -77,7 +77,8 @@ class Oracle:
         return cached
 
     def _expected(self, claim: Claim, rank: int) -> Array:
-        record, number = self.records[claim.step], claim.number
+        record = self.records[claim.step]
+        number = claim.number
         if claim.quantity == "loss":
             return np.array(self._own(record.later_losses.get(number, record.losses), rank, claim).sum())
         if claim.quantity == NORM:

@@ -52,7 +52,9 @@ class WaferCompiler(Compiler):
         self, graph: TaskGraph, training: SmallTraining, layout: StreamingLayout, slots: int, prefetch: int
     ) -> None:
         super().__init__(graph, training)
-        self.layout, self.slots, self.prefetch = layout, slots, prefetch
+        self.layout = layout
+        self.slots = slots
+        self.prefetch = prefetch
         out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
         self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
         """The buffer of each tensor that will be spilled."""
@@ -81,7 +83,8 @@ class WaferCompiler(Compiler):
     # ---------------------------------------------------------------------------------- shares
     def rows(self, rank: int, microbatch: int) -> Tokens:
         """The samples of a system in a micro-batch; the last ones may have fewer or none."""
-        batch, size = self.training.batch, self.layout.micro_batch_size
+        batch = self.training.batch
+        size = self.layout.micro_batch_size
         share = -(-batch // self.layout.data)
         first = rank * share + microbatch * size
         return np.arange(min(first, batch), min(first + size, (rank + 1) * share, batch))
@@ -165,7 +168,8 @@ class WaferCompiler(Compiler):
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
-        step, tag = self.step, task.tag
+        step = self.step
+        tag = task.tag
         operands = self.operands()
         self.sample_slot = Cell(self.place, "slot of samples", self.batches % self.prefetch)
         self.batches += 1
@@ -187,7 +191,8 @@ class WaferCompiler(Compiler):
                 for rank, inputs in zip(members, values, strict=True)
             ]
 
-        operands, results = [self.operand(task.reads[0])], [*self.handle(0, place), slot]
+        operands = [self.operand(task.reads[0])]
+        results = [*self.handle(0, place), slot]
         self.add(
             operands,
             results,
@@ -226,8 +231,10 @@ class WaferCompiler(Compiler):
     def update(self, task: Task) -> None:
         """Adam in MemoryX; embedding and LM head that share a word table are updated once, together."""
         operands = self.operands()
-        block, tied = task.block, self.training.model.tied_embeddings
-        layout, count = self.whole.layouts[block], len(operands)
+        block = task.block
+        tied = self.training.model.tied_embeddings
+        layout = self.whole.layouts[block]
+        count = len(operands)
         states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
         both = tied and block == EMBEDDING
         if both:
@@ -266,7 +273,8 @@ class WaferCompiler(Compiler):
 
     def _update_both(self, gradient: Array, of_head: Array, states: Sequence[Any]) -> tuple[Any, ...]:
         """Update the embedding with the sum of both gradients, and copy its words to the LM head."""
-        layout, head = self.whole.layouts[EMBEDDING], self.whole.layouts[HEAD]
+        layout = self.whole.layouts[EMBEDDING]
+        head = self.whole.layouts[HEAD]
         flat, moments, of_head_flat, head_moments = states
         gradient[layout.parts["words"]] += of_head[head.parts["words"]]
         updated, state = adam(flat, gradient, moments)
@@ -283,7 +291,8 @@ class WaferCompiler(Compiler):
         claims: Sequence[tuple[int, Claim]] = (),
     ) -> None:
         """A task that each wafer runs: `function(wafer, weights of the block, operands and buffers)`."""
-        task, block = self.task, self.task.block
+        task = self.task
+        block = self.task.block
         slot = self.slot_of.get(block)
         if slot is None:
             raise self.refuse("its weights", "nothing streamed them to this wafer")
@@ -320,7 +329,9 @@ class WaferCompiler(Compiler):
         """One layer forward or recomputed; a forward keeps activations unless they will be recomputed."""
         keeps = task.work.op == "layer.recompute" or not self.layout.recompute_layers
 
-        step, tag, block = self.step, task.tag, task.block
+        step = self.step
+        tag = task.tag
+        block = task.block
         routed = layer_kinds(self.training.model)[block].experts
 
         def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -374,7 +385,9 @@ class WaferCompiler(Compiler):
         tag = task.tag
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            statistics, kept, count = values[1], values[-2], self.training.num_tokens
+            statistics = values[1]
+            kept = values[-2]
+            count = self.training.num_tokens
             targets = values[-1][1]
             dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.whole, self.training.seq_length)
             made = self.whole.layouts[HEAD].flat(head_wgrad(inputs, self.whole) | inputs.norm)

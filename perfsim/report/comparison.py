@@ -28,7 +28,8 @@ _WORDS: dict[str, Callable[[float], str]] = {
 
 def comparison_table(result: Comparison) -> Table:
     """The rows in words, numbers flush right."""
-    units, words = dict(_GIGA), dict(_WORDS)
+    units = dict(_GIGA)
+    words = dict(_WORDS)
     if "time_s" in result.columns:
         units["time_s"], scale = text.time_unit([float(row["time_s"] or 0.0) for row in result.rows])
         words["time_s"] = lambda seconds: text.number(seconds / scale)

@@ -410,7 +410,8 @@ def scale_of(rows: Sequence[Row], quantity: str = "Time to the target") -> Scale
     unit, scale = text.time_unit(row.time_s for row in rows)
     ends = [end / scale for row in rows for end in (*row.band_s, row.time_s) if end > 0]
     ticks = log_ticks(ends)
-    low, high = min([*ends, *ticks]), max([*ends, *ticks])
+    low = min([*ends, *ticks])
+    high = max([*ends, *ticks])
 
     def place(value: float) -> float:
         return round(100 * math.log(value / low) / math.log(high / low), 2) if high > low else 50.0

@@ -30,7 +30,9 @@ _OF_ENTRY = (
 
 def plan_document(planned: Planned) -> dict[str, Any]:
     """The document of `perfsim plan --json`; every quantity is SI and its key names the unit."""
-    question, search, above = planned.question, planned.search, planned.above_limit
+    question = planned.question
+    search = planned.search
+    above = planned.above_limit
     best = planned.best.prediction
     document = {
         "model": question.model.name,

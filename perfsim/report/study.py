@@ -208,7 +208,8 @@ def _unit(result: StudyResult) -> tuple[str, float]:
 
 def shortened(words: str, result: StudyResult) -> str:
     """Words in which candidates have their short names."""
-    labels, names = text.labels(result.candidates), text.names(result.candidates)
+    labels = text.labels(result.candidates)
+    names = text.names(result.candidates)
     for label, name in sorted(zip(labels, names, strict=True), key=lambda pair: -len(pair[0])):
         words = words.replace(label, name)
     return words
@@ -422,7 +423,8 @@ def laws_section(result: StudyResult) -> list[Section]:
         return []
     names = dict(zip((own.label for own in result.candidates), text.names(result.candidates), strict=True))
     unit, scale = text.time_unit(row.time_s for answer in result.laws for row in answer.rows)
-    rows, best = [], set()
+    rows = []
+    best = set()
     for number, answer in enumerate(result.laws):
         cells = [
             f"{text.number(row.time_s / scale)} {unit} at batch {text.integer(row.global_batch_size)}"
@@ -582,7 +584,8 @@ def resilience_sentence(result: StudyResult) -> str:
     """What the slowest device that was tried does to each candidate, and who hides a part of it."""
     alike: dict[str, list[str]] = {}
     for curve in result.resilience:
-        slow, severity = slowdowns(curve)[-1], curve.points[-1].severity
+        slow = slowdowns(curve)[-1]
+        severity = curve.points[-1].severity
         hidden = slow - 1 < HIDDEN * (severity - 1)
         remark = " (waits that are there anyway hide the rest)" if hidden else ""
         words = f"takes {slow:.2f} times as long with one device {severity:g} times as slow{remark}"
@@ -724,7 +727,8 @@ def _head(result: StudyResult) -> Head:
     wall = wall_sentence(result.candidates)
     note = "Point: estimate at each machine's best batch and layout. Bar: 90 % range."
     decision = result.decision.sentence if result.decision else ""
-    said, trust = headline(result), badge(result)
+    said = headline(result)
+    trust = badge(result)
     told = [_verdict_in_head(result), decision]
     quoted = _verdict_in_head(result) or _trusted(result)
     return Head(

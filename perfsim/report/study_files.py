@@ -90,7 +90,8 @@ def _write_traces(run: StudyRun, folder: Path) -> list[str]:
     names: list[str] = []
     seen = Counter[str]()
     for answered in run.answered:
-        system, strategy = answered.question.system.name, answered.evaluation.plan.strategy
+        system = answered.question.system.name
+        strategy = answered.evaluation.plan.strategy
         name = "_".join(["trace", *map(slugify, (system, str(answered.question.devices), strategy))])
         seen[name] += 1
         number = f"_{seen[name]}" if seen[name] > 1 else ""

@@ -96,7 +96,8 @@ def headline(analysis: Analysis) -> str:
             f"{text.number(own.speedup(own.last))} times ({own.series.circumstance})"
             for own in analysis.scalings[:MAX_NAMED]
         )
-        first, last = analysis.scalings[0].first, analysis.scalings[0].last
+        first = analysis.scalings[0].first
+        last = analysis.scalings[0].last
         return f"From {first.num_devices:,} to {last.machine}, throughput grows {grown}."
     if analysis.variants or len(analysis.targets) > 1:
         return _of_targets(analysis)
@@ -149,7 +150,8 @@ def rows_of(analysis: Analysis) -> tuple[list[Row], str]:
 
     Where there are more than fit, the fastest are shown if all have one target, else the first.
     """
-    series, targets = analysis.series, analysis.targets
+    series = analysis.series
+    targets = analysis.targets
     if not series:
         return [], ""
     winners = [min(group, key=_head_time_s) for group in targets if len(group) > 1]
@@ -248,7 +250,8 @@ def _time_s(point: PointResult) -> float:
 
 def _money(point: PointResult) -> float | None:
     """What the steps of a point cost at typical prices; None without a price."""
-    candidate, study = point.point.candidate, point.point.study
+    candidate = point.point.candidate
+    study = point.point.study
     if candidate.price is None:
         return None
     unit = question_of_candidate(study, candidate, point.num_devices).topology.devices_per_node
@@ -279,7 +282,8 @@ def _section(time_map: TimeMap) -> Section:
     name = _name(time_map)
     unit, scale = text.time_unit(time_map.times_s.values())
     cells = {place: time_s / scale for place, time_s in time_map.times_s.items()}
-    counts, rows = text.thinned(time_map.counts, MAX_SIDE), text.thinned(time_map.rows, MAX_SIDE)
+    counts = text.thinned(time_map.counts, MAX_SIDE)
+    rows = text.thinned(time_map.rows, MAX_SIDE)
     z = [[cells.get((row, count)) for count in counts] for row in rows]
     labels = [text.integer(count) for count in counts]
     sampled = len(counts) < len(time_map.counts) or len(rows) < len(time_map.rows)
@@ -558,7 +562,8 @@ def times(series: Sequence[Series]) -> list[Section]:
 
 def differences(analysis: Analysis) -> list[Section]:
     """What is written differently in the variants, value by value; of many variants, what each changes."""
-    names, rows = analysis.variants, analysis.differences
+    names = analysis.variants
+    rows = analysis.differences
     if not rows:
         return []
     lead = "All values that differ between the variants, in SI units."
@@ -675,7 +680,8 @@ def sweep_sections(result: SweepResult) -> list[Section]:
     """The page: curves, matches, maps, caveats, points without a plan, every point, inputs."""
     sections = _drawn(result.analysis) if result.feasible else []
     sections += caveats_section(result.caveats, result.verdict)
-    every, words = points_table(result), "Every point of the grid in its order, with and without a plan."
+    every = points_table(result)
+    words = "Every point of the grid in its order, with and without a plan."
     if not result.feasible:
         sections.append(Section("All points", words, table=every, slug="points"))
     else:
@@ -734,7 +740,8 @@ def _note(point: PointResult) -> str:
 
 
 def _alt(series: Series) -> str:
-    first, last = series.points[0], series.points[-1]
+    first = series.points[0]
+    last = series.points[-1]
     return (
         f"{series.label}: {text.duration(first.target_time.time_s)} with {first.num_devices:,} devices, "
         f"{text.duration(last.target_time.time_s)} with {last.num_devices:,}"
@@ -744,7 +751,8 @@ def _alt(series: Series) -> str:
 def _matches(analysis: Analysis) -> list[Section]:
     sections = []
     for number, (forward, backward) in enumerate(analysis.equal_times):
-        first, rival = forward[0].series, backward[0].series
+        first = forward[0].series
+        rival = backward[0].series
         lead = (
             f"How many {first.devices_noun} and how many {rival.devices_noun} finish on the same day. "
             "Its band is that of the ratio of the two times (90 %), which share one critical batch."

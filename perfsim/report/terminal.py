@@ -28,12 +28,11 @@ from perfsim.report.text import (
 from perfsim.studies.trials import NOTABLE, Explained, Tried
 
 if TYPE_CHECKING:
-    from perfsim.prediction.prediction import Prediction
-    from perfsim.studies.differences import Change, Difference, Moved
     from perfsim.prediction.gap import GapExplained, Suspect
+    from perfsim.prediction.prediction import Prediction
+    from perfsim.prediction.result import Perturbed, SamplingSummary, SharedCaveat
     from perfsim.studies.comparisons import Comparison
-    from perfsim.prediction.result import Perturbed, SamplingSummary
-    from perfsim.prediction.result import SharedCaveat
+    from perfsim.studies.differences import Change, Difference, Moved
 
 
 # How text is laid out on a terminal: the one function that draws tables, and paragraphs.
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
 # put on
 # where it is printed.
 
-LEAST_WIDTH, PIPE_WIDTH = 40, 100
+LEAST_WIDTH = 40
+PIPE_WIDTH = 100
 MAX_PROSE = 100
 """Longer lines of prose are hard to read."""
 MAX_WORD = 30
@@ -89,7 +89,8 @@ def table_lines(table: Table, width: int) -> list[str]:
     Where that is not enough either, each row becomes a few lines of names and values. A row with nothing but
     its first cell is a heading of those below it.
     """
-    head, rows = _head(table), [_marked(table, index) for index in range(len(table.rows))]
+    head = _head(table)
+    rows = [_marked(table, index) for index in range(len(table.rows))]
     ruled = [row for row in rows if not _is_heading(row)] or rows
     widths = [max(map(len, column)) for column in zip(*head, *ruled, strict=True)]
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
@@ -462,7 +463,8 @@ def _metrics(prediction: Prediction) -> list[tuple[str, str]]:
 
 def _step(prediction: Prediction) -> str:
     """The step time with its band."""
-    seconds, band = duration(prediction.step_time_s), prediction.band_s
+    seconds = duration(prediction.step_time_s)
+    band = prediction.band_s
     return seconds if band is None else f"{seconds} (90 % band: {duration(band[0])} to {duration(band[1])})"
 
 
@@ -480,7 +482,8 @@ def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> list
 
 def _perturbed(perturbed: Perturbed, step_s: float) -> list[tuple[str, str]]:
     """What perturbs the step, what it costs, and what failures leave of the time."""
-    before_s, draws_s = perturbed.unperturbed_step_time_s, perturbed.draws_s
+    before_s = perturbed.unperturbed_step_time_s
+    draws_s = perturbed.draws_s
     rows = [
         ("perturbed", perturbed.text),
         ("", f"{step_s / before_s:.3f} times the unperturbed step of {duration(before_s)}"),

@@ -58,7 +58,8 @@ def _left_out(result: StudyResult) -> list[str]:
 
 
 def _heading(result: StudyResult) -> str:
-    size, target = text.large(result.num_parameters), text.large(result.target_tokens)
+    size = text.large(result.num_parameters)
+    target = text.large(result.target_tokens)
     return f"{result.title}: {result.model}, {size} parameters, {target} tokens at small batch"
 
 
@@ -263,7 +264,8 @@ _CAPTION = (
 
 def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
-    failed, width = result["failed"], terminal_width()
+    failed = result["failed"]
+    width = terminal_width()
     rows = [_row("all (a failure counts 1)", result["summary"])]
     if "summary_predicted" in result and failed:
         rows.append(_row("all that were predicted", result["summary_predicted"]))
@@ -304,7 +306,8 @@ def _parts(outside: Mapping[str, Any], width: int) -> list[str]:
 
 
 def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
-    tau, regret = figures.get("kendall_tau"), figures.get("regret")
+    tau = figures.get("kendall_tau")
+    regret = figures.get("regret")
     covered = figures.get("band_coverage")
     return [
         name,
@@ -401,7 +404,8 @@ def plan_lines(planned: Planned) -> list[str]:
     """The shortlist, what would separate it, what more memory would buy, and why the others fell."""
     width = terminal_width()
     notes = [line for note in plan_notes(planned) for line in paragraph(note, width)]
-    heading, table = paragraph(plan_heading(planned), width), table_lines(plan_table(planned), width)
+    heading = paragraph(plan_heading(planned), width)
+    table = table_lines(plan_table(planned), width)
     trained = planned.best.prediction.training
     if trained is not None:
         heading += paragraph(f"trained by {trained.words}", width)
@@ -436,7 +440,8 @@ def _equal(count: float | None, matched: Matched) -> str:
 
 def plan_heading(planned: Planned) -> str:
     """What was asked, and how many layouts there are."""
-    best, search = planned.best.prediction, planned.search
+    best = planned.best.prediction
+    search = planned.search
     return (
         f"{best.model} on {best.label}: batch "
         f"{text.integer(best.global_batch_size)} sequences; {text.integer(search.screened)} layouts in "
@@ -531,7 +536,8 @@ def _errors(errors: Sequence[float]) -> str:
 
 def _experiment(experiment: Experiment) -> str:
     first, second = experiment.trials
-    apart, hours = text.percent(abs(experiment.ratio - 1)), text.trim(text.number(experiment.device_hours))
+    apart = text.percent(abs(experiment.ratio - 1))
+    hours = text.trim(text.number(experiment.device_hours))
     runs = (
         f"{first.entry} on {text.counted(first.devices, 'device')} and of {second.entry} on "
         f"{text.integer(second.devices)}"
@@ -558,7 +564,8 @@ def _caveats(planned: Planned) -> Iterator[str]:
 
 
 def _headroom(planned: Planned) -> str:
-    limit, above = planned.question.allowed_share, planned.above_limit
+    limit = planned.question.allowed_share
+    above = planned.above_limit
     if planned.best.plan.memory_share > limit:
         return f"Nothing fits in {text.percent(limit, 0)} of memory: these are all that fit at all."
     if limit == 1.0:

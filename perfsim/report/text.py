@@ -264,7 +264,8 @@ def perturbed_line(result: StudyResult) -> str:
     )
     if not result.perturbed or not ratios:
         return ""
-    low, high = f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"
+    low = f"{ratios[0]:.2f}"
+    high = f"{ratios[-1]:.2f}"
     spread = high if low == high else f"{low} to {high}"
     return f"perturbed steps, {spread} times as long: {result.perturbed}"
 

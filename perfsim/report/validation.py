@@ -173,7 +173,8 @@ def left_out_table(left_out: Sequence[LeftOut]) -> Table:
     names = list(dict.fromkeys(name for row in left_out for name in row.constants))
     rows = []
     for family in left_out:
-        inside, outside = family.inside, family.outside
+        inside = family.inside
+        outside = family.outside
         rows.append(
             [
                 family.family,
@@ -247,7 +248,8 @@ def releases_left_out_table(left_out: Mapping[str, Any], result: Mapping[str, An
         ]
         for case in left_out["cases"]
     ]
-    fitted, without = result["summary"], left_out["summary"]
+    fitted = result["summary"]
+    without = left_out["summary"]
     for name, key in (("median of all", "median_ape"), ("mean of all", "mape")):
         rows.append([name, text.NONE, _percent(fitted[key]), _percent(without[key])])
     rows.append(["half-width of a 90 % band", text.NONE, text.NONE, _percent(without["p90_ape"])])
@@ -422,7 +424,8 @@ def _name(result: Mapping[str, Any]) -> str:
 
 
 def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
-    result, name = accuracy.result, _name(accuracy.result)
+    result = accuracy.result
+    name = _name(accuracy.result)
     slug = slugify(name)
     yield _scatter(accuracy, slug)
     yield Section(
@@ -498,7 +501,8 @@ def _far_off(accuracy: StepAccuracy, slug: str) -> Iterator[Section]:
         yield Section(f"{name}: shown, not scored", lead, topics=topics, slug=f"{slug}-weak", level=3)
     if accuracy.result["failed"]:
         table = refusals_table("run", accuracy.result)
-        topics, lead = [(f"{len(table.rows)} runs", table)], "Runs that are refused."
+        topics = [(f"{len(table.rows)} runs", table)]
+        lead = "Runs that are refused."
         yield Section(f"{name}: not predicted", lead, topics=topics, slug=f"{slug}-refused", level=3)
 
 

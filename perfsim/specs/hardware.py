@@ -361,7 +361,8 @@ class GpuClusterSpec(SystemSpec):
 
     def machine(self, devices: int) -> str:
         """The devices in words, with the nodes that they fill: `128 A100-80GB (16 DGX)`."""
-        words, nodes = super().machine(devices), devices // self.node.of_job(devices).devices
+        words = super().machine(devices)
+        nodes = devices // self.node.of_job(devices).devices
         if self.noun is None or not self.noun.node or nodes == 0:
             return words
         return f"{words} ({nodes:,} {self.noun.node})"

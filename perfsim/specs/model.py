@@ -251,7 +251,8 @@ def layer_kinds(model: TransformerConfig) -> tuple[LayerKind, ...]:
 
     A model without experts, windows and multi-token prediction has `num_layers` layers of `PLAIN`.
     """
-    experts, pattern = model.experts, model.sliding_window_pattern
+    experts = model.experts
+    pattern = model.sliding_window_pattern
     kinds = [
         LayerKind(
             experts=experts is not None and experts.in_layer(layer),

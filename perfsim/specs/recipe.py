@@ -263,7 +263,8 @@ def layers_of_stages(pattern: str) -> tuple[int, ...]:
     """
     text = pattern.replace(",", "").replace(" ", "")
     while repeated := re.search(r"\(([^()]*)\)\*(\d{1,4})|(\w)\*(\d{1,4})", text):
-        group, times = repeated[1] or repeated[3] or "", int(repeated[2] or repeated[4])
+        group = repeated[1] or repeated[3] or ""
+        times = int(repeated[2] or repeated[4])
         if len(group) * times > 2 * MOST_LAYERS:
             raise ValueError(f"{repeated[0]!r} repeats more than {MOST_LAYERS} layers")
         text = text[: repeated.start()] + group * times + text[repeated.end() :]

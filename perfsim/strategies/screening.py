@@ -62,7 +62,8 @@ class Screening:
 def screened_one_by_one(strategy: Strategy[Any, Any], job: Job, topology: Any, costs: Costs) -> Screening:
     """Plan and estimate every listed layout. PlanError where what the strategy lists is illegal."""
     plans: list[Layout] = []
-    shares, estimates = [], []
+    shares = []
+    estimates = []
     closest: tuple[float, Layout | None] = (np.inf, None)
     refused: Counter[str] = Counter()
     for layout in strategy.layouts(job, topology):

@@ -97,7 +97,8 @@ def pipeline_slots(
         slots = number[PASSES.index(source), place + shift, microbatch]
         return np.where(passed == PASSES.index(which), slots, -1)
 
-    activation, gradient = where("F", "F", -1), where("B", "B", 1)
+    activation = where("F", "F", -1)
+    gradient = where("B", "B", 1)
     sources = {name: (where("W", "B"), name) for name in passes.ports("W")}
     sources |= {name: (where("B", "F"), name) for name in passes.ports("B")}
     sources |= {name: (freed, name) for name in FREED}
@@ -115,9 +116,11 @@ def _templates(
             for which in PASSES
         ]
     )
-    usual, special = first[passed, 0] + place, first[passed, 1] + place
+    usual = first[passed, 0] + place
+    special = first[passed, 1] + place
     frees = np.array(["freed0" in template.outputs for template in passes.templates])
-    template, freed = np.where(final, special, usual), np.full(len(passed), -1, dtype=np.int64)
+    template = np.where(final, special, usual)
+    freed = np.full(len(passed), -1, dtype=np.int64)
     for number in range(rank.max() + 1):
         slots = np.flatnonzero(rank == number)
         if passes.first_is_special:

@@ -32,12 +32,14 @@ def constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption]
     for path, value in leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
         group = _covering(path, calibration.fit)
         if group:
-            errors, name = calibration.fit[group].standard_errors, path.removeprefix(group).lstrip(".")
+            errors = calibration.fit[group].standard_errors
+            name = path.removeprefix(group).lstrip(".")
             error = errors.get(path, errors.get(name))
             text = _text(path, value)
             fitted[group].append(_with_error(f"{name} {text}" if name else text, error))
             continue
-        source, assumed = _covering(path, calibration.sources), _covering(path, calibration.assumed)
+        source = _covering(path, calibration.sources)
+        assumed = _covering(path, calibration.assumed)
         if source or assumed:
             basis = f"assumed: {calibration.assumed[assumed]}" if assumed else ""
             basis = basis or _source(calibration.sources[source], catalog)
@@ -86,7 +88,8 @@ def _with_error(text: str, error: float | None) -> str:
 
 
 def _group_text(values: list[str], record: FitRecord) -> str:
-    median, p90 = 100 * record.median_ape, 100 * record.p90_ape
+    median = 100 * record.median_ape
+    p90 = 100 * record.p90_ape
     residual = f"median error {median:.1f} %, p90 {p90:.1f} %, {record.points} points"
     errors = [100 * error for error in record.standard_errors.values()]
     spread = (

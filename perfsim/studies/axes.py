@@ -108,7 +108,8 @@ class Axis:
 
 def read_axes(mapping: LocatedMapping, paths: Iterable[str]) -> tuple[list[Axis], list[Problem]]:
     """The valid axes of a file at these paths, and the problems of the others."""
-    axes, problems = [], []
+    axes = []
+    problems = []
     for path in paths:
         key = place(mapping.node, ("grid", path), of_key=True)
         node = mapping.node.mapping["grid"].mapping[path]
@@ -125,7 +126,8 @@ def read_axes(mapping: LocatedMapping, paths: Iterable[str]) -> tuple[list[Axis]
 
 def read_variant(mapping: LocatedMapping, name: str) -> tuple[list[Axis], list[Problem]]:
     """The changes of a variant as axes of one value each, and the problems of invalid paths."""
-    axes, problems = [], []
+    axes = []
+    problems = []
     for path, node in mapping.node.mapping["variants"].mapping[name].mapping.items():
         if path == "candidates":
             continue
@@ -226,11 +228,14 @@ def _placed(mark: Mark, prefix: str, problem: Problem) -> Problem:
 
 def _owner(spec: BaseModel, parts: Sequence[str]) -> tuple[type[BaseModel], int]:
     """The class that holds the last field of a path, and the index of that field in the path."""
-    owner, index = type(spec), 0
+    owner = type(spec)
+    index = 0
     value: Any = spec
     for count, part in enumerate(parts):
         if isinstance(value, BaseModel):
-            owner, index, value = type(value), count, getattr(value, part)
+            owner = type(value)
+            index = count
+            value = getattr(value, part)
         else:
             value = value.get(part)
     return owner, index

@@ -42,7 +42,8 @@ from perfsim.work.counts import parameters
 
 # Which global batches to try for a candidate, and the time to the target and the whole run at each.
 
-SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
+SMALLEST_SHARE = 1 / 256
+LARGEST_SHARE = 2.0
 """The grid of batches, as shares of the critical batch."""
 MOST_TRIED = 60
 """Batches of one curve, with those past its ends."""
@@ -77,7 +78,8 @@ def target_for(
     Raises InputError where the recipe says nothing of it or a loss is outside its law's runs, and PlanError
     where the model is too small for the loss.
     """
-    tokens, loss = recipe.tokens, None
+    tokens = recipe.tokens
+    loss = None
     by_law = loss_law(law.loss_law) if isinstance(law.loss_law, str) else law.loss_law.law
     if recipe.tokens_per_parameter is not None:
         tokens = recipe.tokens_per_parameter * parameters(model).total
@@ -279,7 +281,8 @@ def ramp_of(
     """
     if not ramp:
         return None, ""
-    full, critical = choice.plan.job.global_batch_size, target.critical.tokens
+    full = choice.plan.job.global_batch_size
+    critical = target.critical.tokens
     steps = CurveSteps()
     segments = []
     try:

@@ -106,7 +106,8 @@ def _bars(
     for task, start_s, end_s, flops, moves, low, high, number in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        work, lane = works[graph.work[task]], graph.streams[graph.stream[task]]
+        work = works[graph.work[task]]
+        lane = graph.streams[graph.stream[task]]
         layers = (low, high) if high >= 0 else None
         tag = int(graph.tag[task])
         bars.append(
@@ -153,7 +154,8 @@ def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]
 
 def _in_a_row(kinds: Sequence[list[TimelineBar]]) -> list[TimelineBar]:
     """One bar for each kind, one after the other, with the busy time of its bars."""
-    clock, row = kinds[0][0].start_s, []
+    clock = kinds[0][0].start_s
+    row = []
     for own in kinds:
         end = clock + sum(bar.end_s - bar.start_s for bar in own)
         tags = {bar.microbatch for bar in own}

@@ -246,7 +246,8 @@ def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[dict[str, Va
     for run in (*runs, best):
         law_loss = law.loss(run.params, run.tokens)
         rows.append(_losses_row(run, law_loss, least_flop(law, run.loss or law_loss)[0]))
-    own, least = law.loss(first.params, first.tokens), min(losses)
+    own = law.loss(first.params, first.tokens)
+    least = min(losses)
     share = least_flop(law, own)[0] / flop
     outside = [run.name for run in runs if law.outside(run.params, run.tokens)]
     verdict = (
@@ -274,7 +275,8 @@ def compare_speeds(spec: ComparisonSpec, speeds: SpeedsSpec) -> Comparison:
     law, words = law_of(speeds.runs)
     rows: list[dict[str, Value]] = []
     for run in speeds.runs:
-        ratio, speedup = run.devices / first.devices, first.time / run.time
+        ratio = run.devices / first.devices
+        speedup = first.time / run.time
         split = split_speedup(speedup, ratio, law(first.batch), law(run.batch))
         rows.append(
             {
@@ -317,7 +319,8 @@ def law_of(runs: Sequence[TimedRun]) -> tuple[Callable[[float], float], str]:
         raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
     if len(levels) > 2:
         fit = fit_hyperbola([run.batch for run in runs], [run.examples for run in runs])
-        e_min, b_crit = fit.e_min, fit.b_crit
+        e_min = fit.e_min
+        b_crit = fit.b_crit
     else:
         (small, low), (large, high) = sorted((batch, fmean(own)) for batch, own in levels.items())
         slope = (high - low) / (large - small)
@@ -356,7 +359,8 @@ def compare_equations(spec: ComparisonSpec, equations: EquationsSpec) -> Compari
     rows += _memory(equations)
     errors = [abs(float(row["relative_error"] or 0.0)) for row in rows]
     worst = rows[errors.index(max(errors))]
-    fewest, most = equations.devices[0], equations.devices[-1]
+    fewest = equations.devices[0]
+    most = equations.devices[-1]
     verdict = (
         f"Simulated bytes of {equations.model.name} on {fewest} to {most} GPUs are within "
         f"{100 * max(errors):.1f} % of all {len(rows)} equations (furthest: {worst['approach']} on "
@@ -402,7 +406,9 @@ def _predicted(equations: EquationsSpec, devices: int, layout: str, layers: int 
 
 
 def _communication(equations: EquationsSpec, devices: int) -> Iterator[Row]:
-    model, recipe, wire = equations.model, equations.recipe, (devices - 1) / devices
+    model = equations.model
+    recipe = equations.recipe
+    wire = (devices - 1) / devices
     tensor_bytes = recipe.element_bytes * recipe.seq_length * model.hidden_size * equations.batch
     gradients = PRECISION_BYTES[recipe.reduce_precision or "fp32"] * parameters(model).total
     sent = _sent(equations, devices, f"dp={devices},mbs=1,zero=0", "data")
@@ -426,7 +432,8 @@ def _sent(equations: EquationsSpec, devices: int, layout: str, kind: str) -> flo
 
 
 def _memory(equations: EquationsSpec) -> Iterator[Row]:
-    fewest, most = equations.devices[0], equations.devices[-1]
+    fewest = equations.devices[0]
+    most = equations.devices[-1]
     layers = equations.model.num_layers
     for words, equation, of in (
         ("pipeline memory, one model", "a L (N + 1) / 2", lambda _: layers),

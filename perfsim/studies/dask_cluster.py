@@ -44,10 +44,12 @@ class DaskCluster(Pooled):
     tries_alone = 1
 
     def __init__(self, address: str, tell: Tell) -> None:
-        self.address, self._tell = address, tell
+        self.address = address
+        self._tell = tell
         self.version = model_version()
         self._client = _connected(address)
-        self._counted_s, self._had_workers = 0.0, True
+        self._counted_s = 0.0
+        self._had_workers = True
         self.size = 0
         try:
             self.died = _died()

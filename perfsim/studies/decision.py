@@ -67,8 +67,10 @@ class Option:
     @cached_property
     def inputs(self) -> tuple[Uncertain, ...]:
         """Everything that its times and its bill depend on."""
-        time, critical = self.time, self.time.critical
-        total, own = math.log1p(time.step_time_error), math.log1p(time.unshared_error)
+        time = self.time
+        critical = self.time.critical
+        total = math.log1p(time.step_time_error)
+        own = math.log1p(time.unshared_error)
         shared = math.exp(math.sqrt(max(total**2 - own**2, 0.0)))
         inputs = [
             _factor(f"step time of {self.system}, shared", shared),
@@ -93,7 +95,8 @@ class Option:
 
     def steps_s(self, place: Place) -> FloatArray:
         """Time of the steps with the inputs at their places."""
-        time, known = self.time, {entry.name: entry for entry in self.inputs}
+        time = self.time
+        known = {entry.name: entry for entry in self.inputs}
 
         def at(name: str) -> FloatArray:
             return known[name].at(place(name))
@@ -256,7 +259,8 @@ def chance(probability: float) -> str:
 # is in the interval of each time. `ratio_band` and `TimeToAccuracy.band_s` are the closed forms of both.
 
 DRAWS = 20_000
-FARTHEST, PLACES = 3.0, 1201
+FARTHEST = 3.0
+PLACES = 1201
 """How far from its typical value an input is moved to flip the order, in standard deviations."""
 MOST_LEVERS = 10
 
@@ -270,7 +274,8 @@ def decide(options: Sequence[Option], currency: str, seed: int = 0, draws: int =
     first = times.index(min(times))
     rival = _rival(options, times, first)
     outcomes = _outcomes(options, place, walls, bills)
-    ratio, sure = None, 1.0
+    ratio = None
+    sure = 1.0
     money: tuple[Spread | None, tuple[Lever, ...]] = (None, ())
     if rival is not None:
         money = _of_money(options[first], options[rival], bills[first].money, bills[rival].money)
@@ -339,7 +344,8 @@ def _outcomes(
         middle = bill(option.wall_s(typical), option.rates, typical)
 
         def spread(name: str, own: Bill = own, middle: Bill = middle) -> Spread | None:
-            values, at_middle = getattr(own, name), getattr(middle, name)
+            values = getattr(own, name)
+            at_middle = getattr(middle, name)
             return None if values is None else _spread(values, float(at_middle))
 
         hours = spread("device_hours")
@@ -400,7 +406,8 @@ def _nearest_zero(places: FloatArray, values: FloatArray) -> float | None:
     changes = np.flatnonzero(np.diff(np.sign(values)) != 0)
     if not changes.size:
         return None
-    left, right = values[changes], values[changes + 1]
+    left = values[changes]
+    right = values[changes + 1]
     step = places[1] - places[0]
     zeros = places[changes] + step * left / (left - right)
     return float(zeros[np.argmin(np.abs(zeros))])
@@ -408,7 +415,8 @@ def _nearest_zero(places: FloatArray, values: FloatArray) -> float | None:
 
 def _break_even(options: Sequence[Option], first: int, bills: Sequence[Bill]) -> tuple[BreakEven, ...]:
     """What a device-hour of the first machine may cost against the earliest of each other kind, both ways."""
-    rows, seen = [], {options[first].system}
+    rows = []
+    seen = {options[first].system}
     times = [float(option.wall_s(typical)) for option in options]
     for place in sorted(range(len(options)), key=lambda number: times[number]):
         if options[place].system in seen:
@@ -419,13 +427,15 @@ def _break_even(options: Sequence[Option], first: int, bills: Sequence[Bill]) ->
 
 
 def _equal_cost(options: Sequence[Option], bills: Sequence[Bill], own: int, other: int) -> BreakEven:
-    first, rival = options[own], options[other]
+    first = options[own]
+    rival = options[other]
     middle = [bill(option.wall_s(typical), option.rates, typical) for option in (first, rival)]
     ratio = _spread(
         bills[other].device_hours / bills[own].device_hours,
         float(middle[1].device_hours / middle[0].device_hours),
     )
-    price, money = None, bills[other].money
+    price = None
+    money = bills[other].money
     if money is not None and middle[1].money is not None:
         at_middle = float(middle[1].money / middle[0].device_hours)
         price = _spread(money / bills[own].device_hours, at_middle)

@@ -117,14 +117,16 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
 
     Raises InputError for more than `MOST_CHANGES` changed inputs, and what answering raises.
     """
-    old, new = first.model_dump(), second.model_dump()
+    old = first.model_dump()
+    new = second.model_dump()
     changed = list(_changed(old, new, ()))
     if len(changed) > MOST_CHANGES:
         listed = ", ".join(_words(path) for path, _, _ in changed[:5])
         raise InputError(
             f"{len(changed)} inputs differ ({listed}, ...); at most {MOST_CHANGES} are tried one at a time"
         )
-    before, after = _slots(first), _slots(second)
+    before = _slots(first)
+    after = _slots(second)
     paired = _pairs(before, after)
     changes: list[Change] = []
     for path, was, becomes in changed:
@@ -189,7 +191,8 @@ def _answered(
     before: Sequence[_Slot], after: Sequence[_Slot], pairs: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[CandidateResult, CandidateResult]]:
     for place, other in pairs:
-        old, new = before[place].result, after[other].result
+        old = before[place].result
+        new = after[other].result
         if old is not None and new is not None:
             yield old, new
 
@@ -204,13 +207,15 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
     Nothing is answered again, so no input has an effect of its own. Raises InputError for a candidate without
     a label or a time.
     """
-    old, new = first.inputs, second.inputs
+    old = first.inputs
+    new = second.inputs
     changes = tuple(
         Change(path, old.get(path, "none"), new.get(path, "none"), ())
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     )
-    before, after = first.times_s, second.times_s
+    before = first.times_s
+    after = second.times_s
     moved = tuple(Moved(own, own, before[own], after[own]) for own in before if own in after)
     missing = tuple(
         f"{label}: no answer in {other.study}"
@@ -278,11 +283,13 @@ def _alone(
     ratios: dict[int, float | None] = {}
     reason = ""
     changed = _put(data, path, becomes)
-    first, last = 0, len(before)
+    first = 0
+    last = len(before)
     if path[0] == "candidates" and len(path) > 1:  # no other candidate moves
         place = int(path[1])
         counts = [len(own["devices"]) for own in data["candidates"]]
-        first, last = sum(counts[:place]), sum(counts[: place + 1])
+        first = sum(counts[:place])
+        last = sum(counts[: place + 1])
         changed = {**changed, "candidates": [changed["candidates"][place]]}
         ratios = {other: 1.0 for other in range(len(before)) if not first <= other < last}
     try:

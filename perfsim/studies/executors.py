@@ -189,7 +189,8 @@ class _Collection(Generic[Key, Item, Result]):
             if self._running:
                 yield from self._finished()
             elif self._suspects:
-                suspects, self._suspects = self._suspects, []
+                suspects = self._suspects
+                self._suspects = []
                 for key, item in suspects:
                     yield key, self._alone(key, item)
             else:
@@ -237,7 +238,8 @@ class _Collection(Generic[Key, Item, Result]):
 
     def end(self, *, at_once: bool) -> None:
         """End the workers; they are started anew where more items come."""
-        pool, self._pool = self._pool, None
+        pool = self._pool
+        self._pool = None
         self._running.clear()
         if pool is not None:
             self._executor.ended(pool, at_once=at_once)

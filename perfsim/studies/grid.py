@@ -228,7 +228,8 @@ class _Builder:
         checked once for all points that share it.
         """
         candidate = study.candidates[0]
-        system, devices = candidate.system, candidate.devices[0]
+        system = candidate.system
+        devices = candidate.devices[0]
         shared = id(study.model), id(study.recipe), id(study.convergence)
         if self.new("target", *shared):
             target_of(study)

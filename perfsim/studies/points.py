@@ -138,7 +138,8 @@ class PointResult:
     def parts_s(self) -> dict[str, float]:
         """Seconds of a step by cause; moving weights over a wafer's mesh is separate from computing."""
         why = self.prediction.why
-        parts, fixed_s = dict(why.parts_s), why.fixed_s
+        parts = dict(why.parts_s)
+        fixed_s = why.fixed_s
         if not fixed_s:
             return parts
         return {"compute": parts.pop("compute") - fixed_s, OVER_MESH: fixed_s, **parts}
@@ -157,7 +158,8 @@ class PointResult:
     def _answer_document(self) -> dict[str, Any]:
         if self.answer is None:
             return {"reasons": list(self.reasons)}
-        production, time = self.production, self.answer.target_time
+        production = self.production
+        time = self.answer.target_time
         return {
             **self.answer.document(),
             "wall_s": self.wall_s,

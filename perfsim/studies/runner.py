@@ -265,7 +265,9 @@ def answer_candidate(
 
 def _undisturbed(spec: StudySpec, candidate: CandidateSpec, question: Question, target: Target) -> Answered:
     batches = _batches(spec, target, question)
-    best, curve, dropped = batches[0], list[BatchChoice](), dict[int, PerfsimError]()
+    best = batches[0]
+    curve = list[BatchChoice]()
+    dropped = dict[int, PerfsimError]()
     if len(batches) > 1:
         extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(question.devices) is None
         curve, dropped = batch_curve(question, target, batches, extend=extend)
@@ -346,7 +348,8 @@ def _result(
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    candidates, answered = tuple(candidate for candidate, _ in pairs), [answer for _, answer in pairs]
+    candidates = tuple(candidate for candidate, _ in pairs)
+    answered = [answer for _, answer in pairs]
     critical: CriticalBatch = target.critical
     answers = [Answer(candidate, answer.choice.answer) for candidate, answer in pairs]
     sentence = verdict(answers)
@@ -396,7 +399,8 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 def _result_of(answer: Answered, candidate: CandidateSpec) -> CandidateResult:
     limit = answer.question.memory_limit
     result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried, limit)
-    production, time = answer.production, answer.choice.answer
+    production = answer.production
+    time = answer.choice.answer
     named = answer.question.named_settings
     left = [] if named is None else default_settings(named, answer.evaluation.plan)
     whole_run = whole_run_of(answer.question, answer.choice)

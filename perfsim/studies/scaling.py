@@ -162,7 +162,8 @@ def _same_target(a: Series, b: Series) -> bool:
 
 def _comparable(a: Series, b: Series) -> bool:
     """Whether two series train to the same target."""
-    time_a, time_b = a.points[0].target_time, b.points[0].target_time
+    time_a = a.points[0].target_time
+    time_b = b.points[0].target_time
     return time_a.critical == time_b.critical and time_a.d_min_tokens == time_b.d_min_tokens
 
 
@@ -231,7 +232,8 @@ class Scaling:
 
         Largest first; causes that shrank are left out.
         """
-        before, after = cost_of_token(self.first), cost_of_token(point)
+        before = cost_of_token(self.first)
+        after = cost_of_token(point)
         grown = {cause: seconds - before.get(cause, 0.0) for cause, seconds in after.items()}
         total = sum(after.values()) - sum(before.values())
         shares = {cause: seconds / total for cause, seconds in grown.items() if seconds > 0 < total}
@@ -256,7 +258,9 @@ def cost_of_token(point: PointResult) -> dict[str, float]:
 
 def _sentence(scaling: Scaling) -> str:
     name = scaling.series.circumstance or scaling.series.label
-    first, last, knee = scaling.first, scaling.last, scaling.knee
+    first = scaling.first
+    last = scaling.last
+    knee = scaling.knee
     head = (
         f"{name}: from {first.num_devices:,} to {last.machine}, throughput "
         f"grows {scaling.speedup(last):,.3g} times (scaling efficiency {_percent(scaling.efficiency(last))}"

@@ -322,11 +322,13 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
 
 def _shortlist(searched: Search, shown: int, target: Target | None) -> tuple[Entry, ...]:
     """The fastest layout of each choice of degrees and micro-batch, simulated, inside the model's error."""
-    question, screening = searched.question, searched.screening
+    question = searched.question
+    screening = searched.screening
     simulated = confirmed(searched)
     first = simulated[0]
     slowest_s = first.step_time_s * (1.0 + ratio_error(first, first))
-    runs, known = {_kind(first.plan.layout): first}, {run.plan.layout: run for run in simulated}
+    runs = {_kind(first.plan.layout): first}
+    known = {run.plan.layout: run for run in simulated}
     for index in searched.order[:MOST_TRIED].tolist():
         if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
             break
@@ -357,14 +359,16 @@ def _within(searched: Search, ratio: float) -> int:
 
 def _refused(searched: Search, within: int) -> dict[str, int]:
     """What is no answer, by reason: layouts that do not fit, slower ones, degrees without a layout."""
-    above, slower = searched.feasible - len(searched.order), len(searched.order) - within
+    above = searched.feasible - len(searched.order)
+    slower = len(searched.order) - within
     counts = {**searched.screening.refused, MEMORY_LIMIT: above, DOMINATED: slower}
     return {**counts, DIVISIBILITY: searched.screening.indivisible}
 
 
 def _closest_share(searched: Search) -> float | None:
     """By how much the layout that nearly fits exceeds its memory."""
-    question, closest = searched.question, searched.screening.closest
+    question = searched.question
+    closest = searched.screening.closest
     if closest is None:
         return None
     plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
@@ -391,7 +395,8 @@ def _accuracy(run: Evaluation) -> Accuracy:
 
 
 def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
-    prediction, step_time_s = prediction_of(run, question.allowed_share), run.step_time_s
+    prediction = prediction_of(run, question.allowed_share)
+    step_time_s = run.step_time_s
     caveats = worst_first([*prediction.caveats, *batch_caveats(question)])
     error = 1.0 + _accuracy(run).step_time_error
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)

@@ -125,7 +125,8 @@ class CandidateSpec(Spec):
     @classmethod
     def _layout_is_legible(cls, layout: str | None, info: ValidationInfo) -> str | None:
         """Names and values are those of the layouts of the candidate's system."""
-        system, devices = info.data.get("system"), info.data.get("devices")
+        system = info.data.get("system")
+        devices = info.data.get("devices")
         if layout is None or system is None or not devices:
             return layout
         if isinstance(info.data.get("strategy"), tuple):

@@ -288,7 +288,9 @@ class _Progress:
     """Counts finished points and reports progress at most every `PROGRESS_S`."""
 
     def __init__(self, total: int, stored: int, tell: Tell) -> None:
-        self.total, self.stored, self.done = total, stored, stored
+        self.total = total
+        self.stored = stored
+        self.done = stored
         self.started = self.reported = time.monotonic()
         self.tell = tell
         if stored < total:

@@ -101,7 +101,8 @@ def _grid(point: PointResult) -> dict[str, Any]:
 
 
 def _same_work(change: Change) -> bool:
-    base, point = change.base, change.point
+    base = change.base
+    point = change.point
     same_tokens = base.target_time.batch_tokens == point.target_time.batch_tokens
     return same_tokens and _flat(base.point.study.model) == _flat(point.point.study.model)
 
@@ -220,12 +221,14 @@ def policy_changes(before: PointResult, after: PointResult) -> str:
 
     The data-parallel degree is not compared if the numbers of devices differ.
     """
-    old, new = before.prediction.layout, after.prediction.layout
+    old = before.prediction.layout
+    new = after.prediction.layout
     changes = _degrees(old, new, same_devices=before.num_devices == after.num_devices)
     for name in dict.fromkeys([*old, *new]):
         if name in _DERIVED:
             continue
-        old_text, new_text = _value(name, old), _value(name, new)
+        old_text = _value(name, old)
+        new_text = _value(name, new)
         if old_text != new_text:
             changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {old_text} \u2192 {new_text}")
     return ", ".join(changes)
@@ -292,7 +295,8 @@ def sparsity_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
     """
     rows: dict[str, list[str]] = {}
     for machine, steps in steps_of.items():
-        dense, sparse = steps[0].base, [step.point for step in steps]
+        dense = steps[0].base
+        sparse = [step.point for step in steps]
         tokens = {round(point.target_time.examples_tokens / 1e6) for point in (dense, *sparse)}
         if len(tokens) > 1 or _experts(dense) or not all(_experts(point) for point in sparse):
             return ""
@@ -443,7 +447,8 @@ def _matched(matches: Sequence[Match]) -> str:
     same_rival = [match for match in matches if match.rival.system == matches[0].rival.system]
     matched = [match for match in same_rival if match.fewest is not None]
     if not matched:
-        series, rival = same_rival[0].series, same_rival[0].rival
+        series = same_rival[0].series
+        rival = same_rival[0].rival
         system = _with_settings(series.devices_noun, series.circumstances)
         most = f"{series.counts[-1]:,}"
         return f"No number of {system} up to {most} matches {_machine(rival)} ({_time(rival)})."
@@ -453,7 +458,8 @@ def _matched(matches: Sequence[Match]) -> str:
 
 
 def _match_sentence(match: Match) -> str:
-    fewest, rival = match.fewest, f"{_machine(match.rival)} ({_time(match.rival)})"
+    fewest = match.fewest
+    rival = f"{_machine(match.rival)} ({_time(match.rival)})"
     if fewest is None:
         return f"Nothing matches {rival}."
     count = fewest.num_devices
@@ -482,12 +488,14 @@ def _certainty(match: Match, count: int) -> str:
 
 
 def _scales(series: Series) -> str:
-    first, last = series.points[0], series.points[-1]
+    first = series.points[0]
+    last = series.points[-1]
     if first is last:
         return (
             f"{_machine(first)} {verb(first.num_devices, 'take', 'takes')} {_time(first)} at its best batch."
         )
-    small, large = first.target_time, last.target_time
+    small = first.target_time
+    large = last.target_time
     ratio = last.num_devices / first.num_devices
     split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
     return (

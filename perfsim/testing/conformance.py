@@ -235,7 +235,8 @@ def the_screening_agrees_with_the_plans(case: Case) -> None:
     _require(whole, f"{screening.screened} layouts: {screening.feasible} fit and {refused} are refused")
     for index in range(0, screening.feasible, math.ceil(screening.feasible / MOST_PLANS)):
         plan = case.plan(screening.layout(index))
-        share, estimate = screening.memory_share[index], screening.estimate_s[index]
+        share = screening.memory_share[index]
+        estimate = screening.estimate_s[index]
         same = math.isclose(plan.memory_share, share, rel_tol=1e-9)
         _require(same, f"{plan.layout}: {share:.4g} of memory screened, {plan.memory_share:.4g} planned")
         own = case.strategy.estimate_s(plan, case.costs)
@@ -269,7 +270,9 @@ def other_systems_are_refused(case: Case) -> None:
 def all_flop_are_done(case: Case) -> None:
     """All ranks together perform the FLOPs of the model and of the recompute."""
     for plan in case.plans:
-        graph, recompute, share = case.graph(plan), plan.layout.recompute, plan.recomputed_share
+        graph = case.graph(plan)
+        recompute = plan.layout.recompute
+        share = plan.recomputed_share
         done = graph.flop / len(graph.step_ends)
         once = model_flop_per_step(case.job)
         if case.skips_masked:
@@ -357,7 +360,8 @@ def the_run_is_the_longest_path(case: Case) -> None:
     for plan in case.plans:
         graph = case.graph(plan)
         durations = price(graph, case.costs)
-        run, path = simulate(graph, durations), critical_path(graph, durations)
+        run = simulate(graph, durations)
+        path = critical_path(graph, durations)
         same = run.start_s.tobytes() == path.start_s.tobytes() and run.end_s.tobytes() == path.end_s.tobytes()
         _require(same, f"{plan.layout}: simulation and longest path differ on idle links")
 

@@ -66,7 +66,8 @@ def _replaced(text: str, pattern: re.Pattern[str], new: str, rng: random.Random)
 
 def _line(text: str, rng: random.Random) -> str:
     lines = text.splitlines(keepends=True) or [""]
-    place, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    place = rng.randrange(len(lines))
+    other = rng.randrange(len(lines))
     match rng.randrange(6):
         case 0:
             del lines[place]

@@ -43,7 +43,8 @@ def peak_live_bytes(trace: Trace, names: Collection[str] | None = None) -> dict[
     `names` restricts the count to tensors of these classes. Devices without any are left out.
     """
     graph = trace.graph
-    n_bytes, place = _bytes(graph, names), _places(graph)
+    n_bytes = _bytes(graph, names)
+    place = _places(graph)
     born, dead = _lifetimes(trace)
     peaks = {}
     for number, owner in enumerate(_devices(graph)):

@@ -60,14 +60,17 @@ class WideSearch:
 
     def __init__(self, searched: Search, best: str, best_s: float) -> None:
         self.searched = searched
-        self.best, self.best_s = best, best_s
+        self.best = best
+        self.best_s = best_s
         self.errors: list[float] = []
         self.left = 0
 
     def run(self, budget_s: float, seed: int) -> None:
         """Try layouts in the order of their estimates, then the sample; `budget_s` in processor seconds."""
-        order, estimates = self.searched.order, self.searched.screening.estimate_s
-        began_s, position = time.process_time(), 0
+        order = self.searched.order
+        estimates = self.searched.screening.estimate_s
+        began_s = time.process_time()
+        position = 0
         while position < len(order) and estimates[order[position]] * (1 - MARGIN) < self.best_s:
             if time.process_time() - began_s > budget_s:
                 self.left += int((estimates[order[position:]] * (1 - MARGIN) < self.best_s).sum())
@@ -81,7 +84,8 @@ class WideSearch:
 
     def _try(self, index: int) -> bool:
         """Whether the graph of a layout is small enough; if it is, its path and where needed its step."""
-        question, screening = self.searched.question, self.searched.screening
+        question = self.searched.question
+        screening = self.searched.screening
         plan = question.chosen.plan(question.job, question.topology, screening.layout(index))
         if plan.num_microbatches * question.model.num_layers > MOST_PASSES:
             return False
@@ -91,7 +95,8 @@ class WideSearch:
         if path_s < self.best_s:
             step_s = evaluate(plan, question.costs, graph=graph).step_time_s
             if step_s < self.best_s:
-                self.best, self.best_s = plan.layout.short, step_s
+                self.best = plan.layout.short
+                self.best_s = step_s
         return True
 
 
@@ -99,7 +104,8 @@ def regret_of(question: Question, budget_s: float, seed: int = 0) -> Regret:
     """The planner's answer beside that of the wide search. PlanError where no layout fits."""
     searched = search(question)
     runs = confirmed(searched)
-    pick, pick_s = runs[0].plan.layout.short, in_full(runs[0]).step_time_s
+    pick = runs[0].plan.layout.short
+    pick_s = in_full(runs[0]).step_time_s
     wide = WideSearch(searched, pick, pick_s)
     wide.run(budget_s, seed)
     return Regret(

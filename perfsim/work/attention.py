@@ -34,20 +34,25 @@ from perfsim.work.kernels import (
 # heads.
 # The products down are not divided over tensor ranks; under sequence parallelism each rank has its tokens.
 
-QUERIES_KEYS, VALUES = 1, 1
+QUERIES_KEYS = 1
+VALUES = 1
 """Products of the core's forward over the width of a query head, and over that of a value head."""
-QUERIES_KEYS_BACKWARD, VALUES_BACKWARD = 3, 2
+QUERIES_KEYS_BACKWARD = 3
+VALUES_BACKWARD = 2
 """The same of its backward, which computes the scores again."""
 
 
 def projections(part: LayerSlice) -> tuple[Kernel, ...]:
     """The products before the core, in the order of a forward: one of QKV, or those of latents."""
-    model, size, latent = part.model, part.element_bytes, part.model.latent_attention
+    model = part.model
+    size = part.element_bytes
+    latent = part.model.latent_attention
     if latent is None:
         width = model.query_width + part.pair_width
         return (linear("qkv", part.tokens, model.hidden_size, width, "column", part.tensor, size),)
     own = max(1, part.tokens // part.norm_share)
-    rank, heads = latent.q_lora_rank, model.num_attention_heads
+    rank = latent.q_lora_rank
+    heads = model.num_attention_heads
     down = latent.kv_lora_rank + latent.qk_rope_head_dim
     up = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     queries: tuple[Kernel, ...] = (
@@ -67,13 +72,15 @@ def projections(part: LayerSlice) -> tuple[Kernel, ...]:
 def output_projection(part: LayerSlice) -> Kernel:
     """The product after the core."""
     model = part.model
-    width, hidden = model.attention_width, model.hidden_size
+    width = model.attention_width
+    hidden = model.hidden_size
     return linear("projection", part.tokens, width, hidden, "row", part.tensor, part.element_bytes)
 
 
 def inner_norm_bytes(part: LayerSlice) -> float:
     """Bytes of what norms inside the attention block read: latents, or queries and keys; 0 without one."""
-    model, latent = part.model, part.model.latent_attention
+    model = part.model
+    latent = part.model.latent_attention
     width = 0.0
     if latent is not None:
         width += ((latent.q_lora_rank or 0) + latent.kv_lora_rank) / part.norm_share
@@ -91,8 +98,12 @@ def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
     """Scores, softmax, dropout and context; with flash attention a single kernel for each block of keys."""
     if part.attention == "flash":
         return (_flash("flash_attention", part, QUERIES_KEYS, VALUES),) * part.blocks
-    heads, s, d, v = _local_heads(part), part.seq_length, part.model.head_size, part.model.value_size
-    scores, size = float(heads) * s * s, part.element_bytes
+    heads = _local_heads(part)
+    s = part.seq_length
+    d = part.model.head_size
+    v = part.model.value_size
+    scores = float(heads) * s * s
+    size = part.element_bytes
     return (
         gemm("scores", s, s, d, batch=heads, element_bytes=size),
         elementwise("softmax", 2 * size * scores),
@@ -112,8 +123,12 @@ def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     if part.attention == "flash":
         kernel = _flash("flash_attention.backward", part, QUERIES_KEYS_BACKWARD, VALUES_BACKWARD)
         return (kernel,) * part.blocks
-    heads, s, d, v = _local_heads(part), part.seq_length, part.model.head_size, part.model.value_size
-    scores, size = float(heads) * s * s, part.element_bytes
+    heads = _local_heads(part)
+    s = part.seq_length
+    d = part.model.head_size
+    v = part.model.value_size
+    scores = float(heads) * s * s
+    size = part.element_bytes
     return (
         _heads_to_tokens("context_transpose.backward", part),
         gemm("context.dgrad_probabilities", s, s, v, batch=heads, element_bytes=size),
@@ -148,7 +163,9 @@ def _flash(name: str, part: LayerSlice, queries_keys: int, values: int) -> Kerne
     positions from both ends of the sequence, so under a causal mask too all blocks are equal; under a window
     the blocks far from the diagonal are empty, and the mean of all blocks is taken.
     """
-    heads, s, model = _local_heads(part), part.seq_length // part.blocks, part.model
+    heads = _local_heads(part)
+    s = part.seq_length // part.blocks
+    model = part.model
     heads = heads * part.blocks // part.context
     width = queries_keys * model.head_size + values * model.value_size
     keys = s if part.attention_length is None else part.attention_length
@@ -208,7 +225,8 @@ def _backward(
 
 def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Backward of the attention block, residual first."""
-    grad, bias = part.main_grad_bytes, part.model.has_attention_bias
+    grad = part.main_grad_bytes
+    bias = part.model.has_attention_bias
     return (
         *_backward(part, lambda product: linear_backward(product, grad, bias), 5),
         norm_backward("attention_norm.backward", part),
@@ -225,7 +243,8 @@ def attention_dgrad(part: LayerSlice) -> tuple[Kernel, ...]:
 
 def attention_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradients of the attention block's weights, biases and norms, accumulated."""
-    grad, bias = part.main_grad_bytes, part.model.has_attention_bias
+    grad = part.main_grad_bytes
+    bias = part.model.has_attention_bias
     products = (output_projection(part), *reversed(projections(part)))
     return (
         *(kernel for product in products for kernel in linear_wgrad(product, grad, bias)),

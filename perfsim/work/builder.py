@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from perfsim.base.errors import GraphError
 from perfsim.work.graph import WHOLE_DEVICE, Ragged, TaskGraph, Wide, Work, offsets, rank_of
 
-NO_SOURCE, NO_OUTPUT = -1, -2
+NO_SOURCE = -1
+NO_OUTPUT = -2
 """In place of the handle behind a port: the slot has no source, or its template no such output."""
 
 
@@ -369,7 +370,8 @@ class _StampedChunk:
             raise GraphError(f"port {name!r} has no source")
         source, output = self.slots.sources[name]
         tensors = [template.outputs.get(output, -1) for template in self.templates]
-        local, first = np.array(tensors, dtype=np.int64), self.stamped.first_tensor
+        local = np.array(tensors, dtype=np.int64)
+        first = self.stamped.first_tensor
         numbers = local
         if tasks:
             pairs = zip(self.templates, tensors, strict=True)

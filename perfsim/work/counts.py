@@ -28,7 +28,8 @@ class Parameters:
 
     def matrices_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
         """Weights of a layer that multiply activations."""
-        hidden, experts = self.model.hidden_size, self.model.experts
+        hidden = self.model.hidden_size
+        experts = self.model.experts
         total = self._attention_matrices + (2 * hidden**2 if kind.mtp else 0)
         if experts is None or not kind.experts:
             return total + self._mlp_matrices(self.model.ffn_hidden_size)
@@ -40,7 +41,8 @@ class Parameters:
 
     def vectors_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
         """Biases and norms of a layer."""
-        model, latent = self.model, self.model.latent_attention
+        model = self.model
+        latent = self.model.latent_attention
         norm = (2 if model.bias else 1) * model.hidden_size
         vectors = (model.norms_per_layer + (3 if kind.mtp else 0)) * norm
         if latent is not None:
@@ -70,7 +72,8 @@ class Parameters:
     @property
     def _attention_outputs(self) -> int:
         """Outputs of the products before the attention core."""
-        model, latent = self.model, self.model.latent_attention
+        model = self.model
+        latent = self.model.latent_attention
         if latent is None:
             return model.query_width + model.query_groups * (model.head_size + model.value_size)
         up = model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
@@ -79,7 +82,9 @@ class Parameters:
 
     @cached_property
     def _attention_matrices(self) -> int:
-        model, latent, hidden = self.model, self.model.latent_attention, self.model.hidden_size
+        model = self.model
+        latent = self.model.latent_attention
+        hidden = self.model.hidden_size
         output = model.attention_width * hidden
         if latent is None:
             return hidden * self._attention_outputs + output
@@ -207,7 +212,8 @@ def model_flop_per_step(job: Job) -> float:
     it. With experts N_mm counts the weights that compute a token, and each layer of multi-token prediction
     has an LM head.
     """
-    model, recipe = job.model, job.recipe
+    model = job.model
+    recipe = job.recipe
     counts = parameters(model)
     body = 6.0 * counts.active_body_matrices
     positions = recipe.lm_head_positions or recipe.seq_length
@@ -218,7 +224,8 @@ def model_flop_per_step(job: Job) -> float:
 
 def _whole_layer(job: Job, kind: LayerKind) -> LayerSlice:
     """A layer of a kind for one sequence, with what its recompute keeps."""
-    recipe, framework = job.recipe, job.recipe.framework
+    recipe = job.recipe
+    framework = job.recipe.framework
     return LayerSlice(
         job.model,
         recipe.seq_length,
@@ -239,7 +246,8 @@ def recompute_flop_per_step(
     full recompute skips the MLP's second linear, whose output no backward reads; experts have none to skip.
     What a mode keeps (`recompute.py`) is not counted.
     """
-    model, counts = job.model, parameters(job.model)
+    model = job.model
+    counts = parameters(job.model)
     flop_per_token = 0.0
     for kind in layer_kinds(model) if recompute != "none" else ():
         part = _whole_layer(job, kind)
@@ -285,11 +293,13 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     kept once. A mode that keeps some results adds them to the input (`recompute.py`). In fp32 and tf32 every
     number but a mask takes 4 bytes.
     """
-    model, size = part.model, part.element_bytes
+    model = part.model
+    size = part.element_bytes
     if recompute == "full" or by_operator(part, recompute):
         experts_bytes = experts.kept_bytes(part) if part.kind.experts and recompute != "full" else 0.0
         return part.activation_bytes / part.norm_share + kept_bytes(part, recompute) + experts_bytes
-    t, tokens = part.tensor, float(part.tokens)
+    t = part.tensor
+    tokens = float(part.tokens)
     mask = 1.0 if part.dropout else 0.0
     heads = model.query_width + part.pair_width + model.attention_width
     ffn = 0 if part.kind.experts else model.ffn_hidden_size * (1.5 if model.gated_mlp else 1.0)
@@ -313,7 +323,8 @@ def attention_weight_input_bytes(part: LayerSlice) -> float:
     Input and output gradient of its linear layers and of the norm: in 16 bits with equal heads and
     t = 1, sbh (8 of QKV + 4 of the projection + 4 of the norm).
     """
-    model, latent = part.model, part.model.latent_attention
+    model = part.model
+    latent = part.model.latent_attention
     split = (
         model.query_width + part.pair_width + model.attention_width
     )  # output gradients, projection's input

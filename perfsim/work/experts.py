@@ -54,8 +54,13 @@ def row_bytes(part: LayerSlice) -> float:
 
 def expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     """The products of a rank's experts with the rows that they compute."""
-    model, experts, split, size = part.model, part.experts, part.expert_split, part.element_bytes
-    ffn, rows, count = experts.ffn_hidden_size // split, part.expert_rows, part.local_experts
+    model = part.model
+    experts = part.experts
+    split = part.expert_split
+    size = part.element_bytes
+    ffn = experts.ffn_hidden_size // split
+    rows = part.expert_rows
+    count = part.local_experts
     width = (2 if model.gated_mlp else 1) * ffn
     return (
         grouped_gemm("expert_fc1", rows, width, model.hidden_size, count, "column", split, size),
@@ -192,7 +197,8 @@ def mlp_dgrad(part: LayerSlice) -> tuple[Kernel, ...]:
 
 def mlp_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradients of the weights of experts, router and norm, accumulated."""
-    grad, bias = part.main_grad_bytes, part.model.has_expert_bias
+    grad = part.main_grad_bytes
+    bias = part.model.has_expert_bias
     products = (*reversed(_shared(part) or ()), *reversed(expert_linears(part)), router(part))
     return (
         *(kernel for product in products for kernel in linear_wgrad(product, grad, bias)),
@@ -238,7 +244,9 @@ def kept_bytes(part: LayerSlice) -> float:
     The permuted rows, the inputs of the activation and of the second product, and scores and probabilities of
     the router in fp32 (Megatron-Core with the weights applied in the activation); the same of shared experts.
     """
-    model, experts, size = part.model, part.experts, part.element_bytes
+    model = part.model
+    experts = part.experts
+    size = part.element_bytes
     gate = 1.5 if model.gated_mlp else 1.0
     routed = model.hidden_size + 2 * gate * experts.ffn_hidden_size / part.expert_split
     shared = 2 * gate * experts.shared_ffn_hidden_size / part.tensor

@@ -72,7 +72,10 @@ def offsets(lengths: NDArray[np.integer] | NDArray[np.bool_]) -> Wide:
 # Tasks hold only the id of their class (there are dozens of classes and hundreds of thousands of
 # tasks), so pricing a graph means pricing its classes.
 
-WHOLE_DEVICE, EMBEDDING, HEAD, EMBEDDING_AND_HEAD = -1, -2, -3, -4
+WHOLE_DEVICE = -1
+EMBEDDING = -2
+HEAD = -3
+EMBEDDING_AND_HEAD = -4
 """Markers of `TaskGraph.block` where a task does not belong to a single layer.
 
 All weights of the device that no other task covers; the embedding; the LM head; whichever of these two
@@ -228,7 +231,8 @@ def waits(stream: Ints, previous: Ints, sources: Sequence[Ragged]) -> Waits:
             tasks = np.flatnonzero((count > position) & ~long)
             dependency = source.values[source.start[tasks] + position]
             apart = stream[dependency] != stream[tasks]
-            tasks, dependency = tasks[apart], dependency[apart]
+            tasks = tasks[apart]
+            dependency = dependency[apart]
             columns[filled[tasks], tasks] = dependency
             filled[tasks] += 1
     return Waits(columns, long)
@@ -245,7 +249,8 @@ def followed(waits: Waits) -> Ints:
     follows = last.copy()
     for column in columns:
         tasks = np.flatnonzero((follows >= 0) & (column >= 0) & (column != last))
-        dependency, ancestor = column[tasks], last[tasks]
+        dependency = column[tasks]
+        ancestor = last[tasks]
         for _ in range(DEPTH):  # back along last dependencies, until one waits for `dependency`
             ended = ancestor < 0
             left = ~ended
@@ -253,7 +258,9 @@ def followed(waits: Waits) -> Ints:
                 left &= waited[ancestor] != dependency
             follows[tasks[ended]] = -1
             left &= ~ended
-            tasks, dependency, ancestor = tasks[left], dependency[left], last[ancestor[left]]
+            tasks = tasks[left]
+            dependency = dependency[left]
+            ancestor = last[ancestor[left]]
         follows[tasks] = -1
     return follows
 
@@ -326,7 +333,8 @@ class Chains:
         left_place, right_place = (np.full(int(last[-1]), -1, dtype=np.int32) for _ in range(2))
         chain = self.waits_for.row_of_value
         position = np.arange(len(values)) - start[chain]
-        value, place = last[self.chain[values]], self.place[values]
+        value = last[self.chain[values]]
+        place = self.place[values]
         # Row 0 of a chain compares its first two dependencies, row i > 0 the value so far with the next one.
         row = first[chain] + np.maximum(position - 1, 0)
         begins = position == 0

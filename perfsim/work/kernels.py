@@ -242,8 +242,11 @@ def linear_dgrad(forward: Kernel) -> Kernel:
 
 def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
     """Weight and bias gradients, and their addition to the accumulated main gradients."""
-    m, n, k = forward.m, forward.n, forward.k
-    count, size = forward.batch, forward.element_bytes
+    m = forward.m
+    n = forward.n
+    k = forward.k
+    count = forward.batch
+    size = forward.element_bytes
     return (
         forward._replace(name=f"{forward.name}.wgrad", m=k, n=n, k=m, weight_gradient=True),
         *((elementwise(f"{forward.name}.bias_gradient", size * m * n * count),) if bias else ()),

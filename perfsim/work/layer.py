@@ -50,7 +50,8 @@ def embedding_forward(part: LayerSlice) -> tuple[Kernel, ...]:
 def embedding_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradient of the lookup: scattered into a dense table, then accumulated."""
     rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-    table, size = rows * part.model.hidden_size, part.element_bytes
+    table = rows * part.model.hidden_size
+    size = part.element_bytes
     return (
         elementwise("embedding.scatter", 3 * part.activation_bytes + size * table, launches=4),
         elementwise("embedding.accumulate", table * (size + 2 * part.main_grad_bytes)),
@@ -73,14 +74,16 @@ def head_linear(part: LayerSlice, positions: int) -> Kernel:
     """The LM head on `positions` per sequence."""
     vocab = padded_vocab_size(part.model, part.tensor)
     tokens = part.micro_batch_size * positions
-    hidden, size = part.model.hidden_size, part.element_bytes
+    hidden = part.model.hidden_size
+    size = part.element_bytes
     return linear("lm_head", tokens, hidden, vocab, "column", part.tensor, size)
 
 
 def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Final layer norm, LM head on `positions` per sequence, cross-entropy."""
     head = head_linear(part, positions)
-    logits, passes = float(head.m) * head.n, _cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES
+    logits = float(head.m) * head.n
+    passes = _cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES
     fused = elementwise("cross_entropy", head.element_bytes * logits)
     loss = elementwise("cross_entropy", passes * logits, launches=12)
     return (norm("final_norm", part), head, fused if part.fused_cross_entropy else loss)
@@ -122,7 +125,8 @@ def head_wgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
 
 def mlp_linears(part: LayerSlice, prefix: str = "", ffn: int | None = None) -> tuple[Kernel, Kernel]:
     """The linear layers of an MLP of width `ffn`; None: the model's."""
-    model, size = part.model, part.element_bytes
+    model = part.model
+    size = part.element_bytes
     ffn = model.ffn_hidden_size if ffn is None else ffn
     width = (2 if model.gated_mlp else 1) * ffn
     return (
@@ -186,7 +190,8 @@ def mlp_dgrad(part: LayerSlice) -> tuple[Kernel, ...]:
 def mlp_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradients of the MLP block's weights, biases and norm, accumulated."""
     fc1, fc2 = mlp_linears(part)
-    grad, bias = part.main_grad_bytes, part.model.bias
+    grad = part.main_grad_bytes
+    bias = part.model.bias
     return (
         *linear_wgrad(fc2, grad, bias),
         *linear_wgrad(fc1, grad, bias),

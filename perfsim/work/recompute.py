@@ -33,7 +33,8 @@ def kept_shares(part: LayerSlice, recompute: str) -> Mapping[str, float]:
         return {product.name: 1.0 for product in projections} if part.keeps == "qkv" else {}
     if not by_operator(part, recompute):
         return {}
-    model, widths = part.model, [(product.name, product.n * product.parts) for product in projections]
+    model = part.model
+    widths = [(product.name, product.n * product.parts) for product in projections]
     if model.latent_attention is None:
         values = part.pair_width - part.kv_size
         widths = [("qkv", model.query_width), ("qkv", part.kv_size), ("qkv", values)]

@@ -53,10 +53,12 @@ def meeting_of(work: Work, width: int) -> Meeting:
 
 def meetings_of(graph: TaskGraph) -> list[Meeting]:
     """All distinct meetings of peers in a graph, `ALONE` first."""
-    width, meetings = graph.width, {ALONE}
+    width = graph.width
+    meetings = {ALONE}
     used = np.unique(graph.stream.astype(np.int64) * len(graph.works) + graph.work).tolist()
     for stream, work in (divmod(key, len(graph.works)) for key in used):
-        rank, group = int(graph.stream_ranks[stream]), graph.works[work].group
+        rank = int(graph.stream_ranks[stream])
+        group = graph.works[work].group
         if rank < 0:
             continue
         meetings.add(meeting := meeting_of(graph.works[work], width))
@@ -74,7 +76,9 @@ def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) 
     is colour refinement; it ends because classes are only ever split. A single class means that the
     folded graph is exact.
     """
-    width, bases, meetings = graph.width, bases_of(graph), meetings_of(graph)
+    width = graph.width
+    bases = bases_of(graph)
+    meetings = meetings_of(graph)
     marks = marks or {}
     classes = _numbered([tuple(marks.get(base + offset) for base in bases) for offset in range(width)])
     while True:

@@ -127,7 +127,8 @@ class _Unfolding:
         numbers, self.offset, sizes = np.unique(classes, return_index=True, return_counts=True)
         if not np.array_equal(numbers, np.arange(len(numbers))):
             raise GraphError("classes of peers must be numbered 0, 1, 2, ...")
-        self.classes, self.size = classes, sizes
+        self.classes = classes
+        self.size = sizes
         self.meetings = meetings_of(graph)
         self.shared = len(self.meetings)
         everyone = tuple(range(len(numbers)))
@@ -143,7 +144,8 @@ class _Unfolding:
 
     def _rows(self) -> Wide:
         """The row of each folded task."""
-        graph, number = self.graph, {meeting: row for row, meeting in enumerate(self.meetings)}
+        graph = self.graph
+        number = {meeting: row for row, meeting in enumerate(self.meetings)}
         of_work = np.array([number.get(meeting_of(work, self.width), 0) for work in graph.works])
         is_shared = graph.stream_ranks < 0
         return np.where(is_shared[graph.stream], self.shared, of_work[graph.work])
@@ -247,7 +249,8 @@ class _Unfolding:
         graph = self.graph
         number = np.full((len(graph.streams), *self.num_members.shape), -1, dtype=np.int32)
         ids: dict[tuple[int, tuple[int, ...]], int] = {}
-        names, stands_for = [], []
+        names = []
+        stands_for = []
         used = np.unique(graph.stream * len(self.members) + self.row)
         for stream, row in zip(
             *(column.tolist() for column in np.divmod(used, len(self.members))), strict=True
@@ -273,7 +276,8 @@ class _Unfolding:
     # ------------------------------------------------------------------------------ dependencies
     def _reads(self) -> Ragged:
         """Tensors that each instance reads: those of the folded task, once for every member."""
-        reads, row_of_value = self.graph.reads, self.graph.reads.row_of_value
+        reads = self.graph.reads
+        row_of_value = self.graph.reads.row_of_value
         writer = self.graph.writer[reads.values]
         # A read has one value per member of the reading instance, but only one if its writer is shared.
         single = self.row[writer] == self.shared
@@ -285,7 +289,8 @@ class _Unfolding:
         length = counts[0, task] * self.num_members[self.row[task], local] + counts[1, task]
         start = offsets(length)
         values = np.empty(int(start[-1]), dtype=np.int32)
-        row, position = self.row[row_of_value], reads.values - self.graph.first_write[writer]
+        row = self.row[row_of_value]
+        position = reads.values - self.graph.first_write[writer]
         for peer in range(len(self.size)):
             slot = self.slot[row, peer]
             members = self.num_members[row, self.instance[row, peer]]
@@ -307,7 +312,8 @@ class _Unfolding:
 
         Between instances on one stream, program order needs no dependency.
         """
-        after, previous = self.graph.after, self.graph.stream_predecessor
+        after = self.graph.after
+        previous = self.graph.stream_predecessor
         follows = np.flatnonzero((previous >= 0) & (self.row[previous] != self.row))
         pairs = []
         for peer in range(len(self.size)):

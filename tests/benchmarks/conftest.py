@@ -80,7 +80,8 @@ def _timed(config: pytest.Config) -> Iterator[Row]:
     session = getattr(config, "_benchmarksession", None)
     for timed in session.benchmarks if session is not None else ():
         notes = dict(timed.extra_info)
-        aim, cause = str(notes.pop("aim")), str(notes.pop("cause", ""))
+        aim = str(notes.pop("aim"))
+        cause = str(notes.pop("cause", ""))
         measured = [f"{timed.stats.min:,.2f} s", *(f"{name} {value:,.0f}" for name, value in notes.items())]
         if "flows/s" in notes:
             measured = [f"{notes.pop('flows/s'):,.0f} flows/s", *measured[:-1]]

@@ -35,7 +35,8 @@ EVENTS = (
     "11,700 instants with 23,000 events take 105 to 160 ms (SimPy alone 2 us an instant), chains, loads and "
     "the longest path that finds them 110, the graph 40, its placement 20, the trace and its breakdown 30"
 )
-MICROBATCHES, FEW_MICROBATCHES = 192, 20
+MICROBATCHES = 192
+FEW_MICROBATCHES = 20
 DATA = 8
 REPLICAS = (1, 2, 4, 8, 16, 32)
 """Of 128 GPUs each, all of which are written."""
@@ -191,7 +192,8 @@ def test_one_straggler_among_1024(figures: Any) -> None:
 
 
 def test_time_against_tasks(figures: Any) -> None:
-    counts, times = [], []
+    counts = []
+    times = []
     for microbatches in (96, 192, 384, 768):
         asked = case(microbatches)
         counts.append(len(graph_of(asked.plan)))

@@ -117,6 +117,7 @@ def test_flows_of_all_ranks_no_two_of_which_end_together(benchmark: BenchmarkFix
 
 @pytest.mark.parametrize("wafers", [1, 16, 192, 2048])
 def test_flows_on_swarmx(benchmark: BenchmarkFixture, wafers: int) -> None:
-    down, up = tuple(range(0, 2 * wafers, 2)), tuple(range(1, 2 * wafers, 2))
+    down = tuple(range(0, 2 * wafers, 2))
+    up = tuple(range(1, 2 * wafers, 2))
     flows = [Flow(down, 1.0)] * 40 + [Flow(up, 1.0)] * 40
     measured(benchmark, flows, [1.0] * 2 * wafers, durations(20_000, distinct=True))

@@ -129,9 +129,11 @@ def test_a_verb_from_the_shell(verb: str, figures: Any, tmp_path: Path) -> None:
     def least_s(run: Callable[[int], float]) -> float:
         return min(run(number) for number in range(RUNS))
 
-    bare_s, taken_s = least_s(lambda _: process_s(BARE)), least_s(lambda _: process_s(command))
+    bare_s = least_s(lambda _: process_s(BARE))
+    taken_s = least_s(lambda _: process_s(command))
     text = f"{taken_s / bare_s:.1f} x importing NumPy and pydantic ({taken_s:.2f} s)"
     figures.add(f"{verb}, warm", text, f"{aim} x", STARTS)
-    bare_s, taken_s = cold(BARE, RUNS), cold(command, RUNS + 1)
+    bare_s = cold(BARE, RUNS)
+    taken_s = cold(command, RUNS + 1)
     text = f"{taken_s / bare_s:.1f} x importing NumPy and pydantic ({taken_s:.2f} s)"
     figures.add(f"{verb}, cold", text, f"{aim} x", STARTS)

@@ -23,7 +23,8 @@ from perfsim.work import GraphBuilder, unfold
 
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
 
-SYSTEMS, PER_SYSTEM = 192, 50
+SYSTEMS = 192
+PER_SYSTEM = 50
 
 
 def job() -> Job:

@@ -108,7 +108,8 @@ def test_hovering_a_curve_names_the_layout(open_page: Callable, report: Path) ->
     point = plot.locator(".scatterlayer .trace .point").first
     box = point.bounding_box()
     assert box is not None
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    x = box["x"] + box["width"] / 2
+    y = box["y"] + box["height"] / 2
     page.mouse.move(x - 3, y - 3)
     page.mouse.move(x, y, steps=4)
     label = plot.locator(".hoverlayer .hovertext")
@@ -152,7 +153,8 @@ def test_a_phone_shows_the_first_rows_of_a_long_table_and_all_on_demand(
     open_page: Callable, report: Path
 ) -> None:
     page = open_page(report, width=400).page
-    rest, button = page.locator("#verdict tr.rest"), page.locator("#verdict .all")
+    rest = page.locator("#verdict tr.rest")
+    button = page.locator("#verdict .all")
     assert rest.count() > 5
     assert not rest.first.is_visible()
     page.emulate_media(media="print")

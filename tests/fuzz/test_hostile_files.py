@@ -29,7 +29,8 @@ from perfsim.testing.hostile import WRONG_NUMBERS, hostile_inputs, numbers_repla
 pytestmark = pytest.mark.slow
 
 SEED = 16
-SLICE, ALL = 1_000, 20_000
+SLICE = 1_000
+ALL = 20_000
 MOST_SECONDS = 20.0
 CODES = (0, 1, 2, 3, 4)
 PAGE = """\
@@ -321,7 +322,8 @@ def test_no_file_ends_a_verb_in_anything_but_an_answer_or_words_with_a_place() -
     count = ALL if page else SLICE
     mutations = [(*source, data) for source, data in hostile_inputs(sources, count, SEED)]
     replaced = [(*source, data) for source, data in numbers_replaced(sources, every=1 if page else 40)]
-    outcomes, numbers = all_judged(mutations), all_judged(replaced)
+    outcomes = all_judged(mutations)
+    numbers = all_judged(replaced)
     if page:
         Path(page).write_text(table(outcomes, numbers), encoding="utf-8")
     assert [outcome for outcome in (*outcomes, *numbers) if outcome.wrong] == []

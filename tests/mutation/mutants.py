@@ -69,7 +69,9 @@ BEYOND = {
 """Tests that run after those of the room's own folder."""
 TIMES = 3.0
 """A mutant that runs so many times as long as the tests do without it is found as well."""
-FEWEST_SECONDS, MOST_SECONDS, MOST_BYTES = 30.0, 1800.0, 6 * 2**30
+FEWEST_SECONDS = 30.0
+MOST_SECONDS = 1800.0
+MOST_BYTES = 6 * 2**30
 HEADING = "# Which changes of the code the tests detect"
 DIFFERENCE = """A mutant differs from the code in one place: an operator, a comparison, a number, a
 term left out, `min` for `max`, a condition negated. The tests of its room ran until one failed."""
@@ -273,7 +275,8 @@ class _Changed(importlib.abc.MetaPathFinder):
     """Imports one module from a changed tree."""
 
     def __init__(self, name: str, code: CodeType) -> None:
-        self.name, self.code = name, code
+        self.name = name
+        self.code = code
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         if name != self.name:
@@ -404,7 +407,8 @@ def explained() -> dict[str, str]:
 
 def page(seed: int, outcomes: Sequence[Outcome]) -> str:
     """The result in Markdown: share by room, and every survivor with its reason."""
-    reasons, killed = explained(), sum(outcome.killed for outcome in outcomes)
+    reasons = explained()
+    killed = sum(outcome.killed for outcome in outcomes)
     survivors = [outcome.mutant for outcome in outcomes if not outcome.killed]
     why = {mutant.name: reasons.get(f"{mutant.path}: {mutant.change}", "") for mutant in survivors}
     equivalent = sum(bool(why[mutant.name]) for mutant in survivors)
@@ -437,7 +441,8 @@ def main() -> None:
     asked = parser.parse_args()
     target = asked.page and asked.page.resolve()
     prepare()
-    drawn, until_s = sample(asked.seed, asked.count, asked.rooms.split(",")), None
+    drawn = sample(asked.seed, asked.count, asked.rooms.split(","))
+    until_s = None
     if asked.seconds:
         random.Random(asked.seed).shuffle(drawn)
         until_s = time.monotonic() + asked.seconds

@@ -13,7 +13,8 @@ from types import ModuleType
 
 import pytest
 
-SEED, SECONDS = 2, 75.0
+SEED = 2
+SECONDS = 75.0
 """Mutants begin within so many seconds; the last may take as long as the tests of its room."""
 
 SOURCE = '''

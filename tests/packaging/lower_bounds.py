@@ -12,7 +12,8 @@ NEEDED = ("distributed", "hypothesis", "jsonschema", "pandas", "protobuf", "pyar
 
 def bounds(project: dict[str, object]) -> list[str]:
     """`numpy==1.26` for every dependency, and for the tools that tests import."""
-    dependencies, extras = project["dependencies"], project["optional-dependencies"]
+    dependencies = project["dependencies"]
+    extras = project["optional-dependencies"]
     assert isinstance(dependencies, list)
     assert isinstance(extras, dict)
     wanted = [*dependencies, *(line for line in extras["dev"] if line.partition(">=")[0] in NEEDED)]

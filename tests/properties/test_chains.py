@@ -21,7 +21,8 @@ rows = st.lists(st.tuples(st.integers(0, 5), numbers, st.lists(st.integers(0, 99
 
 
 def graph_of(toys: ModuleType, table: list[Row]) -> TaskGraph:
-    builder, work = GraphBuilder(), toys.compute("w")
+    builder = GraphBuilder()
+    work = toys.compute("w")
     for number, (stream, reads, after) in enumerate(table):
         known = max(number, 1)
         builder.task(
@@ -42,7 +43,8 @@ def check(graph: TaskGraph, chains: Chains) -> None:
     for number, tasks in enumerate(members):
         assert tasks == sorted(tasks)
         assert (chains.chain[tasks] == number).all()
-        waited, needed = chains.waits_for.row(number), set(graph.dependencies.row(tasks[0]))
+        waited = chains.waits_for.row(number)
+        needed = set(graph.dependencies.row(tasks[0]))
         assert list(waited) == sorted(set(waited))
         assert needed <= set(waited)
         for implied in set(waited) - needed:
@@ -59,7 +61,8 @@ def test_every_task_of_a_chain_starts_when_the_one_before_it_ends(
     check(graph, graph.chains)
     duration_s = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(graph), max_size=len(graph))))
     trace = critical_path(graph, duration_s.astype(np.float64))
-    order, begins = graph.chains.order, np.isin(np.arange(len(graph)), graph.chains.first)
+    order = graph.chains.order
+    begins = np.isin(np.arange(len(graph)), graph.chains.first)
     assert (trace.start_s[order[1:]] == trace.end_s[order[:-1]])[~begins[1:]].all()
     for task in range(len(graph)):
         ends = trace.end_s[list(graph.dependencies.row(task))]

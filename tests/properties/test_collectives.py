@@ -98,7 +98,8 @@ def test_a_pipelined_walk_through_the_network_takes_the_closed_form(
         # A switch adds a hop; the source hangs on the first switch directly.
         return (0.0 if 0 in (src, dst) else hop_s), bytes_per_s
 
-    chunk, n_bytes = 1e6, chunks * 1e6
+    chunk = 1e6
+    n_bytes = chunks * 1e6
     walked = pipelined_s(in_network.steps(op, leaves, fan_out, n_bytes, chunk), link)  # type: ignore[arg-type]
     assert walked == pytest.approx(
         float(in_network.time_s(n_bytes, leaves, fan_out, bytes_per_s, hop_s, chunk))
@@ -207,7 +208,8 @@ MODEL = calibrated_model()
 def test_more_bytes_never_take_less_time_nor_more_than_in_proportion(
     op: CollectiveOp, group: Group, n_bytes: float, factor: float
 ) -> None:
-    one, more = MODEL.time_s(op, n_bytes, group), MODEL.time_s(op, factor * n_bytes, group)
+    one = MODEL.time_s(op, n_bytes, group)
+    more = MODEL.time_s(op, factor * n_bytes, group)
     assert one <= more * (1 + 1e-12)
     assert more <= factor * one * (1 + 1e-12)
 
@@ -285,10 +287,13 @@ def test_an_even_group_takes_what_the_formulas_of_even_groups_say(
         bus = min(bus, ranks * network.partial_node_rank_bytes_per_s)
     lines = []
     for line in network.protocols:
-        across, inside = ring.num_steps(op, nodes), ring.num_steps(op, ranks * nodes)
-        hops, wire = (across, inside - across), ring.wire_factor(op, ranks * nodes)
+        across = ring.num_steps(op, nodes)
+        inside = ring.num_steps(op, ranks * nodes)
+        hops = (across, inside - across)
+        wire = ring.wire_factor(op, ranks * nodes)
         if line.algorithm == "tree":
-            hops, wire = (2 * tree.depth(nodes), 2 * (ranks - 1)), 2.0
+            hops = (2 * tree.depth(nodes), 2 * (ranks - 1))
+            wire = 2.0
         steps_s = hops[0] * line.inter_step_s + hops[1] * line.intra_step_s
         moving_s = n_bytes * wire / (line.bandwidth_fraction * bus)
         if line.algorithm == "ring" or op == "all_reduce":

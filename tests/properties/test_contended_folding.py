@@ -59,7 +59,8 @@ def steps(toys: ModuleType, layout: ParallelLayout, topology: Topology) -> Steps
     graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))
     costs = toys.ToyCosts(topology.system)
     durations = price(graph, costs)
-    every, apart = unfold(graph), place(graph, topology)
+    every = unfold(graph)
+    apart = place(graph, topology)
     links = shared_links(every.graph, network_of(topology), peers=np.arange(graph.width))
     return Steps(
         critical_path(graph, durations).step_time_s,
@@ -126,7 +127,8 @@ def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_whe
     model = {"num_attention_heads": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "vocab_size": 49152}
     job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
     plan = toys.plan("3d", job, layout, system)
-    costs, every = CostsOfShapes(system), unfold(toys.graph_of(plan)).graph
+    costs = CostsOfShapes(system)
+    every = unfold(toys.graph_of(plan)).graph
     durations = price(every, costs)
     path_s = longest_path_s(toys.graph_of(plan), plan.topology, costs)
     assert path_s == critical_path(every, durations).step_time_s
@@ -150,7 +152,8 @@ def test_too_many_kinds_of_peers_take_at_least_as_long_folded_as_written_out(
     topology = network(toys, layout, gpus, gpus, leaf=8, thin=1.0)
     model = {"num_attention_heads": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "vocab_size": 49152}
     job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
-    graph, costs = toys.graph_of(toys.plan("3d", job, layout, topology.system)), ToyCosts(topology.system)
+    graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))
+    costs = ToyCosts(topology.system)
     written_s = longest_path_s(graph, topology, costs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("perfsim.machines.placement.MOST_UNEVEN_TASKS", 0)

@@ -25,7 +25,8 @@ criticals = st.builds(
 
 @given(batch_sizes, targets, batch_sizes)
 def test_steps_and_examples_lie_on_the_hyperbola(batch: float, d_min: float, b_crit: float) -> None:
-    s, e = steps(batch, d_min, b_crit), examples(batch, d_min, b_crit)
+    s = steps(batch, d_min, b_crit)
+    e = examples(batch, d_min, b_crit)
     assert s * batch == pytest.approx(e, rel=1e-12)
     s_min = d_min / b_crit
     assert s == pytest.approx(s_min * (1 + b_crit / batch), rel=1e-12)
@@ -88,7 +89,8 @@ def test_a_ratio_and_its_inverse_have_inverse_bands(
 ) -> None:
     a = time_to_accuracy(batch_a, step_a, 1e11, critical, e_a)
     b = time_to_accuracy(batch_b, step_b, 1e11, critical, e_b)
-    forward, backward = ratio_band(a, b), ratio_band(b, a)
+    forward = ratio_band(a, b)
+    backward = ratio_band(b, a)
     assert forward.low <= forward.ratio * (1 + 1e-12)
     assert forward.ratio <= forward.high * (1 + 1e-12)
     assert (forward.low, forward.high) == pytest.approx((1 / backward.high, 1 / backward.low))

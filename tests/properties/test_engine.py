@@ -17,7 +17,8 @@ from perfsim.engine.trace import Trace
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 INVOLVED = sys.modules["perfsim.engine.simulate"]
-WORKS, LINKS = 3, 2
+WORKS = 3
+LINKS = 2
 
 Row = tuple[int, int, tuple[int, ...]]
 """Work class, stream, and tensors read (modulo what there is)."""
@@ -103,7 +104,8 @@ def test_contention_only_delays_and_never_breaks_the_order(
 ) -> None:
     graph = graph_of(toys, table)
     durations = drawn_durations(data, len(graph), arbitrary)
-    run, path = simulate(graph, durations, taken, SCARCE), critical_path(graph, durations)
+    run = simulate(graph, durations, taken, SCARCE)
+    path = critical_path(graph, durations)
     step = 2.0 ** grid_exponent(run.makespan_s)
     rounding = step * len(graph)  # a longer run may round its durations to a coarser grid
     assert (run.end_s >= path.end_s - rounding).all()
@@ -155,7 +157,8 @@ def test_durations_times_a_power_of_two_scale_the_makespan_exactly(
     # On the grid of the longer run, so that rounding has nothing to do in either.
     durations = drawn_durations(data, len(graph), st.integers(0, 2**20).map(lambda n: n * 2.0**-20))
     for engine in (simulate, critical_path):
-        once, scaled = engine(graph, durations), engine(graph, durations * 2.0**power)
+        once = engine(graph, durations)
+        scaled = engine(graph, durations * 2.0**power)
         assert (once.end_s * 2.0**power).tolist() == scaled.end_s.tolist()
 
 

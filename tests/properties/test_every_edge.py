@@ -139,7 +139,8 @@ def case(request: pytest.FixtureRequest, toys: ModuleType) -> Case:
 
 def test_a_slower_edge_makes_a_step_longer_where_it_binds_and_only_there(case: Case) -> None:
     largest, together = case.asked
-    usual, bound = case.step_s(case.topology), 0
+    usual = case.step_s(case.topology)
+    bound = 0
     for link in range(len(case.topology.edges)):
         for factor in (LITTLE,) if link % 3 else (LITTLE, LESS):
             capacity = factor * float(case.topology.edges.bytes_per_s[link])

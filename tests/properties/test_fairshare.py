@@ -234,6 +234,7 @@ def test_the_loop_and_numpy_fill_to_the_same_bits(seed: int, classes: int, links
 def test_one_link_fills_to_the_same_bits_as_any_number(
     classes: list[tuple[int, float]], capacity: float
 ) -> None:
-    units, caps = [unit for unit, _ in classes], [cap for _, cap in classes]
+    units = [unit for unit, _ in classes]
+    caps = [cap for _, cap in classes]
     loads = [[(0, unit)] for unit in units]
     assert fill_one_link(units, caps, capacity) == fill_by_loop(loads, caps, [capacity])

@@ -120,7 +120,8 @@ def test_every_rank_runs_as_the_written_one(
     assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
     assert unfolded.graph.flop == pytest.approx(graph.flop, rel=1e-12)
-    width, spent = graph.width, run.device_breakdowns()
+    width = graph.width
+    spent = run.device_breakdowns()
     for device, seconds in folded.device_breakdowns().items():
         base = int(device.removeprefix("gpu"))
         for peer in range(width):
@@ -138,7 +139,8 @@ def test_ranks_that_share_links_run_as_the_written_one(
     graph = toys.graph_of(plan)
     duration_s = price(graph, toys.ToyCosts(system))
     classes = rank_classes(graph, network_of(plan.topology))
-    unfolded, partly = unfold(graph), unfold(graph, classes)
+    unfolded = unfold(graph)
+    partly = unfold(graph, classes)
     if classes.any():
         return  # the groups of this layout lie unlike over the nodes: it may not be folded
     links = shared_links(graph, network_of(plan.topology), peers=classes)

@@ -86,7 +86,8 @@ def test_stamping_gives_the_same_columns_as_single_tasks(
     toys: ModuleType, passages: list[Recorded], order: list[int]
 ) -> None:
     which = [number % len(passages) for number in order]
-    stamped, single = _stamped(toys, passages, which), _single(toys, passages, which)
+    stamped = _stamped(toys, passages, which)
+    single = _single(toys, passages, which)
     assert stamped.works == single.works
     assert stamped.streams == single.streams
     assert stamped.digest() == single.digest()
@@ -100,7 +101,8 @@ def _stamped(toys: ModuleType, passages: list[Recorded], which: list[int]) -> Ta
     seed.output("out", seed.task(toys.compute("seed"), STREAMS[0]).tensor)
     templates = [seed]
     for passage in passages:
-        template, tensors = builder.template(), 0
+        template = builder.template()
+        tensors = 0
         for stream, writes, read in passage:
             chosen = choices(read, tensors)
             reads = [template.port(PORTS[value]) if value < 0 else value for value in chosen]
@@ -130,7 +132,8 @@ def _single(toys: ModuleType, passages: list[Recorded], which: list[int]) -> Tas
     seed = last = builder.task(toys.compute("seed"), STREAMS[0], tag=0)
     left = seed.tensor
     for slot, number in enumerate(which, start=1):
-        first, before = left + 1, last.id
+        first = left + 1
+        before = last.id
         tensors = 0
         for stream, writes, read in passages[number]:
             from_outside = {-len(PORTS): left, 1 - len(PORTS): seed.tensor}

@@ -64,7 +64,8 @@ def layouts(draw: st.DrawFn) -> ParallelLayout:
 def test_every_listed_layout_is_legal_once_and_uses_all_devices(
     toys: ModuleType, name: str, model: dict[str, int], count: int, batch: int
 ) -> None:
-    job, topology = toys.job(batch, **model), toys.topology(count)
+    job = toys.job(batch, **model)
+    topology = toys.topology(count)
     listed = list(strategy(name).layouts(job, topology))
     assert len(set(listed)) == len(listed)
     for layout in listed:
@@ -118,7 +119,8 @@ def test_the_ranks_of_one_replica_hold_the_model_once(
         return
     layout = ParallelLayout(tensor=tensor, pipeline=pipeline, layers_per_stage=layers)
     held = sum(each.num_parameters for each in stages_of(job, layout).replicas) * tensor
-    counts, hidden = parameters(job.model), job.model.hidden_size
+    counts = parameters(job.model)
+    hidden = job.model.hidden_size
     table = padded_vocab_size(job.model, tensor) * hidden
     expected = job.model.num_layers * counts.of()
     expected += table * (1 if tied and pipeline == 1 else 2)  # a tied table stands on both ends

@@ -66,7 +66,8 @@ def questions(draw: st.DrawFn) -> dict[str, object]:
     layout = f"tp={tensor},pp={pipeline},dp={data},mbs={draw(st.sampled_from([1, 2]))}"
     devices = tensor * pipeline * data
     if devices > 8:
-        devices, layout = 8, f"tp={tensor},pp=1,dp={8 // tensor},mbs=1"
+        devices = 8
+        layout = f"tp={tensor},pp=1,dp={8 // tensor},mbs=1"
     return {
         "model": model,
         "recipe": recipe,

@@ -22,7 +22,8 @@ def gemms(draw: st.DrawFn, most: int = 40) -> GemmSample:
     partition: Partition = draw(partitions)
     batch = b if partition == "heads" else 1
     limit = {"none": 1, "column": n, "row": k, "sequence": m, "heads": b, "streamed": k}[partition]
-    parts, which = draw(st.integers(1, limit)), draw(passes)
+    parts = draw(st.integers(1, limit))
+    which = draw(passes)
     return GemmSample("gemm", m, n, k, partition, parts, 2.0 * m * n * k, 1.0, which, batch)
 
 
@@ -45,7 +46,8 @@ def test_partitioned_products_obey_the_forward_error_bound(
     left, right = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
     y = execute_partitioned(left, right, gemm.cut)
     wide = [operand.astype(np.longdouble) for operand in (left, right)]
-    size, exact = product(*map(np.abs, wide), gemm.which), product(*wide, gemm.which)
+    size = product(*map(np.abs, wide), gemm.which)
+    exact = product(*wide, gemm.which)
     assert (np.abs(y - exact) <= error_bound(gemm.product.k, np.dtype(dtype)) * size).all()
 
 

@@ -29,7 +29,8 @@ Shape = tuple[str, int, int, int]
 """Name, pipeline, virtual, micro-batches."""
 
 SPLIT = sorted(name for name, each in SCHEDULES.items() if each.splits_backward)
-ZERO_BUBBLE, V_SHAPED = ("zb1p", "zb2p", "zbv"), ("v-half", "v-min")
+ZERO_BUBBLE = ("zb1p", "zb2p", "zbv")
+V_SHAPED = ("v-half", "v-min")
 
 
 @st.composite

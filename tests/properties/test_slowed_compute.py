@@ -17,7 +17,8 @@ from perfsim.engine.trace import Trace
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 DEVICES = 2
-COMPUTES, COMMUNICATIONS = 3, 2
+COMPUTES = 3
+COMMUNICATIONS = 2
 Row = tuple[int, int, tuple[int, ...]]
 """Class of work, device, and tensors read (modulo what there is)."""
 

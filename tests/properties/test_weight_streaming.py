@@ -25,7 +25,9 @@ from perfsim.work import unfold
 from perfsim.work.counts import model_flop_per_step
 
 STREAMING = strategy("weight-streaming")
-PEAK, LINK, WEIGHT_BYTES = 7.48e15, 150e9, 2.0
+PEAK = 7.48e15
+LINK = 150e9
+WEIGHT_BYTES = 2.0
 WIDE = {"num_layers": 6, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 16384}
 LAYOUT = {"recompute_layers": 1, "recompute": "full"}
 lenient = settings(
@@ -110,7 +112,8 @@ def test_without_contention_simulation_and_critical_path_agree_to_the_bit(
     plan, costs = planned(toys, batch, changes=MACHINES[machine], layout=layout)
     graph = toys.graph_of(plan)
     durations = price(graph, costs)
-    alone, path = simulate(graph, durations), critical_path(graph, durations)
+    alone = simulate(graph, durations)
+    path = critical_path(graph, durations)
     assert alone.end_s.tobytes() == path.end_s.tobytes()
     assert (run(plan, costs, toys).end_s >= path.end_s).all()
 
@@ -213,7 +216,8 @@ def test_the_simulated_threshold_is_that_of_the_formula(toys: ModuleType) -> Non
     """T = e P b / (2 B): 49,867 tokens at peak with 2 bytes and 150 GB/s."""
     formula = roof_tokens(PEAK, WEIGHT_BYTES, LINK)
     assert formula == pytest.approx(49_867, rel=1e-4)
-    low, high = 8, 8 * 2**14
+    low = 8
+    high = 8 * 2**14
     while high - low > 64:
         tokens = (low + high) // 16 * 8
         pace_s, each_s = forward_pace_s(toys, tokens)
@@ -280,7 +284,8 @@ def test_accumulation_repeats_the_weights_and_where_it_is_done_decides_on_gradie
                 n_bytes[graph.works[work].op] += graph.works[work].comm_bytes
         return n_bytes
 
-    whole, split = traffic(1), traffic(passes)
+    whole = traffic(1)
+    split = traffic(passes)
     assert split["memoryx_read"] == passes * whole["memoryx_read"]
     assert split["memoryx_update"] == whole["memoryx_update"]
     into_memoryx = passes if where == "memoryx" else 1

@@ -23,7 +23,8 @@ from perfsim.testing.regret import MARGIN, MOST_PASSES, SAMPLED, Regret, regret_
 
 pytestmark = pytest.mark.slow
 
-FEW, SEED = 8, 10
+FEW = 8
+SEED = 10
 BUDGET_S = 12.0
 """Processor seconds of the wide search on one question."""
 ASKED = """

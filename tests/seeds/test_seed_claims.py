@@ -20,7 +20,9 @@ from perfsim.catalog import default_catalog
 from perfsim.catalog.catalog import data_root
 from perfsim.cli import main
 
-AGREES, AGREES_IF, DOES_NOT = "agrees", "agrees if", "does not"
+AGREES = "agrees"
+AGREES_IF = "agrees if"
+DOES_NOT = "does not"
 POSTS = {
     "000": "N. Vassilieva, Cerebras blog, 2022-06-22 (one CS-2, 1.3 to 6.7 billion parameters)",
     "001": "D. Lam, Cerebras blog, 2022-09-14 (linear scaling to 192 CS-2)",
@@ -55,7 +57,8 @@ def document(command: str) -> Any:
 def fitted_samples(printed: str) -> Callable[[float], float]:
     """The samples at a batch by the E_min and B_crit that `calibrate convergence` prints."""
     values = {line.split(":")[0]: line.split(":")[1] for line in printed.splitlines() if line.count(":") == 1}
-    e_min, b_crit = float(values["e_min_tokens"]), float(values["b_crit_tokens"])
+    e_min = float(values["e_min_tokens"])
+    b_crit = float(values["b_crit_tokens"])
     return lambda batch: e_min * (1 + batch / b_crit)
 
 
@@ -255,7 +258,8 @@ def figure_7(command: str) -> Figures:
 
 def less_is_more(command: str) -> Figures:
     rows = {row["name"]: row for row in document(command)["rows"]}
-    gpt3, smaller = rows["GPT-3 175B"], rows["70B with GPT-3's FLOP"]
+    gpt3 = rows["GPT-3 175B"]
+    smaller = rows["70B with GPT-3's FLOP"]
     assert smaller["flop"] == pytest.approx(gpt3["flop"], rel=1e-3)
     assert smaller["law_loss"] < gpt3["law_loss"]
     both = f"{smaller['law_loss']:.3f}, 175B on 300 billion {gpt3['law_loss']:.3f}"
@@ -292,7 +296,8 @@ def figure_6(command: str) -> Figures:
 
 def specification(_: str) -> Figures:
     catalog = default_catalog()
-    wafer, gpu = catalog.device("wse-2"), catalog.device("a100-sxm4-40gb")
+    wafer = catalog.device("wse-2")
+    gpu = catalog.device("a100-sxm4-40gb")
     memory = wafer.memory.capacity / (gpu.memory.cache or 1.0)
     bandwidth = wafer.memory.bandwidth / gpu.memory.bandwidth
     cores = (wafer.compute_units or 0) / (64 * (gpu.compute_units or 1))  # 64 FP32 cores a multiprocessor

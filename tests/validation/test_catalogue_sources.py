@@ -115,7 +115,8 @@ def test_model_is_as_large_as_its_name_says(name: str, billions: float) -> None:
 
 
 def test_systems_agree_with_figures_published_elsewhere() -> None:
-    dgx, cs2 = CATALOG.system("dgx-a100-80gb"), CATALOG.system("cs-2")
+    dgx = CATALOG.system("dgx-a100-80gb")
+    cs2 = CATALOG.system("cs-2")
     assert dgx.kind == "gpu-cluster"
     assert dgx.node.inter_node_bytes_per_s == 1600e9 / 8
     assert cs2.kind == "wafer-cluster"

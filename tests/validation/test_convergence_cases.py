@@ -142,7 +142,9 @@ def test_bert_recipe_steps_defeat_extrapolation_and_the_band_says_so(
 def test_score_of_the_public_cases(cases: dict[str, dict[str, Any]]) -> None:
     """Without the expectation of B_crit: 4.3 and 16.1 %, and 7.4 and 20.9 % for the larger batch."""
     result = validate_convergence(list(cases.values()))
-    single, larger, baseline = result["summary"], result["larger_batch"], result["baseline"]
+    single = result["summary"]
+    larger = result["larger_batch"]
+    baseline = result["baseline"]
     assert single["median_ape"] < 0.045
     assert single["p90_ape"] < 0.15
     assert abs(single["bias"]) < 0.01

@@ -26,7 +26,8 @@ def test_175b_on_1024_ranks_with_contention_is_its_folded_run(overlap: bool) -> 
     plan = chosen.plan(job, topology, layout, check_memory=False)
     builder = GraphBuilder()
     chosen.emit(plan, builder)
-    graph, costs = builder.build(), costs_for(topology, recipe)
+    graph = builder.build()
+    costs = costs_for(topology, recipe)
     classes = rank_classes(graph, network_of(topology))
     assert not classes.any(), "all ranks of a stage stand alike, so they may be folded"
     links = shared_links(graph, network_of(topology), peers=classes)

@@ -39,12 +39,10 @@ GIB = 2.0**30
 @pytest.mark.parametrize("name", ["gpt3_xl", "gpt3_20b", "gpt3_175b"])
 def test_parameters_are_equation_2_of_2104_04473(name: str) -> None:
     model = Catalog().model(name)
-    layers, h, vocab, s = (
-        model.num_layers,
-        model.hidden_size,
-        model.vocab_size,
-        model.max_position_embeddings,
-    )
+    layers = model.num_layers
+    h = model.hidden_size
+    vocab = model.vocab_size
+    s = model.max_position_embeddings
     equation = 12 * layers * h**2 * (1 + 13 / (12 * h) + (vocab + s) / (12 * layers * h))
     # The equation leaves the last layer norm out.
     assert parameters(model).total == pytest.approx(equation + 2 * h, rel=1e-12)
@@ -109,7 +107,11 @@ def test_flop_give_the_utilisations_that_table_5_prints(
 
 @megatron
 def test_hardware_flop_of_selective_recompute_are_appendix_a_of_2205_05198(published: Megatron) -> None:
-    b, layers, h, s, vocab = published.batch, published.layers, published.hidden, 2048, 51200
+    b = published.batch
+    layers = published.layers
+    h = published.hidden
+    s = 2048
+    vocab = 51200
     equation = 72 * b * layers * s * h**2 * (1 + s / (3 * h) + vocab / (12 * h * layers))
     assert hardware_flop_per_step(published.job(), "selective") == pytest.approx(equation, rel=1e-12)
 
@@ -122,14 +124,22 @@ def test_hardware_flop_without_recompute_are_the_models(published: Megatron) -> 
 
 @megatron
 def test_model_flop_are_appendix_a_of_2205_05198(published: Megatron) -> None:
-    b, layers, h, s, vocab = published.batch, published.layers, published.hidden, 2048, 51200
+    b = published.batch
+    layers = published.layers
+    h = published.hidden
+    s = 2048
+    vocab = 51200
     equation = 72 * b * layers * s * h**2 * (1 + s / (6 * h) + vocab / (12 * h * layers))
     assert model_flop_per_step(published.job()) == pytest.approx(equation, rel=1e-12)
 
 
 @megatron
 def test_with_full_recompute_flop_are_equation_3_of_2104_04473(published: Megatron) -> None:
-    b, layers, h, s, vocab = published.batch, published.layers, published.hidden, 2048, 51200
+    b = published.batch
+    layers = published.layers
+    h = published.hidden
+    s = 2048
+    vocab = 51200
     equation = 96 * b * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
     job = published.job()
     assert hardware_flop_per_step(job, "full") == pytest.approx(equation, rel=1e-12)
@@ -176,7 +186,10 @@ def test_activations_of_the_first_stage_are_those_of_figure_1_of_2205_05198(
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_activations_of_a_layer_are_table_2_of_2205_05198(t: int, sequence_parallel: bool, mode: str) -> None:
     published = MEGATRON[1]
-    s, b, h, a = 2048, 3, published.hidden, published.heads
+    s = 2048
+    b = 3
+    h = published.hidden
+    a = published.heads
     part = LayerSlice(published.model, s, b, tensor=t, sequence_parallel=sequence_parallel)
     scores = 5 * a * s / h if mode == "none" else 0.0
     formula = (34 + scores) / t if sequence_parallel else 10 + (24 + scores) / t
@@ -276,7 +289,8 @@ def test_weight_bytes_matter_only_under_the_threshold_of_tokens(toys: ModuleType
 
 def test_the_threshold_is_where_the_closed_form_puts_it(toys: ModuleType) -> None:
     """Forward: e P bw / (2 Bw) tokens make a layer's matrix work as long as its weights' way."""
-    efficiency, link = 1.0, 150e9
+    efficiency = 1.0
+    link = 150e9
     threshold = efficiency * 7.48e15 * 2.0 / (2 * link)
     assert threshold == pytest.approx(49_867, rel=1e-3)
     plan, trace = streamed(toys, 24, efficiency=efficiency, link_s_per_element=0.0)
@@ -302,7 +316,8 @@ def test_a_lower_efficiency_is_never_faster(toys: ModuleType) -> None:
 
 @pytest.mark.parametrize("systems", [2, 4, 16])
 def test_scaling_at_a_fixed_batch_a_system_loses_less_than_5_percent(toys: ModuleType, systems: int) -> None:
-    alone, together = step_s(toys, SEQUENCES), step_s(toys, SEQUENCES * systems, systems)
+    alone = step_s(toys, SEQUENCES)
+    together = step_s(toys, SEQUENCES * systems, systems)
     assert alone <= together < 1.05 * alone
 
 

@@ -81,7 +81,8 @@ def test_a_published_batch_is_feasible_under_a_policy_that_is_named(batch: Batch
 @batches
 def test_no_published_batch_is_resident_where_that_needs_more_than_the_wafer_has(batch: Batch) -> None:
     """One fp16 tensor a layer is more than 40 GB for most of them, and a layer keeps sixteen."""
-    job, system = asked(batch), CATALOG.system("cs-2")
+    job = asked(batch)
+    system = CATALOG.system("cs-2")
     topology = build_topology(system, batch.systems)
     assert resident_bytes(batch) > system.device.memory.capacity
     plans = [
@@ -134,8 +135,10 @@ def test_what_flash_reads_and_writes_shares_its_bandwidth_unless_it_is_duplex() 
     Tied words are read once more for the head, forward and backward.
     """
     model = CATALOG.model("gpt_1t")
-    count, words = parameters(model).total, model.vocab_size * model.hidden_size
-    read_s, write_s = (16 * count + 4 * words) / 150e9, 14 * count / 150e9
+    count = parameters(model).total
+    words = model.vocab_size * model.hidden_size
+    read_s = (16 * count + 4 * words) / 150e9
+    write_s = 14 * count / 150e9
     turns, duplex = (trillion(batch=1, **{"memoryx.server.flash.duplex": each}) for each in (False, True))
     assert read_s + write_s <= turns.step_time_s < 1.05 * (read_s + write_s)
     assert read_s <= duplex.step_time_s < 1.1 * read_s

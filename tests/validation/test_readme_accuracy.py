@@ -10,7 +10,8 @@ from typing import Any
 from perfsim.prediction.bands import recorded_errors
 
 README = Path(__file__).parents[2] / "README.md"
-START, END = "<!-- accuracy:start -->\n", "<!-- accuracy:end -->"
+START = "<!-- accuracy:start -->\n"
+END = "<!-- accuracy:end -->"
 GROUPS = {
     "studies/validation/gpu.yaml": "A100 and H100, 2021 to 2023",
     "studies/validation/modern.yaml": "H100 to GB300, 2024 to 2026",

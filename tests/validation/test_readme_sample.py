@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[2] / "README.md"
-START, END = "<!-- sample:start -->", "<!-- sample:end -->"
+START = "<!-- sample:start -->"
+END = "<!-- sample:end -->"
 
 
 @pytest.mark.slow

@@ -59,7 +59,8 @@ def test_scaling_asks_for_every_size_up_to_the_largest_cluster_twice() -> None:
     counts = [1, 2, 4, 8, 16, 32, 64, 128, 192]
     found = points("csx_scaling")
     assert [each.num_devices for each in found] == counts * 2
-    weak, strong = found[: len(counts)], found[len(counts) :]
+    weak = found[: len(counts)]
+    strong = found[len(counts) :]
     assert {each.study.recipe.batch_over(each.num_devices) for each in strong} == {768}
     assert [each.study.recipe.batch_over(each.num_devices) for each in weak] == [50 * n for n in counts]
 

@@ -19,8 +19,15 @@ from perfsim.report.text import NONE, number, trim
 # is not used, because pages have a dark form. Backgrounds are transparent and text is grey, so the
 # page's style sheet decides between light and dark.
 
-BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, YELLOW, GREY, PALE = "#CC79A7", "#56B4E9", "#F0E442", "#8A8F98", "#C9CDD3"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+YELLOW = "#F0E442"
+GREY = "#8A8F98"
+PALE = "#C9CDD3"
 
 BREAK = "<br>"
 MOST_TICKS = 8
@@ -187,7 +194,8 @@ def log_ticks(values: Iterable[float]) -> list[float]:
     known = [value for value in values if value > 0 and math.isfinite(value)]
     if not known:
         return [1.0, 10.0]
-    first, last = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)) + 1e-9)
+    first = math.floor(math.log10(min(known)))
+    last = math.ceil(math.log10(max(known)) + 1e-9)
     for leads in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,)):
         marks = sorted(lead * 10.0**power for power in range(first, last + 1) for lead in leads)
         low = max((mark for mark in marks if mark <= min(known)), default=marks[0])
@@ -252,7 +260,10 @@ def figure(traces: Sequence[Any], style: Mapping[str, Any]) -> go.Figure:
     return go.Figure(data=list(traces), layout=dict(style))
 
 
-WIDE_PX, HIGH_PX, LETTER_PX, LABEL_LINE_PX = 300, 330, 6.2, 16
+WIDE_PX = 300
+HIGH_PX = 330
+LETTER_PX = 6.2
+LABEL_LINE_PX = 16
 """A plot as labels are placed for it: that of a phone; where there is more room, marks are further apart."""
 
 Rectangle = tuple[float, float, float, float]
@@ -291,7 +302,8 @@ class Canvas:
     def box(self, words: str, spot: Spot) -> Rectangle:
         """The rectangle of a label."""
         (right, up), half = self.at(spot.x, spot.y), half_px(words)
-        middle, height = (right + spot.right, up + spot.up), LABEL_LINE_PX * (1 + words.count("\n")) / 2
+        middle = (right + spot.right, up + spot.up)
+        height = LABEL_LINE_PX * (1 + words.count("\n")) / 2
         return middle[0] - half, middle[1] - height, middle[0] + half, middle[1] + height
 
     def hidden(self, box: Rectangle, taken: Iterable[Rectangle]) -> float:
@@ -318,7 +330,8 @@ def notes(
 
     A label that has no free spot is left out, or with `always` put where it covers least.
     """
-    covered, annotations = list(taken), []
+    covered = list(taken)
+    annotations = []
     for words, spots, style in labels:
         costs = [canvas.hidden(canvas.box(words, spot), covered) for spot in spots]
         best = costs.index(min(costs))
@@ -339,5 +352,6 @@ def notes(
 
 
 def _common(a: Rectangle, b: Rectangle) -> float:
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
     return width * height if width > 0 and height > 0 else 0.0

@@ -102,7 +102,9 @@ def _unit(groups: Sequence[Sequence[_Row]]) -> tuple[str, float]:
     return text.memory_unit(*(row.bar.capacity_bytes for rows in groups for row in rows))
 
 
-_ROW_PX, _GAP_PX, _FRAME_PX = 44, 92, 150
+_ROW_PX = 44
+_GAP_PX = 92
+_FRAME_PX = 150
 
 
 def _height(groups: Sequence[Sequence[_Row]]) -> int:
@@ -116,7 +118,8 @@ def _row_px(rows: Sequence[_Row]) -> int:
 def _domains(groups: Sequence[Sequence[_Row]]) -> list[tuple[float, float]]:
     """Heights in proportion to the bars, top to bottom, with room for an axis between."""
     inner = max(_height(groups) - _FRAME_PX, 1)
-    domains, top = [], 1.0
+    domains = []
+    top = 1.0
     for rows in groups:
         bottom = max(top - _row_px(rows) * len(rows) / inner, 0.0)
         domains.append((round(bottom, 4), round(top, 4)))
@@ -320,7 +323,8 @@ LOOKS = {
     ELEMENTWISE: (base.ORANGE, "square"),
     UPDATE: (base.GREEN, "triangle-up"),
 }
-LARGEST_PX, SMALLEST_PX = 44, 8
+LARGEST_PX = 44
+SMALLEST_PX = 8
 HEADROOM = 5
 """How far above the highest ceiling the figure ends, for labels."""
 
@@ -513,7 +517,10 @@ PLACES = {
     "server": "weight server",
 }
 HOMES = {"node": "nodes", "cs": "systems"}
-COLUMN_PX, ROW_PX, BOX_PX, LABEL_PX = 170, 104, (150, 42), 60
+COLUMN_PX = 170
+ROW_PX = 104
+BOX_PX = (150, 42)
+LABEL_PX = 60
 BUSY = (0.1, 0.3, 0.6)
 """Mean uses at which the colour of a link changes."""
 
@@ -538,7 +545,8 @@ def topology(name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUs
     for kind, cable in tree.items():
         parent = cable.a if cable.b == kind else cable.b
         (x, y), (_, below) = at[kind], at[parent]
-        top, bottom = y + BOX_PX[1] / 2, below - BOX_PX[1] / 2
+        top = y + BOX_PX[1] / 2
+        bottom = below - BOX_PX[1] / 2
         turn = bottom - 9 if at[parent][0] != x else bottom
         points = [(x, top), (x, turn), (at[parent][0], turn), (at[parent][0], bottom)]
         lines.append(Line(points, *_look(use.get(cable.kind))))
@@ -558,7 +566,8 @@ def topology(name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUs
 
 def _tree(network: NetworkMap) -> dict[str, Cables]:
     """Every kind of place but the devices, nearest first, with the link that leads to it."""
-    reached, tree = [network.places[0].kind], dict[str, Cables]()
+    reached = [network.places[0].kind]
+    tree = dict[str, Cables]()
     for kind in reached:
         for cable in network.cables:
             if kind in (cable.a, cable.b):

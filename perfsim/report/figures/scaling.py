@@ -79,7 +79,8 @@ def efficiency_curve(points: Sequence[ScalingPoint]) -> go.Figure:
 
     `value` is the efficiency in throughput; `efficiency` that in time to the target, dashed where it differs.
     """
-    series, traces = _by_series(points), []
+    series = _by_series(points)
+    traces = []
     for index, (name, own) in enumerate(series.items()):
         look = base.series_style(index)
         common: dict[str, Any] = {
@@ -328,7 +329,8 @@ def _colour(value: float | None, logarithmic: bool) -> float | None:
 def _colour_bar(flat: Sequence[float], logarithmic: bool) -> dict[str, object]:
     bar: dict[str, object] = {"thickness": 12, "outlinewidth": 0, "xpad": 4}
     if logarithmic:
-        first, last = math.log10(min(flat)), math.log10(max(flat))
+        first = math.log10(min(flat))
+        last = math.log10(max(flat))
         places = [first + (last - first) * i / 4 for i in range(5)]
         bar |= {"tickvals": places, "ticktext": [text.number(10**place, 2) for place in places]}
     return bar

@@ -430,7 +430,10 @@ def waterfall(own: Bridge) -> go.Figure:
         *(base.esc(text.human(part)) for part in own.changes_s),
         base.esc(own.names[1]),
     ]
-    at, starts, sizes, colours = own.ends_s[0], [0.0], [own.ends_s[0]], [base.GREY]
+    at = own.ends_s[0]
+    starts = [0.0]
+    sizes = [own.ends_s[0]]
+    colours = [base.GREY]
     for change in own.changes_s.values():
         starts.append(min(at, at + change))
         sizes.append(abs(change))
@@ -605,7 +608,8 @@ def _wrapped(name: str) -> str:
 def _reach(changes: Changes) -> list[float]:
     """The axis with room for what is written beside the bars."""
     values = [100.0 * (change.ratio - 1.0) for own in changes.values() for change in own[1:]]
-    low, high = min([0.0, *values]), max([0.0, *values])
+    low = min([0.0, *values])
+    high = max([0.0, *values])
     room = 0.32 * max(high - low, 1.0)
     return [low - (room if low < 0 else 0.0), high + 1.7 * room]
 
@@ -615,7 +619,8 @@ def _percent(change: Change) -> str:
 
 
 def _seconds(change: Change) -> str:
-    before, after = change.base.prediction.step_time_s, change.point.prediction.step_time_s
+    before = change.base.prediction.step_time_s
+    after = change.point.prediction.step_time_s
     policy = f"<br>policy changed: {base.esc(change.policy)}" if change.policy else ""
     return f"{text.duration(before)} to {text.duration(after)} ({_percent(change)}){policy}"
 

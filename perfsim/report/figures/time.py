@@ -247,8 +247,10 @@ def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure
     `forward` matches the other machine's counts by the first, `backward` the first's by the other. The band
     is vertical for the former and horizontal for the latter.
     """
-    first, rival = forward[0].series.devices_noun, backward[0].series.devices_noun
-    up, across = _inside(forward), _inside(backward)
+    first = forward[0].series.devices_noun
+    rival = backward[0].series.devices_noun
+    up = _inside(forward)
+    across = _inside(backward)
     points = sorted(
         [(match.rival.num_devices, match.equal.typical) for match in up]
         + [(match.equal.typical, match.rival.num_devices) for match in across]
@@ -323,7 +325,8 @@ def _reach(end: float | None, middle: float) -> float:
 
 
 def _hover(match: Match) -> str:
-    rival, equal = match.rival, match.equal
+    rival = match.rival
+    equal = match.equal
     low, middle, high = (
         "?" if value is None else text.number(value) for value in (equal.low, equal.typical, equal.high)
     )

@@ -28,7 +28,8 @@ from perfsim.strategies.schedules.slots import (
 )
 
 CHUNKS = 2
-HALF, THIRD = 2, 3
+HALF = 2
+THIRD = 3
 PERIOD = 6
 """Units of time of a rank's passes of one micro-batch."""
 PASSES: tuple[tuple[Pass, int], ...] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
@@ -79,7 +80,8 @@ class VSchedule:
         every micro-batch: the longest pass sets the pace of all forwards and backwards of `v-min`. `v-half`
         has none while F <= B and 2 B <= 2 F + W (the paper: 2 F <= 2 B + W and 2 B <= 2 F + W).
         """
-        p, paced_s = ranks.num_ranks, microbatches * ranks.slowest.total_s
+        p = ranks.num_ranks
+        paced_s = microbatches * ranks.slowest.total_s
         alike = np.maximum(1, p - 1) * CHUNKS
         times = [np.asarray(part) / alike for part in ranks.others]
 
@@ -107,8 +109,11 @@ def _long_paths(share: int, p: Numbers) -> tuple[tuple[Counts, Counts], ...]:
             ((2 * p + 3 * even, 2 * p - 4 - even, -((p + 2) // 2)), (0, 4, 1)),
             ((2 * p - 4 - even, 2 * p + 3 * even, -p - even), (4, 0, 2)),
         )
-    longer, two = 1 * (p % 3 == 0), 1 * (p == 2)
-    even, late, early = 2 * p - 3 + longer, 2 * p + 4 * longer, 2 * p - 6 - 2 * longer
+    longer = 1 * (p % 3 == 0)
+    two = 1 * (p == 2)
+    even = 2 * p - 3 + longer
+    late = 2 * p + 4 * longer
+    early = 2 * p - 6 - 2 * longer
     return (
         ((even, even, 1), (2, 2, 2)),
         ((1, 1, 1), (3, 3, 0)),
@@ -123,10 +128,12 @@ def _order(schedule: VSchedule, pipeline: int, microbatches: int) -> list[StageO
     waiting = [deque(slots) for slots in _blocks(schedule, pipeline, microbatches)]
     placed = Placement(pipeline, CHUNKS, v_shaped=True)
     places = [placed.of_rank(rank) for rank in range(pipeline)]
-    last, most = CHUNKS * pipeline - 1, CHUNKS * schedule.limit(pipeline)
+    last = CHUNKS * pipeline - 1
+    most = CHUNKS * schedule.limit(pipeline)
     orders: list[StageOrder] = [[] for _ in range(pipeline)]
     owed: list[deque[Slot]] = [deque() for _ in range(pipeline)]
-    held, done = [0] * pipeline, set[tuple[Pass, int, int]]()
+    held = [0] * pipeline
+    done = set[tuple[Pass, int, int]]()
     while any(waiting) or any(owed):
         now: list[Slot] = []
         for rank, (order, ahead, weights) in enumerate(zip(orders, waiting, owed, strict=True)):

@@ -212,7 +212,8 @@ def _deadlock(orders: Sequence[StageOrder], placement: Placement, position: Sequ
 
 def _read_by(slot: Slot, placement: Placement) -> Slot:
     """The slot whose output a stuck slot reads."""
-    place, last = placement.virtual_stage(slot.stage, slot.chunk), placement.num_stages - 1
+    place = placement.virtual_stage(slot.stage, slot.chunk)
+    last = placement.num_stages - 1
     which: Pass = "F" if slot.which == "F" or (slot.which == "B" and place == last) else "B"
     step = {"F": -1, "W": 0}.get(slot.which, 1 if place < last else 0)
     rank = placement.rank(place + step)

@@ -22,7 +22,8 @@ def _order(ahead: int, pipeline: int, _: int, microbatches: int) -> list[StageOr
 
 
 def _stage_order(ahead: int, stage: int, pipeline: int, microbatches: int) -> StageOrder:
-    warm_up, delay = ahead * (pipeline - stage - 1), ahead * stage
+    warm_up = ahead * (pipeline - stage - 1)
+    delay = ahead * stage
     slots = [Slot("F", stage, 0, number) for number in range(min(warm_up, microbatches))]
     for number in range(microbatches + delay):
         if number + warm_up < microbatches:
@@ -42,7 +43,8 @@ def _in_flight(
     With `before` = `ahead` (p - i - 1) forwards before the first pair and W `delay` = `ahead` i behind B, the
     peak is after a forward of the steady state, after a backward, or where the last forwards are done.
     """
-    before, delay = ahead * (pipeline - stage - 1), ahead * stage
+    before = ahead * (pipeline - stage - 1)
+    delay = ahead * stage
     delayed = np.minimum(microbatches, delay + 1)
     return (
         Held(
@@ -61,13 +63,17 @@ def _bubble_s(ahead: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, 
     A step ends with the W of a rank that is not the slowest. Where stages end together, the late start of the
     last stage, (p - 1) F, remains.
     """
-    others, weights_s = ranks.others, ranks.slowest.weights_s
+    others = ranks.others
+    weights_s = ranks.slowest.weights_s
     filled = np.minimum(ahead * (ranks.num_ranks - 1), microbatches - 1) * weights_s
     filled = filled + np.maximum(0.0, weights_s - others.weights_s / np.maximum(1, ranks.num_ranks - 1))
     least = np.where(together, others.forward_s, 0.0)
     return np.asarray(np.maximum(least, others.forward_s + others.backward_s - filled))
 
 
-order_1p, order_2p = partial(_order, 1), partial(_order, 2)
-in_flight_1p, in_flight_2p = partial(_in_flight, 1), partial(_in_flight, 2)
-bubble_1p_s, bubble_2p_s = partial(_bubble_s, 1), partial(_bubble_s, 2)
+order_1p = partial(_order, 1)
+order_2p = partial(_order, 2)
+in_flight_1p = partial(_in_flight, 1)
+in_flight_2p = partial(_in_flight, 2)
+bubble_1p_s = partial(_bubble_s, 1)
+bubble_2p_s = partial(_bubble_s, 2)

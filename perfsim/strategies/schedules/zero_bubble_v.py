@@ -87,7 +87,8 @@ def bubble_s(ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Num
     first passes all ranks in both directions while F of the rest run: (p - 1) (F + B) - (m - 1) F.
     Where ranks end together, the late start of the last rank, (p - 1) F / 2, remains.
     """
-    slowest, others = ranks.slowest, ranks.others
+    slowest = ranks.slowest
+    others = ranks.others
     least = np.where(together, others.forward_s / CHUNKS, 0.0)
     steady = others.backward_s - (ranks.num_ranks - 1) * slowest.weights_s
     unfilled = others.forward_s + others.backward_s - (microbatches - 1) * slowest.forward_s

@@ -207,12 +207,17 @@ class _Maker:
     """Builds the classes of work of one block."""
 
     def __init__(self, block: Block, plan: StreamingPlan, chunks: int) -> None:
-        self.block, self.plan, self.part, self.chunks = block, plan, block.part, chunks
+        self.block = block
+        self.plan = plan
+        self.part = block.part
+        self.chunks = chunks
         self.system = plan.topology.system
         self.systems = RankGroup(0, 1, plan.topology.num_devices)
 
     def works(self) -> BlockWorks:
-        block, job, chunks = self.block, self.plan.job, self.chunks
+        block = self.block
+        job = self.plan.job
+        chunks = self.chunks
         store = Store(job, self.system)
         kept = kept_parameters(job, block.num_parameters, block.matrices)
         whole = streamed_bytes(job, self.system, block.num_parameters, block.matrices)
@@ -247,7 +252,8 @@ class _Maker:
         )
 
     def _compute(self, which: str, kernels: tuple[Kernel, ...], *writes: TensorClass) -> Work:
-        name, op = f"{self.block.name}.{which}", f"{self.block.op}.{which}"
+        name = f"{self.block.name}.{which}"
+        op = f"{self.block.op}.{which}"
         return Work(name, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / self.chunks)
 
     def _move(self, which: str, op: str, category: str, tensor: str, n_bytes: float) -> Work:

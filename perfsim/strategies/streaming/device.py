@@ -50,7 +50,8 @@ def kept_moments(job: Job) -> float:
 
 def update_kernel(job: Job, num_parameters: float) -> Kernel:
     """The optimizer on some parameters: state read and written, gradient read."""
-    optimizer, state_bytes = job.recipe.optimizer, MASTER_BYTES + kept_moments(job)
+    optimizer = job.recipe.optimizer
+    state_bytes = MASTER_BYTES + kept_moments(job)
     flop = UPDATE_FLOP[optimizer] + (newton_schulz_flop(job.model) if optimizer == "muon" else 0.0)
     return Kernel(
         name=optimizer,
@@ -66,7 +67,8 @@ class Store:
     def __init__(self, job: Job, system: WaferClusterSpec) -> None:
         self.memoryx = system.memoryx
         counts = parameters(job.model)
-        count, matrices = float(counts.total), float(counts.body_matrices)
+        count = float(counts.total)
+        matrices = float(counts.body_matrices)
         sparse = job.recipe.weight_sparsity * matrices
         self.kept = count - sparse
         overhead = system.streaming.sparse_index_overhead if sparse else 0.0

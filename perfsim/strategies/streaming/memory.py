@@ -39,7 +39,8 @@ def spilled_unit_bytes(part: LayerSlice, group: int, device: StreamedDevice) -> 
 def activation_parts_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> dict[str, float]:
     """Activations of one micro-batch on one device: kept bytes, and the working set of one group."""
     part = device.layer_slice(job, layout.micro_batch_size)
-    layers, group = _layer_bytes(job, part, device), layout.recompute_layers
+    layers = _layer_bytes(job, part, device)
+    group = layout.recompute_layers
     working = 2 * part.activation_bytes if group == 0 else _largest_group(layers, group)
     if layout.spill:
         spilled = max(layers) if group == 0 else part.activation_bytes
@@ -99,7 +100,8 @@ def wafer_memory(
     job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int
 ) -> tuple[MemoryUse, ...]:
     """Peak memory of a wafer, MemoryX and the activation servers."""
-    own, device = system.device.memory, device_of(system)
+    own = system.device.memory
+    device = device_of(system)
     parts = activation_parts_bytes(job, layout, device)
     parts["stream buffers"] = stream_buffer_bytes(job, system)
     parts["reserved"] = own.reserved

@@ -88,7 +88,8 @@ class PassRules(NamedTuple):
     @classmethod
     def of(cls, plan: StreamingPlan) -> PassRules:
         """The settings of a plan."""
-        streaming, memoryx = plan.topology.system.streaming, plan.topology.system.memoryx
+        streaming = plan.topology.system.streaming
+        memoryx = plan.topology.system.memoryx
         return cls(
             recompute_layers=plan.layout.recompute_layers,
             chunks=plan.layout.stream_chunks,
@@ -233,7 +234,8 @@ class PassRecorder:
         if works.stage is not None:
             stream = self._server("memoryx/flash-read", number)
             reads = [self._task(number, works.stage, stream, reads, self._room_in_dram(self.sent))]
-        freed, arrived = self._freed(), []
+        freed = self._freed()
+        arrived = []
         for chunk in range(self.rules.chunks):
             load = self._task(number, works.load, self._server("memoryx/out", number), reads, freed)
             lane = f"swarmx/down{chunk or ''}"  # a lane per chunk: hops are latency, so chunks overlap
@@ -261,7 +263,8 @@ class PassRecorder:
     # ------------------------------------------------------------------------------ gradients out
     def _egress(self, number: int, parts: list[int]) -> None:
         """Send gradients up the tree, added to those of earlier passes; the last pass updates the block."""
-        works, name = self.blocks[number], f"gradient{number}"
+        works = self.blocks[number]
+        name = f"gradient{number}"
         adds = [self.template.port(name)] if self.kind.adds and not self.rules.gradients_on_wafer else []
         self.template.output(name, parts[-1])
         if self.rules.gradients_on_wafer and not self.kind.last:
@@ -276,7 +279,8 @@ class PassRecorder:
 
     def _update(self, number: int, gradients: list[int]) -> None:
         """Run the optimizer on MemoryX as soon as a block's gradient is complete."""
-        works, reads = self.blocks[number], list(gradients)
+        works = self.blocks[number]
+        reads = list(gradients)
         if works.state_read is not None:
             before = [self.template.port(f"state{number}")] if self.kind.updated else []
             stream = self._server("memoryx/flash-read", number)

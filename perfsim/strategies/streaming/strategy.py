@@ -64,7 +64,8 @@ class _Estimate:
         if not last and streaming.accumulate_at == "swarmx":
             works = works.of(BlockWorks.in_tree)
         passed = works.of(lambda work: self.forward_s(work) + self.backward_s(work, last=last))
-        computing, leaving = sum(passed.in_order()), 0.0
+        computing = sum(passed.in_order())
+        leaving = 0.0
         if not last:
             leaving = sum(works.of(lambda work: self.up_s(work, last=False)).in_order())
         return max(computing, leaving, self.duration(samples_work(self.plan, micro_batch_size)))
@@ -76,14 +77,18 @@ class _Estimate:
     def backward_s(self, works: BlockWorks, *, last: bool) -> float:
         """Backward and recomputation; groups of several layers stream their weights once more for it."""
         layout = self.plan.layout
-        recompute, first, behind = self.seconds(works.recompute), 0.0, 0.0
+        recompute = self.seconds(works.recompute)
+        first = 0.0
+        behind = 0.0
         if recompute and layout.recompute_layers > 1:
-            first, recompute = self.joined_s(works, recompute), 0.0
+            first = self.joined_s(works, recompute)
+            recompute = 0.0
         up = self.up_s(works, last=last)
         if last and works.stage is not None:
             behind = self.seconds(works.state_read) + self.turns_s(works)
         if not self.plan.topology.system.swarmx.duplex:
-            behind, up = behind + up, 0.0
+            behind = behind + up
+            up = 0.0
         elif not last:
             up = 0.0  # the rest leaves during the next forward
         backward = recompute + self.duration(works.backward)
@@ -138,7 +143,8 @@ class _Estimate:
         state. Servers with blocks of their own work in parallel. The weights of the first block are sent
         after all updates.
         """
-        works, at_once = block_works(self.plan, last_micro_batch(self.plan)), self.at_once
+        works = block_works(self.plan, last_micro_batch(self.plan))
+        at_once = self.at_once
         seconds = works.of(
             lambda work: (
                 self.backward_s(work, last=True),
@@ -287,5 +293,6 @@ def _overflow(use: MemoryUse, job: Job, layout: StreamingLayout) -> str:
     if use.on_device and (layout.micro_batch_size, layout.recompute_layers) == (1, 1):
         advice = f"shorter sequences than {job.seq_length:,} tokens; one layer of one sequence is the least"
     unit, name = (1e12, "TB") if use.capacity_bytes >= 1e12 else (1e9, "GB")
-    needs, capacity = use.total_bytes / unit, use.capacity_bytes / unit
+    needs = use.total_bytes / unit
+    capacity = use.capacity_bytes / unit
     return f"does not fit: {use.place} needs {needs:.1f} {name} of {capacity:.1f} {name}; try {advice}"

@@ -130,9 +130,12 @@ def _taken_by_replicas(
     """What gathering a layer and reducing a bucket take of a device, shape (rows, 2) each."""
     stage = straddling_stage(columns, topology.devices_per_node)
     first, of_row = distinct_rows((columns.tensor, columns.replicas, columns.shards, stage, columns.zero))
-    gather, reduce = [], []
+    gather = []
+    reduce = []
     for row in first.tolist():
-        tensor, data, zero = int(columns.tensor[row]), int(columns.replicas[row]), int(columns.zero[row])
+        tensor = int(columns.tensor[row])
+        data = int(columns.replicas[row])
+        zero = int(columns.zero[row])
         group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
         replicas = Replicas(job.recipe, group, "", 0.0, zero, int(columns.shards[row]))
         layer = float(sizes.layer[row, -1])
@@ -161,7 +164,9 @@ def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs
     seconds = np.empty(len(columns), dtype=np.float64)
     for block in blocks_of(len(columns)):
         rows = alike[block]
-        some, of_slice, state = columns.rows(rows), slices.of_row[rows], of_state[rows]
+        some = columns.rows(rows)
+        of_slice = slices.of_row[rows]
+        state = of_state[rows]
         priced = passes.of(some, of_slice)
         slower = beside.of(of_slice, state, priced)
         seconds[rows] = _steps_s(job, some, taken(largest, state), priced, taken(replicas, state), slower)
@@ -260,7 +265,8 @@ def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Flo
     micro-batches all forwards run first. A rank's next chunk then waits for the same micro-batch to come
     around.
     """
-    pipeline, virtual = columns.pipeline, columns.virtual
+    pipeline = columns.pipeline
+    virtual = columns.virtual
     filling = np.minimum(microbatches, (virtual - 1) * pipeline / virtual)
     bare = np.where(microbatches == pipeline, microbatches, filling)
     return np.where((virtual > 1) & ~columns.of_schedules("v_shaped"), bare, 0.0)
@@ -293,7 +299,8 @@ def _pass_times(
     zero = columns.zero[:, None]
     if not np.any(zero == SHARDED):
         return PassTimes(forward, backward, weights)
-    scattered, gathered = _scattered_s(ranks, replicas), ranks.layers * replicas.gather_layer
+    scattered = _scattered_s(ranks, replicas)
+    gathered = ranks.layers * replicas.gather_layer
     hidden = np.minimum(gathered - replicas.gather_layer, forward)
     slowed_forward = forward + hidden * slower.gather_forward
     sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + slowed_forward)
@@ -358,14 +365,16 @@ def _waits_for_buffers(
     sharded = columns.zero[:, None] == GRADIENTS_SHARDED
     if not sharded.any():
         return BufferWaits(np.zeros(ranks.layers.shape), np.zeros(ranks.layers.shape))
-    virtual, reduce = columns.virtual[:, None], replicas.reduce_layer
+    virtual = columns.virtual[:, None]
+    reduce = replicas.reduce_layer
     split = columns.of_schedules("splits_backward")[:, None]
     layers = np.maximum(1, ranks.layers)
     redone = recomputed_layers(columns, ranks) / layers * ranks.sum_of(passes.recompute)
     busy = np.where(split, times.weights_s, times.backward_s - redone)
     redone = np.where(split, 0.0, redone)
     layer = ranks.sum_of(np.where(split, passes.weights, passes.backward)) / layers
-    ends, ends_reduced = busy - ranks.layers * layer, _ends_scattered_s(ranks, replicas)
+    ends = busy - ranks.layers * layer
+    ends_reduced = _ends_scattered_s(ranks, replicas)
     scattered = ranks.layers * reduce + ends_reduced
     layers = ranks.layers / virtual
     ones = np.clip(2.0 - layers, 0.0, 1.0)
@@ -396,7 +405,8 @@ def _with_waits(columns: Columns, times: PassTimes, wait_s: Floats) -> PassTimes
 
 def _send_times(columns: Columns, ranks: RankColumns, passes: PassPrices) -> PassTimes:
     """Seconds that the tensors of one micro-batch take to and from the neighbours of every rank."""
-    virtual, pipeline = columns.virtual[:, None], columns.pipeline[:, None]
+    virtual = columns.virtual[:, None]
+    pipeline = columns.pipeline[:, None]
     # In a V both chunks of the last rank are neighbours.
     turns = columns.of_schedules("v_shaped")[:, None] & (ranks.rank == pipeline - 1)
     upstream = np.where(pipeline > 1, virtual - ranks.first - turns, 0)
@@ -458,7 +468,8 @@ def _reduction_s(
     layer_s = passes.backward[:, -1] + redone * passes.recompute[:, -1]
     layer_s = np.where(split, passes.weights[:, -1], layer_s)
     full, rest = np.divmod(largest.chunk, largest.bucket)
-    compute_s, reduce_s = largest.bucket * layer_s, replicas.reduce_bucket[:, 0]
+    compute_s = largest.bucket * layer_s
+    reduce_s = replicas.reduce_bucket[:, 0]
     reduced = np.where(compute_s >= reduce_s, full * compute_s + reduce_s, compute_s + full * reduce_s)
     reduced = np.where(full > 0, reduced, 0.0)
     computed = largest.chunk * layer_s

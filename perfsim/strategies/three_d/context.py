@@ -58,8 +58,10 @@ def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWor
     }[which](part)
     before, after = around_core(whole, core)
     merge = merge_kernel(part) if forward else merge_backward_kernel(part)
-    queries, hidden = TensorClass("queries", query_bytes(part)), TensorClass("hidden", part.activation_bytes)
-    context, pair = TensorClass("context", context_bytes(part)), TensorClass("keys_values", pair_bytes(part))
+    queries = TensorClass("queries", query_bytes(part))
+    hidden = TensorClass("hidden", part.activation_bytes)
+    context = TensorClass("context", context_bytes(part))
+    pair = TensorClass("keys_values", pair_bytes(part))
     kept = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
     first, last = ("qkv", "output") if forward else ("output", "qkv")
     made = (context,) if forward else (queries, pair)
@@ -95,7 +97,8 @@ class ContextGroup(Attention):
 
     def _all_to_alls(self, which: Forward | Backward) -> tuple[tuple[str, float], tuple[str, float]]:
         """Contents and bytes of both of a pass: queries, keys and values, and what the core makes of them."""
-        before, after = query_bytes(self.part) + pair_bytes(self.part), context_bytes(self.part)
+        before = query_bytes(self.part) + pair_bytes(self.part)
+        after = context_bytes(self.part)
         if which in ("backward", "dgrad"):
             before, after = after, before
         return ("heads", before), ("positions", after)
@@ -128,7 +131,8 @@ class ContextGroup(Attention):
             core = self._task(template, works.block, [heads], block).output
             back = self._exchanged(template, to_positions, [core], block)
             return Made(self._task(template, works.last, [back, first, core], block).output, first)
-        pair, done = first + 1, list[int]()
+        pair = first + 1
+        done = list[int]()
         for number in range(self.ranks.size):
             last = number == self.ranks.size - 1
             ahead = pair if last else self._exchanged(template, ("keys_values", n_bytes), [pair], block)
@@ -162,13 +166,15 @@ class ContextGroup(Attention):
         first leaves when the attention's backward begins.
         """
         (first, saved, kept), size, n_bytes = reads, self.ranks.size, pair_bytes(self.part)
-        done, pair = list[int](), list[int]()
+        done = list[int]()
+        pair = list[int]()
         for number in range(size):
             names = [*(["keys_values"] if number < size - 1 else []), *(["gradients"] if done else [])]
             message = " and ".join(names), n_bytes * len(names)
             ahead = [self._exchanged(template, message, [*(pair or [kept, first]), *done[1:]], block)]
             work = works.later if number else works.block
-            done, pair = list(self._task(template, work, [first, saved, *pair, *done[:1]], block)), ahead
+            done = list(self._task(template, work, [first, saved, *pair, *done[:1]], block))
+            pair = ahead
         return [done[0], self._exchanged(template, ("gradients", n_bytes), [*pair, done[1]], block)]
 
     def _exchanged(
@@ -207,7 +213,8 @@ def ring_terms(attention: Half) -> CoreTerms:
 
 def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
     """Problems of a layout's context degree: what it divides, and that attention is fused."""
-    model, context = job.model, layout.context
+    model = job.model
+    context = layout.context
     if context == 1:
         return
     rings = layout.context_exchange == "ring"

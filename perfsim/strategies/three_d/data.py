@@ -183,9 +183,11 @@ class Replicas:
 
     def optimizer_work(self) -> Work:
         """The optimizer step of the parameters that this rank updates, as memory traffic only."""
-        whole, shard = self.num_parameters, self.updated
+        whole = self.num_parameters
+        shard = self.updated
         if self.apart is not None:
-            whole, shard = whole + self.apart.num_parameters, shard + self.apart.updated
+            whole = whole + self.apart.num_parameters
+            shard = shard + self.apart.updated
         kernel = elementwise(
             "optimizer", shard * optimizer_bytes(self.recipe, self.model), launches=OPTIMIZER_LAUNCHES
         )

@@ -111,7 +111,8 @@ class Division:
     @cached_property
     def kinds_of_ranks(self) -> list[tuple[int, ...]]:
         """Layers of every kind on every rank; those of multi-token prediction are with the LM head."""
-        places, ends = placement(self.schedule, self.pipeline, self.virtual), np.cumsum([0, *self.layers])
+        places = placement(self.schedule, self.pipeline, self.virtual)
+        ends = np.cumsum([0, *self.layers])
         stages = [list(self.kinds[start:end]) for start, end in pairwise(ends.tolist())]
         stages[-1] += self.kinds[ends[-1] :]
         distinct = range(1 + max(self.kinds, default=-1))
@@ -131,7 +132,8 @@ class Division:
         What a rank holds in flight changes in one direction along a run of equal shares, so the fullest rank
         is at one of its ends; it is the first where activations are all that is held.
         """
-        shares, kinds = self._shares(), self.kinds_of_ranks
+        shares = self._shares()
+        kinds = self.kinds_of_ranks
         chunks = self.chunks if self.schedule == INTERLEAVED else [()] * self.pipeline
         alike = list(zip(shares, kinds, chunks, strict=True))
         starts = [rank for rank in range(self.pipeline) if rank == 0 or alike[rank] != alike[rank - 1]]
@@ -184,7 +186,8 @@ def chunk_peaks(division: Division, microbatches: int) -> NDArray[np.float64]:
     Equal chunks hold micro-batches in flight times layers over chunks. Of unequal ones, the warm-up leaves
     more of the first, and the passes after it come and go in groups. From the third group on they repeat.
     """
-    pipeline, virtual = division.pipeline, division.virtual
+    pipeline = division.pipeline
+    virtual = division.virtual
     total = min(microbatches, 3 * pipeline) * virtual
     chunk = np.arange(total) % (pipeline * virtual) // pipeline
     peaks = np.ones(pipeline)
@@ -257,7 +260,8 @@ class Divisions:
     @cached_property
     def ranks(self) -> RankColumns:
         """Representative ranks of every division; shorter rows are padded."""
-        rows, sizes = self._representatives, self.sizes
+        rows = self._representatives
+        sizes = self.sizes
         width = np.arange(sizes.max())
         own = np.where(width < sizes[:, None], width, 0) + (np.cumsum(sizes) - sizes)[:, None]
         columns = zip(*((*ranks[:5], *ranks.kinds) for ranks in rows), strict=True)

@@ -92,7 +92,8 @@ def shared_work(part: LayerSlice, which: Which) -> Work | None:
         "backward": transformer.shared_backward,
         "dgrad": transformer.shared_dgrad,
     }[_PASS[which]]
-    hidden, kernels = TensorClass("hidden", part.activation_bytes), block(part)
+    hidden = TensorClass("hidden", part.activation_bytes)
+    kernels = block(part)
     return half_work("shared_experts", which, kernels, hidden) if kernels else None
 
 
@@ -217,7 +218,8 @@ class ExpertGroup(Half):
 
     def _exchange(self, name: str, op: str) -> Work:
         part = self.part
-        n_bytes, fan_out = transformer.row_bytes(part), 1
+        n_bytes = transformer.row_bytes(part)
+        fan_out = 1
         if self.dispatcher == "deepep":
             fan_out = part.experts.top_k
         elif self.dispatcher == "all_gather":
@@ -243,7 +245,9 @@ class ExpertGroup(Half):
 
 def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
     """Problems of a layout's expert degrees: what they divide, and that ranks route tokens of their own."""
-    experts, ranks, shared = job.model.experts, layout.expert, layout.expert_tensor
+    experts = job.model.experts
+    ranks = layout.expert
+    shared = layout.expert_tensor
     if experts is None:
         if ranks * shared > 1:
             yield f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"

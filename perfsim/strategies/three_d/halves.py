@@ -39,7 +39,8 @@ DRAWS = 256
 
 def expert_load(job: Job, ranks: int) -> float:
     """Rows that the fullest of so many ranks computes, over the mean of all."""
-    recipe, experts = job.recipe, job.model.experts
+    recipe = job.recipe
+    experts = job.model.experts
     if experts is None or recipe.routing == "balanced":
         return 1.0
     load = fullest_rank(experts.num_experts, ranks, recipe.routing_spread)
@@ -51,7 +52,8 @@ def routing_notes(job: Job, ranks: int) -> tuple[str, ...]:
     load = expert_load(job, ranks)
     if load == 1.0:
         return ()
-    more, saved = f"{load - 1:.1%}", f"{1 - 1 / load:.1%}"
+    more = f"{load - 1:.1%}"
+    saved = f"{1 - 1 / load:.1%}"
     text = (
         f"the fullest of {ranks} ranks has {more} more rows of experts than the mean, and all wait for it; "
     )
@@ -109,7 +111,8 @@ class Degrees(NamedTuple):
 
 def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> LayerSlice:
     """One rank's share of a layer of one kind for one micro-batch."""
-    recipe, experts = job.recipe, kind.experts
+    recipe = job.recipe
+    experts = kind.experts
     return LayerSlice(
         model=job.model,
         seq_length=recipe.seq_length,
@@ -190,7 +193,8 @@ def mlp_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
         "dgrad": transformer.mlp_dgrad,
         "wgrad": transformer.mlp_wgrad,
     }
-    kernels, writes = blocks[which](part), _written(part, which)
+    kernels = blocks[which](part)
+    writes = _written(part, which)
     if which == "forward":
         kernels += transformer.mlp_residual(part)
         writes.append(TensorClass("saved", transformer.layer_activation_bytes(part, mode)))

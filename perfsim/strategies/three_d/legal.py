@@ -76,7 +76,8 @@ def _device_problems(
 
 
 def _shard_problems(layout: ParallelLayout) -> Iterator[str]:
-    group, replicas = layout.shard_group, layout.replicas
+    group = layout.shard_group
+    replicas = layout.replicas
     if group is None:
         return
     if not layout.zero_stage:
@@ -88,7 +89,8 @@ def _shard_problems(layout: ParallelLayout) -> Iterator[str]:
 
 
 def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    layers, stages = job.model.num_layers, layout.num_stages
+    layers = job.model.num_layers
+    stages = layout.num_stages
     if layout.recompute_every < 1:
         yield f"recompute_every {layout.recompute_every} must be at least 1"
     if layout.schedule not in SCHEDULES:
@@ -126,7 +128,8 @@ def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
 
 def _other_stages(layers: int, layout: ParallelLayout) -> str:
     """The number of stages nearest to a layout's that divides, and uneven stages of its own, in words."""
-    stages, even = layout.num_stages, f"nearest: {nearest_divisor(layers, layout.num_stages)}"
+    stages = layout.num_stages
+    even = f"nearest: {nearest_divisor(layers, layout.num_stages)}"
     if stages > layers:
         return even
     given = divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, layers).layers

@@ -80,7 +80,8 @@ OF_LAYERS = ("keeps_all", "keeps", "inputs", "layer", "experts")
 @lru_cache(maxsize=16384)
 def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[float, ...]:
     given = Degrees(*degrees)
-    part, positions = slice_of(job, given.layout, kind), head_positions(job, given.context)
+    part = slice_of(job, given.layout, kind)
+    positions = head_positions(job, given.context)
     return (
         layer_activation_bytes(part, "none"),
         layer_activation_bytes(part, mode),
@@ -101,9 +102,11 @@ def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
     """The bytes of every layout's slice of a layer for one sequence."""
     tensor, split, _, *others = columns.slice_keys
     keys = np.broadcast_arrays(tensor, split, 1, *others, columns.recompute)
-    flat, shape = [key.ravel() for key in keys], keys[0].shape
+    flat = [key.ravel() for key in keys]
+    shape = keys[0].shape
     first, of_row = distinct_rows(flat)
-    base, kinds = Job(job.model, job.recipe, 1), kinds_of(job.model)
+    base = Job(job.model, job.recipe, 1)
+    kinds = kinds_of(job.model)
     distinct = zip(*(key[first].tolist() for key in flat), strict=True)
     table = np.array(
         [[_slice_bytes(base, kind, MODES[mode], *key) for kind in kinds] for *key, mode in distinct]
@@ -150,11 +153,9 @@ def _state_bytes(
     job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """The model states of every rank, and the buffers of those that are sharded."""
-    states, zero, data = (
-        state_bytes(job.recipe, job.model),
-        columns.zero[..., None],
-        columns.shards[..., None],
-    )
+    states = state_bytes(job.recipe, job.model)
+    zero = columns.zero[..., None]
+    data = columns.shards[..., None]
     parameters = rank_parameters(sizes, ranks)
     largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
     whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
@@ -224,7 +225,8 @@ def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     keys = division.ravel()[rows], groups.ravel()[rows]
     first, of_row = distinct_rows(keys)
     for number, (row, many) in enumerate(zip(*(key[first].tolist() for key in keys), strict=True)):
-        own, pipeline = rows[of_row == number], int(columns.divisions.pipeline[row])
+        own = rows[of_row == number]
+        pipeline = int(columns.divisions.pipeline[row])
         factors[own] = chunk_peaks(columns.divisions[row], many * pipeline)[rank.reshape(factors.shape)[own]]
     return factors.reshape(rank.shape)
 
@@ -243,7 +245,8 @@ def peak_bytes(job: Job, grid: Grid, system: GpuClusterSpec) -> Floats:
     Arrays have only the axes that they depend on: model states not those of micro-batches and recompute, and
     what is in flight not that of ZeRO.
     """
-    sizes, peaks = slice_bytes(job, grid.columns), np.zeros(grid.shape)
+    sizes = slice_bytes(job, grid.columns)
+    peaks = np.zeros(grid.shape)
     for divisions, micro_batches, columns in grid.by_schedule():
         ranks = columns.ranks()
         states, buffers = _state_bytes(job, columns, ranks, grid.without_passes(sizes))

@@ -43,7 +43,8 @@ from perfsim.work import (
 from perfsim.work.graph import rank_of
 from perfsim.work.kernels import elementwise
 
-ACTIVATIONS, SAVED = "offload.activations", "saved"
+ACTIVATIONS = "offload.activations"
+SAVED = "saved"
 """The copies of activations, and the class of tensors that a layer keeps."""
 COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "head.backward", "head.wgrad")
 """The last operation that adds to the gradients of a block."""
@@ -65,7 +66,8 @@ def offload_problems(job: Job, topology: FatTree, layout: ParallelLayout) -> Ite
         )
     if layout.offload_activations != "none" and layout.pipeline > 1:
         yield f"offload_activations has one micro-batch in flight: pipeline must be 1, not {layout.pipeline}"
-    host, name = topology.system.node.host, topology.system.name
+    host = topology.system.node.host
+    name = topology.system.name
     if host is None and layout.offloads:
         yield (
             f"{' and '.join(layout.offloads)}: {name} has no `node.host`; describe the devices of a host, "
@@ -158,7 +160,9 @@ class _Rewriter:
     """Copies a graph task by task, with the tasks of offload added."""
 
     def __init__(self, plan: ThreeDPlan, graph: TaskGraph, builder: GraphBuilder) -> None:
-        self.plan, self.graph, self.builder = plan, graph, builder
+        self.plan = plan
+        self.graph = graph
+        self.builder = builder
         self.layout = plan.layout
         self.works = HostWorks.of(plan.job.recipe, plan.layout)
         self.alone = plan.layout.replicas == 1
@@ -193,10 +197,8 @@ class _Rewriter:
 
     def _write(self, task: Task) -> None:
         device = self.devices.setdefault(task.stream.partition("/")[0], _Device())
-        reads, after = (
-            [self.tensors[read] for read in task.reads],
-            [self.tasks[before] for before in task.after],
-        )
+        reads = [self.tensors[read] for read in task.reads]
+        after = [self.tasks[before] for before in task.after]
         computes = task.stream.endswith("/compute")
         if task.work.op == "optimizer" and self.works.optimizer != "none":
             self._update(task, device, reads, after)

@@ -96,11 +96,13 @@ def moved(parts: Mapping[str, Floats], layers: Any, zero: Any, replicas: Any, pl
     layers, and embedding and LM head as one more, may still be on the device. So may the activations of two
     layers: of one that computes, and of one that leaves or comes back.
     """
-    device, off = dict(parts), {"cpu": Parts(), "nvme": Parts()}
+    device = dict(parts)
+    off = {"cpu": Parts(), "nvme": Parts()}
     if places.optimizer != "none":
         off[places.optimizer]["optimizer"] = parts["optimizer"]
         device["optimizer"] = np.zeros_like(parts["optimizer"])
-        leaves, gradients = np.broadcast_to(zero >= GRADIENTS_SHARDED, parts["optimizer"].shape), "gradients"
+        leaves = np.broadcast_to(zero >= GRADIENTS_SHARDED, parts["optimizer"].shape)
+        gradients = "gradients"
         off["cpu"][gradients] = np.where(leaves, parts[gradients], 0.0)
         device[gradients] = np.where(leaves, 0.0, parts[gradients])
         some = np.minimum(1.0, (IN_FLIGHT + 1) / (layers + 1)) * parts[gradients]
@@ -223,7 +225,8 @@ def estimate_offloaded_s(
     ]
     updated = sum(stages) + (shard.pieces - 1) * np.maximum.reduce(stages)
     updated = updated if places.optimizer != "none" else np.zeros(len(columns))
-    stored, loaded = leaves * store * shard.parameters, loads * load * shard.parameters
+    stored = leaves * store * shard.parameters
+    loaded = loads * load * shard.parameters
     kept = np.zeros(len(columns))
     if places.activations != "none":
         per_byte = float(costs.durations_s([works.load(MANY)])[0]) / works.load(MANY).comm_bytes
@@ -231,7 +234,8 @@ def estimate_offloaded_s(
     microbatches = columns.microbatches(job)
     pass_s = base / (microbatches + columns.pipeline - 1)
     forward = np.where(columns.recompute > 0, 1 / 4, 1 / 3) * pass_s
-    backward, longer = pass_s - forward, np.maximum.reduce([forward, loaded, kept])
+    backward = pass_s - forward
+    longer = np.maximum.reduce([forward, loaded, kept])
     last = stored / shard.pieces
     beside = np.minimum(IN_FLIGHT * last, longer)  # copies of gradients that end beside the next forward
     bound = stored - beside > backward
@@ -244,8 +248,10 @@ def estimate_offloaded_s(
 # ----------------------------------------------------------------------------------- screening
 def shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) -> tuple[Floats, Floats]:
     """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
-    on_device, off_device = np.zeros(len(columns)), np.zeros(len(columns))
-    system, host = topology.system, topology.system.node.host
+    on_device = np.zeros(len(columns))
+    off_device = np.zeros(len(columns))
+    system = topology.system
+    host = topology.system.node.host
     if host is None:
         return on_device, off_device
     sharing = HostCosts(system, topology.num_devices).sharing
@@ -253,7 +259,8 @@ def shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) -> 
         some = columns.rows(rows)
         ranks = some.ranks()
         parts = rank_bytes(job, some, ranks, system)
-        zero, replicas = some.zero[:, None], some.replicas[:, None]
+        zero = some.zero[:, None]
+        replicas = some.replicas[:, None]
         states = moved(parts, ranks.layers, zero, replicas, places)
         on_device[rows] = _fullest(states.device) / system.device.memory.capacity
         for off, tier in ((states.cpu, host.memory), (states.nvme, host.nvme)):
@@ -272,8 +279,10 @@ def offloaded_screening(
 ) -> Screening:
     """All layouts with each kind of offload; `without` are those of the same space, none of which fits."""
     kept: list[tuple[Places, Columns]] = []
-    estimates, shares = [without.estimate_s], [without.memory_share]
-    screened, closest = without.screened, (np.inf, without.closest)
+    estimates = [without.estimate_s]
+    shares = [without.memory_share]
+    screened = without.screened
+    closest = (np.inf, without.closest)
     for places, rows in _moved_rows(job, topology, space):
         if not len(rows):
             continue

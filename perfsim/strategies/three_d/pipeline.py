@@ -128,7 +128,8 @@ def head_backward_work(stage: VirtualStage) -> Work:
 
 def head_dgrad_work(stage: VirtualStage) -> Work:
     """Input gradient of loss and LM head, with the inputs of its weight gradient."""
-    part, positions = stage.group.part, stage.head_positions
+    part = stage.group.part
+    positions = stage.head_positions
     kept = TensorClass("weight_inputs", transformer.head_weight_input_bytes(part, positions))
     return compute_work(
         "head.dgrad", "backward", transformer.head_dgrad(part, positions), (stage.hidden, kept)
@@ -198,7 +199,8 @@ def forward_template(
 
     It begins with the gathers of parameters that its replicas updated in the step before, if they are given.
     """
-    template, group = builder.template(), stage.group
+    template = builder.template()
+    group = stage.group
     root = stage.shards.gather_root(template) if stage.shards else []
     arrived = _gathers(template, stage, gathered) if gathered else {}
     root += arrived.pop(EMBEDDING_AND_HEAD, [])
@@ -229,7 +231,9 @@ def forward_template(
 
 def _gathers(template: Template, stage: VirtualStage, replicas: Replicas) -> dict[int, list[int]]:
     """Gathers the parameters of a stage in the order of their use; the tensors of each layer by its block."""
-    count, stream, arrived = stage.num_layers, replicas.stream, dict[int, list[int]]()
+    count = stage.num_layers
+    stream = replicas.stream
+    arrived = dict[int, list[int]]()
     per_bucket = replicas.layers_per_bucket(stage.largest_layer)
 
     def ends(block: int) -> None:
@@ -239,7 +243,8 @@ def _gathers(template: Template, stage: VirtualStage, replicas: Replicas) -> dic
     if stage.first:
         ends(EMBEDDING_AND_HEAD if stage.last else EMBEDDING)
     for layer in range(0, count, per_bucket):
-        size, block = min(per_bucket, count - layer), stage.first_layer + layer
+        size = min(per_bucket, count - layer)
+        block = stage.first_layer + layer
         works = replicas.gather_works(stage.held_by(range(layer, layer + size)), size)
         tensors = [template.task(work, stream, block=block).tensor for work in works]
         arrived |= {block + number: [tensor + number for tensor in tensors] for number in range(size)}
@@ -272,7 +277,8 @@ class Reduction:
 
         `gradients` are those of the stage's layers so far, from the last layer on.
         """
-        layer, count = stage.num_layers - len(gradients), (len(gradients) - 1) % self.per_bucket + 1
+        layer = stage.num_layers - len(gradients)
+        count = (len(gradients) - 1) % self.per_bucket + 1
         if layer and count < self.per_bucket:
             return []
         block = stage.first_layer + layer
@@ -326,7 +332,8 @@ def backward_template(
     builder: GraphBuilder, stage: VirtualStage, reduction: Reduction | None = None
 ) -> Template:
     """Backward of one micro-batch through one virtual stage, including weight gradients."""
-    template, group = builder.template(), stage.group
+    template = builder.template()
+    group = stage.group
     if stage.last:
         logits = [template.port("logits")]
         room = reduction.room_of_embedding_and_head(template) if reduction else []
@@ -356,14 +363,16 @@ def _backward_layers(
     template: Template, stage: VirtualStage, gradient: int, reduction: Reduction | None
 ) -> tuple[int, list[int]]:
     """The layers of a stage backward; returns the gradient of its input, and the reduced gradients."""
-    shards, count = stage.shards, stage.num_layers
+    shards = stage.shards
+    count = stage.num_layers
     gradients: list[int] = []
     reduced: list[int] = []
     block = stage.first_layer + count - 1
     ahead = shards.gather_backward(template, count - 1, count, block) if shards and count else []
     for layer in reversed(range(count)):
         block = stage.first_layer + layer
-        weights, ahead = ahead, []
+        weights = ahead
+        ahead = []
         if shards and layer:
             ahead = shards.gather_backward(template, layer - 1, count, block - 1)
         saved = template.port(f"saved{layer}")
@@ -381,7 +390,8 @@ def _backward_layers(
 
 def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     """Backward of one micro-batch without weight gradients, which the previous stage waits for."""
-    template, group = builder.template(), stage.group
+    template = builder.template()
+    group = stage.group
     if stage.last:
         logits = [template.port("logits")]
         head = template.task(head_dgrad_work(stage), group.compute, logits, block=HEAD).tensor
@@ -410,7 +420,8 @@ def wgrad_template(
     builder: GraphBuilder, stage: VirtualStage, reduction: Reduction | None = None
 ) -> Template:
     """Weight gradients of one micro-batch on one virtual stage, in the order of the backward."""
-    template, group = builder.template(), stage.group
+    template = builder.template()
+    group = stage.group
     gradient = -1
     if stage.last:
         inputs_of_head = [template.port("head_inputs")]

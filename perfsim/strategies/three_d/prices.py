@@ -95,7 +95,9 @@ class Terms:
 
     def sums(self, values: Floats) -> Floats:
         """What the works add up to, shape (fields, rows), given a value of each of `works`."""
-        fields, total, start = len(self._fields), np.zeros(self._shape), 0
+        fields = len(self._fields)
+        total = np.zeros(self._shape)
+        start = 0
         for place, count, of_row, rows in self._components:
             end = start + len(place)
             table = np.bincount(place, values[start:end], minlength=fields * count).reshape(fields, count)
@@ -429,11 +431,13 @@ class Passes:
     def of(self, columns: Columns, of_row: Ints) -> PassPrices:
         """The prices of some layouts, given the share of a layer of each."""
         splits = columns.of_schedules("splits_backward")
-        taken, kinds = self._table.take(of_row + self._slices * splits, axis=1), self._kinds
+        taken = self._table.take(of_row + self._slices * splits, axis=1)
+        kinds = self._kinds
         forward, backward, weights = (taken[number * kinds : (number + 1) * kinds].T for number in range(3))
         *ends, send_inside, send_across, receive, begin = taken[3 * kinds :, :, None]
         mode = np.where(columns.zero == SHARDED, _EARLY[columns.recompute], columns.recompute)
-        pipelined, far = columns.pipeline[:, None] > 1, _share_across(columns, self._topology)[:, None]
+        pipelined = columns.pipeline[:, None] > 1
+        far = _share_across(columns, self._topology)[:, None]
         redone = self._redone.take(of_row + self._slices * mode, axis=1).T
         ends += [
             np.where(pipelined, far * send_across + (1 - far) * send_inside, 0.0),
@@ -454,7 +458,8 @@ def _tables(ranks: Ints, part: LayerPrices) -> tuple[Floats, Floats, Floats, Flo
     late, late_backward = (
         np.maximum(0.0, part.host - hosted) for hosted in (part.hosted, part.hosted_backward)
     )
-    forward, none = ring + late, np.zeros(len(ranks))
+    forward = ring + late
+    none = np.zeros(len(ranks))
     backward = ring_backward + late_backward
     redone = {"none": none, "selective": part.core, "full": part.layer + forward}
     return (
@@ -497,8 +502,10 @@ def _rings_s(ranks: Ints, part: LayerPrices) -> tuple[Floats, Floats]:
 
 def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
     """The works of `LayerPrices` of a layer of one kind."""
-    columns, base = slices.columns, Job(job.model, job.recipe, 1)
-    works, every = Terms(LayerPrices._fields, len(columns)), columns.slice_keys
+    columns = slices.columns
+    base = Job(job.model, job.recipe, 1)
+    works = Terms(LayerPrices._fields, len(columns))
+    every = columns.slice_keys
     attention = every[:5]
     works.add(attention, partial(attention_passes, base, kind))
     works.add(attention, partial(attention_split, base, kind), slices.splits)
@@ -510,7 +517,8 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
         works.add(mlp, partial(mlp_split, base, kind), slices.splits)
         works.add(mlp, partial(mlp_redone, base, kind), slices.full)
         return works
-    routed, divided = routed_keys(columns), (columns.expert, columns.expert_tensor)
+    routed = routed_keys(columns)
+    divided = (columns.expert, columns.expert_tensor)
     occurs = {"dgrad": slices.splits, "recompute": slices.full}
     for which in PRICES:
         where = occurs.get(which)
@@ -524,13 +532,12 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
 
 def end_terms(job: Job, slices: Slices, topology: FatTree) -> Terms:
     """The works of `EndPrices`."""
-    columns, base = slices.columns, Job(job.model, job.recipe, 1)
+    columns = slices.columns
+    base = Job(job.model, job.recipe, 1)
     node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
-    works, keys, kind = (
-        Terms(EndPrices._fields, len(columns)),
-        columns.slice_keys[:4],
-        kinds_of(job.model)[-1],
-    )
+    works = Terms(EndPrices._fields, len(columns))
+    keys = columns.slice_keys[:4]
+    kind = kinds_of(job.model)[-1]
     works.add(keys, partial(end_works, base, kind))
     works.add(keys, partial(head_split, base, kind), slices.splits)
     works.add(keys, partial(send_terms, base, kind, node), slices.sends)
@@ -595,7 +602,8 @@ def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
     """The rank of every layout with most parameters."""
     bucket = layers_per_bucket(job.recipe, sizes.layer.max(axis=1), columns.zero)
     of_key, of_row = distinct_rows((columns.tensor, columns.division, columns.expert, columns.expert_tensor))
-    columns, sizes = columns.rows(of_key), SliceBytes(*(column[of_key] for column in sizes))
+    columns = columns.rows(of_key)
+    sizes = SliceBytes(*(column[of_key] for column in sizes))
     ranks = columns.ranks()
     parameters = rank_parameters(sizes, ranks) + ranks.sum_of(sizes.experts)
     largest = parameters.argmax(axis=1)[:, None]
@@ -628,7 +636,8 @@ def data_prices(
 ) -> DataPrices:
     """The prices of every layout's replicas."""
     full, rest = np.divmod(largest.chunk, largest.bucket)
-    overlaps, gathers = int(job.recipe.overlap_grad_reduce), int(job.recipe.overlap_param_gather)
+    overlaps = int(job.recipe.overlap_grad_reduce)
+    gathers = int(job.recipe.overlap_param_gather)
     keys = (
         columns.tensor,
         columns.replicas,
@@ -702,7 +711,9 @@ class ReplicaKey(NamedTuple):
 @lru_cache(maxsize=4096)
 def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[Work]]:
     """The works of `DataPrices` for the replicas of one rank."""
-    zero, data, first = key.zero, key.data, shapes.embedding
+    zero = key.zero
+    data = key.data
+    first = shapes.embedding
     if key.last and key.first:
         first = shapes.both
     ends = first if key.first else shapes.head if key.last else 0.0
@@ -727,7 +738,8 @@ def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[
     def gather(held: Held, wanted: bool) -> list[Work]:
         return replicas.gather_works(held) if wanted else []
 
-    scatters, updates_shard = zero >= GRADIENTS_SHARDED, 0 < zero < SHARDED
+    scatters = zero >= GRADIENTS_SHARDED
+    updates_shard = 0 < zero < SHARDED
     return (
         reduce(whole),
         gather(whole, updates_shard and not key.ahead),

@@ -117,7 +117,8 @@ class Columns:
     @cached_property
     def by_schedule(self) -> dict[str, Ints | slice]:
         """The rows of every schedule."""
-        schedules, names = self.divisions.schedule[self.division], list(SCHEDULES)
+        schedules = self.divisions.schedule[self.division]
+        names = list(SCHEDULES)
         counts = np.bincount(schedules.ravel(), minlength=len(names))
         if counts.max(initial=0) == schedules.size:
             return {names[index]: slice(None) for index in np.flatnonzero(counts)}
@@ -180,7 +181,8 @@ FIELDS = len(_COLUMNS)
 
 def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
     """The first row of every distinct combination of columns from 0 on, and the combination of every row."""
-    code, size = np.zeros(len(keys[0]), dtype=np.int64), 1
+    code = np.zeros(len(keys[0]), dtype=np.int64)
+    size = 1
     for column in keys:
         values = int(column.max(initial=0)) + 1
         if size * values > _LOOKUP * len(code):
@@ -226,7 +228,8 @@ def taken(table: Table, rows: Ints) -> Table:
 
 def division_of(job: Job, layout: ParallelLayout) -> Division:
     """How a layout divides the layers of a job."""
-    given, kinds = layout.layers_per_stage, kind_numbers(job.model)
+    given = layout.layers_per_stage
+    kinds = kind_numbers(job.model)
     if given is None:
         num_layers = job.model.num_layers
         return divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, num_layers, kinds=kinds)
@@ -469,7 +472,8 @@ def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) 
 
 def head_layers(job: Job) -> int:
     """Layers that take as long as the LM head, by their matrix products; the ratio rounded."""
-    model, positions = job.model, job.recipe.lm_head_positions or job.seq_length
+    model = job.model
+    positions = job.recipe.lm_head_positions or job.seq_length
     seen = job.seq_length / 2 if model.causal and job.recipe.attention == "flash" else job.seq_length
     kind = layer_kinds(model)[model.num_layers - 1]
     layer = parameters(model).matrices_of(kind, active=True) + seen * (
@@ -506,7 +510,8 @@ def _expert_degrees(
     if job.model.experts is None or not free:
         yield 1, 1
         return
-    node, width = topology.devices_per_node, topology.num_devices // pipeline
+    node = topology.devices_per_node
+    width = topology.num_devices // pipeline
     split = tensor > 1
     layout = ParallelLayout(tensor=tensor, data=width // tensor, sequence_parallel=split)
     for shared in dict.fromkeys((1, tensor)):
@@ -524,7 +529,8 @@ def _expert_degrees(
 
 def _experts_on_rank(job: Job, ranks: int) -> float:
     """Bytes of weights and gradients of all experts divided over so many ranks."""
-    counts, states = parameters(job.model), state_bytes(job.recipe)
+    counts = parameters(job.model)
+    states = state_bytes(job.recipe)
     routed = sum(counts.routed_of(kind) for kind in layer_kinds(job.model))
     return routed * (states.parameters + states.gradients) / ranks
 
@@ -564,7 +570,8 @@ def _grid(
     """The layouts of some degrees of tensor, context and pipeline; `numbers` are those of `divisions`."""
     tensor, context, pipeline = degrees
     data = topology.num_devices // tensor // context.ranks // pipeline
-    share, passes = job.global_batch_size // data, job.model.num_layers * context.ranks
+    share = job.global_batch_size // data
+    passes = job.model.num_layers * context.ranks
     sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
     splits = [0, 1] if tensor > 1 and _splits_evenly(job, tensor, context) else [0]
     splits = splits[-1:] if job.model.experts is not None else splits
@@ -588,7 +595,8 @@ def _grid(
         expert_tensor=along(EXPERTS, expert_tensor),
         divisions=divisions,
     )
-    schedules, microbatches = columns.divisions.schedule[columns.division], share // columns.micro_batch
+    schedules = columns.divisions.schedule[columns.division]
+    microbatches = share // columns.micro_batch
     in_groups, fills = (np.isin(schedules, _numbers(names)) for names in (("interleaved",), FILLED))
     legal = (~in_groups | (microbatches % pipeline == 0)) & (~fills | (microbatches >= pipeline))
     return Grid(columns, legal)

@@ -44,7 +44,8 @@ class Stages:
 
 def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     """Map a job's layers to the ranks of a layout."""
-    places, kinds = placement_of(layout), layer_kinds(job.model)
+    places = placement_of(layout)
+    kinds = layer_kinds(job.model)
     layers = division_of(job, layout).layers
     framework = job.recipe.framework
     waits = framework is not None and framework.pass_s > 0
@@ -56,7 +57,8 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
         (first, count), rank = spans[number], places.rank(number)
         earlier = sum(layers[chunk] for chunk in places.of_rank(rank) if chunk < number)
         for layer in range(count):
-            kind, below = kinds[first + layer], kinds[first + layer - 1] if first + layer else PLAIN
+            kind = kinds[first + layer]
+            below = kinds[first + layer - 1] if first + layer else PLAIN
             redone = (earlier + layer) % layout.recompute_every == 0
             mode = layout.recompute if redone else "none"
             yield layer_of(job, layout, rank, kind, mode, divided_below=kind.experts and below.experts)
@@ -64,7 +66,8 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     def ranks_to(number: int, next_number: int) -> RankGroup | None:
         if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
             return None
-        rank, neighbour = places.rank(number), places.rank(next_number)
+        rank = places.rank(number)
+        neighbour = places.rank(next_number)
         return RankGroup(rank * layout.width, (neighbour - rank) * layout.width, 2)
 
     virtual = [
@@ -92,7 +95,8 @@ def _replicas_of_ranks(
     job: Job, layout: ParallelLayout, virtual: list[VirtualStage], last: int
 ) -> list[Replicas]:
     """The data-parallel replicas of every pipeline rank; `last` has the LM head."""
-    part, replicas = slice_of(job, layout), []
+    part = slice_of(job, layout)
+    replicas = []
     for rank in range(layout.pipeline):
         # On a rank with both, embedding and LM head may be one tensor.
         held = Held(stage_parameters(part, 0, first=rank == 0, last=rank == last))
@@ -106,7 +110,8 @@ def group_of(job: Job, layout: ParallelLayout, rank: int, kind: LayerKind = PLAI
     """The tensor group of the first rank of a stage."""
     first = rank * layout.width
     overlaps = job.recipe.overlap_tensor and layout.sequence_parallel
-    part, ranks = slice_of(job, layout, kind), RankGroup(first, 1, layout.tensor)
+    part = slice_of(job, layout, kind)
+    ranks = RankGroup(first, 1, layout.tensor)
     return TensorGroup(part, ranks, f"gpu{first}", overlaps)
 
 
@@ -131,7 +136,8 @@ def layer_of(
 
 def experts_of(job: Job, layout: ParallelLayout, group: TensorGroup, mode: str = "none") -> ExpertGroup:
     """The experts of a layer on the first rank of a stage."""
-    first, recipe = group.ranks.start, job.recipe
+    first = group.ranks.start
+    recipe = job.recipe
     ranks = RankGroup(first, layout.expert_tensor, layout.expert)
     shares = RankGroup(first, 1, layout.expert_tensor)
     waits = waits_for_rows(recipe)
@@ -140,7 +146,8 @@ def experts_of(job: Job, layout: ParallelLayout, group: TensorGroup, mode: str =
 
 def _replicas(job: Job, layout: ParallelLayout, rank: int, held: Held) -> Replicas:
     """The replicas of a pipeline rank, and those of its experts."""
-    first, holds = rank * layout.width, layout.expert * layout.expert_tensor
+    first = rank * layout.width
+    holds = layout.expert * layout.expert_tensor
     replicas = Replicas(
         recipe=job.recipe,
         ranks=RankGroup(first, layout.tensor, layout.replicas),

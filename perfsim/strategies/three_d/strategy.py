@@ -84,7 +84,8 @@ class StepWriter:
 
     def write(self) -> None:
         """Write all steps."""
-        layout, microbatches = self.plan.layout, self.plan.num_microbatches
+        layout = self.plan.layout
+        microbatches = self.plan.num_microbatches
         orders = schedule(layout.schedule, layout.pipeline, layout.virtual_pipeline, microbatches)
         merged = merged_order(orders, self.placement)
         passes = self._passes()
@@ -139,7 +140,8 @@ class StepWriter:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
         replicas = self.stages.replicas[rank]
         final = self.plan.num_microbatches - 1
-        done, rest = [], replicas.held
+        done = []
+        rest = replicas.held
         for stage in self.stages.of_rank(rank):
             if stage.empty:
                 continue
@@ -160,14 +162,17 @@ class StepWriter:
 
     def _tie(self, gradients: list[list[int]]) -> None:
         """Sum the gradient of a tied embedding over the first and last stage, which both wait for it."""
-        layout, last = self.plan.layout, self.placement.last_rank
+        layout = self.plan.layout
+        last = self.placement.last_rank
         if last == 0 or not self.plan.job.model.tied_embeddings:
             return
         ends = RankGroup(0, last * layout.width, 2)
-        group, replicas = self.stages.virtual[0].group, self.stages.replicas[0]
+        group = self.stages.virtual[0].group
+        replicas = self.stages.replicas[0]
         grad_bytes = reduced_grad_bytes(self.plan.job.recipe) / replicas.gradient_shards
         reads = gradients[0] + gradients[last]
-        work, stream = tied_embedding_work(group, ends, grad_bytes), f"{group.device}/send-previous"
+        work = tied_embedding_work(group, ends, grad_bytes)
+        stream = f"{group.device}/send-previous"
         summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
         gradients[0], gradients[last] = [summed], [summed]
 
@@ -177,7 +182,8 @@ class StepWriter:
         A single rank, or replicas with whole gradients, compute it alone, in the optimizer. Under a skewed
         schedule the norm is checked after the update [2401.10241 section 4].
         """
-        layout, stages = self.plan.layout, self.stages
+        layout = self.plan.layout
+        stages = self.stages
         peers = math.lcm(*(replicas.holders for replicas in stages.replicas))
         if self.schedule.skewed or peers * layout.pipeline == 1:
             return []

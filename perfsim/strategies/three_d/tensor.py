@@ -33,7 +33,8 @@ class Between(NamedTuple):
 
 
 NOTHING = Between()
-EMBEDDED, FROM_HEAD = Between(after="qkv"), Between(after="fc2.dgrad")
+EMBEDDED = Between(after="qkv")
+FROM_HEAD = Between(after="fc2.dgrad")
 """Sums of the embedding, and of the gradient that comes back from the LM head."""
 FORWARD = (Between("projection", "fc1"), Between("fc2", "qkv"))
 """Sums after attention and after the MLP."""
@@ -47,7 +48,8 @@ def _products(part: LayerSlice) -> Mapping[str, Kernel]:
     passes: tuple[HalfPass, ...] = ("forward", "backward")
     blocks = [attention_work, mlp_work]
     if part.kind.experts:  # its sums are those of attention
-        part, blocks = replace(part, kind=replace(part.kind, experts=False)), blocks[:1]
+        part = replace(part, kind=replace(part.kind, experts=False))
+        blocks = blocks[:1]
     kernels = (kernel for block in blocks for which in passes for kernel in block(part, which).kernels)
     products = {kernel.name: kernel for kernel in kernels if kernel.op == "gemm"}
     if "pair" in products:
@@ -126,7 +128,8 @@ class TensorGroup:
 
 def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
     """Problems of a layout's tensor degree and sequence parallelism."""
-    model, tensor = job.model, layout.tensor
+    model = job.model
+    tensor = layout.tensor
     for name, count in (
         ("num_attention_heads", model.num_attention_heads),
         ("num_query_groups", model.query_groups),
@@ -141,7 +144,8 @@ def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
 
 def _mlp_widths(job: Job) -> Iterator[tuple[str, int]]:
     """What tensor ranks divide in the MLP of every kind of layer."""
-    model, experts = job.model, job.model.experts
+    model = job.model
+    experts = job.model.experts
     if not all(kind.experts for kind in layer_kinds(model)):
         yield "ffn_hidden_size", model.ffn_hidden_size
     if experts is not None:

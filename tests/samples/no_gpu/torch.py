@@ -32,7 +32,9 @@ def randn(rows: int, columns: int, device: str, dtype: str) -> Matrix:
 
 
 def matmul(a: Matrix, b: Matrix) -> Matrix:
-    m, k, n = a.rows, b.rows, b.columns
+    m = a.rows
+    k = b.rows
+    n = b.columns
     compute_s = 2 * m * n * k / (0.7 * 1600e12)
     memory_s = 2 * (m * n + n * k + m * k) / (0.8 * 6e12)
     _CLOCK.now_s += 4e-6 + max(compute_s, memory_s)

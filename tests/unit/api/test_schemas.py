@@ -211,7 +211,8 @@ def test_a_schema_of_one_class_holds_nothing_that_it_does_not_need() -> None:
 
 
 def test_the_verb_prints_one_or_all_and_writes_files(tmp_path: Path) -> None:
-    link, one = schema_of("link"), CliRunner().invoke(main, ["schema", "link"])
+    link = schema_of("link")
+    one = CliRunner().invoke(main, ["schema", "link"])
     assert json.loads(one.output) == link
     assert set(json.loads(CliRunner().invoke(main, ["schema"]).output)) == set(KINDS)
     CliRunner().invoke(main, ["schema", "--out", str(tmp_path / "schemas")])

@@ -73,7 +73,8 @@ def test_generation_decides_before_the_figures(
 def test_rates_of_a_borrowed_link_are_scaled_by_its_bandwidth(tmp_path: Path) -> None:
     system = Catalog().system(str(from_the_readme(tmp_path)))
     assert isinstance(system, GpuClusterSpec)
-    link, measured = system.node.scale_up, Catalog().link("nvlink4")
+    link = system.node.scale_up
+    measured = Catalog().link("nvlink4")
     assert link.calibration is not None
     assert measured.calibration is not None
     ours, theirs = (

@@ -21,7 +21,8 @@ def test_equal_time_is_printed_and_in_json() -> None:
     match = document["match"]
     assert match["system"] == "cs-2"
     assert set(match["num_devices"]) == {"low", "typical", "high"}
-    first, last = match["tried"][0], match["tried"][-1]
+    first = match["tried"][0]
+    last = match["tried"][-1]
     assert first["num_devices"] == 1
     assert last["ratio"]["high"] <= 1 or match["num_devices"]["high"] is None
     own_s = document["shortlist"][0]["time_to_accuracy_s"]

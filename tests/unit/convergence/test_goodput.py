@@ -16,7 +16,8 @@ from perfsim.convergence.wall_clock import failing_time_s, stopped_share, young_
 from perfsim.engine.failures import Checkpoints, exponential_failures, run_with_failures
 from perfsim.specs.wall_clock import NumberRange
 
-MINUTE, HOUR = 60.0, 3600.0
+MINUTE = 60.0
+HOUR = 3600.0
 RESTART_S = 5 * MINUTE
 
 
@@ -88,7 +89,8 @@ def run_on_spares(useful_s: float, spares: int, repair_s: float, mttf_s: float, 
     A spare replaces a failed unit at once; without one the machine stands still until a unit is repaired.
     Every unit is repaired on its own, in `repair_s`.
     """
-    env, rng = simpy.Environment(), np.random.default_rng(seed)
+    env = simpy.Environment()
+    rng = np.random.default_rng(seed)
     shelf = simpy.Container(env, init=spares, capacity=spares + 1)
 
     def repair() -> Generator[simpy.Event, None, None]:

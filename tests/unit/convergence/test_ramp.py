@@ -26,7 +26,8 @@ def test_a_flat_ramp_is_no_ramp(weights: list[float], batch: float, b_crit: floa
 def test_smaller_batches_take_more_steps_and_fewer_tokens(weights: list[float], batch: float) -> None:
     whole = sum(weights) + 1.0
     small = [Segment(weight / whole, batch / 4, 1.0, 1e7) for weight in weights]
-    run, fixed = ramped([*small, Segment(1 / whole, batch, 3.0, 1e7)], 4e11), [Segment(1.0, batch, 3.0, 1e7)]
+    run = ramped([*small, Segment(1 / whole, batch, 3.0, 1e7)], 4e11)
+    fixed = [Segment(1.0, batch, 3.0, 1e7)]
     assert run.steps > ramped(fixed, 4e11).steps
     assert run.examples_tokens < ramped(fixed, 4e11).examples_tokens
 

@@ -70,7 +70,8 @@ def test_ratio_at_equal_batch_is_the_ratio_of_step_times_whatever_the_critical_b
 
 
 def test_ratio_spans_the_ends_of_the_shared_critical_batch() -> None:
-    a, b = at(2e7), at(2e6)
+    a = at(2e7)
+    b = at(2e6)
     band = ratio_band(a, b)
     ends = [(1 / 2e7 + 1 / b_crit) / (1 / 2e6 + 1 / b_crit) for b_crit in (2e7 / 2.5, 2e7 * 2.5)]
     assert (band.low, band.high) == pytest.approx((min(ends), max(ends)))
@@ -78,7 +79,8 @@ def test_ratio_spans_the_ends_of_the_shared_critical_batch() -> None:
 
 
 def test_ratio_is_tighter_than_the_two_bands_side_by_side() -> None:
-    a, b = at(1e7, 1.0, 0.1), at(8e6, 1.3, 0.1)
+    a = at(1e7, 1.0, 0.1)
+    b = at(8e6, 1.3, 0.1)
     band = ratio_band(a, b)
     assert band.low > a.band_s[0] / b.band_s[1]
     assert band.high < a.band_s[1] / b.band_s[0]

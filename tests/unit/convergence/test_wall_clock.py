@@ -67,7 +67,8 @@ def test_the_first_weights_of_gpt_j_take_what_its_log_says() -> None:
 def test_failures_cost_what_the_failing_run_does() -> None:
     spec = clock().model_copy(update={"stragglers": None})
     mttf_s = DAY_S / (RUN.num_nodes * 0.0065)
-    sent_s, write_s = 4 * RUN.num_parameters / 240e6, 12 * RUN.num_parameters / 170e6
+    sent_s = 4 * RUN.num_parameters / 240e6
+    write_s = 12 * RUN.num_parameters / 170e6
     interval_s = young_interval_s(write_s, mttf_s)
     failing_s = failing_time_s(RUN.time_s, interval_s, write_s, 600.0 + 247.0 + sent_s, 1 / mttf_s)
     parts = parts_of(spec)
@@ -91,7 +92,8 @@ def test_a_machine_without_spares_waits_for_repairs() -> None:
 
 
 def test_draws_of_the_wall_clock_hold_its_typical_value_between_its_ends() -> None:
-    spec, time_s = clock(), np.asarray(RUN.time_s)
+    spec = clock()
+    time_s = np.asarray(RUN.time_s)
     *_, total = whole_run(spec, RUN)
     assert float(wall_s(spec, RUN, time_s, typical)) == pytest.approx(total.typical_s)
     low, high = interval(wall_s(spec, RUN, time_s, Draws(seed=0, count=2000)))

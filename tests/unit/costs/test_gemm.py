@@ -91,7 +91,8 @@ def test_waves_make_1024_rows_less_efficient_than_768_and_2048(a100: GemmModel) 
 
 def test_a_tile_too_many_costs_a_whole_wave() -> None:
     model = plain_model(units=10)
-    full, over = model.time_s(128, 1280, 512), model.time_s(128, 1281, 512)
+    full = model.time_s(128, 1280, 512)
+    over = model.time_s(128, 1281, 512)
     one_tile_s = 2 * 128 * 128 * 512 / 1e12
     assert full == pytest.approx(one_tile_s, rel=0.01)
     assert over == pytest.approx(2 * one_tile_s, rel=0.01)
@@ -127,7 +128,8 @@ def test_a_split_product_takes_its_slices_the_traffic_of_partial_sums_and_a_late
     base = plain_model(units=8)
     changes = {"split_k": (8,), "split_traffic": 2.0, "split_latency_s": 3e-6}
     split = replace(base, constants=base.constants.model_copy(update=changes), memory_bytes_per_s=1e12)
-    slices_s, traffic_s = base.time_s(128, 128, 4096) / 8, 2.0 * 8 * 8 * 128 * 128 / 1e12
+    slices_s = base.time_s(128, 128, 4096) / 8
+    traffic_s = 2.0 * 8 * 8 * 128 * 128 / 1e12
     assert split.time_s(128, 128, 4096) == pytest.approx(slices_s + traffic_s + 3e-6)
 
 
@@ -150,7 +152,8 @@ def test_the_smallest_product_costs_a_launch(a100: GemmModel) -> None:
 
 
 def test_sustained_power_slows_large_products_and_leaves_small_ones(a100: GemmModel) -> None:
-    large, small = (8192, 12288, 12288), (256, 512, 512)
+    large = (8192, 12288, 12288)
+    small = (256, 512, 512)
     limited = replace(a100, sustained_fraction=0.75)
     assert limited.time_s(*large, sustained=True) > 1.05 * a100.time_s(*large)
     assert limited.time_s(*small, sustained=True) == pytest.approx(a100.time_s(*small), rel=1e-3)
@@ -162,7 +165,8 @@ def test_sustained_fraction_is_a_ceiling(a100: GemmModel) -> None:
 
 
 def test_arrays_give_what_scalars_give_and_broadcast(a100: GemmModel) -> None:
-    m, n = np.array([[256], [1000]]), np.array([512, 4096, 50257])
+    m = np.array([[256], [1000]])
+    n = np.array([512, 4096, 50257])
     seconds = a100.time_s(m, n, 1024, 2)
     assert seconds.shape == (2, 3)
     assert seconds[1, 2] == a100.time_s(1000, 50257, 1024, 2)

@@ -21,7 +21,9 @@ from perfsim.specs.calibration import (
 from perfsim.work import Kind, RankGroup, Work
 from perfsim.work.kernels import Kernel, elementwise, gemm
 
-HOST_S, KERNEL_S, BLOCKING_S = 30e-6, 2e-6, 10e-6
+HOST_S = 30e-6
+KERNEL_S = 2e-6
+BLOCKING_S = 10e-6
 
 
 def gpu_calibration(**changes: Any) -> GpuCalibration:
@@ -135,7 +137,8 @@ def test_the_slowest_of_many_devices_sets_the_sustained_ceiling(toys: ModuleType
 def test_a_product_with_odd_rows_runs_without_matrix_cores(toys: ModuleType, precision: str) -> None:
     priced = costs(toys, precision=precision)
     peak = {"fp16": 78e12, "bf16": 39e12}[precision]
-    even, odd = gemm("scores", 2048, 2048, 104, batch=64), gemm("scores", 2048, 2048, 108, batch=64)
+    even = gemm("scores", 2048, 2048, 104, batch=64)
+    odd = gemm("scores", 2048, 2048, 108, batch=64)
     assert priced.kernel_s(odd) >= odd.flop / peak
     assert priced.kernel_s(even) < even.flop / peak
 
@@ -310,7 +313,8 @@ def test_compute_and_a_group_of_one_rank_take_nothing(toys: ModuleType) -> None:
 
 def test_units_limit_products_and_memory_limits_the_other_kernels(toys: ModuleType) -> None:
     priced = beside(toys)
-    product, moving = gemm("g", 8192, 8192, 8192), elementwise("e", 3.2e9)
+    product = gemm("g", 8192, 8192, 8192)
+    moving = elementwise("e", 3.2e9)
     seconds = priced.kernel_s(product) + priced.kernel_s(moving)
     bound = priced.bound(work(product, moving))
     assert bound.units == pytest.approx(priced.kernel_s(product) / seconds, rel=1e-3)
@@ -323,6 +327,7 @@ def test_what_the_host_limits_is_not_slowed(toys: ModuleType) -> None:
 
 
 def test_with_a_blocking_host_only_the_device_part_is_slowed(toys: ModuleType) -> None:
-    priced, kernel = beside(toys, host_blocking=True), gemm("g", 4096, 4096, 4096)
+    priced = beside(toys, host_blocking=True)
+    kernel = gemm("g", 4096, 4096, 4096)
     share = priced.kernel_s(kernel) / (priced.kernel_s(kernel) + HOST_S + BLOCKING_S)
     assert priced.bound(work(kernel)) == pytest.approx((share, 0.0))

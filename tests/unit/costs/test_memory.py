@@ -72,7 +72,8 @@ def test_a_narrower_wire_does_not_narrow_fp32_gradients(toys: ModuleType) -> Non
 
 
 def test_the_precision_of_the_wire_leaves_the_optimizers_states(toys: ModuleType) -> None:
-    wire, pure = {"reduce_precision": "bf16"}, {"optimizer_precision": "bf16"}
+    wire = {"reduce_precision": "bf16"}
+    pure = {"optimizer_precision": "bf16"}
     assert updated_state_bytes(toys.recipe(**wire)) == updated_state_bytes(toys.recipe()) == 12.0
     assert updated_state_bytes(toys.recipe(**wire, **pure)) == 4.0
 
@@ -92,7 +93,8 @@ def part(toys: ModuleType) -> LayerSlice:
     return LayerSlice(toys.model(), 1024, 2)
 
 
-TABLE, POSITIONS = 51200 * 2048, 1024 * 2048
+TABLE = 51200 * 2048
+POSITIONS = 1024 * 2048
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from perfsim.costs.wafer import MeshCosts
 from perfsim.work.kernels import elementwise, gemm, linear_backward
 
 SIDE = 100
-RATE, LINK, SRAM = 1e15, 1e-9, 2e16
+RATE = 1e15
+LINK = 1e-9
+SRAM = 2e16
 MESH = MeshCosts(flop_per_s=RATE, link_s_per_element=LINK, cores=SIDE**2, sram_bytes_per_s=SRAM)
 TOKENS = 200_000
 
@@ -39,7 +41,8 @@ def test_links_without_delay_leave_the_arithmetic() -> None:
 def test_a_batch_divides_the_mesh_in_squares_that_work_side_by_side() -> None:
     """Each product of b has 1/b of the cores and of the rate, all at once."""
     square = MeshCosts(RATE / 16, LINK, SIDE**2 // 16, SRAM)
-    together, one = gemm("scores", 512, 512, 64, batch=16), gemm("scores", 512, 512, 64)
+    together = gemm("scores", 512, 512, 64, batch=16)
+    one = gemm("scores", 512, 512, 64)
     assert MESH.kernel_s(together) == pytest.approx(square.kernel_s(one))
 
 

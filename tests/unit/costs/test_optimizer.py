@@ -18,7 +18,9 @@ from perfsim.costs.memory import (
 )
 from perfsim.work.counts import parameters
 
-H, F, LAYERS = 2048, 8192, 8
+H = 2048
+F = 8192
+LAYERS = 8
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,8 @@ def test_bf16_moments_keep_copies_in_fp32(toys: ModuleType) -> None:
 
 
 def test_muon_keeps_a_second_moment_of_what_adam_updates(toys: ModuleType) -> None:
-    model, recipe = toys.model(), toys.recipe(optimizer="muon")
+    model = toys.model()
+    recipe = toys.recipe(optimizer="muon")
     counts = parameters(model)
     whole = moment_bytes(recipe, model) * counts.total
     assert whole == pytest.approx(4.0 * (counts.body_matrices + 2 * (counts.total - counts.body_matrices)))

@@ -14,7 +14,10 @@ from perfsim.specs.calibration import WaferCalibration
 from perfsim.work import Kind, Work
 from perfsim.work.kernels import elementwise, gemm
 
-RATE, HOP, PORT, CHUNK = 150e9, 1e-5, 1e-6, 2**18
+RATE = 150e9
+HOP = 1e-5
+PORT = 1e-6
+CHUNK = 2**18
 
 
 def costs(toys: ModuleType, systems: int = 1, **changes: object) -> WaferCosts:

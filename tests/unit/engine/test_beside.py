@@ -12,7 +12,8 @@ from perfsim.engine import critical_path, simulate
 from perfsim.engine.slowdown import Beside, excess
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
-UNITS, MEMORY = 0.25, 0.125
+UNITS = 0.25
+MEMORY = 0.125
 BOUND = (0.6, 0.3)
 
 
@@ -43,15 +44,19 @@ def test_computation_that_ends_first_is_slowed_all_the_time(toys: ModuleType) ->
 
 
 def test_communication_beside_no_computation_makes_no_events(toys: ModuleType) -> None:
-    graph, durations = pair(toys, waits=True), np.array([1.0, 2.0, 8.0])
-    run, alone = simulate(graph, durations, beside=beside()), simulate(graph, durations)
+    graph = pair(toys, waits=True)
+    durations = np.array([1.0, 2.0, 8.0])
+    run = simulate(graph, durations, beside=beside())
+    alone = simulate(graph, durations)
     assert run.end_s.tolist() == critical_path(graph, durations).end_s.tolist()
     assert run.simulated == alone.simulated
 
 
 def test_each_change_of_a_rate_is_an_event(toys: ModuleType) -> None:
-    graph, durations = pair(toys), np.array([1.0, 2.0, 8.0])
-    slowed, free = simulate(graph, durations, beside=beside()), simulate(graph, durations)
+    graph = pair(toys)
+    durations = np.array([1.0, 2.0, 8.0])
+    slowed = simulate(graph, durations, beside=beside())
+    free = simulate(graph, durations)
     assert slowed.simulated is not None
     assert free.simulated is not None
     assert slowed.simulated.events - free.simulated.events >= 2, "slower, and as fast as before"

@@ -9,7 +9,8 @@ from perfsim.engine.calendar import Calendar
 
 def test_acts_of_one_time_are_one_instant_in_the_order_of_entry() -> None:
     env = simpy.Environment()
-    calendar, done = Calendar(env), []
+    calendar = Calendar(env)
+    done = []
     for key in "ab":
         calendar.at(2.0, key, done.append)
     calendar.at(1.0, "c", done.append)
@@ -19,7 +20,8 @@ def test_acts_of_one_time_are_one_instant_in_the_order_of_entry() -> None:
 
 def test_the_end_of_an_instant_comes_after_acts_that_acts_enter() -> None:
     env = simpy.Environment()
-    calendar, done = Calendar(env), []
+    calendar = Calendar(env)
+    done = []
 
     def act(key: str) -> None:
         done.append(key)
@@ -35,7 +37,8 @@ def test_the_end_of_an_instant_comes_after_acts_that_acts_enter() -> None:
 
 def test_an_act_that_is_taken_back_leaves_no_event() -> None:
     env = simpy.Environment()
-    calendar, done = Calendar(env), []
+    calendar = Calendar(env)
+    done = []
 
     def act(key: str) -> None:
         done.append(key)

@@ -85,7 +85,8 @@ def test_a_communication_in_a_slowed_chain_may_be_followed_in_a_repeated_run(
         work = toys.compute(name) if name[0] == "c" else toys.transfer(name, RankGroup(0, 8, 2))
         stream = "compute" if name[0] == "c" else name
         builder.task(work, f"gpu{device}/{stream}", list(reads))
-    graph, seconds = builder.build(), np.array([row[-1] for row in ROWS])
+    graph = builder.build()
+    seconds = np.array([row[-1] for row in ROWS])
     sends = np.array([work.name[0] == "t" for work in graph.works])[:, None]
     beside = Beside(np.where(sends, (0.4, 0.3), 0.0), np.where(sends, 0.0, (0.5, 0.4)))
     flows = {number: Flow((0,), 1.0) for number in np.flatnonzero(sends).tolist()}

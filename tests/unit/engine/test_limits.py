@@ -21,7 +21,8 @@ def long(toys: ModuleType, count: int) -> TaskGraph:
     for _ in range(count):
         one = builder.task(toys.transfer("a", RankGroup(0, 1, 2)), "gpu0/compute", [right])
         other = builder.task(toys.transfer("b", RankGroup(0, 1, 2)), "gpu1/compute", [left])
-        left, right = one.tensor, other.tensor
+        left = one.tensor
+        right = other.tensor
     return builder.build()
 
 
@@ -34,7 +35,8 @@ def test_a_run_within_its_limits_is_not_touched_and_counts_its_tasks(toys: Modul
 
 
 def test_a_simulation_of_too_many_tasks_is_not_begun(toys: ModuleType) -> None:
-    graph, told = long(toys, 5000), []
+    graph = long(toys, 5000)
+    told = []
     limits = Limits(max_events=3000, tell=lambda ended, total: told.append(ended))
     with limited(limits), pytest.raises(LimitError, match=r"after 0 events: .* has 10,001 tasks"):
         simulate(graph, np.ones(len(graph)))
@@ -87,7 +89,8 @@ def test_no_time_left_ends_a_run_among_its_flows(toys: ModuleType) -> None:
 
 
 def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many(toys: ModuleType) -> None:
-    graph, told = long(toys, 5000), []
+    graph = long(toys, 5000)
+    told = []
     with limited(Limits(tell=lambda ended, total: told.append((ended, total)))):
         simulate(graph, np.ones(len(graph)))
     assert len(told) >= 2

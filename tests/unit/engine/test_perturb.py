@@ -34,7 +34,8 @@ def test_what_no_rank_runs_alone_is_not_slowed(toys: ModuleType) -> None:
 
 
 def test_no_straggler_and_no_jitter_change_no_bit(toys: ModuleType) -> None:
-    graph, rng = three(toys), np.random.default_rng(0)
+    graph = three(toys)
+    rng = np.random.default_rng(0)
     assert with_stragglers(graph, DURATIONS, RANKS, {}) is DURATIONS
     assert with_stragglers(graph, DURATIONS, RANKS, {0: 1.0}).tobytes() == DURATIONS.tobytes()
     assert with_jitter(graph, DURATIONS, 0.0, np.ones(3, dtype=np.int32), rng) is DURATIONS

@@ -32,7 +32,8 @@ ONE_LINK = {1: Flow((0,), 1.0), 3: Flow((0,), 1.0)}
 
 def test_a_run_without_flows_is_the_critical_path(toys: ModuleType) -> None:
     graph, durations = two_sends(toys, start_later_s=1 / 3)
-    run, path = simulate(graph, durations), critical_path(graph, durations)
+    run = simulate(graph, durations)
+    path = critical_path(graph, durations)
     assert run.start_s.tolist() == path.start_s.tolist()
     assert run.end_s.tolist() == path.end_s.tolist()
 
@@ -117,7 +118,8 @@ def test_flows_that_meet_only_because_others_were_slowed_are_simulated(
     builder.task(toys.transfer("third", RankGroup(0, 8, 2)), "gpu0/nic", [first])
     before = builder.task(toys.compute("wait"), "gpu2/compute").tensor
     builder.task(toys.transfer("fourth", RankGroup(2, 8, 2)), "gpu2/nic", [before])
-    graph, durations = builder.build(), np.array([10.0, 10.0, 2.0, 20.0, 2.0])
+    graph = builder.build()
+    durations = np.array([10.0, 10.0, 2.0, 20.0, 2.0])
     names = [work.name for work in graph.works]
     flows = {names.index(name): Flow((link,), 1.0) for name, link in zip(NAMES, (0, 0, 1, 1), strict=True)}
     trace = simulate(graph, durations, flows, np.array([1.0, 1.0]))

@@ -128,6 +128,7 @@ def test_the_boundary_of_a_step_is_what_is_waited_for_before_and_after_all_compu
         ("memoryx/update", "update", 9, 11),
     ]
     trace = trace_of(toys, rows, steps=(2,))
-    whole, boundary = trace.mean_breakdown(), trace.mean_boundary()
+    whole = trace.mean_breakdown()
+    boundary = trace.mean_boundary()
     assert (boundary["weight_stream"], boundary["update"]) == (1.0, 2.0)
     assert whole["weight_stream"] == 2.0, "one second of it between two computations"

@@ -162,7 +162,8 @@ def test_a_fused_cross_entropy_and_no_other_is_replaced_by_passes_in_fp32() -> N
 
 
 def test_the_ceiling_rises_with_idle_time_where_that_is_tried() -> None:
-    flat, deep = written({}), written({"pipeline": 2})
+    flat = written({})
+    deep = written({"pipeline": 2})
     key = "power saved in idle time"
     assert costs_of(flat, key).gemm.sustained_fraction == costs_of(flat, "optimizer").gemm.sustained_fraction
     waves = deep.plan.num_microbatches

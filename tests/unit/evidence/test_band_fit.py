@@ -60,7 +60,8 @@ def test_runs_with_experts_widen_their_own_bands_and_no_others() -> None:
         for run in dense
     ]
     doubled = [replace(run, log_error=2 * run.log_error) for run in sparse]
-    widths, alone = fitted_widths([*dense, *doubled]), fitted_widths(dense)
+    widths = fitted_widths([*dense, *doubled])
+    alone = fitted_widths(dense)
     assert (widths.base, widths.slope, widths.unshared) == (alone.base, alone.slope, alone.unshared)
     held = [abs(run.log_error) <= widths.of_experts(widths.experts).log_width(0.0) for run in doubled]
     assert widths.experts == pytest.approx(2.0, rel=0.05)

@@ -54,7 +54,8 @@ def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_ru
 
 
 def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family() -> None:
-    band, own = band_of(case(family="vtrain_single")), band_of(case())
+    band = band_of(case(family="vtrain_single"))
+    own = band_of(case())
     record = left_out_of("gpu-cluster", "vtrain_single")
     assert record is not None
     assert band.left_out_s == pytest.approx(math.sqrt(band.low_s * band.high_s))

@@ -16,14 +16,12 @@ from perfsim.evidence.plans import place_case
 from perfsim.evidence.score import Scored, scored_case
 from perfsim.evidence.step_fit import predict_with, recorded_constants
 
-HOST, BLOCKING, BRIDGE, LENGTH, ATTENTION, CEILING = (
-    "host_s_per_kernel of eager",
-    "host_blocking_s_per_kernel of eager",
-    "partial_node_rank_bytes_per_s",
-    "attention_half_length",
-    "attention_fraction",
-    "sustained_fraction of gpu",
-)
+HOST = "host_s_per_kernel of eager"
+BLOCKING = "host_blocking_s_per_kernel of eager"
+BRIDGE = "partial_node_rank_bytes_per_s"
+LENGTH = "attention_half_length"
+ATTENTION = "attention_fraction"
+CEILING = "sustained_fraction of gpu"
 NAMES = (HOST, BLOCKING, BRIDGE, LENGTH, ATTENTION, CEILING)
 AT = dict(zip(NAMES, (4e-5, 1e-4, 9e9, 1500.0, 0.3, 0.8), strict=True))
 TRUE = AT | {HOST: 5e-5, CEILING: 0.7}

@@ -77,7 +77,8 @@ def test_every_cause_alone_makes_the_step_as_slow_as_published(
 ) -> None:
     needed = {row["cause"]: row["needed"] for row in compared["explanations"]}
     run = next(run for run in published.runs if run.systems == SYSTEMS)
-    alone_s, layout = published.step(run, systems=1).step_time_s, published.step(run).plan.layout
+    alone_s = published.step(run, systems=1).step_time_s
+    layout = published.step(run).plan.layout
     limit_s = alone_s / LEAST_EFFICIENCY
     for field, cause in (
         ("swarmx.hop_latency", "a hop of the tree takes longer"),
@@ -93,7 +94,8 @@ def test_every_cause_alone_makes_the_step_as_slow_as_published(
 
 def test_only_systems_of_different_speeds_are_near_what_is_assumed(compared: dict[str, Any]) -> None:
     rows = {row["cause"]: row for row in compared["explanations"]}
-    hop, link = rows["a hop of the tree takes longer"], rows["links of the tree are slower"]
+    hop = rows["a hop of the tree takes longer"]
+    link = rows["links of the tree are slower"]
     assert hop["needed"] > 500 * hop["in_model"]
     assert link["needed"] < link["in_model"] / 5
     assert rows["speeds of systems differ (standard deviation)"]["needed"] == pytest.approx(0.056, abs=0.001)

@@ -45,7 +45,8 @@ def test_slopes_are_those_of_the_errors_and_zero_for_constants_of_others() -> No
         run("new", "h100-sxm5-80gb", precision="bf16", attention="flash", overlap_grad_reduce=True),
     )
     problem = StepProblem(runs)
-    logs, names = np.log(list(problem.start.values())), list(problem.start)
+    logs = np.log(list(problem.start.values()))
+    names = list(problem.start)
     slopes = problem.jacobian(logs)
     for column, name in enumerate(names):
         step = np.zeros(len(names))

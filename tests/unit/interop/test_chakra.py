@@ -47,7 +47,8 @@ def test_every_task_stands_in_the_file_of_its_rank_with_its_times(
     trace = step.run.trace
     nodes = {node.id: node for path in files for node in read_chakra(path).nodes}
     for task in range(len(trace.graph)):
-        span, node = trace.span(task), nodes[task]
+        span = trace.span(task)
+        node = nodes[task]
         assert (node.name, node.start_s) == (span.name, span.start_s)
         assert node.duration_s == pytest.approx(span.end_s - span.start_s)
     flop = sum(node.attributes["num_ops"] * 4 for node in nodes.values() if "num_ops" in node.attributes)

@@ -65,7 +65,8 @@ def flags_of(text: str) -> list[str]:
 @pytest.mark.parametrize("name", FLAGS)
 def test_megatron_flags_say_the_layout_and_nothing_else(planned: Callable[..., Plan], name: str) -> None:
     plan = planned(LAYOUTS[name])
-    given, text = plan.layout, emit("megatron", plan)
+    given = plan.layout
+    text = emit("megatron", plan)
     assert GAP not in text
     assert " ".join(flags_of(text)) == (
         "--num-layers 44 --hidden-size 6144 --ffn-hidden-size 24576 --num-attention-heads 64 "
@@ -129,9 +130,12 @@ def test_a_torchtitan_file_is_read_back_as_the_layout(planned: Callable[..., Pla
     plan = planned(LAYOUTS[layout])
     text = emit("torchtitan", plan)
     document = tomllib.loads(text)
-    ways, training = document["parallelism"], document["training"]
-    replicas, shards = ways["data_parallel_replicate_degree"], ways["data_parallel_shard_degree"]
-    given, stages = plan.layout, plan.layout.num_stages
+    ways = document["parallelism"]
+    training = document["training"]
+    replicas = ways["data_parallel_replicate_degree"]
+    shards = ways["data_parallel_shard_degree"]
+    given = plan.layout
+    stages = plan.layout.num_stages
     assert (ways["tensor_parallel_degree"], ways["pipeline_parallel_degree"]) == (
         given.tensor,
         given.pipeline,

@@ -34,7 +34,8 @@ def test_a_link_without_capacity_is_kept() -> None:
 
 @pytest.mark.parametrize("wafers", [1, 16, 192, 2048])
 def test_a_tree_is_one_link_each_way_however_many_leaves_it_has(wafers: int) -> None:
-    down, up = range(0, 2 * wafers, 2), range(1, 2 * wafers, 2)
+    down = range(0, 2 * wafers, 2)
+    up = range(1, 2 * wafers, 2)
     flows, capacities = reduced([Flow(tuple(down), 1.0), Flow(tuple(up), 1.0)], [1.0] * 2 * wafers)
     assert [flow.route for flow in flows] == [(0,), (1,)]
     assert capacities.tolist() == [1.0, 1.0]
@@ -54,7 +55,8 @@ def test_rates_on_the_links_that_are_left_are_those_on_all(asked: list[Flow], ei
     capacities = [n / 8 for n in eighths]
     fewer, left = reduced(asked, capacities)
     assert len(left) <= len(capacities)
-    caps, weights = [flow.bytes_per_s for flow in asked], [flow.weight for flow in asked]
+    caps = [flow.bytes_per_s for flow in asked]
+    weights = [flow.weight for flow in asked]
     full = max_min_rates([flow.route for flow in asked], caps, capacities, weights)
     few = max_min_rates([flow.route for flow in fewer], caps, left, weights)
     np.testing.assert_allclose(few, full, rtol=1e-9)

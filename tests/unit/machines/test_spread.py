@@ -37,7 +37,8 @@ def written_out(spread: Spread, tree: FatTree, width: int) -> list[tuple[tuple[b
 def test_peers_have_one_number_if_their_groups_lie_alike(
     start: int, stride: int, size: int, oversubscription: float
 ) -> None:
-    tree, width = tree_of(128, oversubscription), 96
+    tree = tree_of(128, oversubscription)
+    width = 96
     spread = Spread(RankGroup(start, stride, size), stride, size)
     numbers = spread.entries_of_peers(tree, width, shares_links=True)
     assert numbers.shape == (width, 1)

@@ -59,12 +59,14 @@ class RingCosts(Costs):
     """Half of the peak, and a ring of links."""
 
     def __init__(self, ring: Ring, recipe: TrainingRecipe) -> None:
-        self.ring, self.flop_per_s = ring, ring.system.device.peak[recipe.precision] / 2
+        self.ring = ring
+        self.flop_per_s = ring.system.device.peak[recipe.precision] / 2
 
     def duration_s(self, work: Work) -> float:
         if not work.kind.is_communication:
             return work.flop / self.flop_per_s
-        count, link = self.ring.num_devices, self.ring.system.link
+        count = self.ring.num_devices
+        link = self.ring.system.link
         return 2 * (count - 1) * (link.latency + work.comm_bytes / count / link.bandwidth)
 
 

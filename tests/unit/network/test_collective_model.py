@@ -99,7 +99,8 @@ def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
 
 
 def test_bus_bandwidth_across_nodes_is_the_nics_of_the_ranks_of_a_node() -> None:
-    n_bytes, wire = 1e12, 2 * 15 / 16
+    n_bytes = 1e12
+    wire = 2 * 15 / 16
     seconds = collective_time_s("all_reduce", n_bytes, Group.even(8, 2), node(nics=4))
     assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9, rel=1e-3)
 
@@ -110,7 +111,8 @@ def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_n
     line = NETWORK.network.protocols[0].model_copy(update={"name": "LL", "bandwidth_fraction": 0.25})
     network = NETWORK.network.model_copy(update={"protocols": (line,)})
     nic = fast.model_copy(update={"calibration": NETWORK.model_copy(update={"network": network})})
-    group, n_bytes = Group.even(8, 2), 1e12
+    group = Group.even(8, 2)
+    n_bytes = 1e12
     seconds = collective_time_s("all_gather", n_bytes, group, node().model_copy(update={"nic": nic}))
     assert 15 / 16 * n_bytes / seconds == pytest.approx(0.25 * 300e9, rel=1e-3)
 
@@ -167,7 +169,8 @@ def test_a_lone_rank_of_each_node_uses_no_link_inside_it() -> None:
 
 def test_the_emptiest_node_bounds_every_ring() -> None:
     """A ring passes every node, so 2 ranks on one of 3 nodes leave the others 2 rings."""
-    n_bytes, wire = 1e12, 2 * 13 / 14
+    n_bytes = 1e12
+    wire = 2 * 13 / 14
     seconds = collective_time_s("all_reduce", n_bytes, Group(14, 8, 3, 2), node(nics=4))
     assert wire * n_bytes / seconds == pytest.approx(0.8 * 2 * 12.5e9, rel=1e-3)
 
@@ -184,13 +187,15 @@ def test_an_uneven_all_to_all_waits_for_the_ranks_of_the_emptiest_node() -> None
 
 
 def test_one_rank_in_each_node_has_its_share_of_the_nics_only() -> None:
-    n_bytes, wire = 1e12, 2 * 3 / 4
+    n_bytes = 1e12
+    wire = 2 * 3 / 4
     seconds = collective_time_s("all_reduce", n_bytes, Group.even(1, 4), node(nics=4))
     assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9 / 8, rel=1e-3)
 
 
 def test_many_nics_leave_the_links_inside_the_node_as_the_bound() -> None:
-    n_bytes, wire = 1e12, 2 * 15 / 16
+    n_bytes = 1e12
+    wire = 2 * 15 / 16
     seconds = collective_time_s("all_reduce", n_bytes, Group.even(8, 2), node(nics=64))
     assert wire * n_bytes / seconds == pytest.approx(200e9, rel=1e-3)
 

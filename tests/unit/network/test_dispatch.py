@@ -26,7 +26,8 @@ def test_one_copy_crosses_to_each_other_node_that_has_some_of_the_members() -> N
 
 def test_a_single_copy_of_every_item_is_an_all_to_all_without_its_slowdown() -> None:
     node = default_catalog().system("dgx-h100").node
-    model, group = CollectiveModel.of_node(node), Group.inside_node(8)
+    model = CollectiveModel.of_node(node)
+    group = Group.inside_node(8)
     assert model.dispatch_s(1e8, group, 1) == pytest.approx(model.time_s("all_to_all", 1e8, group))
     several = Group.even(8, 4)
     assert model.dispatch_s(1e8, several, 1) < model.time_s("all_to_all", 1e8, several)

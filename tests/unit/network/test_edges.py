@@ -57,7 +57,8 @@ def test_a_weight_server_has_dram_and_flash_and_a_system_its_activation_servers(
 
 def test_both_directions_of_a_link_that_is_not_duplex_have_one_capacity(toys: ModuleType) -> None:
     tree = wafer_tree(toys)
-    dram, port = tree.edges.of_kind("dram")[:2], tree.edges.of_kind("io")[:2]
+    dram = tree.edges.of_kind("dram")[:2]
+    port = tree.edges.of_kind("io")[:2]
     assert tree.edges.medium[dram].tolist() == [dram[0], dram[0]]
     assert tree.edges.medium[port].tolist() == port.tolist()
     slower = tree.with_capacities({int(dram[1]): 1e9, int(port[1]): 1e9})

@@ -47,7 +47,8 @@ def test_no_system_of_the_catalogue_sums_in_its_switches_unless_told() -> None:
 
 
 def test_switches_that_sum_are_a_setting() -> None:
-    catalog, group = default_catalog(), Group.inside_node(8)
+    catalog = default_catalog()
+    group = Group.inside_node(8)
     off = catalog.system("dgx-h100")
     told = catalog.system("dgx-h100", **{"node.in_network.enabled": True})
     assert isinstance(off, GpuClusterSpec)
@@ -68,12 +69,15 @@ def test_dgx_h100_reaches_the_published_bus_bandwidth_with_sharp_and_without(gro
 def test_an_all_reduce_is_never_slower_for_switches_that_sum() -> None:
     sizes = 2.0 ** np.arange(9, 34)
     for group in (Group.inside_node(2), Group.inside_node(8), Group.even(2, 16)):
-        plain, summing = with_switches(), with_switches(274e9, 240e9)
+        plain = with_switches()
+        summing = with_switches(274e9, 240e9)
         assert np.all(summing.time_s("all_reduce", sizes, group) <= plain.time_s("all_reduce", sizes, group))
 
 
 def test_other_collectives_do_not_change() -> None:
-    plain, summing, group = with_switches(), with_switches(274e9, 240e9), Group.inside_node(8)
+    plain = with_switches()
+    summing = with_switches(274e9, 240e9)
+    group = Group.inside_node(8)
     for op in ("all_gather", "reduce_scatter", "all_to_all", "broadcast"):
         assert summing.time_s(op, GIB, group) == plain.time_s(op, GIB, group)  # type: ignore[call-overload]
 
@@ -93,7 +97,8 @@ def test_what_a_link_carries_bounds_what_its_switch_may_sum() -> None:
 
 def test_the_time_is_start_up_hops_and_bytes() -> None:
     model = with_switches(across=100e9)
-    fabric, nic = dgx_h100().fabric, dgx_h100().node.nic
+    fabric = dgx_h100().fabric
+    nic = dgx_h100().node.nic
     group = Group.even(8, 2 * fabric.nodes_per_leaf)
     hops = 2 * 2 * (nic.latency + fabric.switch_latency)
     alone = CollectiveModel.of_node(dgx_h100().node, fabric).time_s("all_reduce", 1e6, group)

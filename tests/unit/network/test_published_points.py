@@ -15,7 +15,9 @@ from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp
 from perfsim.specs.hardware import LinkSpec, NodeSpec
 
-KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
+KIB = 2.0**10
+MIB = 2.0**20
+GIB = 2.0**30
 SIZES = np.array([512, 128 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB])
 
 # Microseconds of an all-reduce at SIZES: ai-dynamo/aiconfigurator at 095f58a, NCCL 2.27.3.

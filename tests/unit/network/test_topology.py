@@ -14,8 +14,11 @@ from perfsim.network import FatTree, Group, Topology, WaferTree
 from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, WaferClusterSpec
 from perfsim.testing import toys
 
-NVLINK, NIC = 300e9, 25e9
-NVLINK_S, NIC_S, SWITCH_S = 1e-6, 2e-6, 0.1e-6
+NVLINK = 300e9
+NIC = 25e9
+NVLINK_S = 1e-6
+NIC_S = 2e-6
+SWITCH_S = 0.1e-6
 
 
 def cluster(*, nics: int = 8, nodes_per_leaf: int = 4, oversubscription: float = 1.0) -> GpuClusterSpec:
@@ -85,7 +88,8 @@ def test_the_depth_of_a_wafer_tree_is_the_logarithm_of_its_size(
 
 
 def test_link_ids_are_places_and_the_same_each_time() -> None:
-    first, again = build_topology(cluster(), 48), build_topology(cluster(), 48)
+    first = build_topology(cluster(), 48)
+    again = build_topology(cluster(), 48)
     assert first.links() == again.links()
     assert [edge.link for edge in first.links()] == list(range(len(first.links())))
     assert all(edge == first.links()[edge.link] for edge in first.route(0, 47))

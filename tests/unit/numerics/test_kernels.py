@@ -9,8 +9,12 @@ from perfsim.numerics.kernels import GemmPass, GemmShape, layer_gemms, partition
 
 
 def test_the_three_gemms_of_a_layer_have_the_shapes_of_its_matrix_products() -> None:
-    m, n, k = 5, 7, 3
-    x, w, dy = np.ones((m, k)), np.ones((k, n)), np.ones((m, n))
+    m = 5
+    n = 7
+    k = 3
+    x = np.ones((m, k))
+    w = np.ones((k, n))
+    dy = np.ones((m, n))
     shapes = layer_gemms(GemmShape(m, n, k))
     operands = {"forward": (x, w), "dgrad": (dy, w.T), "wgrad": (x.T, dy)}
     for which, (left, right) in operands.items():

@@ -37,13 +37,15 @@ FORWARD = [gemm(partition) for partition in PARTITIONS]
 
 # ------------------------------------------------------------------------------------ partitions
 def test_a_row_split_adds_the_partial_sums_of_its_parts() -> None:
-    x, w = np.array([[1.0, 2.0]]), np.array([[3.0], [5.0]])
+    x = np.array([[1.0, 2.0]])
+    w = np.array([[3.0], [5.0]])
     assert execute_partitioned(x, w, Cut("row", 2)).tolist() == [[13.0]]
 
 
 @pytest.mark.parametrize(("partition", "most"), [("none", 1), ("column", 3), ("row", 4), ("sequence", 2)])
 def test_more_parts_than_there_is_to_split_are_refused(partition: Partition, most: int) -> None:
-    x, w = np.ones((2, 4)), np.ones((4, 3))
+    x = np.ones((2, 4))
+    w = np.ones((4, 3))
     execute_partitioned(x, w, Cut(partition, most))
     with pytest.raises(InputError, match=f"has 1 to {most} parts, not {most + 1}"):
         execute_partitioned(x, w, Cut(partition, most + 1))
@@ -160,7 +162,8 @@ def test_a_wrong_partition_is_caught_and_named(
 
 def test_a_packed_row_is_seen_only_because_sparse_weights_are_streamed_too() -> None:
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((4, 9)), rng.standard_normal((9, 5))
+    x = rng.standard_normal((4, 9))
+    w = rng.standard_normal((9, 5))
     assert np.allclose(pack_the_rows_that_are_sent(x @ w, x, w, 1), x @ w)
 
 

@@ -17,7 +17,8 @@ from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.work import Kind, Work, unfold
 
-INSIDE_S, ACROSS_S = 1.0, 3.0
+INSIDE_S = 1.0
+ACROSS_S = 3.0
 
 
 @dataclass
@@ -99,7 +100,8 @@ def test_seconds_are_means_over_ranks_not_over_what_is_written(toys: ModuleType)
     plan = planned(toys, 4, tensor=3, data=4)
     costs = CountingNodes(4, "tensor_communication")
     graph = toys.graph_of(plan)
-    partly, every = place(graph, plan.topology, contention=False).graph, unfold(graph).graph
+    partly = place(graph, plan.topology, contention=False).graph
+    every = unfold(graph).graph
     few, whole = (critical_path(each, price(each, costs)) for each in (partly, every))
     assert len(partly) < len(every)
     assert few.mean_breakdown() == pytest.approx(whole.mean_breakdown(), rel=1e-12)

@@ -15,7 +15,8 @@ from perfsim.prediction.evaluation import Evaluation, Hidden, hidden_share
 from perfsim.work import GraphBuilder, Kind, Work
 
 CATALOG = ps.Catalog()
-COMPUTE, GATHER = Work("m", Kind.COMP, "gemm", "forward"), Work("g", Kind.COMM_COLL, "all_gather", "data")
+COMPUTE = Work("m", Kind.COMP, "gemm", "forward")
+GATHER = Work("g", Kind.COMM_COLL, "all_gather", "data")
 
 
 def trace_of(*tasks: tuple[str, Work, float, float], steps: tuple[int, ...] = (), width: int = 1) -> Trace:
@@ -89,7 +90,8 @@ def test_what_hides_beyond_published_runs_costs_the_multiprocessors_that_a_colle
 
 
 def test_compute_beside_a_collective_of_32_channels_has_76_of_108_multiprocessors() -> None:
-    gpus, wafers = CATALOG.systems["dgx-a100-80gb"], CATALOG.systems["cs-2"]
+    gpus = CATALOG.systems["dgx-a100-80gb"]
+    wafers = CATALOG.systems["cs-2"]
     assert 1 + machine_of(gpus).overlap_slowdown(gpus) == pytest.approx(108 / 76)
     assert machine_of(wafers).overlap_slowdown(wafers) == 0.0
 
@@ -135,7 +137,8 @@ def test_of_a_device_without_runs_the_largest_share_is_that_of_all() -> None:
 
 
 def test_a_sharded_run_that_gathers_all_the_time_is_wider_than_a_plain_one() -> None:
-    plain, sharded = run("tp=2,dp=4,mbs=1,zero=1"), run("tp=2,dp=4,zero=3,mbs=1")
+    plain = run("tp=2,dp=4,mbs=1,zero=1")
+    sharded = run("tp=2,dp=4,zero=3,mbs=1")
     assert plain.hidden_communication_fraction < 0.12 < 0.2 < sharded.hidden_communication_fraction
     blind = accuracy_of(sharded.plan).step_time_error
     assert accuracy_of(sharded.plan, sharded.hidden_communication_fraction).step_time_error > blind

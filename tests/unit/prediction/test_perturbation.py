@@ -82,7 +82,8 @@ def test_a_straggler_that_is_ignored_is_wrong_by_several_per_cent(gpus: Evaluati
 
 
 def test_jitter_costs_waiting(gpus: Evaluation) -> None:
-    calm, rough = step_s(gpus, "jitter=0.02"), step_s(gpus, "jitter=0.2")
+    calm = step_s(gpus, "jitter=0.02")
+    rough = step_s(gpus, "jitter=0.2")
     assert gpus.step_time_s < calm < rough
 
 

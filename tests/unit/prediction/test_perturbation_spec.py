@@ -27,7 +27,8 @@ def test_failures_have_units() -> None:
 
 
 def test_ranks_may_be_called_by_their_device() -> None:
-    gpu, wafer = parse_perturbations("straggler=2@gpu3"), parse_perturbations("straggler=2@cs3")
+    gpu = parse_perturbations("straggler=2@gpu3")
+    wafer = parse_perturbations("straggler=2@cs3")
     assert gpu == wafer == parse_perturbations("straggler=2@3")
 
 

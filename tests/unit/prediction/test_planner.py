@@ -121,7 +121,8 @@ def test_of_equal_estimates_the_plan_with_less_memory_comes_first(
 ) -> None:
     """On one pipeline rank ZeRO 0 and 1 differ, but a schedule's order does not."""
     found = screened(toys, "3d", toys.job(64), topology)
-    estimates, share = found.screening.estimate_s[found.order], found.screening.memory_share[found.order]
+    estimates = found.screening.estimate_s[found.order]
+    share = found.screening.memory_share[found.order]
     equal = np.diff(np.round(estimates, 12)) == 0
     assert equal.any()
     assert (np.diff(share)[equal] >= 0).all()
@@ -142,7 +143,8 @@ class Unsharded(ThreeD):
 
 
 def test_only_layouts_of_the_strategys_space_are_screened(toys: ModuleType, topology: Topology) -> None:
-    unsharded, job = Unsharded("unsharded", ("tensor", "data")), toys.job(64)
+    unsharded = Unsharded("unsharded", ("tensor", "data"))
+    job = toys.job(64)
     found = search(toys.question(unsharded, job, topology, toys.ToyCosts(topology.system)))
     assert found.screened == len(list(unsharded.layouts(job, topology)))
     assert {choice.plan.layout.zero_stage for choice in found.best(found.feasible)} == {0}
@@ -151,7 +153,8 @@ def test_only_layouts_of_the_strategys_space_are_screened(toys: ModuleType, topo
 # ---------------------------------------------------------------------------------------- confirmation
 @pytest.mark.slow
 def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(toys: ModuleType) -> None:
-    job, small = toys.job(16), toys.topology(8)
+    job = toys.job(16)
+    small = toys.topology(8)
     costs = toys.ToyCosts(small.system)
     asked = toys.question(strategy("3d"), job, small, costs)
     found = search(asked)
@@ -170,7 +173,8 @@ def test_the_run_decides_between_layouts_of_similar_estimates(toys: ModuleType, 
 # ------------------------------------------------------------------------------------------- headroom
 def tight(toys: ModuleType, share: float) -> tuple[Question, ParallelLayout]:
     """A machine on which the fastest layout of an open search uses this share of the memory."""
-    job, roomy = toys.job(64), toys.topology(16)
+    job = toys.job(64)
+    roomy = toys.topology(16)
     best = best_plan(toys.question(strategy("tensor"), job, roomy, toys.ToyCosts(roomy.system))).plan
     small = toys.topology(16, toys.gpu_cluster(capacity=best.peak_memory_bytes / share))
     return toys.question(strategy("tensor"), job, small, toys.ToyCosts(small.system)), best.layout
@@ -204,7 +208,8 @@ def test_a_given_layout_above_the_limit_is_answered(toys: ModuleType) -> None:
 
 def test_memory_that_is_laid_out_in_advance_has_no_limit(toys: ModuleType) -> None:
     """A wafer's memory does not fragment."""
-    job, wafers = toys.job(64), toys.topology(1, toys.wafer_cluster())
+    job = toys.job(64)
+    wafers = toys.topology(1, toys.wafer_cluster())
     asked = toys.question(strategy("weight-streaming"), job, wafers)
     assert asked.memory_limit < 1.0
     assert asked.allowed_share == 1.0
@@ -231,7 +236,8 @@ def test_without_any_legal_layout_the_reason_is_the_division(toys: ModuleType, t
 
 
 def test_without_a_plan_that_fits_the_closest_is_shown_with_its_way_out(toys: ModuleType) -> None:
-    tiny, job = toys.topology(4, toys.gpu_cluster(capacity=2.3 * toys.GIB)), toys.job(4)
+    tiny = toys.topology(4, toys.gpu_cluster(capacity=2.3 * toys.GIB))
+    job = toys.job(4)
     with pytest.raises(PlanError) as caught:
         screened(toys, "3d", job, tiny)
     head, closest = caught.value.reasons

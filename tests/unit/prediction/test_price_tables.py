@@ -35,12 +35,10 @@ def question(devices: int = 8, **recipe: object) -> Question:
 
 def test_another_batch_has_the_same_prices_and_another_precision_or_number_of_devices_has_not() -> None:
     tables = PriceTables()
-    first, batch, fp32, more = (
-        question(),
-        question(global_batch_size=64),
-        question(precision="fp32"),
-        question(16),
-    )
+    first = question()
+    batch = question(global_batch_size=64)
+    fp32 = question(precision="fp32")
+    more = question(16)
     for asked in (first, batch, fp32, more):
         tables.lend(asked)
     assert batch.costs is first.costs

@@ -16,7 +16,8 @@ WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weigh
 
 def test_a_point_answers_with_the_metrics_of_the_interface(point_keys: frozenset[str]) -> None:
     prediction = ps.predict(**WAFERS)
-    metrics, evaluation = run_document(prediction), prediction.run
+    metrics = run_document(prediction)
+    evaluation = prediction.run
     assert set(metrics) >= point_keys
     assert metrics["num_devices"] == 2
     assert metrics["tokens_per_s"] == pytest.approx(64 * 2048 / metrics["step_time_s"])
@@ -80,7 +81,8 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
             "batch": 1,
         }
         prediction = ps.predict(**point)
-        answer, evaluation = run_document(prediction), prediction.run
+        answer = run_document(prediction)
+        evaluation = prediction.run
         steps[ratio] = answer["step_time_s"]
     across = [
         work for work in evaluation.graph.works if work.group is not None and work.group.stride in (8, -8)

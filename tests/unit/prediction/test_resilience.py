@@ -36,8 +36,10 @@ def answer(folder: Path, text: str) -> StudyRun:
 
 
 def test_a_disturbed_study_takes_longer_by_its_step_and_says_so(tmp_path: Path) -> None:
-    calm, rough = answer(tmp_path, STUDY).result, answer(tmp_path, STUDY + DISTURBED).result
-    before, after = calm.candidates[0], rough.candidates[0]
+    calm = answer(tmp_path, STUDY).result
+    rough = answer(tmp_path, STUDY + DISTURBED).result
+    before = calm.candidates[0]
+    after = rough.candidates[0]
     assert before.perturbed is None
     assert calm.resilience == ()
     assert after.perturbed is not None

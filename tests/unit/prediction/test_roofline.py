@@ -16,7 +16,8 @@ def test_the_work_of_all_kernels_is_the_work_of_the_step(asked: dict) -> None:
     run = ps.predict(**asked).run
     own = roofline(run)
     assert own is not None
-    device, graph = run.plan.system.device, run.trace.graph
+    device = run.plan.system.device
+    graph = run.trace.graph
     assert own.memory_bytes_per_s == device.memory.bandwidth
     assert own.peaks_flop_per_s == {"bf16": device.peak_flop_per_s("bf16")}
     streams = [place for place, name in enumerate(graph.streams) if name.endswith("/compute")]

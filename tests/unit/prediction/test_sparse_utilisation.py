@@ -18,7 +18,8 @@ def run(system: str, sparsity: float, harvest: float = 0.9) -> Evaluation:
     catalog = default_catalog()
     spec = catalog.system(system, **{"streaming.sparse_harvest": harvest})
     recipe = catalog.override(catalog.recipe("gpt3_pretraining"), {"weight_sparsity": sparsity})
-    job, topology = Job(catalog.model("gpt3_20b"), recipe, 48), build_topology(spec, 1)
+    job = Job(catalog.model("gpt3_20b"), recipe, 48)
+    topology = build_topology(spec, 1)
     return best_plan(toys.question(strategy("weight-streaming"), job, topology, costs_for(topology, recipe)))
 
 
@@ -35,7 +36,8 @@ def test_a_dense_model_counts_as_before() -> None:
 
 
 def test_zeros_that_nothing_skips_are_executed_and_not_needed() -> None:
-    dense, wasted = run("cs-2", 0.0), run("cs-2", 0.75, harvest=0.0)
+    dense = run("cs-2", 0.0)
+    wasted = run("cs-2", 0.75, harvest=0.0)
     assert wasted.hardware_flop == pytest.approx(dense.hardware_flop)
     assert 0.25 < wasted.model_flop / dense.model_flop < 0.4, "attention and the head stay dense"
 

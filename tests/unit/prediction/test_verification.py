@@ -62,7 +62,8 @@ def compute(name: str, *kernels: Kernel) -> Work:
 
 
 def test_a_class_counts_as_often_as_the_step_runs_it() -> None:
-    shared, batched = gemm("shared"), gemm("batched", batch=5, flop=5 * 2.0 * 8 * 16 * 32)
+    shared = gemm("shared")
+    batched = gemm("batched", batch=5, flop=5 * 2.0 * 8 * 16 * 32)
     glue = Kernel("add", "elementwise", bytes_accessed=1.0)
     graph = written((compute("a", shared, glue), 3), (compute("b", shared, batched), 2)).build()
     found = {sample.name: sample for sample in gemm_samples(graph)}

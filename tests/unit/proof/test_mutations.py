@@ -96,7 +96,8 @@ def test_an_update_that_does_not_wait_for_the_norm_of_all_gradients_is_named(lay
 def test_a_removed_dependency_shows_in_random_orders_too() -> None:
     right = subject(FEW["zero bubble"])
     wrong = next(each for each in mutations(right) if each.kind == "data dependency removed").subject
-    executor, caught = wrong.executor(), Counter[str]()
+    executor = wrong.executor()
+    caught = Counter[str]()
     for order in wrong.random_orders(30, seed=0):
         try:
             caught["right" if not executor.run(order).faults else "wrong"] += 1
@@ -208,7 +209,8 @@ OFFLOADS = {
 @pytest.mark.parametrize("name", OFFLOADS)
 def test_a_missing_wait_for_a_buffer_of_offload_is_caught(name: str) -> None:
     case, delays = OFFLOADS[name]
-    waits, missed = set(), set()
+    waits = set()
+    missed = set()
     for mutation in early_buffers(subject(case)):
         parts = re.match(r"(\S+)\[\d\] of (?:layer (\d))?.* does not wait for (\S+)\[", mutation.description)
         if parts is None or "offload" not in mutation.description:
@@ -224,7 +226,8 @@ def test_a_missing_wait_for_a_buffer_of_offload_is_caught(name: str) -> None:
 def test_a_wait_that_only_delays_a_copy_has_others_that_free_its_buffer() -> None:
     """The reasons in `EXPLAINED`, from the graph."""
     graph = subject(OFFLOADS["parameters"][0]).graph
-    tasks, gathers = list(graph.tasks()), []
+    tasks = list(graph.tasks())
+    gathers = []
     copies = 0
     for task in tasks:
         if task.work.name == "data.all_gather" and task.reads:

@@ -51,7 +51,8 @@ def test_ranks_that_share_sequences_compute_what_one_does(
         ParallelLayout(tensor=2, context=2, context_exchange=exchange),
         ParallelLayout(context=4, context_exchange=exchange, recompute="full"),
     ):
-        job, topology = toys.job(8, **MODELS[model]), toys.topology(layout.num_devices)
+        job = toys.job(8, **MODELS[model])
+        topology = toys.topology(layout.num_devices)
         plan = small_plan(strategy("3d"), job, topology, layout, 2)
         assert Subject(toys.graph_of(plan), plan, training_of(plan, 0)).faults() == []
 

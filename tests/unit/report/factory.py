@@ -16,7 +16,8 @@ from perfsim.studies.result import Assumption, BatchPoint, CandidateResult, Stud
 
 SEQ = 2048
 TARGET_TOKENS = 4e11
-CRITICAL, CRITICAL_BAND = 2.43e7, (6.69e6, 4.1e7)
+CRITICAL = 2.43e7
+CRITICAL_BAND = (6.69e6, 4.1e7)
 GIB = 2**30
 
 

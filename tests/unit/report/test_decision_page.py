@@ -36,7 +36,8 @@ def decided(result: StudyResult) -> StudyResult:
         Lever("restart of gpu-cluster", 300.0, 600.0, 1200.0, "s", 1.19, 1.21, None),
     )
     ratio = Spread(1.2, 0.9, 1.5)
-    first, rival = result.candidates[0].label, result.candidates[3].label
+    first = result.candidates[0].label
+    rival = result.candidates[3].label
     break_even = (BreakEven(rival, first, Spread(9.6, 7.3, 13.6), None),)
     decision = Decision(
         7, 20_000, "EUR", "It is 32 days.", outcomes, first, rival, ratio, 0.9, levers, break_even

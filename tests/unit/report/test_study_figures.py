@@ -139,7 +139,8 @@ def test_a_tooltip_says_how_long_a_bar_takes_and_not_when_it_ends(result: StudyR
     traces = timeline(candidate, candidate.timeline).data
     drawn = {tuple(cells) for trace in traces for cells in trace.customdata}
     for bar in candidate.timeline:
-        takes, starts = duration(bar.end_s - bar.start_s), duration(bar.start_s)
+        takes = duration(bar.end_s - bar.start_s)
+        starts = duration(bar.start_s)
         assert any(cells[1:] == (starts, takes) and bar.name in cells[0] for cells in drawn)
     for trace in traces:
         assert "%{x}" not in trace.hovertemplate, "of a bar with a base x is its end"

@@ -60,7 +60,8 @@ def test_the_terminal_shows_each_machine_at_its_best_batch_the_verdict_and_the_w
     rows = [line for line in lines if re.match(r"  \d", line)]
     assert [row.split()[0] for row in rows] == ["1", "2", "4", "1", "4"]
     assert [lines.index(name) for name in ("CS-2, weight-streaming", "slow, weight-streaming")]
-    text, document = " ".join(lines), sweep_document(result)
+    text = " ".join(lines)
+    document = sweep_document(result)
     before, after = text.split(document["verdict"][:40])
     assert after.endswith("as in published production runs.")
     assert "4 CS-2 (to a lesser degree 1 and 2); 4 devices of slow (to a lesser degree 1): 24 seq" in before

@@ -25,7 +25,9 @@ def install(monkeypatch: pytest.MonkeyPatch, plug_in: type) -> None:
     """Make the class look like an installed plug-in called `mine`."""
 
     class Point:
-        name, group, value = "mine", "perfsim.strategies", "mine:Mine"
+        name = "mine"
+        group = "perfsim.strategies"
+        value = "mine:Mine"
 
         @staticmethod
         def load() -> type:
@@ -49,8 +51,12 @@ def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_plug_in_without_part_of_the_protocol_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     class Partial:
-        name, system_kind, summary = "mine", "gpu-cluster", "a strategy that cannot write its graph"
-        layouts, plan, estimate_s = ThreeD.layouts, ThreeD.plan, ThreeD.estimate_s
+        name = "mine"
+        system_kind = "gpu-cluster"
+        summary = "a strategy that cannot write its graph"
+        layouts = ThreeD.layouts
+        plan = ThreeD.plan
+        estimate_s = ThreeD.estimate_s
 
     install(monkeypatch, Partial)
     with pytest.raises(InputError, match=r"'mine' of perfsim\.strategies \(mine:Mine\) has no screen, emit"):

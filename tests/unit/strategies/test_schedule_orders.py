@@ -40,7 +40,8 @@ def test_interleaved_goes_round_the_chunks_in_groups_of_the_pipeline() -> None:
 
 
 def test_interleaved_holds_more_on_the_first_stage_by_the_published_factor() -> None:
-    pipeline, virtual = 8, 3
+    pipeline = 8
+    virtual = 3
     factor = 1 + (pipeline - 1) / (pipeline * virtual)
     (held,) = in_flight("interleaved", 0, pipeline, virtual, 64)
     assert held.activations == pytest.approx(pipeline * factor)

@@ -68,7 +68,8 @@ def test_a_named_wall_clock_stands_beside_the_time_to_the_target_and_not_in_it()
             )
         }
     )
-    result, plain = run_study(spec).result, run_study(without).result
+    result = run_study(spec).result
+    plain = run_study(without).result
     for candidate, other in zip(result.candidates, plain.candidates, strict=True):
         assert candidate.time_to_accuracy_s == other.time_to_accuracy_s
         assert other.whole_run == ()

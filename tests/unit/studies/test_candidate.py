@@ -175,7 +175,8 @@ def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -
 def test_a_layout_may_spill() -> None:
     point = {**WAFERS, "layout": "mbs=8,spill=true,recompute_layers=2"}
     prediction = ps.predict(**point)
-    answer, evaluation = run_document(prediction), prediction.run
+    answer = run_document(prediction)
+    evaluation = prediction.run
     assert answer["layout"]["spill"]
     assert "inputs spilled" in evaluation.plan.notes[0]
     assert "fetch" in {work.op for work in evaluation.graph.works}

@@ -96,7 +96,9 @@ def test_2000_points_are_the_same_rows_though_a_worker_is_killed_another_leaves_
 ) -> None:
     for _ in range(3):
         cluster.add_worker()
-    path, out, store = write_sweep(GRID), tmp_path / "out", tmp_path / "out/points.sqlite"
+    path = write_sweep(GRID)
+    out = tmp_path / "out"
+    store = tmp_path / "out/points.sqlite"
     sweep = load_sweep(str(path))
     assert len(sweep.points) == 2000
 

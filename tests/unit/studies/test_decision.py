@@ -27,7 +27,8 @@ DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
 
 def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
     """A candidate that takes about 28 days."""
-    batch, step_s = changes.pop("batch", 7.9e5), changes.pop("step_s", 4.6)
+    batch = changes.pop("batch", 7.9e5)
+    step_s = changes.pop("step_s", 4.6)
     time = time_to_accuracy(
         batch, step_s, 4e11, changes.pop("critical", DATA_LAW), changes.pop("error", 0.2),
         d_min_error=changes.pop("d_min_error", 0.0), unshared_error=changes.pop("own", None),
@@ -61,14 +62,16 @@ def test_intervals_are_those_of_the_closed_form_within_a_hundredth(changes: Mapp
 
 
 def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
-    first, second = option("a", batch=3e6, step_s=17.0), option("b", "wafer", batch=3e5, step_s=1.9)
+    first = option("a", batch=3e6, step_s=17.0)
+    second = option("b", "wafer", batch=3e5, step_s=1.9)
     decision = decide([first, second], "USD")
     band = ratio_band(second.time, first.time)
     assert decision.ratio is not None
     assert (decision.first, decision.rival) == ("a", "b")
     assert (decision.ratio.low, decision.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
     second = option("b", "wafer", batch=3e6, step_s=18.0)
-    decision, band = decide([first, second], "USD"), ratio_band(second.time, first.time)
+    decision = decide([first, second], "USD")
+    band = ratio_band(second.time, first.time)
     width = math.log(band.high / band.low) / 2 / NormalDist().inv_cdf(0.95)
     assert decision.sure == pytest.approx(NormalDist().cdf(math.log(band.ratio) / width), abs=0.01)
 
@@ -92,9 +95,11 @@ def test_one_plan_under_two_names_is_no_duel() -> None:
 
 def test_production_is_shared_and_lengthens_both() -> None:
     options = [option("a", production=recorded()), option("b", "wafer", production=recorded())]
-    decision, plain = decide(options, "USD"), decide([option("a"), option("b", "wafer")], "USD")
+    decision = decide(options, "USD")
+    plain = decide([option("a"), option("b", "wafer")], "USD")
     assert decision.ratio == plain.ratio
-    wall, steps = decision.outcomes[0].wall_s, decision.outcomes[0].steps_s
+    wall = decision.outcomes[0].wall_s
+    steps = decision.outcomes[0].steps_s
     assert wall.typical == pytest.approx(steps.typical / recorded().ratio)
     assert (wall.low, wall.high) == pytest.approx(
         recorded().band_s(steps.typical, (steps.low, steps.high)), rel=0.01
@@ -103,7 +108,8 @@ def test_production_is_shared_and_lengthens_both() -> None:
 
 # --------------------------------------------------------------------------------- levers and prices
 def test_an_input_flips_the_order_at_the_value_that_makes_times_equal() -> None:
-    fast, slow = option("a", error=0.3), option("b", "wafer", error=0.3, step_s=5.0)
+    fast = option("a", error=0.3)
+    slow = option("b", "wafer", error=0.3, step_s=5.0)
     levers = {lever.name: lever for lever in decide([fast, slow], "USD").levers}
     lever = levers["step time of a"]
     assert lever.flips_at == pytest.approx(5.0 / 4.6, rel=1e-4)
@@ -187,7 +193,8 @@ def test_the_same_seed_gives_the_same_bytes_on_one_and_two_processes() -> None:
 
 
 def test_an_input_more_leaves_the_draws_of_the_others() -> None:
-    alone, beside = decide([option("a")], "USD"), decide([option("a"), option("b", "wafer")], "USD")
+    alone = decide([option("a")], "USD")
+    beside = decide([option("a"), option("b", "wafer")], "USD")
     assert alone.outcomes[0].steps_s == beside.outcomes[0].steps_s
 
 

@@ -71,7 +71,9 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
 ) -> None:
     """A step of a + b B / n takes least time to the target at B = sqrt(a n B_crit / b)."""
     critical = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
-    target, a_token_s, sequence = Target(4e11, critical), 1e-6, 2048
+    target = Target(4e11, critical)
+    a_token_s = 1e-6
+    sequence = 2048
 
     def time_at(_: Question, target: Target, batch: int, __: object) -> BatchChoice:
         step_s = fixed_s + a_token_s * batch * sequence / devices

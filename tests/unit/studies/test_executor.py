@@ -119,7 +119,8 @@ class _Losing:
     status = "running"
 
     def __init__(self, losses: int) -> None:
-        self.losses, self.asked = losses, 0
+        self.losses = losses
+        self.asked = 0
 
     def submit(self, function: Callable[[int], int], item: int, *, pure: bool) -> _Losing:
         assert not pure

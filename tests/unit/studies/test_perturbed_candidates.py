@@ -48,7 +48,8 @@ def answered(folder: Path, text: str) -> list[CandidateResult]:
 
 
 def test_gpus_and_a_wafer_answer_one_study_with_a_slow_rank_and_slow_links(tmp_path: Path) -> None:
-    calm, disturbed = answered(tmp_path, STUDY), answered(tmp_path, STUDY + PERTURBED)
+    calm = answered(tmp_path, STUDY)
+    disturbed = answered(tmp_path, STUDY + PERTURBED)
     gpus, wafer = disturbed
     assert gpus.step_time_s > calm[0].step_time_s
     assert wafer.step_time_s > 1.5 * calm[1].step_time_s

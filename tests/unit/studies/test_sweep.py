@@ -91,7 +91,8 @@ def test_a_finished_point_is_not_computed_again(
 
 
 def test_a_damaged_point_is_computed_again_and_said(path: Path, store: Path) -> None:
-    sweep, told = load_sweep(str(path)), list[str]()
+    sweep = load_sweep(str(path))
+    told = list[str]()
     first = run_sweep(sweep, store, jobs=1)
     with closing(sqlite3.connect(store, isolation_level=None)) as connection:
         connection.execute("UPDATE points SET answer = replace(answer, '1', '2') WHERE answer LIKE '%mfu%'")

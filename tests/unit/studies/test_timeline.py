@@ -27,7 +27,8 @@ def _busy_s(bars: list[TimelineBar] | tuple[TimelineBar, ...]) -> dict[tuple[str
 
 
 def test_bars_have_the_tasks_flops_and_bytes_of_the_graph(run: Evaluation) -> None:
-    bars, graph = bars_of(run.trace), run.trace.graph
+    bars = bars_of(run.trace)
+    graph = run.trace.graph
     works = [graph.works[number] for number in graph.work]
     assert sum(bar.flop for bar in bars) == pytest.approx(sum(work.flop for work in works))
     lasting = run.trace.end_s > run.trace.start_s

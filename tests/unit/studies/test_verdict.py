@@ -79,7 +79,8 @@ def test_of_two_the_sooner_leads_with_ratio_range_and_reason() -> None:
 
 
 def test_the_reason_multiplies_up_to_the_ratio() -> None:
-    slow, fast = answer(30.0, batch_tokens=8e6), wafers(10.0, batch_tokens=5e5)
+    slow = answer(30.0, batch_tokens=8e6)
+    fast = wafers(10.0, batch_tokens=5e5)
     said = verdict([slow, fast])
     samples = slow.time.examples_tokens / fast.time.examples_tokens
     throughput = fast.candidate.tokens_per_s / slow.candidate.tokens_per_s

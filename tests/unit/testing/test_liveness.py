@@ -96,7 +96,8 @@ def test_all_that_is_alive_is_little_more(toys: ModuleType, name: str, p: int, v
     plan = planned(toys, ParallelLayout(pipeline=p, virtual_pipeline=v, schedule=name), m)
     trace = run(toys, plan)
     hidden = 2.0 * plan.job.seq_length * plan.job.model.hidden_size
-    everything, saved = peak_live_bytes(trace), peak_live_bytes(trace, {SAVED})
+    everything = peak_live_bytes(trace)
+    saved = peak_live_bytes(trace, {SAVED})
     for device, total in everything.items():
         assert 0 < total - saved[device] <= (3 if v == 1 else 6) * hidden
         assert total == pytest.approx(saved[device], rel=0.02)
@@ -138,7 +139,8 @@ def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
     unfolded = unfold(graph, None if marks is None else peer_classes(graph, marks)).graph
     every = simulate(unfolded, price(unfolded, toys.ToyCosts(plan.system)))
     for names in (None, {SAVED}):
-        folded, live = peak_live_bytes(run(toys, plan), names), peak_live_bytes(every, names)
+        folded = peak_live_bytes(run(toys, plan), names)
+        live = peak_live_bytes(every, names)
         written = {name.split("/", 1)[0] for name in unfolded.streams if name.endswith("/compute")}
         assert set(live) == {device for name in written for device in name.split("+")}
         for device, n_bytes in live.items():

@@ -56,13 +56,15 @@ def test_fused_norms_take_three_passes_and_joined_gradients_none(plain: LayerSli
 
 def test_narrow_products_come_with_the_casts_of_their_first_operand(plain: LayerSlice) -> None:
     narrow = with_(plain, precisions=FP8)
-    forward, backward = transformer.attention_forward(narrow), transformer.mlp_backward(narrow)
+    forward = transformer.attention_forward(narrow)
+    backward = transformer.mlp_backward(narrow)
     assert {kernel.precision for kernel in forward if kernel.partition != "none"} == {"fp8"}
     assert all(kernel.precision is None for kernel in forward if kernel.name in ("scores", "context"))
     kernels = named(backward)
     assert kernels["fc1.dgrad"].precision == "fp8"
     assert kernels["fc1.wgrad"].precision is None, "the table says 16 bits"
-    cast, product = kernels["fc1.dgrad.cast"], kernels["fc1.dgrad"]
+    cast = kernels["fc1.dgrad.cast"]
+    product = kernels["fc1.dgrad"]
     assert cast.bytes_accessed == pytest.approx(4.0 * product.m * product.k), "two read, one and one written"
     assert [kernel for kernel in backward if not kernel.name.endswith(".cast")] != list(mlp_backward(plain))
     flop = sum(kernel.flop for kernel in mlp_backward(plain))

@@ -27,7 +27,8 @@ def works(toys: ModuleType) -> list[Work]:
 
 
 def graph_of(toys: ModuleType, table: list[Row]) -> TaskGraph:
-    builder, kinds = GraphBuilder(), works(toys)
+    builder = GraphBuilder()
+    kinds = works(toys)
     for number, (work, stream, reads) in enumerate(table):
         after = [reads[0] % number] if reads and number and number % 3 == 0 else []
         builder.task(kinds[work], f"s{stream}", [read % number for read in reads] if number else [], after)
@@ -63,7 +64,8 @@ def test_chains_end_when_their_task_ended(
     whole = 12.0 * (1 + np.arange(len(graph)) % 5)
     equal_parts = np.repeat(whole / count[graph.work], count[graph.work])
     last = np.cumsum(count[graph.work]) - 1
-    run, expected = critical_path(longer, equal_parts), critical_path(graph, whole)
+    run = critical_path(longer, equal_parts)
+    expected = critical_path(graph, whole)
     assert run.end_s[last].tolist() == expected.end_s.tolist()
     assert run.step_end_s == expected.step_end_s
 

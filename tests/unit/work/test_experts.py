@@ -17,7 +17,13 @@ from perfsim.work import transformer
 from perfsim.work.counts import model_flop_per_step, parameters
 from perfsim.work.kernels import Kernel, LayerSlice
 
-H, S, B, E, K, F, SHARED = 2048, 1024, 2, 16, 4, 512, 1024
+H = 2048
+S = 1024
+B = 2
+E = 16
+K = 4
+F = 512
+SHARED = 1024
 EXPERTS: dict[str, Any] = {
     "num_experts": E,
     "top_k": K,
@@ -96,7 +102,8 @@ def test_a_pass_over_a_layer_of_multi_token_prediction_has_its_lm_head_unless_it
 
 def test_all_ranks_of_expert_parallelism_together_do_the_products_of_a_layer(toys: ModuleType) -> None:
     """Eight ranks with micro-batches of their own: each has 2 experts, and rows as before."""
-    alone, divided = sliced(toys), sliced(toys, expert=8)
+    alone = sliced(toys)
+    divided = sliced(toys, expert=8)
     assert flop(transformer.experts_forward(divided)) == flop(transformer.experts_forward(alone))
     fc1 = next(kernel for kernel in transformer.experts_forward(divided) if kernel.name == "expert_fc1")
     assert (fc1.batch, fc1.m, fc1.n, fc1.k) == (2, B * S * K // 2, 2 * F, H)
@@ -131,7 +138,8 @@ def test_the_router_is_never_narrow_and_experts_are(toys: ModuleType) -> None:
 
 def test_latent_attention_goes_down_to_latents_and_up_to_heads(toys: ModuleType) -> None:
     part = sliced(toys, LayerKind(), {"latent_attention": LATENT, "bias": False}, attention="flash")
-    heads, tokens = 16, B * S
+    heads = 16
+    tokens = B * S
     weights = H * 384 + 384 * heads * 96 + H * (128 + 32) + 128 * heads * (64 + 48) + heads * 48 * H
     core = 2.0 * B * heads * S * S * (96 + 48) / 2
     assert flop(transformer.attention_forward(part)) == 2.0 * tokens * weights + core
@@ -169,7 +177,8 @@ def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_p
     changes = {"experts": EXPERTS | {"first_dense_layers": 2}, "mtp_num_layers": 1, "bias": False}
     job = toys.job(4)
     model = toys.model(**changes, sliding_window=S // 2, sliding_window_pattern=2)
-    counts, tokens = parameters(model), job.tokens_per_step
+    counts = parameters(model)
+    tokens = job.tokens_per_step
     weights = sum(counts.matrices_of(kind, active=True) for kind in layer_kinds(model))
     # The layer of multi-token prediction is like the last one, which attends to all positions.
     core = 12.0 * S * H * (4 * 0.75 + 5)
@@ -196,7 +205,8 @@ def test_multi_token_prediction_adds_a_projection_and_an_lm_head(toys: ModuleTyp
 
 
 def test_experts_keep_rows_widths_and_scores_for_their_backward(toys: ModuleType) -> None:
-    dense, sparse = sliced(toys, LayerKind(), attention="flash"), sliced(toys, attention="flash")
+    dense = sliced(toys, LayerKind(), attention="flash")
+    sparse = sliced(toys, attention="flash")
     tokens = B * S
     kept = 2 * tokens * (K * (H + 3 * F) + 3 * SHARED) + 2 * 4 * tokens * E
     mlp = 2 * tokens * 3 * dense.model.ffn_hidden_size

@@ -18,7 +18,10 @@ CATALOG = default_catalog()
 LLAMA = CATALOG.model("llama31_70b")
 PART = LayerSlice(LLAMA, seq_length=4096, micro_batch_size=1, attention="flash", dropout=False)
 BY_OPERATOR = replace(PART, selective="every_second_product")
-TOKENS, HIDDEN, PAIR, FFN = 4096, 8192, 1024, 28672
+TOKENS = 4096
+HIDDEN = 8192
+PAIR = 1024
+FFN = 28672
 
 
 def products(part: LayerSlice, recompute: str) -> dict[str, int]:
@@ -28,7 +31,8 @@ def products(part: LayerSlice, recompute: str) -> dict[str, int]:
 
 
 def test_full_recompute_that_keeps_qkv_runs_all_but_its_projections_again() -> None:
-    whole, kept = products(PART, "full"), products(replace(PART, keeps="qkv"), "full")
+    whole = products(PART, "full")
+    kept = products(replace(PART, keeps="qkv"), "full")
     assert kept == {name: columns for name, columns in whole.items() if name != "qkv"}
     more = layer_activation_bytes(replace(PART, keeps="qkv"), "full") - layer_activation_bytes(PART, "full")
     assert more == 2.0 * TOKENS * (HIDDEN + 2 * PAIR)

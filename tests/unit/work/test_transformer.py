@@ -19,7 +19,13 @@ from perfsim.work.counts import (
 from perfsim.work.kernels import Kernel, LayerSlice
 from perfsim.work.layer import padded_vocab_size
 
-H, F, S, B, HEADS, VOCAB, LAYERS = 2048, 8192, 1024, 2, 16, 51200, 8
+H = 2048
+F = 8192
+S = 1024
+B = 2
+HEADS = 16
+VOCAB = 51200
+LAYERS = 8
 
 
 @pytest.fixture
@@ -98,7 +104,8 @@ def test_a_layer_does_24_bsh2_plus_4_bs2h_forward_and_twice_that_backward(part: 
 
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 def test_tensor_parallel_ranks_do_an_equal_share_of_the_flop(toys: ModuleType, tensor: int) -> None:
-    whole, cut = layer_flop(sliced(toys)), layer_flop(sliced(toys, tensor=tensor))
+    whole = layer_flop(sliced(toys))
+    cut = layer_flop(sliced(toys, tensor=tensor))
     assert (cut[0] * tensor, cut[1] * tensor) == whole
 
 
@@ -124,7 +131,8 @@ def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_read
 
 
 def test_a_gated_mlp_has_a_third_matrix(toys: ModuleType) -> None:
-    plain, gated = sliced(toys), sliced(toys, {"gated_mlp": True})
+    plain = sliced(toys)
+    gated = sliced(toys, {"gated_mlp": True})
     extra = flop(transformer.mlp_forward(gated)) - flop(transformer.mlp_forward(plain))
     assert extra == 2 * B * S * H * F
 
@@ -291,7 +299,8 @@ def test_gated_mlps_and_grouped_queries_are_counted(toys: ModuleType) -> None:
 
 
 def test_two_models_of_one_name_and_shape_but_other_heads_are_told_apart(toys: ModuleType) -> None:
-    whole, grouped = toys.model(), toys.model(num_query_groups=4)
+    whole = toys.model()
+    grouped = toys.model(num_query_groups=4)
     assert parameters(whole).total > parameters(grouped).total
 
 
@@ -312,7 +321,8 @@ def test_kernels_of_all_layers_add_up_to_the_models_flop(toys: ModuleType) -> No
 
 
 def test_a_head_on_few_positions_costs_less(toys: ModuleType) -> None:
-    full, few = toys.job(4), toys.job(4, {"lm_head_positions": 16})
+    full = toys.job(4)
+    few = toys.job(4, {"lm_head_positions": 16})
     saved = model_flop_per_step(full) - model_flop_per_step(few)
     assert saved == pytest.approx(6 * VOCAB * H * 4 * (S - 16))
 
@@ -401,7 +411,8 @@ def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(
 
 
 def test_in_fp32_what_stages_and_weight_gradients_hand_on_takes_twice_the_bytes(toys: ModuleType) -> None:
-    half, full = sliced(toys), sliced(toys, element_bytes=4.0)
+    half = sliced(toys)
+    full = sliced(toys, element_bytes=4.0)
     assert full.activation_bytes == 2 * half.activation_bytes
     for held in (transformer.attention_weight_input_bytes, transformer.mlp_weight_input_bytes):
         assert held(full) == 2 * held(half)

@@ -18,7 +18,8 @@ SAMPLES = sorted(path.name for path in (Path(__file__).parents[3] / "samples/for
 def test_damage_ends_in_an_answer_or_a_refusal_that_names_the_file(
     repository: Path, tmp_path: Path, name: str
 ) -> None:
-    path, text = tmp_path / name, (repository / "tests/samples/foreign" / name).read_text("utf-8")
+    path = tmp_path / name
+    text = (repository / "tests/samples/foreign" / name).read_text("utf-8")
     for _, data in hostile_inputs([(name, text)], 40, 1):
         path.write_bytes(data)
         refusal = None

@@ -57,7 +57,8 @@ def test_a_family_has_the_count_of_its_published_weights_to_the_last_digit(write
 
 def test_a_dense_model_becomes_the_same_model_of_the_catalogue(write: Write) -> None:
     path = write(LLAMA, "meta--Llama-3.1-8B_config.json")
-    result, model = import_file(path), read_model(path)
+    result = import_file(path)
+    model = read_model(path)
     assert (result.kind, result.format, result.parameters) == ("model", "huggingface", 8_030_261_248)
     assert (result.unsupported, result.unused_keys) == ((), ())
     assert (model.name, parameters(model).total) == ("meta--Llama-3.1-8B", 8_030_261_248)
@@ -87,7 +88,8 @@ def test_a_model_with_experts_becomes_that_of_the_catalogue(write: Write, name: 
     gptoss = PUBLISHED["gptoss20"][1] | {"num_hidden_layers": 36, "num_local_experts": 128}
     keys = {"mixtral": MIXTRAL, "gptoss120": gptoss}.get(name) or PUBLISHED[name][1]
     groups = {"n_group": 8, "topk_group": 4} if name == "dsv3" else {}
-    model, known = model_named(str(write(keys | groups)), default_catalog()), default_catalog().model(ours)
+    model = model_named(str(write(keys | groups)), default_catalog())
+    known = default_catalog().model(ours)
     described = {"name", "description", "sources", "assumed", "released", "max_position_embeddings"}
     assert model.model_dump(exclude=described) == known.model_dump(exclude=described)
 

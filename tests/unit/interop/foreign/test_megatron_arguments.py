@@ -149,7 +149,8 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
     assert "overlap_moe_expert_parallel_comm: all-to-alls beside" in overlapped.unsupported[0]
     assert result.layout is not None
     assert "expert=64" in result.layout
-    experts, latent = result.document["experts"], result.document["latent_attention"]
+    experts = result.document["experts"]
+    latent = result.document["latent_attention"]
     assert (experts["num_experts"], experts["top_k"], experts["first_dense_layers"]) == (256, 8, 3)
     assert (latent["q_lora_rank"], latent["kv_lora_rank"]) == (1536, 512)
 

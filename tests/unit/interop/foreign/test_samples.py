@@ -18,8 +18,12 @@ def gpt3(width: int, layers: int, vocabulary: int = 50257) -> int:
     return layers * (12 * width**2 + 13 * width) + (vocabulary + 2048) * width + 2 * width
 
 
-XL, B6_7, B20 = gpt3(2048, 24), gpt3(4096, 32), gpt3(6144, 44)
-LLAMA_8B, LLAMA2_70B, DEEPSEEK_V3 = 8_030_261_248, 68_976_648_192, 671_026_419_200
+XL = gpt3(2048, 24)
+B6_7 = gpt3(4096, 32)
+B20 = gpt3(6144, 44)
+LLAMA_8B = 8_030_261_248
+LLAMA2_70B = 68_976_648_192
+DEEPSEEK_V3 = 671_026_419_200
 PARAMETERS = {
     "bridge_deepseek_v3.yaml": DEEPSEEK_V3 - 58 * 256,  # no biases of the routers
     "deepseek_v3_config.json": DEEPSEEK_V3,
@@ -64,7 +68,8 @@ def test_a_file_without_a_model_has_the_count_of_the_one_beside_it(samples: Path
 def test_a_log_becomes_a_calibration_of_a_cluster_that_run_takes_in_one_command(
     samples: Path, tmp_path: Path
 ) -> None:
-    log, out = samples / "megatron_small.log", tmp_path / "ours.yaml"
+    log = samples / "megatron_small.log"
+    out = tmp_path / "ours.yaml"
     made = CliRunner().invoke(
         main, ["calibrate", "steps", str(log), "--system", "dgx-a100-80gb", "--out", str(out)]
     )

@@ -32,7 +32,8 @@ LAYOUTS = {
 
 def subject(toys: ModuleType, model: str, layout: str, **recipe: Any) -> Subject:
     of_devices = LAYOUTS[layout]
-    job, topology = toys.job(8, recipe, **MODELS[model]), toys.topology(of_devices.num_devices)
+    job = toys.job(8, recipe, **MODELS[model])
+    topology = toys.topology(of_devices.num_devices)
     plan = small_plan(strategy("3d"), job, topology, of_devices, 2)
     assert plan.job.model.mtp_num_layers == MODELS[model]["mtp_num_layers"]
     return Subject(toys.graph_of(plan), plan, training_of(plan, 0))

@@ -49,7 +49,8 @@ def test_every_second_product_is_kept_of_those_that_the_memory_counts(
 
 def test_only_columns_that_were_not_kept_are_computed() -> None:
     rng = np.random.default_rng(0)
-    w, x = {"fc1": rng.standard_normal((3, 4)), "fc1_bias": rng.standard_normal(4)}, np.ones((1, 2, 3))
+    w = {"fc1": rng.standard_normal((3, 4)), "fc1_bias": rng.standard_normal(4)}
+    x = np.ones((1, 2, 3))
     result = made(w, "fc1", x, {})
     result[..., 1:3] = np.nan
     result[..., 0] = 7.0

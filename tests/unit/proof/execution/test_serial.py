@@ -118,7 +118,8 @@ def test_every_gradient_is_the_difference_quotient_of_the_loss(make: str) -> Non
 
 def test_in_a_window_a_position_sees_itself_and_those_just_before_it() -> None:
     asked = training(sliding_window=2, num_layers=1)
-    share, x = asked.share.of_layer(0), np.random.default_rng(0).standard_normal((1, 5, 8))
+    share = asked.share.of_layer(0)
+    x = np.random.default_rng(0).standard_normal((1, 5, 8))
     changed = x.copy()
     changed[0, 2, 0] += 1.0
     outputs = [attention_forward(asked.initial[0], values, share)[0] for values in (x, changed)]
@@ -127,9 +128,11 @@ def test_in_a_window_a_position_sees_itself_and_those_just_before_it() -> None:
 
 
 def test_adam_is_its_closed_form() -> None:
-    weights, rng = np.array([1.0, -2.0, 0.5]), np.random.default_rng(0)
+    weights = np.array([1.0, -2.0, 0.5])
+    rng = np.random.default_rng(0)
     drawn = rng.standard_normal((4, 3))
-    moments, expected = Moments.zero(3), weights
+    moments = Moments.zero(3)
+    expected = weights
     for count in range(1, 5):
         weights, moments = adam(weights, drawn[count - 1], moments)
         powers = np.arange(count)[::-1, None]

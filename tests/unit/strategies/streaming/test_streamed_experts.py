@@ -26,7 +26,8 @@ def run(toys: ModuleType) -> ps.Evaluation:
 
 def moved_bytes(run: ps.Evaluation, which: str) -> float:
     """Bytes of the streams of layers in one step."""
-    graph, layers = run.graph, len(layer_kinds(run.plan.job.model))
+    graph = run.graph
+    layers = len(layer_kinds(run.plan.job.model))
     works = [graph.works[work] for work in graph.work.tolist()]
     ours = [
         work.comm_bytes
@@ -38,7 +39,8 @@ def moved_bytes(run: ps.Evaluation, which: str) -> float:
 
 def test_all_experts_of_every_layer_stream_there_and_their_gradients_back(run: ps.Evaluation) -> None:
     """Groups of two layers stream once more for their recomputation; the seventh is alone in its own."""
-    model, layout = run.plan.job.model, run.plan.layout
+    model = run.plan.job.model
+    layout = run.plan.layout
     assert (layout.recompute_layers, run.plan.num_microbatches) == (2, 1)
     counts = parameters(model)
     weights = [2.0 * counts.of(kind) for kind in layer_kinds(model)]
@@ -60,7 +62,8 @@ def test_layers_keep_what_their_kinds_keep(toys: ModuleType) -> None:
         job = Job(model, toys.job().recipe, 4)
         return activation_parts_bytes(job, StreamingLayout(micro_batch_size=4), WAFER)["activations"]
 
-    dense, mixed = toys.model(num_layers=6), toys.model(num_layers=6, experts=EXPERTS)
+    dense = toys.model(num_layers=6)
+    mixed = toys.model(num_layers=6, experts=EXPERTS)
     whole = toys.model(num_layers=6, experts=EXPERTS | {"first_dense_layers": 0})
     assert kept(mixed) == pytest.approx(kept(dense) / 3 + 2 * kept(whole) / 3)
 
@@ -75,7 +78,8 @@ def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None
     )
     assert plain is not None
     assert sparse is not None
-    counts, kind = parameters(mixture), LayerKind(experts=True)
+    counts = parameters(mixture)
+    kind = LayerKind(experts=True)
     expected = counts.matrices_of(kind) / counts.matrices_of(kind, active=True)
     assert sparse.formula_tokens / plain.formula_tokens == pytest.approx(expected, rel=0.01)
     assert sparse.hidden_from_tokens > plain.hidden_from_tokens

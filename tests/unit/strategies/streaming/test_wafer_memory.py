@@ -39,7 +39,8 @@ def test_recompute_keeps_one_input_a_group_and_runs_one_group_again(
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) -> None:
-    job, system = toys.job(4096), toys.wafer_cluster()
+    job = toys.job(4096)
+    system = toys.wafer_cluster()
     for group in (0, 1, 4):
         largest = largest_micro_batch(job, system, 4096, group)
         assert 0 < largest < 4096
@@ -49,7 +50,8 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) ->
 
 
 def test_recompute_allows_larger_micro_batches(toys: ModuleType) -> None:
-    job, system = toys.job(4096), toys.wafer_cluster()
+    job = toys.job(4096)
+    system = toys.wafer_cluster()
     assert largest_micro_batch(job, system, 4096, 1) > largest_micro_batch(job, system, 4096, 0)
 
 
@@ -101,7 +103,8 @@ def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(
 
 
 def test_spilling_allows_larger_micro_batches_until_the_servers_are_full(toys: ModuleType) -> None:
-    job, system = toys.job(4096), toys.wafer_cluster()
+    job = toys.job(4096)
+    system = toys.wafer_cluster()
     resident, spilling = (largest_micro_batch(job, system, 4096, 0, spill=spill) for spill in (False, True))
     assert spilling > resident
     servers = system.activation_servers.model_copy(update={"capacity": 100 * 8 * KEPT})
@@ -110,7 +113,8 @@ def test_spilling_allows_larger_micro_batches_until_the_servers_are_full(toys: M
 
 
 def test_weights_that_are_stored_on_the_wafer_take_their_room(toys: ModuleType) -> None:
-    job, system = toys.job(), toys.wafer_cluster()
+    job = toys.job()
+    system = toys.wafer_cluster()
     held = system.streaming.model_copy(update={"weights_held": "layer", "prefetch_depth": 2})
     storing = system.model_copy(update={"streaming": held})
     assert stream_buffer_bytes(job, system) == 2 * 2**18
@@ -119,7 +123,8 @@ def test_weights_that_are_stored_on_the_wafer_take_their_room(toys: ModuleType) 
 
 
 def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter(toys: ModuleType) -> None:
-    job, system = toys.job(), toys.wafer_cluster()
+    job = toys.job()
+    system = toys.wafer_cluster()
     summing = system.streaming.model_copy(update={"accumulate_at": "wafer"})
     there = system.model_copy(update={"streaming": summing})
     layout = StreamingLayout(micro_batch_size=4)

@@ -134,7 +134,8 @@ def test_a_batch_is_split_no_further_than_some_policy_needs(
     toys: ModuleType, batch: int, policies: list[int]
 ) -> None:
     """Keeping everything takes the most room, so with the batch its turn passes first."""
-    job, topology = toys.job(batch), toys.topology(2, toys.wafer_cluster())
+    job = toys.job(batch)
+    topology = toys.topology(2, toys.wafer_cluster())
     listed = list(strategy("weight-streaming").layouts(job, topology))
     kept = [layout for layout in listed if not layout.spill]
     assert [layout.recompute_layers for layout in kept] == policies
@@ -160,7 +161,8 @@ def test_all_resident_is_refused_where_it_does_not_fit_with_a_way_out(toys: Modu
 
 
 def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory(toys: ModuleType) -> None:
-    job, topology = toys.job(2), toys.topology(1, toys.wafer_cluster(capacity=1e8))
+    job = toys.job(2)
+    topology = toys.topology(1, toys.wafer_cluster(capacity=1e8))
     (least,) = strategy("weight-streaming").layouts(job, topology)
     assert (least.micro_batch_size, least.recompute_layers, least.spill) == (1, 1, True)
     with pytest.raises(MemoryCapacityError, match=r"try shorter sequences than 1,024 tokens"):

@@ -192,7 +192,8 @@ def test_what_context_ranks_cannot_share_is_refused(
 
 # ---------------------------------------------------------------------------------------- planner
 def test_context_degrees_are_tried_for_long_sequences_only(toys: ModuleType) -> None:
-    topology, chosen = toys.topology(8), strategy("3d")
+    topology = toys.topology(8)
+    chosen = strategy("3d")
     short = chosen.layouts(job_of(toys, LONG_SEQUENCE // 2), topology)
     assert {layout.context for layout in short} == {1}  # type: ignore[attr-defined]
     job = job_of(toys, LONG_SEQUENCE)
@@ -202,7 +203,8 @@ def test_context_degrees_are_tried_for_long_sequences_only(toys: ModuleType) -> 
 
 def test_context_degrees_are_tried_where_nothing_fits_without(toys: ModuleType) -> None:
     job = job_of(toys, LONG_SEQUENCE // 2, 8, num_layers=1, num_attention_heads=2)
-    chosen, costs = strategy("3d"), toys.ToyCosts(toys.gpu_cluster())
+    chosen = strategy("3d")
+    costs = toys.ToyCosts(toys.gpu_cluster())
     fits = [
         chosen.plan(job, toys.topology(8), layout, check_memory=False).peak_memory_bytes
         for layout in chosen.layouts(job, toys.topology(8))

@@ -42,7 +42,9 @@ def fused_launches(layers: int) -> int:
     """
     tensors = 12 * layers + 4  # 4 weights, 4 biases, 2 norms of 2 vectors; both tables and the final norm
     unscale = clip = copy = math.ceil(tensors / 64)
-    norm, update, zero = math.ceil(tensors / 110) + 1, math.ceil(tensors / 36), 1
+    norm = math.ceil(tensors / 110) + 1
+    update = math.ceil(tensors / 36)
+    zero = 1
     return unscale + norm + clip + update + copy + zero
 
 

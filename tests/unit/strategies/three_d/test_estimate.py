@@ -84,7 +84,8 @@ def test_a_group_of_replicas_that_straddles_nodes_sets_the_price_of_reductions()
     assert error_of("gpt3_13b", "dgx-a100-80gb", 24, 48, layout) == pytest.approx(0.0, abs=0.1)
 
 
-ROWS, MOST_PASSES = 40, 2500
+ROWS = 40
+MOST_PASSES = 2500
 """Layouts drawn for a question, and passes of a micro-batch through a layer in the graphs of these."""
 
 

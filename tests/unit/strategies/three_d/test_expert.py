@@ -69,7 +69,8 @@ def test_gradients_of_experts_are_summed_over_their_copies_alone(toys: ModuleTyp
     job = job_of(toys, 16)
     counts = parameters(job.model)
     kind = layer_kinds(job.model)[0]
-    routed, rest = counts.routed_of(kind), counts.of(kind) - counts.routed_of(kind)
+    routed = counts.routed_of(kind)
+    rest = counts.of(kind) - counts.routed_of(kind)
     graph = graph_of(planned(toys, job, ParallelLayout(data=16, expert=8)))
     sums = [graph.works[number] for number in graph.work.tolist()]
     apart = sum(w.comm_bytes for w in sums if w.name == "data.all_reduce" and w.group == RankGroup(0, 8, 2))
@@ -85,9 +86,11 @@ def test_memory_of_experts_falls_with_their_degree_and_zero_shards_it_over_copie
         plan = planned(toys, job, ParallelLayout(data=16, **layout))
         return dict(plan.memory[0].parts_bytes)
 
-    counts, layers = parameters(job.model), job.model.num_layers
+    counts = parameters(job.model)
+    layers = job.model.num_layers
     routed = counts.routed_of(layer_kinds(job.model)[0]) * layers
-    whole, divided = held(expert=1), held(expert=8)
+    whole = held(expert=1)
+    divided = held(expert=8)
     assert whole["parameters"] - divided["parameters"] == pytest.approx(2.0 * routed * 7 / 8)
     sharded = held(expert=8, zero_stage=1)
     saved = divided["optimizer"] - sharded["optimizer"]
@@ -140,7 +143,8 @@ def test_the_closed_form_is_close_to_the_simulation(
 
 
 def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form(toys: ModuleType) -> None:
-    plain, mixed = job_of(toys, 32), job_of(toys, 32, first_dense_layers=3)
+    plain = job_of(toys, 32)
+    mixed = job_of(toys, 32, first_dense_layers=3)
     layout = ParallelLayout(pipeline=2, data=4, expert=4)
     counts, (dense, *_, kind) = parameters(mixed.model), layer_kinds(mixed.model)
     first, last = (use.parts_bytes["parameters"] for use in planned(toys, mixed, layout).memory)
@@ -154,7 +158,8 @@ def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form(toys: M
 
 
 def test_the_host_takes_its_time_in_every_pass_of_a_layer_unless_a_graph_replays_it(toys: ModuleType) -> None:
-    job, catalog = job_of(toys), default_catalog()
+    job = job_of(toys)
+    catalog = default_catalog()
     eager, replayed = (step_s(on_h100(job, ON_EIGHT, graph=graph)) for graph in (False, True))
     least = 2 * job.model.num_layers * catalog.framework("megatron-core-te").expert_pass_s
     assert replayed < least < eager

@@ -25,7 +25,8 @@ def planned(toys: ModuleType, layout: ParallelLayout, batch: int, **recipe: Any)
 
 def both(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> tuple[float, float]:
     """Estimated and simulated."""
-    costs, graph = toys.TableCosts(seconds), toys.graph_of(plan)
+    costs = toys.TableCosts(seconds)
+    graph = toys.graph_of(plan)
     simulated = critical_path(graph, price(graph, costs)).step_time_s
     return strategy("3d").estimate_s(plan, costs), simulated
 
@@ -47,7 +48,8 @@ def test_the_closed_form_is_exact_whatever_takes_longer(
 
 
 def test_fast_gathers_expose_the_embedding_and_the_first_layer_only(toys: ModuleType) -> None:
-    layout, seconds = ParallelLayout(data=2, zero_stage=1), {**LAYERS, "data.all_gather": 2.0}
+    layout = ParallelLayout(data=2, zero_stage=1)
+    seconds = {**LAYERS, "data.all_gather": 2.0}
     _, ahead = both(toys, planned(toys, layout, 2), seconds)
     _, after = both(toys, planned(toys, layout, 2, overlap_param_gather=False), seconds)
     assert ahead == 8 * 6.0 + 2 * 2.0

@@ -41,7 +41,9 @@ def question(name: str) -> Question:
 @pytest.mark.parametrize("name", ASKED)
 def test_drawn_layouts_have_the_estimate_and_the_memory_of_the_layout_alone(name: str) -> None:
     asked = question(name)
-    job, topology, costs = asked.job, asked.topology, asked.costs
+    job = asked.job
+    topology = asked.topology
+    costs = asked.costs
     chosen = strategy("3d")
     found = chosen.screen(job, topology, costs)
     drawn = np.random.default_rng(0).choice(found.feasible, DRAWN, replace=False).tolist()
@@ -59,7 +61,8 @@ def test_experts_are_priced_as_those_that_a_stage_maps(
 ) -> None:
     """Prices know the tokens of a rank alone, a stage the tensor and context groups that divide them."""
     asked = question("shared experts, dense layers and a further token")
-    job, kind = asked.job, LayerKind(experts=True)
+    job = asked.job
+    kind = LayerKind(experts=True)
     layout = ParallelLayout(
         tensor=4,
         data=4,
@@ -78,7 +81,8 @@ def test_experts_are_priced_as_those_that_a_stage_maps(
         ("backward", prices.backward, prices.hosted_backward),
     ]
     for which, price, hosted in passes:
-        works, attention = layer.mlp.works(which), layer.attention.works(which)
+        works = layer.mlp.works(which)
+        attention = layer.attention.works(which)
         assert hosted == pytest.approx(asked.costs.durations_s(works[1:-1]).sum(), rel=1e-12)
         rest = asked.costs.durations_s([*works, *attention]).sum()
         assert rest < price <= rest + asked.costs.durations_s(sums).sum()
@@ -98,7 +102,8 @@ def test_a_layout_of_a_space_is_the_row_with_its_index() -> None:
 def test_of_a_space_some_layouts_are_kept_in_their_order() -> None:
     asked = question("no experts")
     space = layout_space(asked.job, asked.topology, ("tensor", "data"))
-    every, kept = space.rows(), space.keeping(lambda columns: columns.zero == 1).rows()
+    every = space.rows()
+    kept = space.keeping(lambda columns: columns.zero == 1).rows()
     wanted = every.rows(every.zero == 1)
     assert [kept.layout(row) for row in range(len(kept))] == [
         wanted.layout(row) for row in range(len(wanted))

@@ -60,7 +60,8 @@ def test_the_gradient_of_a_layers_input_is_gathered_unless_the_layer_below_is_di
     toys: ModuleType, below: bool
 ) -> None:
     template = GraphBuilder().template()
-    gradient, saved = template.port("gradient"), template.port("saved")
+    gradient = template.port("gradient")
+    saved = template.port("saved")
     layer(toys, below=below).backward(template, "backward", gradient, saved)
     ends = ["reduce_scatter"] if below else ["reduce_scatter", "all_gather"]
     assert names(template) == ["lookup.backward", "all_gather", "attention.backward", *ends]
@@ -76,7 +77,8 @@ def test_what_is_recomputed_comes_before_the_backward_in_the_order_of_a_forward(
 @pytest.mark.parametrize("peers", [1, 2])
 def test_weight_gradients_read_sums_over_tensor_peers_if_there_are_any(toys: ModuleType, peers: int) -> None:
     template = GraphBuilder().template()
-    gradient, saved = template.port("gradient"), template.port("saved")
+    gradient = template.port("gradient")
+    saved = template.port("saved")
     below, inputs = layer(toys, peers=peers).backward(template, "dgrad", gradient, saved)
     assert inputs[2:] == ((None, None) if peers == 1 else (inputs.mlp_sum, below))
     layer(toys, peers=peers).wgrad(template, inputs)

@@ -77,7 +77,8 @@ def test_states_are_on_the_device_or_off_it_and_never_on_both(
 ) -> None:
     layout = ParallelLayout(data=data, zero_stage=zero_stage, offload_optimizer=optimizer)
     layout = replace(layout, offload_param=param if zero_stage == 3 else "none")
-    job, on = plain_toys.job(data), plain_toys.gpu_cluster(host=plain_toys.host(drives=1e13))
+    job = plain_toys.job(data)
+    on = plain_toys.gpu_cluster(host=plain_toys.host(drives=1e13))
     without = replace(layout, offload_optimizer="none", offload_param="none")
     before = plain_toys.plan("3d", job, without, on).memory[0].parts_bytes
     device, *others = plain_toys.plan("3d", job, layout, on).memory
@@ -108,12 +109,16 @@ def test_where_copies_meet_no_others_the_closed_form_is_the_simulated_step(
 
 def test_a_step_bound_by_the_link_takes_the_bytes_of_its_copies(toys: ModuleType) -> None:
     """Every micro-batch: parameters twice, gradients once, beside each other; at the end the update."""
-    rate, microbatches = 1e8, 4
-    job, on = toys.job(microbatches), system(toys, link_bytes_per_s=rate)
+    rate = 1e8
+    microbatches = 4
+    job = toys.job(microbatches)
+    on = system(toys, link_bytes_per_s=rate)
     trace, estimate = run(toys, job, INFINITY, on)
     states = toys.plan("3d", job, INFINITY, on).memory[1].parts_bytes
-    loaded_s, stored_s = states["parameters"] / rate, states["gradients"] / rate
-    forward_s, backward_s = loaded_s, max(loaded_s, stored_s)
+    loaded_s = states["parameters"] / rate
+    stored_s = states["gradients"] / rate
+    forward_s = loaded_s
+    backward_s = max(loaded_s, stored_s)
     copies_s = microbatches * (forward_s + backward_s)
     assert trace.step_time_s == pytest.approx(copies_s, rel=0.1)
     assert estimate == pytest.approx(trace.step_time_s, rel=0.1)
@@ -147,7 +152,8 @@ def test_activations_of_two_layers_are_on_the_device_and_copies_cost_their_bytes
     toys: ModuleType, recompute: Any, link_bytes_per_s: float
 ) -> None:
     layout = ParallelLayout(recompute=recompute, offload_activations="cpu")
-    on, job = system(toys, link_bytes_per_s=link_bytes_per_s), toys.job(4, num_layers=8)
+    on = system(toys, link_bytes_per_s=link_bytes_per_s)
+    job = toys.job(4, num_layers=8)
     memory = toys.plan("3d", job, layout, on).memory
     trace, estimate = run(toys, job, layout, on)
     live = peak_live_bytes(trace, {"saved"})["gpu0"]
@@ -194,7 +200,8 @@ def test_an_offloaded_layout_that_does_not_fit_is_advised_more_offload(toys: Mod
 def test_offload_is_not_compute_and_its_remedies_do_not_ask_for_what_is_there() -> None:
     layout = "zero=3,offload_optimizer=cpu,offload_param=cpu,recompute=full"
     answer = ps.predict(model="gpt3_xl", system="h100-sxm5-80gb", devices=1, batch=8, layout=layout)
-    parts, seconds = answer.why.parts_s, answer.breakdown_s
+    parts = answer.why.parts_s
+    seconds = answer.breakdown_s
     assert parts["exposed offload"] == seconds["offload"] > 0.0
     assert parts["compute"] == pytest.approx(
         sum(seconds[name] for name in ("forward", "backward", "recompute"))

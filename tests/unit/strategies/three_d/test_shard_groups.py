@@ -47,7 +47,9 @@ def sent_between_nodes(group: Replicas, num_parameters: float, node: int) -> flo
 @pytest.mark.parametrize("nodes", [4, 16, 128])
 def test_a_group_of_a_node_sends_what_the_fsdp_paper_counts(toys: ModuleType, nodes: int) -> None:
     """[2304.11277 section 3.2.2]: 2 M (W - 1) / (G W) across hosts, not 3 M (W - 1) / W; all in 16 bits."""
-    node, ranks, parameters = 8, 8 * nodes, 1e9
+    node = 8
+    ranks = 8 * nodes
+    parameters = 1e9
     recipe = toys.recipe(reduce_precision="bf16")
     groups, whole = (replace(replicas(toys, ranks, size), recipe=recipe) for size in (node, None))
     n_bytes = 2.0 * parameters
@@ -97,7 +99,8 @@ def test_the_closed_form_is_close_whatever_limits_it(
         "data.all_reduce": across,
     }
     layout = replace(FSDP, data=8, zero_stage=zero_stage, shard_group=2)
-    plan, costs = planned(toys, layout, 8 * microbatches), toys.TableCosts(seconds)
+    plan = planned(toys, layout, 8 * microbatches)
+    costs = toys.TableCosts(seconds)
     graph = toys.graph_of(plan)
     simulated = critical_path(graph, price(graph, costs)).step_time_s
     assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated, rel=0.03)

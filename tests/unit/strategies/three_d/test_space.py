@@ -41,7 +41,8 @@ def divisors(count: int) -> list[int]:
 @pytest.mark.parametrize("num_layers", [4, 6])
 def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, num_layers: int) -> None:
     """Tried one by one on 4 devices, with layers that divide and layers that do not."""
-    job, topology = toys.job(12, num_layers=num_layers), toys.topology(4)
+    job = toys.job(12, num_layers=num_layers)
+    topology = toys.topology(4)
     legal = set()
     for tensor, pipeline, size, zero, name, split, (mode, every) in product(
         divisors(4),
@@ -58,7 +59,8 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
             or (split and tensor == 1)
         ):
             continue
-        data, schedule = 4 // tensor // pipeline, SCHEDULES[name]
+        data = 4 // tensor // pipeline
+        schedule = SCHEDULES[name]
         if (pipeline == 1 and name != "1f1b") or (data == 1 and zero):
             continue
         if name in FILLED and 12 // data // size < pipeline:

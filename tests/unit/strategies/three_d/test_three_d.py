@@ -95,7 +95,8 @@ def test_a_stage_may_hold_the_embedding_alone(toys: ModuleType) -> None:
 # ------------------------------------------------------------------------------------ how often
 def test_every_micro_batch_passes_every_layer_once_each_way(toys: ModuleType) -> None:
     found = counts(graph(toys, ParallelLayout(pipeline=2, data=2), toys.job(32)))
-    microbatches, layers = 16, 8
+    microbatches = 16
+    layers = 8
     for name in ("attention.forward", "mlp.forward", "attention.backward", "mlp.backward"):
         assert found[name] == microbatches * layers
     assert found["head.forward"] == found["embedding.backward"] == microbatches
@@ -134,7 +135,8 @@ def test_selective_recompute_makes_scores_and_context_again_and_no_linear(
     toys: ModuleType, recompute: str, linears: int
 ) -> None:
     """[2205.05198] Scores and context take 4 b s^2 h FLOP of a layer, QKV and projection 8 b s h^2 more."""
-    seq, hidden = 1024, 2048
+    seq = 1024
+    hidden = 2048
     written = graph(toys, ParallelLayout(recompute=recompute), toys.job(1))  # type: ignore[arg-type]
     redone = next(work for work in written.works if work.name == "attention.recompute")
     assert redone.flop == 4 * seq**2 * hidden + linears * 8 * seq * hidden**2

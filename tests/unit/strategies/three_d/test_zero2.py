@@ -63,7 +63,8 @@ def test_scattering_hides_behind_the_backward_only_where_it_overlaps(toys: Modul
         ).step_time_s
         for overlap in (False, True)
     }
-    microbatches, layers = 4, 8
+    microbatches = 4
+    layers = 8
     assert step[False] == microbatches * (layers * 1.75 + 0.5)
     assert step[True] == microbatches * layers * 1.25 + 2 * 0.5, "the last layer's and that of the tables"
 
@@ -115,7 +116,8 @@ def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way(toys: M
         layout = ParallelLayout(data=data, zero_stage=zero_stage)
         return dict(stage_memory(toys.job(), layout, toys.gpu_cluster())[0].parts_bytes)
 
-    whole, shard = parts(1), parts(2)
+    whole = parts(1)
+    shard = parts(2)
     assert shard["gradients"] == whole["gradients"] / 8
     assert shard["gradient buckets"] == pytest.approx(4 * (2 * LAYER_PARAMETERS + TABLES))
     assert shard["optimizer"] == whole["optimizer"]

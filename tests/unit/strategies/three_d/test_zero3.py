@@ -11,7 +11,8 @@ from perfsim.engine import critical_path
 from perfsim.specs.recipe import ParallelLayout
 from perfsim.work import Task
 
-LAYERS, LIMIT = 8, 2
+LAYERS = 8
+LIMIT = 2
 
 
 def timeline(
@@ -30,7 +31,8 @@ def timeline(
     def gathers() -> list[Task]:
         return [t for t in written.tasks() if t.work.name == "data.all_gather" and t.block >= 0]
 
-    forward, backward = ends("mlp.forward"), ends("attention.backward")
+    forward = ends("mlp.forward")
+    backward = ends("attention.backward")
     return [
         (
             task.block,

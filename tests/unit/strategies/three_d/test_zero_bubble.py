@@ -155,11 +155,14 @@ def test_the_screening_formula_is_within_15_percent_of_the_simulation(
     batch = microbatches * changes.get("data", 1)
     job = toys.job(batch, {"overlap_grad_reduce": overlap}, num_layers=16, tied_embeddings=tied)
     plan = toys.plan("3d", job, layout(schedule, **changes))
-    written, costs = toys.graph_of(plan), toys.ToyCosts(plan.system)
-    durations, links = price(written, costs), shared_links(written, network_of(plan.topology))
+    written = toys.graph_of(plan)
+    costs = toys.ToyCosts(plan.system)
+    durations = price(written, costs)
+    links = shared_links(written, network_of(plan.topology))
     simulated = simulate(written, durations, links.flows, links.capacities).step_time_s
     assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated, rel=0.15)
-    alone, path = simulate(written, durations), critical_path(written, durations)
+    alone = simulate(written, durations)
+    path = critical_path(written, durations)
     assert alone.end_s.tobytes() == path.end_s.tobytes()
 
 
@@ -171,7 +174,9 @@ def test_a_v_turns_on_the_last_rank_and_keeps_embedding_and_head_on_the_first(to
     assert stages.virtual[4].next_ranks is not None
     written = graph(toys, layout("zbv"))
     assert "pipeline.tied_embedding" not in counts(written), "both uses stand on one rank"
-    microbatches, boundaries, steps = 32, 6, 2
+    microbatches = 32
+    boundaries = 6
+    steps = 2
     assert counts(written)["pipeline.send"] == 2 * microbatches * boundaries * steps
     whole = sum(each.num_parameters for each in stages_of(toys.job(), ParallelLayout()).replicas)
     assert sum(each.num_parameters for each in stages.replicas) == pytest.approx(whole)
@@ -206,7 +211,8 @@ def test_gradients_are_reduced_and_applied_after_the_last_weight_gradients(
     trace = run(toys, written, EQUAL | {"data.reduce_scatter": 0.1, "optimizer": 0.1, "data.all_gather": 0.1})
     wgrad_end: dict[str, float] = {}
     for task in written.tasks():
-        device, start = task.stream.split("/")[0], trace.start_s[task.id]
+        device = task.stream.split("/")[0]
+        start = trace.start_s[task.id]
         if task.work.name.endswith(".wgrad"):
             wgrad_end[device] = float(trace.end_s[task.id])
         if task.work.name == "optimizer":
@@ -266,7 +272,8 @@ def test_memory_in_closed_form_is_what_is_alive_in_the_run(
 
 
 def test_full_recompute_saves_little_where_weight_gradients_are_put_off(toys: ModuleType) -> None:
-    job, cluster = toys.job(32), toys.gpu_cluster()
+    job = toys.job(32)
+    cluster = toys.gpu_cluster()
 
     def activations(schedule: str, rank: int) -> float:
         parts = stage_memory(job, layout(schedule, recompute="full"), cluster)[rank].parts_bytes
