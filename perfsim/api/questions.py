@@ -58,7 +58,7 @@ FlashAttention-2 (2307.08691, July 2023) parts the two; a model that does not sa
 """
 
 
-def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
+def _described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
     """The description of a kind that is given, by name or as itself. Raises InputError for anything else."""
     if isinstance(given, Spec):
         return given
@@ -78,16 +78,16 @@ def recipe_for(
     if given is None:
         released = getattr(model, "released", None) or ""  # what is no model is refused with the question
         given = next(name for since, name in ERAS if released >= since)
-    recipe: TrainingRecipe = described(given, "recipe", catalog)
+    recipe: TrainingRecipe = _described(given, "recipe", catalog)
     if recipe.name not in {name for _, name in ERAS} or not isinstance(model, TransformerConfig):
         return recipe
     length = min(recipe.seq_length, model.max_position_embeddings)
     return recipe.model_copy(update={"seq_length": length})
 
 
-def system_of(given: Named | SystemSpec, catalog: Catalog) -> SystemSpec:
+def _system_of(given: Named | SystemSpec, catalog: Catalog) -> SystemSpec:
     """The system that is given, by name or as itself."""
-    system: SystemSpec = described(given, "system", catalog)
+    system: SystemSpec = _described(given, "system", catalog)
     return system
 
 
@@ -124,7 +124,7 @@ def about(given: Any) -> Iterator[None]:
         raise CatalogError(list(placed)) from None
 
 
-def cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> ClusterCalibration | None:
+def _cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> ClusterCalibration | None:
     """The user's own measurements, by name or as themselves; None where there are none."""
     return cluster_named(str(given), catalog) if isinstance(given, (str, Path)) else given
 
@@ -273,17 +273,17 @@ def question_of(
     """The question that `predict` answers, checked. Raises InputError for what cannot be asked."""
     catalog = catalog or default_catalog()
     perturb = perturb or None
-    trained = described(model, "model", catalog)
+    trained = _described(model, "model", catalog)
     question = Question(
         model=trained,
         recipe=recipe_for(recipe, trained, catalog),
-        system=system_of(system, catalog),
+        system=_system_of(system, catalog),
         devices=devices,
         strategy="" if strategy is None else strategy,
         layout=None if layout == "" else layout,
         batch=batch,
         memory_limit=memory_limit,
-        cluster=cluster_of(cluster, catalog),
+        cluster=_cluster_of(cluster, catalog),
         perturbations=parse_perturbations(perturb) if isinstance(perturb, str) else perturb,
         detail=detail,
         expand=expand,
@@ -325,16 +325,16 @@ def plan(
     if not (isinstance(count, int) and count >= 1):
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
     catalog = catalog or default_catalog()
-    trained = described(model, "model", catalog)
+    trained = _described(model, "model", catalog)
     question = Question(
         model=trained,
         recipe=recipe_for(recipe, trained, catalog),
-        system=system_of(system, catalog),
+        system=_system_of(system, catalog),
         devices=devices,
         strategy="" if strategy is None else strategy,
         batch=batch,
         memory_limit=memory_limit,
-        cluster=cluster_of(cluster, catalog),
+        cluster=_cluster_of(cluster, catalog),
     )
     question.check()
     if scheduler is None:
@@ -391,7 +391,7 @@ class PlanAnswer:
         target = target_for(question.model, question.recipe, ConvergenceSpec(), "match: ")
         if time is None:
             raise InputError(f"match: recipe {question.recipe.name} has no target")
-        return match_system(system_of(system, catalog or default_catalog()), question, time, target)
+        return match_system(_system_of(system, catalog or default_catalog()), question, time, target)
 
     def rows(self) -> list[Row]:
         """One row a layout: step time with its band, ratio to the first, memory; SI units."""

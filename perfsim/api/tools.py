@@ -111,13 +111,13 @@ def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> C
         raise InputError([Problem(said, file=str(path), help="perfsim import reads files of other tools")])
     if kind and kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
-    kind = kind or kind_of_file(path)
+    kind = kind or _kind_of_file(path)
     reader = _READERS.get(kind)
     words = reader(path, catalog) if reader else str(catalog.load(kind, str(path.resolve())).name)
     return Checked(str(path), kind, words)
 
 
-def kind_of_file(path: Path) -> str:
+def _kind_of_file(path: Path) -> str:
     """The kind whose fields have most of the file's keys; InputError where none has any."""
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
@@ -199,7 +199,7 @@ def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
     `study` is a name, a YAML file or the summary.json of an answer. Raises InputError for a file of another
     kind, and what answering the study raises.
     """
-    return explain(with_verify(study_named(study), "off"), names_of(compare, "compare"))[1]
+    return explain(with_verify(_study_named(study), "off"), names_of(compare, "compare"))[1]
 
 
 @within_floats
@@ -218,7 +218,7 @@ def why_measured(measured: str | float, **asked: Any) -> GapExplained:
     return explain_gap(question_of(**asked), measured)
 
 
-def study_named(study: Named) -> StudySpec:
+def _study_named(study: Named) -> StudySpec:
     """A study by name, by its file, or by the document of its answer, without resilience curves."""
     if Path(study).suffix != ".json":
         kind = "sweep" if is_sweep(str(study)) else "comparison" if is_comparison(str(study)) else ""
@@ -278,7 +278,7 @@ def diff(first: Named, second: Named) -> Difference:
         return compare_answers(*(_document(Path(own)) for own in (first, second)))
     if any(answers):
         raise InputError("compare two studies or two answers, not one of each")
-    specs = (with_verify(study_named(own), "off") for own in (first, second))
+    specs = (with_verify(_study_named(own), "off") for own in (first, second))
     return compare_studies(*specs)
 
 

@@ -27,10 +27,10 @@ _LEAST_PART = 3
 
 def nearest(word: str, names: Iterable[str]) -> str:
     """The name most like `word`; "" if none is similar."""
-    return next(iter(alike(word, names)), "")
+    return next(iter(_alike(word, names)), "")
 
 
-def alike(word: str, names: Iterable[str]) -> list[str]:
+def _alike(word: str, names: Iterable[str]) -> list[str]:
     """The names most like `word`, of which there are several only where they have it as a part.
 
     Case does not count, nor which sign separates parts. The shortest name that begins with the word comes
@@ -54,7 +54,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     choices = list(names)
     near = OTHER_NAMES.get(_folded(word), "")
     guess = f"{word} is called `{near}` here; " if near in choices else ""
-    if not guess and (close := [f"`{name}`" for name in alike(word, choices)]):
+    if not guess and (close := [f"`{name}`" for name in _alike(word, choices)]):
         guess = f"did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}? "
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()
 

@@ -140,14 +140,14 @@ def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
         raise _refusal(f"{text!r} is not a quantity: a number and a unit", dimension)
     number, unit = match.groups()
     if not unit:
-        raise bare_number(float(number), dimension, usual)
+        raise _bare_number(float(number), dimension, usual)
     value = _value_in(number, unit, dimension)
     if value is None:
         raise _wrong_unit(text, number, unit, dimension, usual)
     return _checked(value, text, dimension)
 
 
-def bare_number(number: float, dimension: Dimension, usual: str = "") -> UnitError:
+def _bare_number(number: float, dimension: Dimension, usual: str = "") -> UnitError:
     """The error for a number without a unit; it suggests the most likely quantity."""
     meant = f"{number:g} {usual or _UNITS[dimension].usual}"
     if (
@@ -321,7 +321,7 @@ def _validate(
         if isinstance(value, int | float) and not isinstance(value, bool):
             plain = _as_float(value)
             if from_yaml:
-                raise bare_number(plain, dimension)
+                raise _bare_number(plain, dimension)
             text = f"{plain:g}"
             return _in_range(_checked(plain, text, dimension), text, dimension, *limits)
         raise _refusal(f"{value!r} is not a quantity", dimension)

@@ -38,7 +38,7 @@ REASON = "set by the question"
 """The assumption recorded for a changed value."""
 
 
-def overridden(spec: SpecT, changes: Mapping[str, Any], shelf: Shelf) -> SpecT:
+def _overridden(spec: SpecT, changes: Mapping[str, Any], shelf: Shelf) -> SpecT:
     """A copy of `spec` with the value at each dotted path replaced.
 
     A value is written as in YAML (a quantity string, a name) or is a float in SI. Raises
@@ -230,7 +230,7 @@ class Catalog:
 
         Values are written as in YAML, or as floats in SI. Raises CatalogError for unknown fields.
         """
-        return overridden(spec, changes, self) if changes else spec
+        return _overridden(spec, changes, self) if changes else spec
 
     def describe(self, name_or_path: str, kind: str, *, deep: bool = False) -> list[Row]:
         """Every value of a description as written, with its source or the reason it is assumed.

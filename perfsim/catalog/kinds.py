@@ -59,7 +59,7 @@ def known_fields(record: type) -> dict[str, Any]:
     return {item.name: hints[item.name] for item in dataclasses.fields(record) if item.init}
 
 
-def literal_values(annotation: Any) -> list[Any]:
+def _literal_values(annotation: Any) -> list[Any]:
     """The values that the `Literal`s of an annotation allow."""
     return [
         value for member in members(annotation) if get_origin(member) is Literal for value in get_args(member)
@@ -68,7 +68,7 @@ def literal_values(annotation: Any) -> list[Any]:
 
 def kinds_of(record: type) -> list[Any]:
     """Values that the key `kind` may have in a record; empty without such a key."""
-    return literal_values(known_fields(record).get("kind", Any))
+    return _literal_values(known_fields(record).get("kind", Any))
 
 
 def element(annotation: Any, part: object) -> list[Any]:
@@ -92,7 +92,7 @@ def takes_boolean(alternatives: list[Any]) -> bool:
     free = {bool, Any, object, type(None)}
     if any(member in free and member is not type(None) for member in alternatives):
         return True
-    return any(isinstance(value, bool) for member in alternatives for value in literal_values(member))
+    return any(isinstance(value, bool) for member in alternatives for value in _literal_values(member))
 
 
 def _item(arguments: tuple[Any, ...], part: object) -> Any:

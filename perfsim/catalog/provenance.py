@@ -54,7 +54,7 @@ class Row:
     assumed: bool = False
 
 
-def rows(node: Node) -> list[Row]:
+def _rows(node: Node) -> list[Row]:
     """Every value of a description with the id of its source or its assumption."""
     return [_row(path, leaf, node) for path, leaf in values(node).leaves() if path]
 
@@ -134,7 +134,7 @@ class Describer:
         mapping = read_mapping(self.shelf.find(kind, name_or_path, beside), kind, self.shelf)
         named = self._named(mapping, kind) if deep else {}
         listed: list[Row] = []
-        for row in rows(mapping.node):
+        for row in _rows(mapping.node):
             listed.append(self._with_source(row))
             if row.path in named:
                 inner = self.rows(row.value_text, named[row.path], deep=True, beside=mapping.path.parent)

@@ -300,7 +300,7 @@ META = ("extends", *NOT_INHERITED, *PROVENANCE)
 """Keys that describe a description; all others are values and need a source or an assumption."""
 
 
-def without(node: Node, *names: str) -> Node:
+def _without(node: Node, *names: str) -> Node:
     """The mapping without some of its keys."""
     value = {key: child for key, child in node.mapping.items() if key not in names}
     return replace(node, value=value)
@@ -308,7 +308,7 @@ def without(node: Node, *names: str) -> Node:
 
 def values(node: Node) -> Node:
     """The mapping without its meta keys."""
-    return without(node, *META)
+    return _without(node, *META)
 
 
 def extend(child: Node, parent: Node) -> Node:
@@ -433,7 +433,7 @@ def read_mapping(path: Path, kind: str, shelf: Shelf, children: tuple[Path, ...]
 def _extended(node: Node, kind: str, shelf: Shelf, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
     """Merge `node`, from the last of `files`, over what it extends; `files` guard against a cycle."""
     base = node.mapping["extends"]
-    child = replace(without(node, "extends"), broken=True)  # its missing keys may be the base's
+    child = replace(_without(node, "extends"), broken=True)  # its missing keys may be the base's
     if not isinstance(base.value, str):
         return child, [base.mark.problem("extends: the name of one other description is expected")]
     try:

@@ -124,11 +124,11 @@ class GpuKernels:
             system.device.memory.bandwidth,
             system.device.compute_units,
             recipe.element_bytes,
-            self._ceiling_share * slowest_ceiling(self.gpu, devices),
+            self._ceiling_share * _slowest_ceiling(self.gpu, devices),
         )
         self.narrow = {
             precision: narrow_gemm(self.gemm, self.gpu, system.device, precision)
-            for precision in narrow_precisions(recipe)
+            for precision in _narrow_precisions(recipe)
         }
         self.vector_flop_per_s = system.device.vector_peak.get(recipe.precision)
         self.cache_bytes = system.device.memory.cache
@@ -406,7 +406,7 @@ def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
     return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
 
 
-def narrow_precisions(recipe: TrainingRecipe) -> set[Precision]:
+def _narrow_precisions(recipe: TrainingRecipe) -> set[Precision]:
     """The precisions below 16 bits in which a recipe computes."""
     table = recipe.narrow_kernels
     if table is None:
@@ -462,7 +462,7 @@ def narrow_constants(gemm: GemmConstants, narrow: NarrowGemmConstants) -> GemmCo
     return gemm.model_copy(update={"tiles": tiles, **shared})
 
 
-def slowest_ceiling(gpu: GpuCalibration, devices: int) -> float:
+def _slowest_ceiling(gpu: GpuCalibration, devices: int) -> float:
     """Sustained ceiling of the slowest of `devices` GPUs, which all others wait for.
 
     Chips of one model differ in the clock that they hold under the same power limit. Of n normal values

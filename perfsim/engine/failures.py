@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
 
-def computes(graph: TaskGraph) -> NDArray[np.bool_]:
+def _computes(graph: TaskGraph) -> NDArray[np.bool_]:
     """Which tasks are computation, which a slow device slows down."""
     return np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
 
@@ -41,7 +41,7 @@ def with_stragglers(
     slow_ranks = np.array(list(factors))
     factor = np.ones(int(max(ranks.max(initial=0), slow_ranks.max())) + 1)
     factor[slow_ranks] = list(factors.values())
-    slow = computes(graph) & (ranks >= 0)
+    slow = _computes(graph) & (ranks >= 0)
     return np.where(slow, duration_s * factor[np.maximum(ranks, 0)], duration_s)
 
 
@@ -55,7 +55,7 @@ def with_jitter(
     """
     if not sigma:
         return duration_s
-    tasks = np.flatnonzero(computes(graph))
+    tasks = np.flatnonzero(_computes(graph))
     worst = np.full(len(tasks), -np.inf)
     counts = together[tasks]
     for number in range(int(counts.max(initial=0))):

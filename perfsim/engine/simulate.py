@@ -103,7 +103,7 @@ class Involved(NamedTuple):
         return Involved(*(old | new for old, new in zip(self, shown, strict=True)))
 
 
-def own_device(graph: TaskGraph, occupied_devices: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
+def _own_device(graph: TaskGraph, occupied_devices: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
     """The device of every stream, of several the first one that communications occupy; -1: none."""
     loaded = {device for numbers in occupied_devices for device in numbers}
     return np.array([min(loaded.intersection(numbers), default=-1) for numbers in graph.stream_devices])
@@ -130,7 +130,7 @@ def _shown(
         background = occupied(graph, np.flatnonzero(beside_computation(graph, takes)))
         aside[background.tasks] = every or computing_meanwhile(trace, background)
         loads = occupied(graph, np.flatnonzero(aside))
-        own = own_device(graph, loads.devices)[graph.stream]
+        own = _own_device(graph, loads.devices)[graph.stream]
         limited = np.flatnonzero(bound[graph.work] & (own >= 0))
         spans = Spans(own[limited], trace.start_s[limited], trace.end_s[limited])
         margins = (WIDER, DRIFT) if near else (0.0, 0.0)
@@ -312,7 +312,7 @@ class _Run:
             )
         }
         slowed = np.flatnonzero(involved.slowed)
-        own = own_device(graph, devices)
+        own = _own_device(graph, devices)
         # Of several computations in a chain the first decides where it runs.
         chain, first = np.unique(chains.chain[slowed], return_index=True)
         self.slowed = dict(zip(chain.tolist(), own[graph.stream[slowed[first]]].tolist(), strict=True))

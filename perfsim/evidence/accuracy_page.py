@@ -342,19 +342,19 @@ def step_accuracy(
     cases: Sequence[StepCase], result: Mapping[str, Any], catalog: Catalog, *, leaves_out: bool
 ) -> StepAccuracy:
     """Explain the score of some step-time cases."""
-    parts = mapped(partial(examine, catalog=catalog, leaves_out=leaves_out), cases)
+    parts = mapped(partial(_examine, catalog=catalog, leaves_out=leaves_out), cases)
     examined = {part.id: part for part in parts if part is not None}
     on_gpus = any(part.steps_s for part in examined.values())
     tangents = [part.tangent for part in examined.values() if part.tangent is not None]
     return StepAccuracy(
         result=result,
         causes=_causes(cases, result, examined),
-        removed=ablation(cases, examined, tangents) if on_gpus else [],
+        removed=_ablation(cases, examined, tangents) if on_gpus else [],
         left_out=leave_out(tangents, cases, catalog) if tangents else [],
     )
 
 
-def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined | None:
+def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined | None:
     """The parts of one case; None if it cannot be predicted."""
     try:
         placed = place_case(case, catalog)
@@ -420,7 +420,7 @@ def _causes(
     return causes
 
 
-def ablation(
+def _ablation(
     cases: Sequence[StepCase], examined: Mapping[str, Examined], tangents: Sequence[Tangent] = ()
 ) -> list[Removed]:
     """The score with every mechanism in place and without each one, over the GPU cases.

@@ -197,7 +197,7 @@ def _widths_of_alike(runs: Sequence[LeftOutRun], others: BandWidths | None) -> B
         return BandWidths(base, others.slope, min(1.0, others.unshared * others.base / base))
     points = np.array(_points(runs))
     weights = np.array([1.0 / np.sqrt(sizes[run.family]) for run in runs])
-    scale, growth = scale_and_growth(errors, points, weights, freedom)
+    scale, growth = _scale_and_growth(errors, points, weights, freedom)
     factor = conformal_quantile(np.abs(errors) / np.hypot(scale, growth * points))
     base = max(conformal_quantile(np.abs(errors)), factor * scale)
     slope = factor * growth
@@ -215,7 +215,7 @@ def student_quantile(freedom: int) -> float:
     return float(stats.t.ppf((1 + COVERAGE) / 2, freedom)) * float(np.sqrt(1 + 1 / freedom))
 
 
-def scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: int) -> tuple[float, float]:
+def _scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: int) -> tuple[float, float]:
     """Scale of the errors, and its growth per point of unlikeness, by maximum likelihood; needs scipy.
 
     All arrays have the shape (runs,).
@@ -240,13 +240,13 @@ def scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: i
 def _points(runs: Sequence[LeftOutRun]) -> list[float]:
     """Unlikeness of each run to the most similar family of the runs that were not left out with it."""
     families = {
-        group: families_of([run for run in runs if run.group != group])
+        group: _families_of([run for run in runs if run.group != group])
         for group in {run.group for run in runs}
     }
     return [min(unlikeness(run.traits, family)[0] for family in families[run.group].values()) for run in runs]
 
 
-def families_of(runs: Sequence[LeftOutRun]) -> dict[str, Mapping[str, Any]]:
+def _families_of(runs: Sequence[LeftOutRun]) -> dict[str, Mapping[str, Any]]:
     """The traits of each family of some runs."""
     return {
         name: traits_together([run.traits for run in runs if run.family == name])

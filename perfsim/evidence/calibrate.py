@@ -67,7 +67,7 @@ def calibrate_gemm(
     base = default_catalog().calibration(like)
     if not isinstance(base, GpuCalibration):
         raise InputError(f"{like} is no calibration of a GPU")
-    return _deliver(calibration_like(table, measured, base, source=source), out)
+    return _deliver(_calibration_like(table, measured, base, source=source), out)
 
 
 def calibrate_collectives(
@@ -187,7 +187,7 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
     )
 
 
-def calibration_like(
+def _calibration_like(
     table: Path, device: DeviceSpec, base: GpuCalibration, *, source: str = ""
 ) -> GpuCalibration:
     """A calibration with products fitted as factors on the tiles of `base`; other constants are its own."""
@@ -246,7 +246,7 @@ def collective_calibration(
     )
 
 
-def to_yaml(calibration: Calibration) -> str:
+def _to_yaml(calibration: Calibration) -> str:
     """The text of a calibration file, with units."""
     content = _with_units(calibration.model_dump(mode="json", exclude_none=True))
     ordered = {key: content[key] for key in ("name", "kind", "description") if content.get(key)}
@@ -256,12 +256,12 @@ def to_yaml(calibration: Calibration) -> str:
 
 def write_yaml(calibration: Calibration, path: Path) -> None:
     """Write a calibration file."""
-    write_file(path, to_yaml(calibration))
+    write_file(path, _to_yaml(calibration))
 
 
 def _deliver(calibration: Calibration, out: Path | None) -> str:
     if out is None:
-        return to_yaml(calibration).rstrip()
+        return _to_yaml(calibration).rstrip()
     # The catalogue finds a file by its name, so the name inside must agree.
     write_yaml(calibration.model_copy(update={"name": out.stem}), out)
     return f"Calibration: {out}"

@@ -359,14 +359,14 @@ def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     """The system of the catalogue with the case's device, node size and network."""
     described = case.system
     name = described.device
-    system = catalog.system(name) if described.is_file else system_of_device(name, catalog)
+    system = catalog.system(name) if described.is_file else _system_of_device(name, catalog)
     machine = machine_of(system)
     return machine.published_system(
         system, described.devices_per_node, described.inter_node, described.nvlink_domain
     )
 
 
-def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
+def _system_of_device(name: str, catalog: Catalog) -> SystemSpec:
     """The system called `name`, or the first one with a device of that name."""
     names = catalog.names("system")
     if name in names:
@@ -554,7 +554,7 @@ def _case(row: LocatedMapping, model: type[CaseT], catalog: Catalog) -> CaseT:
     case = build(row, (model,), catalog, "case")
     if isinstance(case, StepCase):
         try:
-            system_of_device(case.system.device, catalog)
+            _system_of_device(case.system.device, catalog)
         except InputError as error:
             place = row.node.mapping["system"].mapping["device"].mark
             problems = [place.problem(problem.message, problem.help) for problem in error.problems]

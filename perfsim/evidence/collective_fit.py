@@ -117,13 +117,13 @@ def fit_collectives(
     records: dict[str, FitRecord] = {}
     assumed: dict[str, str] = {}
     for op, rows in read_collective_tables(table_paths).items():
-        kept = agreeing_rows(rows)
+        kept = _agreeing_rows(rows)
         cells = np.unique(np.stack([kept.size, kept.n_bytes]), axis=1).shape[1]
         need_more_than(_NUM_CONSTANTS, cells, table_paths[0], f"sizes of {op}")
         weight = _octave_weight(kept)
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
-        estimates = lines_account(segments[op], op, kept, link)
+        estimates = _lines_account(segments[op], op, kept, link)
         assumed |= estimates.with_prefix(f"collectives.{op}").assumed
         records[f"collectives.{op}"] = FitRecord(
             command=command,
@@ -138,7 +138,7 @@ def fit_collectives(
     return _with_derived(segments), records, assumed
 
 
-def lines_account(
+def _lines_account(
     segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: CollectiveTable, link: LinkSpec
 ) -> Account:
     """Standard errors of an operation's lines at the rows that they were fitted to.
@@ -265,7 +265,7 @@ def _values(segments: Sequence[ProtocolSegment]) -> Array:
     return np.array(columns).T
 
 
-def agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
+def _agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
     """Rows of the first table, and of later ones in octaves whose medians agree with it."""
     keep = np.ones(rows.time_s.size, dtype=bool)
     for table in range(1, int(rows.table.max()) + 1):

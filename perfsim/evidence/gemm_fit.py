@@ -50,7 +50,7 @@ METHOD = (
 )
 
 
-def gemm_account(
+def _gemm_account(
     model: GemmModel, shapes: tuple[Array, Array, Array], time_s: Array, weight: Array, floor: float
 ) -> Account:
     """Standard errors of a model's constants at shapes (m, n, k) that took `time_s`.
@@ -221,17 +221,17 @@ def fit_gemm(
         ),
     )
     constants = _refined(best, table.rows(order[:_REFINE_ROWS]), device, evaluations)
-    return constants, *with_errors(record, constants, device, table)
+    return constants, *_with_errors(record, constants, device, table)
 
 
-def with_errors(
+def _with_errors(
     record: FitRecord, constants: GemmConstants, device: DeviceSpec, table: GemmTable
 ) -> tuple[FitRecord, Account]:
     """The record of a fit with the standard errors of its constants, and the account of all of them."""
     sample = table.rows(np.random.default_rng(0).permutation(table.time_s.size)[:_REFINE_ROWS])
     shapes = (sample.m, sample.n, sample.k)
     model = _gemm_fit_model(constants, device)
-    estimates = gemm_account(model, shapes, sample.time_s, sample.weight, _ERROR_FLOOR)
+    estimates = _gemm_account(model, shapes, sample.time_s, sample.weight, _ERROR_FLOOR)
     note = f"{record.note.removesuffix(f'; {METHOD}')}; {METHOD}"
     record = record.model_copy(update={"standard_errors": estimates.errors, "note": note})
     return record, estimates.with_prefix("gemm")

@@ -120,7 +120,7 @@ def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
     )
 
 
-def runs_left_out_together(tangents: Sequence[Tangent]) -> dict[str, str]:
+def _runs_left_out_together(tangents: Sequence[Tangent]) -> dict[str, str]:
     """What is left out together with each run, by its id: its family, or a part of it."""
     families: dict[str, set[str]] = {}
     for run in tangents:
@@ -139,7 +139,7 @@ def runs_left_out_together(tangents: Sequence[Tangent]) -> dict[str, str]:
 def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog) -> list[LeftOut]:
     """Every group with scored runs, in the order of the cases, then `ALL`; needs scipy."""
     used = [run for run in tangents if run.scored.counts]
-    groups = runs_left_out_together(used)
+    groups = _runs_left_out_together(used)
     rows = [_without(group, used, groups) for group in dict.fromkeys(groups.values())]
     questions = [(case, row.constants) for row in rows for case in cases if groups.get(case.id) == row.family]
     predicted = mapped(partial(_predict, catalog=catalog), questions)
@@ -186,7 +186,7 @@ def refitted(
         if run.scored.counts
     ]
     groups = (
-        runs_left_out_together(moved) if leave_out else dict.fromkeys((run.scored.id for run in moved), "")
+        _runs_left_out_together(moved) if leave_out else dict.fromkeys((run.scored.id for run in moved), "")
     )
     fitted_s = {}
     for group in dict.fromkeys(groups.values()):

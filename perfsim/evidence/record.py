@@ -188,14 +188,14 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
     return rows
 
 
-def write_production() -> Path:
+def _write_production() -> Path:
     """Write the record into the package; for a checkout, after a change of predictions."""
     path = Path(study_result.__file__).with_name(study_result.RECORD)
     write_file(path, json.dumps(production_record(default_catalog()), indent=2) + "\n")
     return path
 
 
-def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
+def _reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
     """The scored runs of a file, best first."""
     rows = []
     for case in cases:
@@ -228,7 +228,7 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
     return sorted(rows, key=lambda row: (-row.mfu, row.id))
 
 
-def step_files() -> list[Path]:
+def _step_files() -> list[Path]:
     """The public files with step times."""
     return [path for path in public_cases() if path.name in KINDS]
 
@@ -236,14 +236,14 @@ def step_files() -> list[Path]:
 def record_text(paths: Iterable[Path]) -> str:
     """The text of the record over all files with step times."""
     catalog = default_catalog()
-    rows = [row for path in paths for row in reached_of(step_cases(path, catalog), catalog)]
+    rows = [row for path in paths for row in _reached_of(step_cases(path, catalog), catalog)]
     return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
 
 
-def write_reached() -> Path:
+def _write_reached() -> Path:
     """Write the record of the public runs into the package; for a checkout, after a change of cases."""
     path = Path(bands.__file__).with_name(bands.RUNS_RECORD)
-    write_file(path, record_text(step_files()))
+    write_file(path, record_text(_step_files()))
     return path
 
 
@@ -262,5 +262,5 @@ def write_records(
         if result["kind"] == "step_time"
     }
     write_record(results, scores)
-    write_reached()
-    write_production()
+    _write_reached()
+    _write_production()

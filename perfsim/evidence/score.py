@@ -227,15 +227,15 @@ def validate_cases(
         "kind": "step_time",
         "count": len(scored),
         "failed": failed,
-        "summary": {**summary(scored), "band_coverage": coverage(scored, bands)},
+        "summary": {**summary(scored), "band_coverage": _coverage(scored, bands)},
         "summary_predicted": summary([run for run in scored if run.predicted_s is not None]),
         **dense_and_experts(scored),
         "baseline": baseline,
-        "memory": memory_summary(answered),
+        "memory": _memory_summary(answered),
         "families": {
             family: {
                 **figures,
-                "band_coverage": coverage([run for run in scored if run.family == family], bands),
+                "band_coverage": _coverage([run for run in scored if run.family == family], bands),
                 "hidden_communication": _most(hidden, [run for run in scored if run.family == family]),
             }
             for family, figures in families(scored).items()
@@ -287,7 +287,7 @@ def _run_fields(run: Scored) -> dict[str, Any]:
     }
 
 
-def memory_summary(answered: Sequence[tuple[StepCase, _Answer]]) -> dict[str, Any]:
+def _memory_summary(answered: Sequence[tuple[StepCase, _Answer]]) -> dict[str, Any]:
     """Errors of the predicted peak memory of the fullest device, over scored runs that print theirs."""
     pairs = [
         (answer.peak_gib, case.measured.peak_memory_gib)
@@ -337,7 +337,7 @@ def _answer(case: StepCase, catalog: Catalog) -> _Answer:
     return _Answer(run.step_time_s, band, run.hidden_communication_fraction, peak_gib=peak_gib)
 
 
-def coverage(runs: Sequence[Scored], bands: Mapping[str, CaseBand | None]) -> float | None:
+def _coverage(runs: Sequence[Scored], bands: Mapping[str, CaseBand | None]) -> float | None:
     """The share of scored runs whose measured time lies in their band; None where none has a band."""
     held = [
         band.holds(run.measured_s)

@@ -101,7 +101,7 @@ def _read_rows(
         problems += [
             Problem(f"{name} {wrong}, not {row[name]!r}", str(path), reader.line_num)
             for name in columns
-            if (wrong := wrong_number(name, row[name]))
+            if (wrong := _wrong_number(name, row[name]))
         ]
         if len(problems) >= _MOST_PROBLEMS:
             break
@@ -113,7 +113,7 @@ def _read_rows(
     return rows
 
 
-def wrong_number(name: str, text: str | None) -> str:
+def _wrong_number(name: str, text: str | None) -> str:
     """What a measured number must be instead; empty for one that can have been measured."""
     try:
         value = float(text or "")
@@ -163,7 +163,7 @@ def output_rows(path: Path, text: str, operations: Sequence[str]) -> list[dict[s
         if not (words and _MESSAGE.fullmatch(words[0])):
             continue
         size, time_us = (words[place] if place < len(words) else "" for place in places)
-        if wrong := wrong_number("time_us", time_us):
+        if wrong := _wrong_number("time_us", time_us):
             problems.append(Problem(f"time {wrong}, not {time_us!r}", str(path), line))
         rows.append({"collective": operation, "num_gpus": str(len(ranks)), "bytes": size, "time_us": time_us})
     if problems:

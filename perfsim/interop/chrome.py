@@ -48,7 +48,7 @@ class Counter(NamedTuple):
     values: Floats
 
 
-def counters(graph: TaskGraph, start_ns: Ints, end_ns: Ints) -> Iterator[Counter]:
+def _counters(graph: TaskGraph, start_ns: Ints, end_ns: Ints) -> Iterator[Counter]:
     """All counters, device by device."""
     owner = [stream.split("/", 1)[0] for stream in graph.streams]
     devices = list(dict.fromkeys(owner))
@@ -137,8 +137,8 @@ Event = dict[str, Any]
 def trace_events(trace: Trace) -> Iterator[Event]:
     """Names of devices and streams, the slices of each stream, then arrows and counters."""
     graph = trace.graph
-    devices = device_numbers(graph)
-    pids = [devices[device_of(stream)] for stream in graph.streams]
+    devices = _device_numbers(graph)
+    pids = [devices[_device_of(stream)] for stream in graph.streams]
     for device, number in devices.items():
         yield {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": device}}
     for number, name in enumerate(graph.streams):
@@ -153,18 +153,18 @@ def trace_events(trace: Trace) -> Iterator[Event]:
         yield from _slices(graph, tasks.tolist(), start_ns, end_ns, {"pid": pids[stream], "tid": stream})
     if len(graph) <= MOST_DETAILED:
         yield from _arrows(graph, start_ns, end_ns, pids)
-        for counter in counters(graph, start_ns, end_ns):
+        for counter in _counters(graph, start_ns, end_ns):
             yield from _track(counter, devices[counter.device])
 
 
-def device_of(stream: str) -> str:
+def _device_of(stream: str) -> str:
     """The device, or the devices that meet, of a stream."""
     return stream.split("/", 1)[0]
 
 
-def device_numbers(graph: TaskGraph) -> dict[str, int]:
+def _device_numbers(graph: TaskGraph) -> dict[str, int]:
     """A number for each device, in the order of the streams."""
-    return {device: number for number, device in enumerate(dict.fromkeys(map(device_of, graph.streams)))}
+    return {device: number for number, device in enumerate(dict.fromkeys(map(_device_of, graph.streams)))}
 
 
 # ---------------------------------------------------------------------------------------- slices

@@ -34,7 +34,7 @@ MOST_FILES = 100
 """JSON files of a folder that are looked at."""
 
 
-def model_beside(source: Source) -> Shape | None:
+def _model_beside(source: Source) -> Shape | None:
     """The shape of the named model, else of the one config.json in the folder of the file; None without one.
 
     Raises InputError for a named model that is not there or that is wrong.
@@ -44,7 +44,7 @@ def model_beside(source: Source) -> Shape | None:
         if path.suffix == ".json" and path.is_file():
             other = Source.read(path)
             return huggingface.read_shape(other, other.as_json())[0]
-        return shape_of(default_catalog().model(source.model))
+        return _shape_of(default_catalog().model(source.model))
     folder = source.path.resolve().parent
     usual = [folder / name for name in USUAL if (folder / name).is_file()]
     others = sorted(folder.glob("*.json"))[:MOST_FILES]
@@ -64,7 +64,7 @@ def _shape(path: Path) -> Shape | None:
         return None
 
 
-def shape_of(model: TransformerConfig) -> Shape:
+def _shape_of(model: TransformerConfig) -> Shape:
     """The shape of a model of the catalogue."""
     latent = model.latent_attention
     return Shape(
@@ -251,7 +251,7 @@ FORMATS: Mapping[str, Format] = {
         "`zero_optimization` or `train_micro_batch_size_per_gpu`",
         ("json",),
         deepspeed.recognise,
-        lambda source, document: deepspeed.read(source, document, model_beside(source)),
+        lambda source, document: deepspeed.read(source, document, _model_beside(source)),
     ),
     "torchtitan": Format(
         "torchtitan",
@@ -259,7 +259,7 @@ FORMATS: Mapping[str, Format] = {
         ("toml", "json", "text"),
         torchtitan.recognise,
         lambda source, document: torchtitan.read(
-            source, document, model_beside(source) if source.model else None
+            source, document, _model_beside(source) if source.model else None
         ),
     ),
     "mllog": Format(
@@ -310,7 +310,7 @@ def import_file(
     name, reading = read(source, format_name)
     if spare := [key for key in given or {} if key not in reading.settings.used]:
         raise InputError([Problem(f"--set {key}: this format has no use for it here") for key in spare])
-    return imported(name, reading, part, system)
+    return _imported(name, reading, part, system)
 
 
 def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
@@ -342,7 +342,7 @@ def format_of(path: Path) -> str:
     return next(iter(matches), "")
 
 
-def imported(format_name: str, reading: Reading, part: str = "", system: str = "") -> Imported:
+def _imported(format_name: str, reading: Reading, part: str = "", system: str = "") -> Imported:
     """The result for a part of what was read. Raises InputError for a part that the file lacks."""
     title = FORMATS[format_name].title
     name = name_of(reading)

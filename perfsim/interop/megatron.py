@@ -358,7 +358,7 @@ MEGATRON = Tool(
 # The layout of Megatron's arguments: ranks, degrees, stages, ZeRO and recompute.
 
 
-def world_size(settings: Settings, variables: Mapping[str, str], text: str) -> int | None:
+def _world_size(settings: Settings, variables: Mapping[str, str], text: str) -> int | None:
     """Number of ranks: of the dump, of torchrun's flags, of Slurm's, or of the usual variables."""
     world = settings.integer("world_size", most=MOST_DEVICES)
     if world is not None:
@@ -410,7 +410,7 @@ def _count(
     return int(match[1]) if match else None
 
 
-def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple[ParallelLayout, int | None]:
+def _read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple[ParallelLayout, int | None]:
     """Degrees, ZeRO stage and recompute; virtual stages follow when the number of layers is known."""
     tensor = settings.integer(
         "tensor_model_parallel_size", "model_parallel_size", default=1, most=MOST_DEVICES
@@ -488,7 +488,7 @@ def _recompute(settings: Settings) -> Any:
     return granularity if granularity in ("full", "selective") else "none"
 
 
-def divided(settings: Settings, layout: ParallelLayout, layers: int) -> ParallelLayout:
+def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> ParallelLayout:
     """The layout with its virtual stages, uneven stages, and the share of layers that is recomputed."""
     changes: dict[str, Any] = {}
     pipeline = layout.pipeline
@@ -584,7 +584,7 @@ FEWEST = 3
 """Lines of one batch size below which none is left out as warm-up."""
 
 
-def iterations(text: str) -> list[tuple[int, float]]:
+def _iterations(text: str) -> list[tuple[int, float]]:
     """Global batch (0 where the log does not say) and seconds of each logged line."""
     logged = []
     for match in ITERATION.finditer(text):
@@ -607,7 +607,7 @@ def iteration_steps(text: str, parts: int = 1) -> tuple[Step, ...]:
     With `parts` each batch size is divided into so many intervals of equal length, in the order of time.
     """
     by_batch: dict[int, list[float]] = defaultdict(list)
-    for batch, seconds in iterations(text):
+    for batch, seconds in _iterations(text):
         by_batch[batch].append(seconds)
     steps = []
     for batch, logged in by_batch.items():
@@ -641,7 +641,7 @@ VOCABULARIES = {
 """Vocabularies by the name of the tokenizer or of its file."""
 
 
-def read_shape(settings: Settings, gaps: list[Gap]) -> Shape:
+def _read_shape(settings: Settings, gaps: list[Gap]) -> Shape:
     """The shape; gaps are added for what is guessed."""
     layers = settings.needed("num_layers", "encoder_num_layers", most=MOST_LAYERS)
     hidden = settings.needed("hidden_size", most=MOST_WIDTH)
@@ -834,7 +834,7 @@ def read_text(source: Source, _text: Any) -> Reading:
         flags, variables = flags_of(source.text, "--num-layers")
         settings = Settings(source, flags, textual=True)
     _refuse_unknown(settings)
-    return read_settings(settings, world_size(settings, variables, source.text), steps=steps)
+    return read_settings(settings, _world_size(settings, variables, source.text), steps=steps)
 
 
 def _value(text: str) -> str | None:
@@ -851,9 +851,9 @@ def _refuse_unknown(settings: Settings) -> None:
 def read_settings(settings: Settings, world: int | None, *, steps: tuple[Any, ...] = ()) -> Reading:
     """Model, recipe and layout of Megatron's arguments by name; also of YAML that has these names."""
     gaps: list[Gap] = []
-    layout, devices = read_layout(settings, world, gaps)
-    shape = read_shape(settings, gaps)
-    layout = divided(settings, layout, shape.layers)
+    layout, devices = _read_layout(settings, world, gaps)
+    shape = _read_shape(settings, gaps)
+    layout = _divided(settings, layout, shape.layers)
     optimizer = settings.text("optimizer", "optim.name", default="adam").casefold()
     if not any(name in optimizer for name in OPTIMIZERS_READ):
         gaps.append(Gap(f"the optimizer {optimizer[:40]}; described as adam"))

@@ -11,7 +11,7 @@ from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import DeviceSpec
 
 
-def measured_on(calibration: Calibration, option: str) -> list[str]:
+def _measured_on(calibration: Calibration, option: str) -> list[str]:
     """Names of the devices or links (`option`) in the commands of a calibration's fits."""
     commands = " ".join(record.command for record in calibration.fit.values())
     return re.findall(rf"--{option} (\S+)", commands)
@@ -26,7 +26,7 @@ def is_borrowed(name: str, assumed: Iterable[str], calibration: Calibration | No
     """
     if calibration is None:
         return False
-    measured = measured_on(calibration, option)
+    measured = _measured_on(calibration, option)
     own = not measured or name in measured or name.startswith(calibration.name)
     if isinstance(calibration, GpuCalibration) and calibration.chip:
         own = own or "sustained_fraction" in calibration.fit
@@ -46,7 +46,7 @@ def of_device(device: DeviceSpec) -> Iterator[Unknown]:
     calibration = device.calibration
     if calibration is None or not is_borrowed(device.name, device.assumed, calibration, "device"):
         return
-    if device.chip in measured_on(calibration, "device"):
+    if device.chip in _measured_on(calibration, "device"):
         return
     words = (
         "constants of another generation missed nine in ten published runs by up to "

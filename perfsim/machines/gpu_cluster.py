@@ -237,7 +237,7 @@ class FatTreeNetwork(Network):
 
     def alike(self, work: Work, /) -> Hashable:
         """Inside a node the rate depends on the size of a message."""
-        inside = self.counts_ports and work.group is not None and may_be_inside(work.group, self.tree)
+        inside = self.counts_ports and work.group is not None and _may_be_inside(work.group, self.tree)
         return (super().alike(work), work.comm_bytes if inside else None)
 
     def _around(self, links: Ints, source: Ints, target: Ints) -> Ints:
@@ -361,10 +361,10 @@ def _port_bytes_per_s(work: Work, group: RankGroup, tree: FatTree, collectives: 
     """The most that a group loads a port with, wherever it lies."""
     in_node = min(group.size, -(-tree.devices_per_node // abs(group.stride)))
     across = (in_node - 1) * tree.nic_share_bytes_per_s
-    return max(across, _inside_bytes_per_s(work, collectives)) if may_be_inside(group, tree) else across
+    return max(across, _inside_bytes_per_s(work, collectives)) if _may_be_inside(group, tree) else across
 
 
-def may_be_inside(group: RankGroup, tree: FatTree) -> bool:
+def _may_be_inside(group: RankGroup, tree: FatTree) -> bool:
     """Whether a node has room for all ranks of a group."""
     return (group.size - 1) * abs(group.stride) < tree.devices_per_node
 

@@ -301,7 +301,7 @@ class StreamingExplanation(Explanation):
             return LOOK
         remedies = []
         if lane is not None:
-            part = part_of(lane.name, plan.topology)
+            part = _part_of(lane.name, plan.topology)
             remedies.append(f"{part} twice as fast ({100 * lane.saved:.0f} % off the step)")
         if lane is not None and lane.name == "flash":
             in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
@@ -338,7 +338,7 @@ def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
     )
 
 
-def part_of(lane: str, tree: WaferTree) -> str:
+def _part_of(lane: str, tree: WaferTree) -> str:
     """The part of the machine that sets the speed of a lane."""
     system = tree.system
     costs = StreamCosts(tree)

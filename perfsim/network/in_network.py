@@ -22,7 +22,7 @@ from perfsim.base.errors import InputError
 from perfsim.network.move import Move
 
 
-def depth(leaves: int, fan_out: int) -> int:
+def _depth(leaves: int, fan_out: int) -> int:
     """Levels of switches between the source and `leaves` systems: ceil(log_fan_out leaves).
 
     Raises InputError for no leaf or a fan-out below 2.
@@ -48,7 +48,7 @@ def time_s(
     """Seconds until the last byte of a broadcast is at every leaf, or of a sum at the source."""
     message: NDArray[np.float64] = np.asarray(n_bytes, dtype=float)
     chunk_s: NDArray[np.float64] = np.minimum(chunk_bytes, message) / bytes_per_s
-    return message / bytes_per_s + depth(leaves, fan_out) * (hop_latency_s + chunk_s)
+    return message / bytes_per_s + _depth(leaves, fan_out) * (hop_latency_s + chunk_s)
 
 
 def all_reduce_s(
@@ -59,7 +59,7 @@ def all_reduce_s(
     Chunks are packets of negligible time: bytes/bandwidth + 2 depth hop.
     """
     up: NDArray[np.float64] = time_s(n_bytes, leaves, fan_out, bytes_per_s, hop_latency_s, 0.0)
-    return up + depth(leaves, fan_out) * hop_latency_s
+    return up + _depth(leaves, fan_out) * hop_latency_s
 
 
 def steps(
@@ -72,7 +72,7 @@ def steps(
     edges = _edges(leaves, fan_out)
     # At each step level k forwards the chunk that level k - 1 forwarded one step earlier.
     chunks = max(1, -int(-n_bytes // chunk_bytes))
-    levels = depth(leaves, fan_out) + 1
+    levels = _depth(leaves, fan_out) + 1
     for step in range(chunks + levels - 1):
         for level in range(levels):
             chunk = step - level
@@ -87,7 +87,7 @@ def steps(
 def _edges(leaves: int, fan_out: int) -> list[list[tuple[int, int]]]:
     """(upper, lower) vertices of each level, from the source down; one switch tops the tree."""
     widths = [leaves]
-    for _ in range(depth(leaves, fan_out)):
+    for _ in range(_depth(leaves, fan_out)):
         widths.append(-(-widths[-1] // fan_out))
     widths.append(1)
     widths.reverse()

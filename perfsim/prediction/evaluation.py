@@ -228,10 +228,10 @@ def evaluate(
     """
     graph = graph_of(plan) if graph is None else graph
     step = Step(place(graph, plan.topology), costs, scale_of(cluster))
-    return evaluation_of(plan, graph, step, step.run(), cluster)
+    return _evaluation_of(plan, graph, step, step.run(), cluster)
 
 
-def evaluation_of(
+def _evaluation_of(
     plan: Plan, graph: TaskGraph, step: Step, trace: Trace, cluster: ClusterCalibration | None = None
 ) -> Evaluation:
     """The evaluation of a plan from the trace of its placed step."""
@@ -244,8 +244,8 @@ def evaluation_of(
         graph=graph,
         trace=trace,
         breakdown_s=trace.mean_breakdown(),
-        model_flop=kept_share(graph, costs, job, needed=True) * model_flop_per_step(job),
-        hardware_flop=kept_share(graph, costs, job)
+        model_flop=_kept_share(graph, costs, job, needed=True) * model_flop_per_step(job),
+        hardware_flop=_kept_share(graph, costs, job)
         * hardware_flop_per_step(job, plan.layout.recompute, plan.recomputed_share),
         peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak_flop_per_s(job.recipe.precision),
         step=step,
@@ -253,7 +253,7 @@ def evaluation_of(
     )
 
 
-def kept_share(graph: TaskGraph, costs: Costs, job: Job, *, needed: bool = False) -> float:
+def _kept_share(graph: TaskGraph, costs: Costs, job: Job, *, needed: bool = False) -> float:
     """Share of a dense step's FLOPs that a sparse model asks for (`needed`), or that are executed.
 
     Needed are those of weights that are not zero; executed also those of zeros that a wafer does not skip.
@@ -265,11 +265,11 @@ def kept_share(graph: TaskGraph, costs: Costs, job: Job, *, needed: bool = False
         work.kind is Kind.COMP and not (needed and work.category == "recompute") for work in graph.works
     ]
     flop = np.array([work.flop for work in graph.works]) * counted
-    streamed = flop * np.array([sparse_share(work) for work in graph.works])
+    streamed = flop * np.array([_sparse_share(work) for work in graph.works])
     return 1.0 - zeros * float(streamed[graph.work].sum()) / float(flop[graph.work].sum())
 
 
-def sparse_share(work: Work) -> float:
+def _sparse_share(work: Work) -> float:
     """Share of a class of work's FLOPs that multiply by the sparse matrices of layers."""
     if not work.op.startswith("layer.") or not work.flop:
         return 0.0
@@ -297,11 +297,11 @@ class CurveSteps:
     def step_s(self, question: Question, plan: Plan) -> float:
         """Seconds of a step of `plan`, simulated, or extrapolated from two simulations if it is long."""
         count = plan.num_microbatches
-        few = few_microbatches(plan)
+        few = _few_microbatches(plan)
         if 2 * few >= count or count * plan.job.model.num_layers <= LONG_PASSES:
             return self._simulated_s(question, plan)
         short_s, longer_s = (
-            self._simulated_s(question, with_microbatches(question, plan, number))
+            self._simulated_s(question, _with_microbatches(question, plan, number))
             for number in (few, 2 * few)
         )
         return longer_s + (longer_s - short_s) / few * (count - 2 * few)
@@ -314,14 +314,14 @@ class CurveSteps:
         return self._known[key]
 
 
-def few_microbatches(plan: Plan) -> int:
+def _few_microbatches(plan: Plan) -> int:
     """Micro-batches of the shortest step: whole rounds of the pipeline, enough for a steady state."""
     ranks = plan.layout.pipeline
     rounds = max(ROUNDS, -(-LONG_PASSES // (4 * plan.job.model.num_layers * ranks)))
     return ranks * rounds
 
 
-def with_microbatches(question: Question, plan: Plan, count: int) -> Plan:
+def _with_microbatches(question: Question, plan: Plan, count: int) -> Plan:
     """The plan with fewer micro-batches; the last one stays as large as it is."""
     fewer = (plan.num_microbatches - count) * plan.layout.micro_batch_size * plan.layout.data
     job = replace(plan.job, global_batch_size=plan.job.global_batch_size - fewer)
@@ -360,11 +360,11 @@ def evaluate_from_fewer(
     `long_tasks` is `LONG_TASKS` unless given. Steps with too few micro-batches are simulated in full.
     """
     ranks = plan.layout.pipeline
-    few = max(few_microbatches(plan), -(-FEWEST // ranks) * ranks)
+    few = max(_few_microbatches(plan), -(-FEWEST // ranks) * ranks)
     trace = None
     if len(graph) >= (LONG_TASKS if long_tasks is None else long_tasks) and 2 * few <= plan.num_microbatches:
         trace = _from_fewer(question, plan, few, step)
-    return evaluation_of(plan, graph, step, step.run() if trace is None else trace, question.cluster)
+    return _evaluation_of(plan, graph, step, step.run() if trace is None else trace, question.cluster)
 
 
 def evaluate_reported(question: Question, plan: Plan) -> Evaluation:
@@ -385,7 +385,7 @@ def in_full(run: Evaluation) -> Evaluation:
 
 def _from_fewer(question: Question, plan: Plan, few: int, step: Step) -> Trace | None:
     """The trace of a whole step; None where the short step lacks some of its work."""
-    shorter = with_microbatches(question, plan, few)
+    shorter = _with_microbatches(question, plan, few)
     short = Step(place(graph_of(shorter, question.chosen), shorter.topology), step.costs)
     trace = short.run()
     stretch = _stretch(short, trace, step.placed.graph, few, plan.num_microbatches)

@@ -72,7 +72,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
     return Prediction(
         model=plan.job.model.name,
         strategy=plan.strategy,
-        system=system_label(plan),
+        system=_system_label(plan),
         num_devices=plan.topology.num_devices,
         layout=plan.layout.as_dict(plan.num_microbatches),
         global_batch_size=plan.job.global_batch_size,
@@ -114,7 +114,7 @@ def training_of(plan: Plan) -> Training:
     )
 
 
-def system_label(plan: Plan) -> str:
+def _system_label(plan: Plan) -> str:
     """The name of a plan's system; a system at peak is marked as an upper bound."""
     return _marked(plan, plan.system.name)
 

@@ -236,7 +236,7 @@ def scale_of(calibration: ClusterCalibration | None) -> float:
     return 1.0 if calibration is None else calibration.scale
 
 
-def check_device(calibration: ClusterCalibration | None, system: SystemSpec) -> None:
+def _check_device(calibration: ClusterCalibration | None, system: SystemSpec) -> None:
     """Raises InputError for a calibration that was measured on another device than the system's."""
     if calibration is not None and calibration.device != system.device.name:
         message = (
@@ -366,7 +366,7 @@ class Question:
         """
         if problems := list(self._wrong_values()):
             raise InputError(problems)
-        check_device(self.cluster, self.system)
+        _check_device(self.cluster, self.system)
         _ = self.chosen, self.topology, self.costs
         return self
 

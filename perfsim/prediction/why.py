@@ -26,7 +26,7 @@ LEAST_SAVED = 0.01
 """Share of the step that a faster part must save to be a remedy."""
 
 
-def limiting_lane(plan: Plan, step: Step) -> Lane | None:
+def _limiting_lane(plan: Plan, step: Step) -> Lane | None:
     """The lane that shortens the step most when it is twice as fast; None where no lane does."""
     explanation = machine_of(plan.system).explanation
     if not explanation.lanes:
@@ -78,7 +78,7 @@ def why(plan: Plan, step: Step, trace: Trace) -> Why:
     lane = None
     cause = "compute"
     if decides:
-        lane = limiting_lane(plan, step)
+        lane = _limiting_lane(plan, step)
         wait = waits[0][0]
         cause = explanation.cause(lane, wait) if lane is not None else wait
         remedy = explanation.wait_remedy(cause, plan, lane, roof)

@@ -80,7 +80,7 @@ class Heads(NamedTuple):
     probabilities: Array
 
 
-def running_softmax(q: Array, pair: Pair, share: Share, before: Running | None) -> Running:
+def _running_softmax(q: Array, pair: Pair, share: Share, before: Running | None) -> Running:
     """Attend to one more block."""
     scores = masked_scores(q, pair.k, (share.places, pair.places), share)
     most = scores.max(axis=-1, keepdims=True)
@@ -95,7 +95,7 @@ def running_softmax(q: Array, pair: Pair, share: Share, before: Running | None) 
     return Running(most, before.total * scale + total, before.weighted * scale + weighted)
 
 
-def block_gradients(
+def _block_gradients(
     kept: AttentionKept, d_context: Array, pair: Pair, share: Share
 ) -> tuple[Array, Array, Array]:
     """Gradients of queries, keys and values by one block, from the sums that the forward kept."""
@@ -140,7 +140,7 @@ class ContextCompute(GpuCompute):
         def ring(rank: int, operands: Values, _: Values) -> tuple[Any, ...]:
             kept, message, *before = operands
             share = self.share(rank).of_layer(block)
-            return (running_softmax(kept.q, message.pair, share, before[0] if before else None),)
+            return (_running_softmax(kept.q, message.pair, share, before[0] if before else None),)
 
         def heads(rank: int, operands: Values, _: Values) -> tuple[Any, ...]:
             q, k, v = operands[0]
@@ -204,7 +204,7 @@ class ContextCompute(GpuCompute):
             kept = self._kept(saved, buffers)
             share = self.share(rank).of_layer(block)
             pair = later[0].pair if later else self._own_pair(kept, rank)
-            made = block_gradients(kept, first.arrays[0], pair, share)
+            made = _block_gradients(kept, first.arrays[0], pair, share)
             queries = made[0] + later[1].arrays[0] if later else made[0]
             return Core((queries,)), made[1:]
 

@@ -46,7 +46,7 @@ class Mutation:
 
 def mutations(subject: Subject) -> Iterator[Mutation]:
     """Every fault of every kind in a graph."""
-    for make in (missing_dependencies, early_buffers, wrong_groups, skipped_gradients, early_updates):
+    for make in (missing_dependencies, early_buffers, wrong_groups, skipped_gradients, _early_updates):
         yield from make(subject)
     yield from wrong_prices(subject)
 
@@ -125,7 +125,7 @@ def _idle(subject: Subject, kind: str, disables: Callable[[Work], bool]) -> Iter
         yield Mutation(kind, description, replace(subject, graph=_with_work(graph, task.id, idle)))
 
 
-def early_updates(subject: Subject) -> Iterator[Mutation]:
+def _early_updates(subject: Subject) -> Iterator[Mutation]:
     """Remove all waits of each update for gradients, its own and those of other ranks."""
     graph = subject.graph
     for task in graph.tasks():

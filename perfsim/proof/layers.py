@@ -96,7 +96,7 @@ def _mean(x: Array) -> Array:
     return np.asarray(np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1])
 
 
-def plain_heads(w: Weights, z: Array, share: Share, results: Results) -> Projected:
+def _plain_heads(w: Weights, z: Array, share: Share, results: Results) -> Projected:
     """Queries, keys and values of one product, normalised by head if the model says so, and rotated."""
     mixed = made(w, "qkv", z, results)
     q, k, v = _split_heads(mixed, share)
@@ -104,15 +104,19 @@ def plain_heads(w: Weights, z: Array, share: Share, results: Results) -> Project
     if share.model.qk_layernorm:
         (q, of_q), (k, of_k) = norm_forward(q, w, "query_norm"), norm_forward(k, w, "key_norm")
         inner = of_q, of_k
-    heads = rotated(q, share, 1.0), rotated(k, share, 1.0), v
+    heads = _rotated(q, share, 1.0), _rotated(k, share, 1.0), v
     return Projected(heads, inner, {**results, "qkv": mixed})
 
 
-def plain_heads_dgrad(w: Weights, z: Array, inner: Any, gradients: Heads, share: Share) -> ProjectedGradients:
-    """The backward of `plain_heads`."""
+def _plain_heads_dgrad(
+    w: Weights, z: Array, inner: Any, gradients: Heads, share: Share
+) -> ProjectedGradients:
+    w: Weights, z: Array, inner: Any, gradients: Heads, share: Share
+) -> ProjectedGradients:
+    """The backward of `_plain_heads`."""
     d_q, d_k, d_v = gradients
-    d_q = rotated(d_q, share, -1.0)
-    d_k = rotated(d_k, share, -1.0)
+    d_q = _rotated(d_q, share, -1.0)
+    d_k = _rotated(d_k, share, -1.0)
     norms: Weights = {}
     if share.model.qk_layernorm:
         of_q, of_k = inner
@@ -121,7 +125,7 @@ def plain_heads_dgrad(w: Weights, z: Array, inner: Any, gradients: Heads, share:
             norm_backward(d_k, w, "key_norm", of_k),
         )
         norms = norms | other
-    d_mixed = np.concatenate([merge_heads(gradient) for gradient in (d_q, d_k, d_v)], axis=-1)
+    d_mixed = np.concatenate([_merge_heads(gradient) for gradient in (d_q, d_k, d_v)], axis=-1)
     return ProjectedGradients(d_mixed @ w["qkv"].T, {"qkv": (z, d_mixed)}, norms)
 
 
@@ -143,21 +147,21 @@ def latent_heads(w: Weights, z: Array, share: Share, results: Results) -> Projec
     plain = latent.qk_nope_head_dim
     queries = split_heads(query, share.heads)
     pairs = split_heads(pair, share.heads)
-    q = np.concatenate([queries[..., :plain], rotated(queries[..., plain:], share, 1.0)], axis=-1)
-    common = np.repeat(rotated(common[:, None], share, 1.0), share.heads, axis=1)
+    q = np.concatenate([queries[..., :plain], _rotated(queries[..., plain:], share, 1.0)], axis=-1)
+    common = np.repeat(_rotated(common[:, None], share, 1.0), share.heads, axis=1)
     k = np.concatenate([pairs[..., :plain], common], axis=-1)
     return Projected((q, k, pairs[..., plain:]), LatentsKept(of_query, query_in, of_pair, pair_in), whole)
 
 
-def latent_heads_dgrad(
+def _latent_heads_dgrad(
     w: Weights, z: Array, inner: LatentsKept, gradients: Heads, share: Share
 ) -> ProjectedGradients:
     """The backward of `latent_heads`; tensor peers have the products down whole, with parts of their sums."""
     (d_q, d_k, d_v), plain = gradients, _latent_of(share).qk_nope_head_dim
-    turned = rotated(d_q[..., plain:], share, -1.0)
-    d_query = merge_heads(np.concatenate([d_q[..., :plain], turned], axis=-1))
-    common = rotated(d_k[..., plain:].sum(axis=1, keepdims=True), share, -1.0)[:, 0]
-    d_pair = merge_heads(np.concatenate([d_k[..., :plain], d_v], axis=-1))
+    turned = _rotated(d_q[..., plain:], share, -1.0)
+    d_query = _merge_heads(np.concatenate([d_q[..., :plain], turned], axis=-1))
+    common = _rotated(d_k[..., plain:].sum(axis=1, keepdims=True), share, -1.0)[:, 0]
+    d_pair = _merge_heads(np.concatenate([d_k[..., :plain], d_v], axis=-1))
     narrow, whole = norm_backward(d_pair @ w["pair"].T, w, "pair_norm", inner.pair)
     down = {"pair_down": np.concatenate([narrow, common], axis=-1)}
     dz = d_query @ w["query"].T
@@ -236,12 +240,12 @@ def _split_heads(mixed: Array, share: Share) -> Heads:
     return q_heads, k_heads, v_heads
 
 
-def merge_heads(x: Array) -> Array:
+def _merge_heads(x: Array) -> Array:
     """(n, heads, s, d) to (n, s, heads * d)."""
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
-def rotated(x: Array, share: Share, direction: float) -> Array:
+def _rotated(x: Array, share: Share, direction: float) -> Array:
     """Rotary positions [2104.09864]: pairs of entries rotated by position times frequency."""
     if share.model.position_embedding != "rotary":
         return x
@@ -438,7 +442,7 @@ def attention_forward(
 def attention_inputs(w: Weights, x: Array, share: Share, results: Results | None = None) -> AttentionKept:
     """Norm, queries, keys and values, without the core; `results` of products are not computed again."""
     z, norm = norm_forward(x, w, "norm1")
-    make = plain_heads if share.model.latent_attention is None else latent_heads
+    make = _plain_heads if share.model.latent_attention is None else latent_heads
     projected = make(w, z, share, results or {})
     return AttentionKept(
         x, norm, z, *projected.heads, None, None, inner=projected.inner, results=projected.results
@@ -447,7 +451,7 @@ def attention_inputs(w: Weights, x: Array, share: Share, results: Results | None
 
 def attention_output(w: Weights, kept: AttentionKept, share: Share) -> Array:
     """Output projection: this peer's part of the block's output."""
-    out = merge_heads(_required(kept.context)) @ w["projection"]
+    out = _merge_heads(_required(kept.context)) @ w["projection"]
     if "projection_bias" in w and share.leads:
         out = out + w["projection_bias"]
     return out
@@ -487,10 +491,10 @@ def attention_inputs_dgrad(
     w: Weights, kept: AttentionKept, gradients: Heads, d_out: Array, share: Share
 ) -> tuple[Array, Linears]:
     """`attention_dgrad` from the gradients of queries, keys and values on."""
-    back = plain_heads_dgrad if share.model.latent_attention is None else latent_heads_dgrad
+    back = _plain_heads_dgrad if share.model.latent_attention is None else _latent_heads_dgrad
     before = back(w, kept.z, kept.inner, gradients, share)
     dx, norm = norm_backward(before.z, w, "norm1", kept.norm)
-    out = merge_heads(_required(kept.context)), d_out
+    out = _merge_heads(_required(kept.context)), d_out
     return dx, Linears({**before.products, "projection": out}, norm | before.whole)
 
 

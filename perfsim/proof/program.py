@@ -332,7 +332,7 @@ def blocks_of(task: Task) -> tuple[int, ...]:
     return (EMBEDDING, HEAD) if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
 
 
-def store(compiler: GpuCompiler, task: Task) -> None:
+def _store(compiler: GpuCompiler, task: Task) -> None:
     """Add gradients to those on the host, and clear them on the device; or copy activations."""
     if task.work.name == ACTIVATIONS:
         _copied(compiler, task)
@@ -371,7 +371,7 @@ def store(compiler: GpuCompiler, task: Task) -> None:
     compiler.add(reads, writes, per_rank(kernel))
 
 
-def load(compiler: GpuCompiler, task: Task) -> None:
+def _load(compiler: GpuCompiler, task: Task) -> None:
     """Copy the host's weights to the device, a rank's shard or all; or activations."""
     if task.work.name == ACTIVATIONS:
         _copied(compiler, task)
@@ -408,7 +408,7 @@ def _slots(compiler: GpuCompiler, blocks: list[int]) -> list[Cell]:
 
 
 OFFLOAD_OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
-    "offload: host.store": store,
-    "offload: host.load": load,
-    "offload: nvme.load": load,
+    "offload: host.store": _store,
+    "offload: host.load": _load,
+    "offload: nvme.load": _load,
 }

@@ -197,7 +197,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
     The orders are that of the ids, `orders` random ones, and that of the simulated start times.
     """
     try:
-        evaluation = evaluated(plan)
+        evaluation = _evaluated(plan)
     except FaultError as refused:
         return _proof(plan, _Tally(faults=[refused.fault]), 0)
     subject = Subject(evaluation.graph, plan, training_of(plan, seed))
@@ -223,7 +223,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
     return _proof(plan, tally, tasks)
 
 
-def evaluated(plan: Plan) -> Evaluation:
+def _evaluated(plan: Plan) -> Evaluation:
     """The simulated graph of a plan; FaultError if the strategy cannot write it or it cannot run."""
     try:
         return evaluate(plan, costs_for(plan.topology, plan.job.recipe))

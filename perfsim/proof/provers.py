@@ -228,12 +228,12 @@ def small_model(
 ) -> TransformerConfig:
     """A model with the same features and few layers, heads and words, divisible into the parts.
 
-    It has so many `modules` of multi-token prediction, and nothing of `not_executed`.
+    It has so many `modules` of multi-token prediction, and nothing of `_not_executed`.
     """
     shared = min(2, model.num_attention_heads // model.query_groups)
     groups = parts.heads if shared > 1 else max(parts.heads, 2)
     hidden = groups * shared * HEAD_SIZE
-    experts = None if model.experts is None else small_experts(model.experts, parts)
+    experts = None if model.experts is None else _small_experts(model.experts, parts)
     return model.model_copy(
         update={
             "name": f"{model.name} made small",
@@ -245,7 +245,7 @@ def small_model(
             "vocab_size": VOCABULARY,
             "experts": experts,
             "head_dim": None,
-            "latent_attention": small_latents(model.latent_attention),
+            "latent_attention": _small_latents(model.latent_attention),
             "sliding_window": WINDOW if model.sliding_window else None,
             "sliding_window_pattern": 2 if model.sliding_window_pattern else None,
             "qk_layernorm": model.qk_layernorm and model.latent_attention is None,
@@ -255,7 +255,7 @@ def small_model(
     )
 
 
-def not_executed(model: TransformerConfig, without_modules: str) -> tuple[str, ...]:
+def _not_executed(model: TransformerConfig, without_modules: str) -> tuple[str, ...]:
     """Parts of a model that its small one does not have, in words."""
     both = model.qk_layernorm and model.latent_attention is not None
     norms = ("norms of queries and keys beside latents",) if both else ()
@@ -265,7 +265,7 @@ def not_executed(model: TransformerConfig, without_modules: str) -> tuple[str, .
     return (*norms, *modules)
 
 
-def small_latents(latent: LatentAttention | None) -> LatentAttention | None:
+def _small_latents(latent: LatentAttention | None) -> LatentAttention | None:
     """Latents narrower than their heads, which are as wide as plain ones; values are narrower."""
     if latent is None:
         return None
@@ -278,7 +278,7 @@ def small_latents(latent: LatentAttention | None) -> LatentAttention | None:
     )
 
 
-def small_experts(experts: Experts, parts: Parts) -> Experts:
+def _small_experts(experts: Experts, parts: Parts) -> Experts:
     """Two experts a rank, at most two for a token, behind a dense layer if some layers are dense."""
     dense = 1 if experts.first_dense_layers else 0
     return experts.model_copy(
@@ -301,7 +301,7 @@ def small_sequence(parts: Parts) -> int:
     return -(-LEAST_SEQUENCE // period) * period
 
 
-def small_recipe(recipe: TrainingRecipe, parts: Parts) -> TrainingRecipe:
+def _small_recipe(recipe: TrainingRecipe, parts: Parts) -> TrainingRecipe:
     """The recipe with a short sequence; half of it reaches the LM head if not all of it did."""
     length = small_sequence(parts)
     positions = length // 2 if recipe.lm_head_positions else None
@@ -328,9 +328,9 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     without = of_kind.without_modules(layout)
     modules = 0 if without else min(MOST_MODULES, job.model.mtp_num_layers)
     model = small_model(job.model, parts, of_kind.small_layers(layout, modules), modules)
-    small_job = Job(model, small_recipe(job.recipe, parts), batch)
+    small_job = Job(model, _small_recipe(job.recipe, parts), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
-    return replace(plan, least_steps=STEPS, notes=not_executed(job.model, without))
+    return replace(plan, least_steps=STEPS, notes=_not_executed(job.model, without))
 
 
 def training_of(plan: Plan, seed: int) -> SmallTraining:

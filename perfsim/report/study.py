@@ -140,7 +140,7 @@ def verdict_table(result: StudyResult) -> Table:
     return Table(columns, rows, caption, frozenset(range(1, len(columns))), _best(metrics, candidates))
 
 
-def remarks_table(result: StudyResult) -> Table:
+def _remarks_table(result: StudyResult) -> Table:
     """Remarks on each plan, one in a row, the plan's name beside its first."""
     rows = [
         [name if number == 0 else "", remark]
@@ -171,11 +171,11 @@ SAME = 0.02
 
 def headline(result: StudyResult) -> str:
     """Who is first and when, and how many times as long the next machine takes; empty where none arrives."""
-    pair = first_and_rival(result)
+    pair = _first_and_rival(result)
     if pair is None:
         return ""
     first, rival = pair
-    names = names_of(result)
+    names = _names_of(result)
     unit, scale = _unit(result)
     low, middle, high = (
         text.number(end / scale)
@@ -196,7 +196,7 @@ def headline(result: StudyResult) -> str:
     )
 
 
-def names_of(result: StudyResult) -> dict[int, str]:
+def _names_of(result: StudyResult) -> dict[int, str]:
     """The short name of each candidate, by its identity."""
     return dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
 
@@ -206,7 +206,7 @@ def _unit(result: StudyResult) -> tuple[str, float]:
     return text.time_unit(own.time_to_accuracy_s for own in result.candidates)
 
 
-def shortened(words: str, result: StudyResult) -> str:
+def _shortened(words: str, result: StudyResult) -> str:
     """Words in which candidates have their short names."""
     labels = text.labels(result.candidates)
     names = text.names(result.candidates)
@@ -215,7 +215,7 @@ def shortened(words: str, result: StudyResult) -> str:
     return words
 
 
-def first_and_rival(result: StudyResult) -> tuple[CandidateResult, CandidateResult | None] | None:
+def _first_and_rival(result: StudyResult) -> tuple[CandidateResult, CandidateResult | None] | None:
     """The fastest candidate, and the fastest on another machine or with another strategy, else the next."""
     arriving = [own for own in result.candidates if math.isfinite(own.time_to_accuracy_s)]
     if not arriving:
@@ -225,7 +225,7 @@ def first_and_rival(result: StudyResult) -> tuple[CandidateResult, CandidateResu
     return first, next(iter([*unlike, *others]), None)
 
 
-def badge(result: StudyResult) -> Badge | None:
+def _badge(result: StudyResult) -> Badge | None:
     """How much to trust the answer, with the worst reason; None where no caveat is more than information."""
     said = confidence(result.caveats)
     if not said:
@@ -233,7 +233,7 @@ def badge(result: StudyResult) -> Badge | None:
     return Badge("serious" if said.startswith("low") else "warning", f"{said[0].upper()}{said[1:]}")
 
 
-def intervals(result: StudyResult) -> Scale | None:
+def _intervals(result: StudyResult) -> Scale | None:
     """All candidates, fastest first, on one logarithmic scale of time to the target."""
     unit, scale = _unit(result)
     outcomes = result.decision.outcomes if result.decision else ()
@@ -258,11 +258,11 @@ def _extra(outcome: Outcome, currency: str, unit: str, scale: float) -> str:
 
 def differences(result: StudyResult) -> Sequence[Card]:
     """What explains the ratio of the first two: speed, tokens, and the largest wait of the slower one."""
-    pair = first_and_rival(result)
+    pair = _first_and_rival(result)
     first, rival = pair or (None, None)
     if first is None or rival is None:
         return []
-    names = names_of(result)
+    names = _names_of(result)
     speed = first.tokens_per_s / rival.tokens_per_s
     shares = f"at {text.percent(first.mfu, 0)} and {text.percent(rival.mfu, 0)} of peak"
     rates = f"{_rate(first)} against {_rate(rival)}, {shares}"
@@ -319,15 +319,15 @@ def decision_sections(result: StudyResult) -> list[Section]:
     )
     sections = [
         Section(
-            "The decision", lead, table=outcome_table(decision, labels), slug="decision", short="Decision"
+            "The decision", lead, table=_outcome_table(decision, labels), slug="decision", short="Decision"
         )
     ]
     decision = replace(
         decision,
-        rival=shortened(decision.rival, result),
-        first=shortened(decision.first, result),
-        levers=tuple(replace(own, name=shortened(own.name, result)) for own in decision.levers),
-        money_levers=tuple(replace(own, name=shortened(own.name, result)) for own in decision.money_levers),
+        rival=_shortened(decision.rival, result),
+        first=_shortened(decision.first, result),
+        levers=tuple(replace(own, name=_shortened(own.name, result)) for own in decision.levers),
+        money_levers=tuple(replace(own, name=_shortened(own.name, result)) for own in decision.money_levers),
     )
     shown = figure.tornado, figure.tornado_table, figure.tornado_alt
     if decision.levers:
@@ -362,11 +362,11 @@ def _break_even(decision: Decision, labels: Sequence[str]) -> list[Section]:
     )
     if not decision.break_even:
         return []
-    table = break_even_table(decision, labels)
+    table = _break_even_table(decision, labels)
     return [Section("Break-even prices", lead, table=table, slug="break-even", level=3)]
 
 
-def outcome_table(decision: Decision, labels: Sequence[str]) -> Table:
+def _outcome_table(decision: Decision, labels: Sequence[str]) -> Table:
     """One column a candidate, one row a quantity; the most probable first and cheapest are marked."""
     outcomes = decision.outcomes
     unit, scale = time_unit(min(own.wall_s.typical for own in outcomes))
@@ -390,7 +390,7 @@ def outcome_table(decision: Decision, labels: Sequence[str]) -> Table:
     return Table(columns, cells, caption, frozenset(range(1, len(columns))), frozenset(best))
 
 
-def break_even_table(decision: Decision, labels: Sequence[str]) -> Table:
+def _break_even_table(decision: Decision, labels: Sequence[str]) -> Table:
     """Equal-cost prices of the first machine against others and back, narrow enough for a phone."""
     short = dict(zip((own.label for own in decision.outcomes), labels, strict=True))
     columns = ("a device-hour of", "may cost as much as", decision.currency)
@@ -479,7 +479,7 @@ def production_rate(production: Production | None) -> str:
     return f"{production.text} of the rate of healthy steps{of_runs}"
 
 
-def whole_run_section(result: StudyResult) -> list[Section]:
+def _whole_run_section(result: StudyResult) -> list[Section]:
     """A table of the candidates whose study names a wall clock; nothing without any."""
     named = [
         (name, candidate)
@@ -518,7 +518,7 @@ def _time(seconds: float) -> str:
 # Why a step takes as long as it does, as a table.
 
 
-def why_table(named: Sequence[tuple[str, CandidateResult]]) -> Table:
+def _why_table(named: Sequence[tuple[str, CandidateResult]]) -> Table:
     """For each candidate: what limits its step, waits, tokens that would hide weights, nearest remedy."""
     rows = [
         [name, candidate.why.cause, *_cells(candidate), candidate.why.remedy] for name, candidate in named
@@ -557,7 +557,7 @@ HIDDEN = 0.98
 """A step that is less than this share of the device's slowdown longer hides a part of the delay."""
 
 
-def slowdowns(curve: Resilience) -> list[float]:
+def _slowdowns(curve: Resilience) -> list[float]:
     """Step time at every severity over the step without a straggler."""
     first = curve.points[0].step_time_s
     return [point.step_time_s / first for point in curve.points]
@@ -570,10 +570,10 @@ def resilience_table(result: StudyResult) -> Table:
     for curve in result.resilience:
         times = {
             point.severity: f"{text.duration(point.step_time_s)} ({slow:.3f})"
-            for point, slow in zip(curve.points, slowdowns(curve), strict=True)
+            for point, slow in zip(curve.points, _slowdowns(curve), strict=True)
         }
         rows.append(
-            [shortened(curve.label, result), *(times.get(severity, text.NONE) for severity in severities)]
+            [_shortened(curve.label, result), *(times.get(severity, text.NONE) for severity in severities)]
         )
     columns = ("candidate", *(f"{severity:g} {text.TIMES}" for severity in severities))
     caption = "Step time, in parentheses relative to the step without a straggler."
@@ -584,12 +584,12 @@ def resilience_sentence(result: StudyResult) -> str:
     """What the slowest device that was tried does to each candidate, and who hides a part of it."""
     alike: dict[str, list[str]] = {}
     for curve in result.resilience:
-        slow = slowdowns(curve)[-1]
+        slow = _slowdowns(curve)[-1]
         severity = curve.points[-1].severity
         hidden = slow - 1 < HIDDEN * (severity - 1)
         remark = " (waits that are there anyway hide the rest)" if hidden else ""
         words = f"takes {slow:.2f} times as long with one device {severity:g} times as slow{remark}"
-        alike.setdefault(words, []).append(shortened(curve.label, result))
+        alike.setdefault(words, []).append(_shortened(curve.label, result))
     said = "; ".join(f"a step of {_any(names)} {words}" for words, names in alike.items())
     return f"{said[0].upper()}{said[1:]}." if said else ""
 
@@ -599,7 +599,7 @@ def _any(names: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def assumptions_tables(result: StudyResult) -> list[tuple[str, Table]]:
+def _assumptions_tables(result: StudyResult) -> list[tuple[str, Table]]:
     """For each topic its inputs, with their sources and whether they were read, fitted or assumed.
 
     Inputs of one topic from one source share a row.
@@ -620,7 +620,7 @@ def assumptions_tables(result: StudyResult) -> list[tuple[str, Table]]:
     ]
 
 
-def sampling_table(result: StudyResult) -> Table:
+def _sampling_table(result: StudyResult) -> Table:
     """How many tasks were executed, what they represent, and their errors."""
     rows = [[name, *_sampling(summary)] for name, summary in result.sampling.items()]
     columns = (
@@ -648,7 +648,7 @@ def _sampling(summary: SamplingSummary) -> list[str]:
     ]
 
 
-def accuracy_table(result: StudyResult) -> Table:
+def _accuracy_table(result: StudyResult) -> Table:
     """Median and 90th percentile of the absolute relative error, beside the baseline's median."""
     rows = [
         [
@@ -688,7 +688,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> tuple
         *laws_section(result),
         *_bridge(result),
         _step(result),
-        *whole_run_section(result),
+        *_whole_run_section(result),
         _memory(result),
         *_network(result),
         *_rooflines(result),
@@ -710,10 +710,10 @@ def _apart(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
 
 def _bridge(result: StudyResult) -> list[Section]:
     """From the step of the second machine to that of the first; nothing for a single one."""
-    first, rival = first_and_rival(result) or (None, None)
+    first, rival = _first_and_rival(result) or (None, None)
     if first is None or rival is None:
         return []
-    named = names_of(result)
+    named = _names_of(result)
     lead = (
         "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
         "left saves time, a bar to the right costs it."
@@ -728,19 +728,19 @@ def _head(result: StudyResult) -> Head:
     note = "Point: estimate at each machine's best batch and layout. Bar: 90 % range."
     decision = result.decision.sentence if result.decision else ""
     said = headline(result)
-    trust = badge(result)
+    trust = _badge(result)
     told = [_verdict_in_head(result), decision]
     quoted = _verdict_in_head(result) or _trusted(result)
     return Head(
         result.question,
-        shortened(" ".join(filter(None, told)), result),
+        _shortened(" ".join(filter(None, told)), result),
         head_remarks(result.caveats, quoted),
         cards_note=f"{note} {wall[0].upper()}{wall[1:]}." if wall else note,
         command=result.command,
         digest=result.inputs_digest,
         headline=said,
         badge=trust,
-        scale=intervals(result),
+        scale=_intervals(result),
     )
 
 
@@ -751,7 +751,7 @@ def _verdict_in_head(result: StudyResult) -> str:
 
 def _trusted(result: StudyResult) -> str:
     """What the badge says."""
-    trust = badge(result)
+    trust = _badge(result)
     return trust.text if trust else ""
 
 
@@ -774,7 +774,7 @@ def _verdict(result: StudyResult) -> Section:
 
 
 def _remarks(result: StudyResult) -> list[Section]:
-    table = remarks_table(result)
+    table = _remarks_table(result)
     if not table.rows:
         return []
     lead = "What to know before a plan is used: where its state is kept, safer choices."
@@ -819,7 +819,7 @@ def _why(result: StudyResult) -> list[Section]:
         "What explains the ratio of the first two, and what limits each candidate: the largest wait, or "
         "computing where no wait takes a tenth of the step."
     )
-    table = why_table(list(zip(text.names(result.candidates), result.candidates, strict=True)))
+    table = _why_table(list(zip(text.names(result.candidates), result.candidates, strict=True)))
     cards = differences(result)
     return [Section("Why", lead, table=table, slug="why", cards=cards)] if table.rows else []
 
@@ -876,7 +876,7 @@ def _rooflines(result: StudyResult) -> list[Section]:
 
 def _drawings(result: StudyResult) -> list[Drawing]:
     """The networks of the first candidate and its rival, where they are known."""
-    shown = first_and_rival(result) or ()
+    shown = _first_and_rival(result) or ()
     return [
         topology(candidate.machine, candidate.devices_noun, candidate.network, candidate.utilisation)
         for candidate in shown
@@ -954,7 +954,7 @@ def _evidence(result: StudyResult) -> list[Section]:
             "Assumptions and sources",
             "The inputs of the answer. Change a value that does not fit your machine and run the study "
             "again.",
-            topics=assumptions_tables(result),
+            topics=_assumptions_tables(result),
             slug="assumptions",
             short="Assumptions",
         )
@@ -966,7 +966,7 @@ def _evidence(result: StudyResult) -> list[Section]:
         )
         sections.append(
             Section(
-                "Correctness sampling", lead, table=sampling_table(result), slug="sampling", short="Sampling"
+                "Correctness sampling", lead, table=_sampling_table(result), slug="sampling", short="Sampling"
             )
         )
     if result.accuracy:
@@ -974,5 +974,5 @@ def _evidence(result: StudyResult) -> list[Section]:
             "Errors of such predictions for published runs, beside a baseline of one constant efficiency. "
             "Shows how much to trust a difference between two candidates."
         )
-        sections.append(Section("Accuracy", lead, table=accuracy_table(result), slug="accuracy"))
+        sections.append(Section("Accuracy", lead, table=_accuracy_table(result), slug="accuracy"))
     return sections

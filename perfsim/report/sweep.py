@@ -194,7 +194,7 @@ def _head_note(shown: int, count: int, targets: int, *, marked: bool) -> str:
 # The section of a sweep that sets time against money, or against device-days where no price is given.
 
 
-def time_and_cost(analysis: Analysis) -> list[Section]:
+def _time_and_cost(analysis: Analysis) -> list[Section]:
     """The section; nothing where targets differ or every series has one number of devices.
 
     Money compares all machines, device-days those of one machine.
@@ -404,7 +404,7 @@ def _answer(point: PointResult) -> list[str]:
     return [
         text.duration(point.target_time.time_s),
         text.duration_band(point.target_time.band_s),
-        wall_text(point),
+        _wall_text(point),
         text.duration(point.prediction.step_time_s),
         text.percent(point.prediction.mfu),
         text.layout_short(point.prediction.layout),
@@ -412,12 +412,12 @@ def _answer(point: PointResult) -> list[str]:
     ]
 
 
-def wall_text(point: PointResult) -> str:
+def _wall_text(point: PointResult) -> str:
     """Time on the wall of a point; a dash for healthy steps alone."""
     return text.NONE if point.wall_s is None else text.duration(point.wall_s)
 
 
-def inputs_tables(result: SweepResult) -> list[tuple[str, Table]]:
+def _inputs_tables(result: SweepResult) -> list[tuple[str, Table]]:
     """For each topic its inputs, each with its source and whether it was read, fitted or assumed."""
     topics = dict.fromkeys(item.topic for item in result.assumptions)
     return [
@@ -447,7 +447,7 @@ MAX_COLUMNS = 8
 """Variants that stand side by side in one table."""
 
 
-def efficiency(analysis: Analysis) -> list[Section]:
+def _efficiency(analysis: Analysis) -> list[Section]:
     """How much of the ideal throughput further devices give, and why not all; only where devices vary."""
     scalings = analysis.scalings[:MAX_LINES]
     if not scalings:
@@ -487,7 +487,7 @@ def _variants_note(point: PointResult) -> str:
     return f"batch {batch}, {text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}"
 
 
-def changed_steps(analysis: Analysis) -> list[Section]:
+def _changed_steps(analysis: Analysis) -> list[Section]:
     """How much longer or shorter a step is under each variant; only where variants do the same work."""
     changes = analysis.changes
     if not changes:
@@ -521,7 +521,7 @@ def _change_alt(changes: Changes) -> str:
     return f"Bars of the change of the step time. {'; '.join(words)}."
 
 
-def policies(analysis: Analysis) -> list[Section]:
+def _policies(analysis: Analysis) -> list[Section]:
     """What the planner changed from each variant to the next, machine by machine, where models differ."""
     if not analysis.successions:
         return []
@@ -560,7 +560,7 @@ def times(series: Sequence[Series]) -> list[Section]:
     ]
 
 
-def differences(analysis: Analysis) -> list[Section]:
+def _differences(analysis: Analysis) -> list[Section]:
     """What is written differently in the variants, value by value; of many variants, what each changes."""
     names = analysis.variants
     rows = analysis.differences
@@ -591,7 +591,7 @@ def _row_by_row(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Tabl
     return Table(["variant", f"relative to \u201c{names[0]}\u201d"], cells)
 
 
-def where_steps_go(points: Sequence[tuple[str, PointResult]]) -> list[Section]:
+def _where_steps_go(points: Sequence[tuple[str, PointResult]]) -> list[Section]:
     """Every second of a step by cause, of points under their names."""
     rows = [
         PartsRow(name, point.prediction.step_time_s, point.parts_s, point.prediction.why.sentence)
@@ -692,19 +692,19 @@ def sweep_sections(result: SweepResult) -> list[Section]:
         topics = [(f"{len(every.rows):,} points", every)]
         sections.append(Section("All points", words, topics=topics, slug="points"))
     inputs = "What every answer above rests on. To change an input, change the sweep's file and run it again."
-    return [*sections, Section("Inputs", inputs, topics=inputs_tables(result), slug="inputs")]
+    return [*sections, Section("Inputs", inputs, topics=_inputs_tables(result), slug="inputs")]
 
 
 def _drawn(analysis: Analysis) -> list[Section]:
     """Everything with a figure: the answer, then why, then what the variants are."""
     series = analysis.series
-    parts = where_steps_go(named_points(analysis))
-    scaled = [_scaling(series), *time_and_cost(analysis), *efficiency(analysis)]
+    parts = _where_steps_go(named_points(analysis))
+    scaled = [_scaling(series), *_time_and_cost(analysis), *_efficiency(analysis)]
     if not analysis.variants:
         return [*scaled[:1], *_matches(analysis), *scaled[1:], *parts, *map_sections(analysis.maps)]
-    changed = changed_steps(analysis)
+    changed = _changed_steps(analysis)
     answer = scaled if analysis.scalings else [] if changed else times(series)
-    return [*changed, *answer, *parts, *policies(analysis), *differences(analysis)]
+    return [*changed, *answer, *parts, *_policies(analysis), *_differences(analysis)]
 
 
 def _scaling(series: Sequence[Series]) -> Section:

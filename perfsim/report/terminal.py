@@ -25,7 +25,6 @@ from perfsim.report.text import (
     percent,
     simulated,
 )
-from perfsim.studies.trials import NOTABLE, Explained, Tried
 
 if TYPE_CHECKING:
     from perfsim.prediction.gap import GapExplained, Suspect
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from perfsim.prediction.result import Perturbed, SamplingSummary, SharedCaveat
     from perfsim.studies.comparisons import Comparison
     from perfsim.studies.differences import Change, Difference, Moved
+    from perfsim.studies.trials import Explained, Tried
 
 
 # How text is laid out on a terminal: the one function that draws tables, and paragraphs.
@@ -289,6 +289,8 @@ def why_lines(explained: Sequence[Explained]) -> list[str]:
 
 
 def _does_nothing(tried: Tried) -> bool:
+    from perfsim.studies.trials import NOTABLE  # a run needs no studies
+
     return tried.ratio is not None and abs(1.0 - tried.ratio) < NOTABLE
 
 

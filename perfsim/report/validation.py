@@ -27,7 +27,7 @@ _HEADINGS = {
 _FIGURES = ("median_ape", "p90_ape", "mape")
 
 
-def score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None = None) -> Table:
+def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None = None) -> Table:
     """All runs and each family, beside the baseline of one constant efficiency.
 
     With `outside`, also the errors of each family under constants that were fitted without it.
@@ -85,7 +85,7 @@ def _tables_signed(value: float | None) -> str:
     return f"{100 * value:+.1f} %".replace("-0.0 %", "+0.0 %")
 
 
-def sweeps_table(result: Mapping[str, Any]) -> Table:
+def _sweeps_table(result: Mapping[str, Any]) -> Table:
     """Each sweep: how well its layouts are ranked, and the cost of choosing by prediction."""
     rows = [
         [
@@ -103,7 +103,7 @@ def sweeps_table(result: Mapping[str, Any]) -> Table:
     return Table(columns, rows, caption, frozenset({1, 2, 3}))
 
 
-def worst_table(accuracy: StepAccuracy, *, scored: bool) -> Table:
+def _worst_table(accuracy: StepAccuracy, *, scored: bool) -> Table:
     """The scored runs with the largest errors, or all that are not scored, with the likely cause."""
     known = [
         case
@@ -126,7 +126,7 @@ def worst_table(accuracy: StepAccuracy, *, scored: bool) -> Table:
     return Table(columns, rows, "", frozenset({2, 3, 4}))
 
 
-def ablation_table(removed: Sequence[Removed]) -> Table:
+def _ablation_table(removed: Sequence[Removed]) -> Table:
     """The score without each mechanism, the largest mean error first; then with each that was dropped."""
     complete, *ablated = removed
     ablated.sort(key=lambda row: (row.tried, -(row.summary["mape"] or 0.0), row.mechanism))
@@ -168,7 +168,7 @@ def _points(value: float | None, before: float | None) -> str:
     )
 
 
-def left_out_table(left_out: Sequence[LeftOut]) -> Table:
+def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
     """Each family with itself in the fit and left out of it, and the constants fitted without it."""
     names = list(dict.fromkeys(name for row in left_out for name in row.constants))
     rows = []
@@ -236,7 +236,7 @@ def _tables_quantity(constant: str, value: float) -> str:
     return f"{value:,.0f}" if name.endswith("_length") else f"{value:.2f}"
 
 
-def releases_left_out_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
+def _releases_left_out_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
     """Each scored log with its release in the fit and left out of it, then all logs together."""
     inside = {case["id"]: case["error"] for case in result["cases"]}
     rows = [
@@ -261,7 +261,7 @@ def releases_left_out_table(left_out: Mapping[str, Any], result: Mapping[str, An
     return Table(columns, rows, caption, frozenset({1, 2, 3}))
 
 
-def convergence_table(result: Mapping[str, Any]) -> Table:
+def _convergence_table(result: Mapping[str, Any]) -> Table:
     """Leave-one-out and larger batch, beside the baseline of a constant number of examples."""
     counts = result["predictions"]
     pairs = (
@@ -288,7 +288,7 @@ def convergence_table(result: Mapping[str, Any]) -> Table:
     return Table(columns, rows, caption, frozenset(range(1, 8)))
 
 
-def refusals_table(subject: str, result: Mapping[str, Any]) -> Table:
+def _refusals_table(subject: str, result: Mapping[str, Any]) -> Table:
     """The runs or benchmarks for which there is no prediction, and why."""
     rows = [[case["id"], case["error"].splitlines()[0]] for case in result["failed"]]
     return Table((subject, "why there is no prediction"), rows)
@@ -370,13 +370,13 @@ _POINT = ("id", "family", "measured_s", "predicted_s", "error", "evidence")
 
 def write_validation(page: AccuracyPage, folder: Path) -> tuple[Path, Path]:
     """Write `index.html` and `validation.md` with the same tables; the same input gives the same bytes."""
-    sections = list(validation_sections(page))
+    sections = list(_validation_sections(page))
     head = _head(page)
     html = write_page(TITLE, sections, folder / "index.html", head=head)
     return html, write_file(folder / "validation.md", markdown(TITLE, sections, head))
 
 
-def validation_sections(page: AccuracyPage) -> Iterator[Section]:
+def _validation_sections(page: AccuracyPage) -> Iterator[Section]:
     """Sections for each file of step times, then for each file of convergence."""
     for accuracy in page.steps:
         yield from _step_sections(accuracy, page.leaves_out)
@@ -431,7 +431,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
     yield Section(
         f"{name}: families beside a baseline",
         "Shows where and by how much the model is better than one efficiency for all runs.",
-        table=score_table(result, accuracy.outside),
+        table=_score_table(result, accuracy.outside),
         slug=f"{slug}-families",
         level=3,
     )
@@ -439,7 +439,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
         yield Section(
             f"{name}: choosing a layout",
             "One model on one number of devices in several layouts: does the prediction find the fastest?",
-            topics=[(f"{len(result['sweeps'])} sweeps", sweeps_table(result))],
+            topics=[(f"{len(result['sweeps'])} sweeps", _sweeps_table(result))],
             slug=f"{slug}-sweeps",
             level=3,
         )
@@ -448,7 +448,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
         yield Section(
             f"{name}: ablation",
             "The error of the model without each of its mechanisms.",
-            topics=[("without each mechanism", ablation_table(accuracy.removed))],
+            topics=[("without each mechanism", _ablation_table(accuracy.removed))],
             slug=f"{slug}-ablation",
             level=3,
         )
@@ -490,17 +490,17 @@ def _far_off(accuracy: StepAccuracy, slug: str) -> Iterator[Section]:
         "The scored runs with the largest errors. Rules find the likely cause from the parts of the "
         "predicted step: 'right at 0.80 times' means that this part alone would have to take 0.80 times as "
         "long.",
-        table=worst_table(accuracy, scored=True),
+        table=_worst_table(accuracy, scored=True),
         slug=f"{slug}-worst",
         level=3,
     )
-    weak = worst_table(accuracy, scored=False)
+    weak = _worst_table(accuracy, scored=False)
     if weak.rows:
         lead = "Runs with weak evidence."
         topics = [(f"{len(weak.rows)} runs", weak)]
         yield Section(f"{name}: shown, not scored", lead, topics=topics, slug=f"{slug}-weak", level=3)
     if accuracy.result["failed"]:
-        table = refusals_table("run", accuracy.result)
+        table = _refusals_table("run", accuracy.result)
         topics = [(f"{len(table.rows)} runs", table)]
         lead = "Runs that are refused."
         yield Section(f"{name}: not predicted", lead, topics=topics, slug=f"{slug}-refused", level=3)
@@ -515,7 +515,7 @@ def _left_out(accuracy: StepAccuracy, slug: str, leaves_out: bool) -> Section:
         heading,
         "Errors on runs that the model was not fitted to: the constants fitted to whole steps are fitted "
         "again to all other families, then the family is predicted.",
-        topics=[("each family, and the constants without it", left_out_table(accuracy.left_out))],
+        topics=[("each family, and the constants without it", _left_out_table(accuracy.left_out))],
         slug=f"{slug}-left-out",
         level=3,
     )
@@ -529,7 +529,7 @@ def _releases_left_out(accuracy: StepAccuracy, slug: str) -> Section:
         "Errors on a release that the model was not fitted to: efficiencies are fitted to the logs of the "
         "other releases, then its logs are predicted."
     )
-    table = releases_left_out_table(accuracy.releases_left_out, accuracy.result)
+    table = _releases_left_out_table(accuracy.releases_left_out, accuracy.result)
     return Section(heading, lead, table=table, slug=f"{slug}-left-out", level=3)
 
 
@@ -560,14 +560,14 @@ def _convergence(result: Mapping[str, Any]) -> Iterator[Section]:
         f"{name}: examples to the target by batch",
         "How well the law of the critical batch predicts one batch size from the other sizes of its "
         "benchmark.",
-        table=convergence_table(result),
+        table=_convergence_table(result),
         slug=f"{slugify(name)}-score",
     )
     if result["failed"]:
         yield Section(
             f"{name}: refused",
             "Benchmarks whose points do not determine a fit have no prediction.",
-            table=refusals_table("benchmark", result),
+            table=_refusals_table("benchmark", result),
             slug=f"{slugify(name)}-refused",
             level=3,
         )

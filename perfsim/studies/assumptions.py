@@ -24,12 +24,12 @@ _NOT_CONSTANTS = frozenset(
 DIGITS = 4
 
 
-def constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption]:
+def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption]:
     """One entry per fit with all its constants, and one per constant that has a source or an assumption."""
     topic = f"calibration {calibration.name}"
     fitted: dict[str, list[str]] = {group: [] for group in calibration.fit}
     from_sources = []
-    for path, value in leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
+    for path, value in _leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
         group = _covering(path, calibration.fit)
         if group:
             errors = calibration.fit[group].standard_errors
@@ -54,11 +54,11 @@ def constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption]
     ]
 
 
-def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every constant of a calibration with its dotted path; a list counts as one constant."""
     if isinstance(data, Mapping):
         for key, value in data.items():
-            yield from leaves(value, f"{path}.{key}" if path else str(key))
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
     elif data is not None and data != ():
         yield path, data
 
@@ -120,9 +120,9 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
         assumptions += _described(catalog, "system", system.name)
         assumptions += _described(catalog, "device", system.device.name)
         if system.device.calibration is not None:
-            assumptions += constants_of(system.device.calibration, catalog)
+            assumptions += _constants_of(system.device.calibration, catalog)
         for calibration in machine_of(system).calibrations(system, spec.recipe):
-            assumptions += constants_of(calibration, catalog)
+            assumptions += _constants_of(calibration, catalog)
     assumptions += _productions(spec)
     assumptions += _money(spec)
     for candidate in spec.candidates:
@@ -220,7 +220,7 @@ def _cluster_scale(calibration: ClusterCalibration, catalog: Catalog) -> list[As
     topic = f"calibration {calibration.name}"
     return [
         Assumption(topic, "scale", cluster_note(calibration), cases, "fit"),
-        *constants_of(calibration, catalog),
+        *_constants_of(calibration, catalog),
     ]
 
 

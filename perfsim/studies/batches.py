@@ -155,14 +155,14 @@ def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
     ]
 
 
-def time_at(question: Question, target: Target, global_batch_size: int, steps: CurveSteps) -> BatchChoice:
+def _time_at(question: Question, target: Target, global_batch_size: int, steps: CurveSteps) -> BatchChoice:
     """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits."""
     asked = question.at(global_batch_size)
     best = estimated(asked)
-    return choice_of(best.plan, steps.step_s(asked, best.plan), target)
+    return _choice_of(best.plan, steps.step_s(asked, best.plan), target)
 
 
-def choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.0) -> BatchChoice:
+def _choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.0) -> BatchChoice:
     """A plan with its step time, and what that makes of the time to the target.
 
     `hidden` is the share of the step that hides communication; points of a curve leave it out of their band.
@@ -199,7 +199,7 @@ def batch_curve(
             lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {question.label}"
         )
         try:
-            curve.append(time_at(question, target, batch, steps))
+            curve.append(_time_at(question, target, batch, steps))
         except (LayoutError, PlanError, NotIdentifiableError) as error:
             refused[batch] = error
         if extend and curve and not wanted:
@@ -234,7 +234,7 @@ def run_at(question: Question, target: Target, global_batch_size: int) -> tuple[
 def choice_of_run(evaluation: Evaluation, target: Target) -> BatchChoice:
     """A simulated plan, and what its step time makes of the time to the target."""
     hidden = evaluation.hidden_communication_fraction
-    return choice_of(evaluation.plan, evaluation.step_time_s, target, hidden)
+    return _choice_of(evaluation.plan, evaluation.step_time_s, target, hidden)
 
 
 MINICPM_SCALE = "C4"
@@ -288,7 +288,7 @@ def ramp_of(
     try:
         for part in ramp:
             batch = max(1, round(part.batch * full))
-            point = choice if batch == full else time_at(question, target, batch, steps)
+            point = choice if batch == full else _time_at(question, target, batch, steps)
             tokens = point.answer.batch_tokens
             segments.append(Segment(part.share, tokens, point.step_time_s, critical * part.critical_batch))
     except PerfsimError as error:

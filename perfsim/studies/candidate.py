@@ -287,11 +287,11 @@ def candidate_result(
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
         batch_curve=tuple(_point(point) for point in batch_curve),
-        **drawn(evaluation),
+        **_drawn(evaluation),
     )
 
 
-def drawn(evaluation: Evaluation) -> dict[str, Any]:
+def _drawn(evaluation: Evaluation) -> dict[str, Any]:
     """What only figures show: timeline, roofline and network."""
     return {
         "timeline": timeline(evaluation),

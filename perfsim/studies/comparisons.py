@@ -160,7 +160,7 @@ SIZES = np.geomspace(1e7, 1e13, 4801)
 """Parameters among which the size of least compute is looked for."""
 
 
-def compare_losses(spec: ComparisonSpec, losses: LossesSpec) -> Comparison:
+def _compare_losses(spec: ComparisonSpec, losses: LossesSpec) -> Comparison:
     """Each run's published loss, the law's loss for it, and its FLOP over what the law needs for its loss."""
     rows, verdict = _fitted(losses) if losses.law is None else _by_law(loss_law(losses.law), losses.runs)
     columns = {
@@ -176,7 +176,7 @@ def compare_losses(spec: ComparisonSpec, losses: LossesSpec) -> Comparison:
     return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
 
 
-def flop_of(run: TrainedRun) -> float:
+def _flop_of(run: TrainedRun) -> float:
     """FLOP of a run: the published ones, else 6 N D."""
     return 6.0 * run.params * run.tokens if run.flop is None else run.flop
 
@@ -187,30 +187,30 @@ def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> dict[str
         "name": run.name,
         "params": run.params,
         "tokens": run.tokens,
-        "flop": flop_of(run),
+        "flop": _flop_of(run),
         "loss": run.loss,
         "law_loss": law_loss,
         "error": error,
-        "times_flop": flop_of(run) / least_flop,
+        "times_flop": _flop_of(run) / least_flop,
     }
 
 
 def _fitted(losses: LossesSpec) -> tuple[list[dict[str, Value]], str]:
     """Rows by the line through some runs, what it predicts of their family, and what others pay."""
     fitted = [run for run in losses.runs if run.name in losses.fitted_to]
-    c_flop, gamma = power_law([(flop_of(run), run.loss or math.nan) for run in fitted])
+    c_flop, gamma = power_law([(_flop_of(run), run.loss or math.nan) for run in fitted])
     told: dict[str, list[str]] = {}
     paid: dict[str, list[float]] = {}
     rows = []
     for run in losses.runs:
-        law_loss = (c_flop / flop_of(run)) ** gamma
+        law_loss = (c_flop / _flop_of(run)) ** gamma
         least = c_flop / (run.loss or law_loss) ** (1 / gamma)
         rows.append(_losses_row(run, law_loss, least))
         if run.family == fitted[0].family and run not in fitted:
             published = "" if run.loss is None else f" (published {run.loss:.3f})"
             told.setdefault(run.family, []).append(f"{law_loss:.3f}{published} for {run.name}")
         elif run.family != fitted[0].family:
-            paid.setdefault(run.family, []).append(flop_of(run) / least)
+            paid.setdefault(run.family, []).append(_flop_of(run) / least)
     said = [f"Loss = ({c_flop:.3g} / FLOP)^{gamma:.4f}, fitted to {len(fitted)} runs"]
     said += [f"predicts {', '.join(words)}" for words in told.values()]
     said += [
@@ -237,7 +237,7 @@ def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
 def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[dict[str, Value]], str]:
     """Rows by a named law, the size of least loss at the first run's FLOP, and what it is worth."""
     first = runs[0]
-    flop = flop_of(first)
+    flop = _flop_of(first)
     sizes = SIZES[(flop / (6 * SIZES)) > 1]
     losses = [law.loss(size, flop / (6 * size)) for size in sizes.tolist()]
     size = float(sizes[int(np.argmin(losses))])
@@ -269,10 +269,10 @@ def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[dict[str, Va
 # times: no machine is simulated.
 
 
-def compare_speeds(spec: ComparisonSpec, speeds: SpeedsSpec) -> Comparison:
+def _compare_speeds(spec: ComparisonSpec, speeds: SpeedsSpec) -> Comparison:
     """One row a run: its speedup over the first, and what statistics and hardware have of it."""
     first = speeds.runs[0]
-    law, words = law_of(speeds.runs)
+    law, words = _law_of(speeds.runs)
     rows: list[dict[str, Value]] = []
     for run in speeds.runs:
         ratio = run.devices / first.devices
@@ -310,7 +310,7 @@ def compare_speeds(spec: ComparisonSpec, speeds: SpeedsSpec) -> Comparison:
     return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
 
 
-def law_of(runs: Sequence[TimedRun]) -> tuple[Callable[[float], float], str]:
+def _law_of(runs: Sequence[TimedRun]) -> tuple[Callable[[float], float], str]:
     """Examples by batch: the hyperbola through two levels, or fitted to more; InputError for one batch."""
     levels: dict[float, list[float]] = {}
     for run in runs:
@@ -353,7 +353,7 @@ def law_of(runs: Sequence[TimedRun]) -> tuple[Callable[[float], float], str]:
 Row = dict[str, Value]
 
 
-def compare_equations(spec: ComparisonSpec, equations: EquationsSpec) -> Comparison:
+def _compare_equations(spec: ComparisonSpec, equations: EquationsSpec) -> Comparison:
     """One row for each equation and number of GPUs."""
     rows = [row for devices in equations.devices for row in _communication(equations, devices)]
     rows += _memory(equations)
@@ -454,9 +454,9 @@ def _held(equations: EquationsSpec, stages: int, layers: int) -> float:
 def compare(spec: ComparisonSpec) -> Comparison:
     """The rows and sentences of a comparison; raises what predictions and laws of its subject raise."""
     if spec.losses is not None:
-        return compare_losses(spec, spec.losses)
+        return _compare_losses(spec, spec.losses)
     if spec.speeds is not None:
-        return compare_speeds(spec, spec.speeds)
+        return _compare_speeds(spec, spec.speeds)
     if spec.equations is not None:
-        return compare_equations(spec, spec.equations)
+        return _compare_equations(spec, spec.equations)
     raise InputError(f"{spec.name} compares nothing")

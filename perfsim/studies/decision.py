@@ -160,7 +160,7 @@ def _factor(name: str, factor: float, middle: float = 1.0, unit: str = "times") 
 # The decision of a study in one sentence: when, how much, how sure, and what was not given.
 
 
-def sentence(
+def _sentence(
     outcomes: Sequence[Outcome], first: int, devices: int, rival: int | None, sure: float, currency: str
 ) -> str:
     """One sentence: who is first on the wall, of so many devices, and the cheapest one where that differs."""
@@ -287,7 +287,7 @@ def decide(options: Sequence[Option], currency: str, seed: int = 0, draws: int =
         seed=seed,
         draws=draws,
         currency=currency,
-        sentence=sentence(outcomes, first, options[first].rates.devices, rival, sure, currency),
+        sentence=_sentence(outcomes, first, options[first].rates.devices, rival, sure, currency),
         outcomes=outcomes,
         first=options[first].label,
         rival="" if rival is None else options[rival].label,

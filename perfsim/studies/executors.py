@@ -34,7 +34,7 @@ POLL_S = 1.0
 """How often limits and workers are looked at while nothing is finished."""
 
 
-def nobody(_message: str) -> None:
+def _nobody(_message: str) -> None:
     """Listens to nothing."""
 
 
@@ -321,7 +321,7 @@ def available_processes() -> int:
 
 
 def executor_for(
-    jobs: int | None, scheduler: str | None = None, *, most: int | None = None, tell: Tell = nobody
+    jobs: int | None, scheduler: str | None = None, *, most: int | None = None, tell: Tell = _nobody
 ) -> Executor:
     """A Dask cluster where an address is given, else so many processes (None: one for each core).
 

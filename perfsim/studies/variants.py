@@ -59,12 +59,12 @@ class Change:
         return policy_changes(self.base, self.point)
 
 
-def variants_of(points: Sequence[PointResult]) -> list[str]:
+def _variants_of(points: Sequence[PointResult]) -> list[str]:
     """The names of the variants in the order of the file."""
     return list(dict.fromkeys(point.variant for point in points if point.variant))
 
 
-def changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[Change]]:
+def _changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[Change]]:
     """By the settings that variants share, every variant's point compared with the first variant's.
 
     Empty if the variants train different models or batches, because step times are then not comparable.
@@ -72,7 +72,7 @@ def changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict
     groups: dict[str, dict[str, PointResult]] = {}
     sizes = _several_sizes(feasible)
     for point in feasible:
-        groups.setdefault(common(point, sizes=sizes), {}).setdefault(point.variant, point)
+        groups.setdefault(_common(point, sizes=sizes), {}).setdefault(point.variant, point)
     changes = {
         name: [Change(points[variants[0]], points[variant]) for variant in variants if variant in points]
         for name, points in groups.items()
@@ -81,7 +81,7 @@ def changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict
     return changes if all(_same_work(change) for group in changes.values() for change in group) else {}
 
 
-def common(point: PointResult, *, sizes: bool) -> str:
+def _common(point: PointResult, *, sizes: bool) -> str:
     """What a point shares with other variants' points: the grid's settings; with `sizes` also its devices."""
     settings = [f"{setting_name(path)} {setting_text(value)}" for path, value in _grid(point).items()]
     count = [f"{point.num_devices:,} devices"] if sizes else []
@@ -172,7 +172,7 @@ def _variants_time(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def differing(points: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[str]]:
+def _differing(points: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[str]]:
     """By dotted path of a study, its value in each variant, if they differ; names and prose are left out."""
     first = {name: next(point for point in points if point.variant == name) for name in variants}
     flat = {name: _study(point.point.study) for name, point in first.items()}
@@ -253,7 +253,7 @@ def _value(name: str, layout: Mapping[str, Any]) -> str:
     return "-".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)
 
 
-def successions(points: Sequence[PointResult]) -> dict[str, list[Change]]:
+def _successions(points: Sequence[PointResult]) -> dict[str, list[Change]]:
     """By machine, each variant with the previous one; empty if all variants train the same model.
 
     Only machines with at most one feasible point per variant are included.
@@ -353,22 +353,22 @@ class Analysis:
     @cached_property
     def variants(self) -> Sequence[str]:
         """The names of the variants in the order of the file."""
-        return variants_of(self.points)
+        return _variants_of(self.points)
 
     @cached_property
     def changes(self) -> Mapping[str, Sequence[Change]]:
         """By the settings that variants share, each variant's point compared with the first variant's."""
-        return changes_of(self.feasible, self.variants)
+        return _changes_of(self.feasible, self.variants)
 
     @cached_property
     def differences(self) -> Mapping[str, Sequence[str]]:
         """By dotted path, the value in each variant, for paths where the variants differ."""
-        return differing(self.points, self.variants)
+        return _differing(self.points, self.variants)
 
     @cached_property
     def successions(self) -> Mapping[str, Sequence[Change]]:
         """By machine, layout changes from each variant to the next, if variants train different models."""
-        return successions(self.points)
+        return _successions(self.points)
 
     @cached_property
     def maps(self) -> Sequence[TimeMap]:
@@ -382,7 +382,7 @@ MAX_SENTENCES = 3
 """Most sentences of one kind; the page shows the rest."""
 
 
-def sweep_verdict(analysis: Analysis, caveats: Sequence[SharedCaveat] = ()) -> str:
+def _sweep_verdict(analysis: Analysis, caveats: Sequence[SharedCaveat] = ()) -> str:
     """Which machine reaches the target first, how machines compare or scale, and the worst caveat."""
     if not analysis.feasible:
         reasons = analysis.points[0].reasons if analysis.points else ("the grid is empty",)
@@ -556,7 +556,7 @@ class SweepResult:
     @cached_property
     def verdict(self) -> str:
         """The sentences that answer the sweep's question."""
-        return sweep_verdict(self.analysis, self.caveats)
+        return _sweep_verdict(self.analysis, self.caveats)
 
     def head(self) -> dict[str, Any]:
         """What a document says beside the points."""

@@ -145,7 +145,7 @@ def _local_heads(part: LayerSlice) -> int:
     return part.micro_batch_size * part.model.num_attention_heads // part.tensor
 
 
-def seen_share(part: LayerSlice) -> float:
+def _seen_share(part: LayerSlice) -> float:
     """Share of all pairs of positions that attention scores: 1/2 under a causal mask, less with a window.
 
     In a window of w of s positions a position sees min(w, its own number): (w s - w^2 / 2) / s^2.
@@ -172,7 +172,7 @@ def _flash(name: str, part: LayerSlice, queries_keys: int, values: int) -> Kerne
     return Kernel(
         name=name,
         op="attention",
-        flop=2.0 * heads * s * keys * width * seen_share(part),
+        flop=2.0 * heads * s * keys * width * _seen_share(part),
         bytes_accessed=2 * part.element_bytes * heads * s * width,  # scores stay on chip
         m=s,
         n=keys,
@@ -188,19 +188,19 @@ def attention_forward(part: LayerSlice) -> tuple[Kernel, ...]:
         norm("attention_norm", part),
         *projections(part),
         *_inner_norms(part, "inner_norms", 2),
-        *rotary(part),
+        *_rotary(part),
         *attention_core(part),
         output_projection(part),
     )
 
 
-def join_gradients(part: LayerSlice) -> Kernel:
+def _join_gradients(part: LayerSlice) -> Kernel:
     """Concatenation of the gradients of queries, keys and values, which the QKV linear reads."""
     width = part.model.query_width + part.pair_width
     return elementwise("qkv.join_gradients", 2 * part.element_bytes * part.tokens * width / part.tensor)
 
 
-def rotary(part: LayerSlice) -> tuple[Kernel, ...]:
+def _rotary(part: LayerSlice) -> tuple[Kernel, ...]:
     """Rotation of queries and keys, if positions are rotary; latent attention writes its keys whole."""
     if part.model.position_embedding != "rotary":
         return ()
@@ -216,8 +216,8 @@ def _backward(
         residual_backward("attention_residual.backward", part),
         *gradients(output_projection(part)),
         *attention_core_backward(part),
-        *rotary(part),
-        join_gradients(part),
+        *_rotary(part),
+        _join_gradients(part),
         *_inner_norms(part, "inner_norms.backward", inner_passes),
         *(kernel for product in reversed(projections(part)) for kernel in gradients(product)),
     )

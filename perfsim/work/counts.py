@@ -184,7 +184,7 @@ def parameters(model: TransformerConfig) -> Parameters:
     return Parameters(model)
 
 
-def attended(kind: LayerKind, seq_length: int) -> float:
+def _attended(kind: LayerKind, seq_length: int) -> float:
     """Positions that a position counts as attending to: all, or twice the mean of a causal window.
 
     Papers count attention without halving it under the causal mask. In a window of w a position sees
@@ -196,7 +196,7 @@ def attended(kind: LayerKind, seq_length: int) -> float:
 
 def _core_flop_per_token(model: TransformerConfig, kind: LayerKind, seq_length: int) -> float:
     """FLOPs of a forward of the attention core: scores and context."""
-    return 2.0 * attended(kind, seq_length) * (model.query_width + model.attention_width)
+    return 2.0 * _attended(kind, seq_length) * (model.query_width + model.attention_width)
 
 
 def attention_flop_per_step(job: Job) -> float:

@@ -39,7 +39,7 @@ SCORE_PASSES = 4
 Gradients = Callable[[Kernel], tuple[Kernel, ...]]
 
 
-def router(part: LayerSlice) -> Kernel:
+def _router(part: LayerSlice) -> Kernel:
     """The product that scores the experts for every token of the rank."""
     tokens = max(1, round(part.own_tokens))
     return linear(
@@ -52,7 +52,7 @@ def row_bytes(part: LayerSlice) -> float:
     return part.element_bytes * part.own_tokens * part.experts.top_k * part.model.hidden_size
 
 
-def expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
+def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     """The products of a rank's experts with the rows that they compute."""
     model = part.model
     experts = part.experts
@@ -104,12 +104,12 @@ def _shared_activation(part: LayerSlice, name: str, passes: int) -> Kernel:
 # ------------------------------------------------------------------------------------------- forward
 def router_forward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Residual of the attention block, norm, router, and the permutation of tokens to rows."""
-    return (*mlp_begin(part), router(part), _scores(part, "router_scores"), _permute(part, "permute"))
+    return (*mlp_begin(part), _router(part), _scores(part, "router_scores"), _permute(part, "permute"))
 
 
 def experts_forward(part: LayerSlice) -> tuple[Kernel, ...]:
     """The rank's experts on the rows that arrived."""
-    fc1, fc2 = expert_linears(part)
+    fc1, fc2 = _expert_linears(part)
     return (
         *_by_expert(part, "sort_by_expert"),
         fc1,
@@ -199,7 +199,7 @@ def mlp_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradients of the weights of experts, router and norm, accumulated."""
     grad = part.main_grad_bytes
     bias = part.model.has_expert_bias
-    products = (*reversed(_shared(part) or ()), *reversed(expert_linears(part)), router(part))
+    products = (*reversed(_shared(part) or ()), *reversed(_expert_linears(part)), _router(part))
     return (
         *(kernel for product in products for kernel in linear_wgrad(product, grad, bias)),
         norm_wgrad("mlp_norm.wgrad", part),
@@ -215,7 +215,7 @@ def _inputs(product: Kernel) -> tuple[Kernel, ...]:
 
 
 def _experts_gradients(part: LayerSlice, gradients: Gradients) -> Iterator[Kernel]:
-    fc1, fc2 = expert_linears(part)
+    fc1, fc2 = _expert_linears(part)
     yield from _by_expert(part, "sort_by_expert.backward")
     yield from gradients(fc2)
     yield _activated(part, "expert_activation.backward", 3)
@@ -234,7 +234,7 @@ def _shared_gradients(part: LayerSlice, gradients: Gradients) -> Iterator[Kernel
 def _router_gradients(part: LayerSlice, gradients: Gradients) -> Iterator[Kernel]:
     yield _permute(part, "permute.backward")
     yield _scores(part, "router_scores.backward")
-    yield from gradients(router(part))
+    yield from gradients(_router(part))
 
 
 # ------------------------------------------------------------------------------------------- memory
@@ -263,4 +263,4 @@ def weight_input_bytes(part: LayerSlice) -> float:
 
 def products(part: LayerSlice) -> tuple[Kernel, ...]:
     """The products with weights of the block: routed experts, shared ones, router."""
-    return (*expert_linears(part), *(_shared(part) or ()), router(part))
+    return (*_expert_linears(part), *(_shared(part) or ()), _router(part))

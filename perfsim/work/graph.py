@@ -238,7 +238,7 @@ def waits(stream: Ints, previous: Ints, sources: Sequence[Ragged]) -> Waits:
     return Waits(columns, long)
 
 
-def followed(waits: Waits) -> Ints:
+def _followed(waits: Waits) -> Ints:
     """The task that each task directly follows; -1 if it waits for several, or for none.
 
     It is the last dependency, if the search finds that this one has waited for all the others.
@@ -355,7 +355,7 @@ class Chains:
         )
 
 
-def chains(follows: Ints, waits: Waits, sources: Sequence[Ragged]) -> Chains:
+def _chains(follows: Ints, waits: Waits, sources: Sequence[Ragged]) -> Chains:
     """The chains of a graph."""
     tasks = np.arange(len(follows), dtype=np.int32)
     joined = follows >= 0  # the tasks that continue a chain
@@ -374,7 +374,7 @@ def chains(follows: Ints, waits: Waits, sources: Sequence[Ragged]) -> Chains:
     return Chains(order, first.astype(np.int32), chain_of_run[run], _of_heads(heads, waits, sources))
 
 
-def split(whole: Chains, apart: NDArray[np.bool_], waits: Waits, sources: Sequence[Ragged]) -> Chains:
+def _split(whole: Chains, apart: NDArray[np.bool_], waits: Waits, sources: Sequence[Ragged]) -> Chains:
     """Chains cut before and behind each task in `apart`, whose duration is not known yet."""
     alone = apart[whole.order]
     begins = alone.copy()
@@ -631,16 +631,16 @@ class TaskGraph:
     @cached_property
     def follows(self) -> Ints:
         """The task at whose end each task starts, for any durations; -1 if it waits for several or none."""
-        return followed(self._waits)
+        return _followed(self._waits)
 
     @cached_property
     def chains(self) -> Chains:
         """All tasks, chain by chain."""
-        return chains(self.follows, self._waits, self.sources)
+        return _chains(self.follows, self._waits, self.sources)
 
     def chains_around(self, apart: NDArray[np.bool_]) -> Chains:
         """The chains if each of these tasks is a chain of its own."""
-        return split(self.chains, apart, self._waits, self.sources)
+        return _split(self.chains, apart, self._waits, self.sources)
 
     @property
     def flop(self) -> float:

@@ -70,7 +70,7 @@ def _cast_bytes(element_bytes: float) -> float:
     return element_bytes + FULL if element_bytes < FULL else 0.0
 
 
-def head_linear(part: LayerSlice, positions: int) -> Kernel:
+def _head_linear(part: LayerSlice, positions: int) -> Kernel:
     """The LM head on `positions` per sequence."""
     vocab = padded_vocab_size(part.model, part.tensor)
     tokens = part.micro_batch_size * positions
@@ -81,7 +81,7 @@ def head_linear(part: LayerSlice, positions: int) -> Kernel:
 
 def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Final layer norm, LM head on `positions` per sequence, cross-entropy."""
-    head = head_linear(part, positions)
+    head = _head_linear(part, positions)
     logits = float(head.m) * head.n
     passes = _cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES
     fused = elementwise("cross_entropy", head.element_bytes * logits)
@@ -89,7 +89,7 @@ def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     return (norm("final_norm", part), head, fused if part.fused_cross_entropy else loss)
 
 
-def cross_entropy_backward(part: LayerSlice, head: Kernel) -> Kernel:
+def _cross_entropy_backward(part: LayerSlice, head: Kernel) -> Kernel:
     """Gradient of the loss by the logits of the LM head; fused, it replaces them in place."""
     logits = float(head.m) * head.n
     if part.fused_cross_entropy:
@@ -100,9 +100,9 @@ def cross_entropy_backward(part: LayerSlice, head: Kernel) -> Kernel:
 
 def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Backward of loss, LM head and final layer norm."""
-    head = head_linear(part, positions)
+    head = _head_linear(part, positions)
     return (
-        cross_entropy_backward(part, head),
+        _cross_entropy_backward(part, head),
         *linear_backward(head, part.main_grad_bytes, bias=False),
         norm_backward("final_norm.backward", part),
     )
@@ -110,13 +110,13 @@ def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
 
 def head_dgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Gradient of loss, LM head and final layer norm by their input."""
-    head = head_linear(part, positions)
-    return (cross_entropy_backward(part, head), linear_dgrad(head), norm_dgrad("final_norm.dgrad", part))
+    head = _head_linear(part, positions)
+    return (_cross_entropy_backward(part, head), linear_dgrad(head), norm_dgrad("final_norm.dgrad", part))
 
 
 def head_wgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Gradients of the LM head's weight and the final layer norm, accumulated."""
-    head = head_linear(part, positions)
+    head = _head_linear(part, positions)
     return (*linear_wgrad(head, part.main_grad_bytes, bias=False), norm_wgrad("final_norm.wgrad", part))
 
 
@@ -204,7 +204,7 @@ def mlp_residual(part: LayerSlice) -> tuple[Kernel, ...]:
     return (residual("mlp_residual", part),)
 
 
-def joint(part: LayerSlice) -> Kernel:
+def _joint(part: LayerSlice) -> Kernel:
     """The projection of hidden state and embedding."""
     hidden = part.model.hidden_size
     return linear("mtp_joint", part.tokens, 2 * hidden, hidden, "column", part.tensor, part.element_bytes)
@@ -221,26 +221,26 @@ def _concatenate(part: LayerSlice, name: str) -> Kernel:
 def before_layer(part: LayerSlice) -> tuple[Kernel, ...]:
     """Embedding, norms and projection."""
     norms = (norm("mtp_norm", part),) * 2
-    return (*embedding_forward(part), *norms, _concatenate(part, "mtp_concatenate"), joint(part))
+    return (*embedding_forward(part), *norms, _concatenate(part, "mtp_concatenate"), _joint(part))
 
 
 def before_layer_dgrad(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradients of hidden state and embedding."""
     norms = (norm_dgrad("mtp_norm.dgrad", part),) * 2
-    return (linear_dgrad(joint(part)), _concatenate(part, "mtp_concatenate.backward"), *norms)
+    return (linear_dgrad(_joint(part)), _concatenate(part, "mtp_concatenate.backward"), *norms)
 
 
 def before_layer_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradients of the projection, its norms and the embedding."""
     norms = (norm_wgrad("mtp_norm.wgrad", part),) * 2
-    return (*linear_wgrad(joint(part), part.main_grad_bytes, False), *norms, *embedding_backward(part))
+    return (*linear_wgrad(_joint(part), part.main_grad_bytes, False), *norms, *embedding_backward(part))
 
 
 def before_layer_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     """All of them."""
     return (
-        linear_dgrad(joint(part)),
-        *linear_wgrad(joint(part), part.main_grad_bytes, False),
+        linear_dgrad(_joint(part)),
+        *linear_wgrad(_joint(part), part.main_grad_bytes, False),
         _concatenate(part, "mtp_concatenate.backward"),
         *(norm_backward("mtp_norm.backward", part),) * 2,
         *embedding_backward(part),

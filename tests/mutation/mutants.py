@@ -33,7 +33,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("strategies", "costs", "engine", "collectives", "convergence")
+ROOMS = ("strategies", "costs", "engine", "network", "convergence")
 """Each has an equal part of the sample."""
 BEYOND = {
     "strategies": (
@@ -46,14 +46,14 @@ BEYOND = {
         "tests/conformance",
     ),
     "costs": (
-        "tests/unit/test_transformer.py",
+        "tests/unit/work",
         "tests/unit/strategies/three_d",
         "tests/unit/strategies/streaming",
-        "tests/unit/fitting",
+        "tests/unit/evidence",
         "tests/validation/test_wafer_studies.py",
         "tests/validation/test_public_cases.py",
     ),
-    "collectives": ("tests/properties/test_collectives.py", "tests/unit/costs", "tests/unit/fitting"),
+    "network": ("tests/properties/test_collectives.py", "tests/unit/costs", "tests/unit/evidence"),
     "convergence": (
         "tests/properties/test_convergence.py",
         "tests/validation/test_convergence_cases.py",
@@ -63,7 +63,7 @@ BEYOND = {
         "tests/properties/test_engine.py",
         "tests/properties/test_fairshare.py",
         "tests/properties/test_perturbations.py",
-        "tests/unit/placement",
+        "tests/unit/machines",
     ),
 }
 """Tests that run after those of the room's own folder."""

@@ -106,7 +106,7 @@ def part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     used: dict[str, int] = {}
     styles: dict[str, dict[str, Any]] = {}
     for index, name in enumerate(names):
-        colour = part_colour(name, index)
+        colour = _part_colour(name, index)
         times = used.get(colour, 0)
         used[colour] = times + 1
         marker: dict[str, Any] = {"color": colour, "line": {"width": 0.5, "color": "rgba(60,60,60,0.55)"}}
@@ -124,7 +124,7 @@ def part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def part_colour(name: str, index: int = 0) -> str:
+def _part_colour(name: str, index: int = 0) -> str:
     """The colour of a part of a step or of a memory."""
     key = name.replace(" ", "_").replace("_communication", "_comm")
     return next((colour for word, colour in _PART_COLOURS if word in key), _SPARE[index % len(_SPARE)])

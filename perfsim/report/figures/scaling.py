@@ -67,9 +67,9 @@ def scaling_curve(
     style = base.layout(
         f"{quantity.capitalize()} ({unit}) by number of devices",
         height=460,
-        xaxis=devices_axis(point.num_devices for point in points),
+        xaxis=_devices_axis(point.num_devices for point in points),
         yaxis=base.log_axis(f"{quantity} ({unit})", values),
-        **direct_labels(ends),
+        **_direct_labels(ends),
     )
     return base.figure(traces, style)
 
@@ -108,7 +108,7 @@ def efficiency_curve(points: Sequence[ScalingPoint]) -> go.Figure:
     style = base.layout(
         "Scaling efficiency (%) by number of devices",
         height=400,
-        xaxis=devices_axis(point.num_devices for point in points),
+        xaxis=_devices_axis(point.num_devices for point in points),
         yaxis=base.axis("scaling efficiency (%)", range=[0, 108 * top]),
         shapes=[{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100, "y1": 100, "line": IDEAL}],
         showlegend=True,
@@ -121,14 +121,14 @@ SAME = 0.02
 IDEAL = {"color": base.GREY, "width": 1.5, "dash": "dot"}
 
 
-def devices_axis(counts: Iterable[int]) -> dict[str, Any]:
+def _devices_axis(counts: Iterable[int]) -> dict[str, Any]:
     """A logarithmic axis of numbers of devices, with ticks at the numbers that were asked for."""
     known = sorted({float(count) for count in counts}, reverse=True)
     ticks = sorted(known[:: math.ceil(len(known) / base.MOST_TICKS)])
     return base.log_axis("devices", known, tickvals=ticks, ticktext=[base.short(tick) for tick in ticks])
 
 
-def direct_labels(ends: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
+def _direct_labels(ends: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
     """Names beside the lines where they have room, else a legend.
 
     `ends` are the first and last point of each falling line on logarithmic axes. A name stands above the

@@ -23,7 +23,7 @@ from perfsim.work.graph import computes
 # Stacked horizontal bars: what each step is made of, in per cent of itself.
 
 
-def stacked_shares(
+def _stacked_shares(
     title: str,
     names: Sequence[str],
     parts_s: Sequence[Mapping[str, float]],
@@ -86,7 +86,7 @@ class PartsRow:
 def parts_figure(rows: Sequence[PartsRow]) -> go.Figure:
     """Stacked horizontal bars in per cent of each step; seconds on hover."""
     names = [_numbered(index, row.name) for index, row in enumerate(rows)]
-    return stacked_shares(
+    return _stacked_shares(
         "Step time by cause (% of the step)",
         names,
         [row.parts_s for row in rows],
@@ -129,7 +129,7 @@ def step_breakdown(result: StudyResult) -> go.Figure:
     """Stacked horizontal bars, one per candidate, in per cent of the step; seconds on hover."""
     names = [base.wrapped(name) for name in text.names(result.candidates)]
     parts = [candidate.breakdown_s for candidate in result.candidates]
-    return stacked_shares(
+    return _stacked_shares(
         "Step time by what it is spent on (% of the step)",
         names,
         parts,

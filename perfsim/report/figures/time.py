@@ -437,7 +437,7 @@ def tornado(decision: Decision, *, of_money: bool = False) -> go.Figure:
             orientation="h",
             name=words,
             marker={"color": colour, "pattern": {"shape": pattern, "fillmode": "overlay"}},
-            customdata=[[number_of(getattr(lever, value), lever), getattr(lever, end)] for lever in levers],
+            customdata=[[_number_of(getattr(lever, value), lever), getattr(lever, end)] for lever in levers],
             hovertemplate="<b>%{y}</b><br>at %{customdata[0]}: ratio %{customdata[1]:.3f}<extra></extra>",
         )
         for end, value, words, colour, pattern in (
@@ -482,11 +482,11 @@ def tornado_table(decision: Decision, *, of_money: bool = False) -> Table:
     rows = [
         [
             lever.name,
-            number_of(lever.typical, lever),
-            f"{number_of(lever.low, lever)} to {number_of(lever.high, lever)}",
+            _number_of(lever.typical, lever),
+            f"{_number_of(lever.low, lever)} to {_number_of(lever.high, lever)}",
             text.number(lever.ratio_at_low),
             text.number(lever.ratio_at_high),
-            "never" if lever.flips_at is None else number_of(lever.flips_at, lever),
+            "never" if lever.flips_at is None else _number_of(lever.flips_at, lever),
         ]
         for lever in _levers(decision, of_money=of_money)
     ]
@@ -512,7 +512,7 @@ def tornado_alt(decision: Decision, *, of_money: bool = False) -> str:
     )
 
 
-def number_of(value: float, lever: Lever) -> str:
+def _number_of(value: float, lever: Lever) -> str:
     """A value of an input with its unit."""
     if lever.unit == "tokens":
         return f"{text.large(value)} tokens"

@@ -43,7 +43,7 @@ def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, ma
     return (kept + system.streaming.sparse_index_overhead * indexed) * system.weight_bytes
 
 
-def kept_moments(job: Job) -> float:
+def _kept_moments(job: Job) -> float:
     """Bytes of the moments of a parameter; none of SGD, which has no momentum here."""
     return 0.0 if job.recipe.optimizer == "sgd" else moment_bytes(job.recipe, job.model)
 
@@ -51,7 +51,7 @@ def kept_moments(job: Job) -> float:
 def update_kernel(job: Job, num_parameters: float) -> Kernel:
     """The optimizer on some parameters: state read and written, gradient read."""
     optimizer = job.recipe.optimizer
-    state_bytes = MASTER_BYTES + kept_moments(job)
+    state_bytes = MASTER_BYTES + _kept_moments(job)
     flop = UPDATE_FLOP[optimizer] + (newton_schulz_flop(job.model) if optimizer == "muon" else 0.0)
     return Kernel(
         name=optimizer,
@@ -73,7 +73,7 @@ class Store:
         self.kept = count - sparse
         overhead = system.streaming.sparse_index_overhead if sparse else 0.0
         indexed = matrices - sparse
-        self.moment_bytes = kept_moments(job)
+        self.moment_bytes = _kept_moments(job)
         self.weights = {"streamed weights": (self.kept + overhead * indexed) * system.weight_bytes}
         self.state = {
             "parameters": MASTER_BYTES * self.kept,

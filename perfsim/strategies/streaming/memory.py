@@ -89,7 +89,11 @@ def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
     return (1 + streaming.prefetch_depth) * held
 
 
-def gradient_sum_bytes(job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int) -> float:
+def _gradient_sum_bytes(
+    job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int
+) -> float:
+    job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int
+) -> float:
     """Gradients that a wafer accumulates over micro-batches; 0 where it does not."""
     if system.streaming.accumulate_at != "wafer" or layout.micro_batch_size >= per_system:
         return 0.0
@@ -105,7 +109,7 @@ def wafer_memory(
     parts = activation_parts_bytes(job, layout, device)
     parts["stream buffers"] = stream_buffer_bytes(job, system)
     parts["reserved"] = own.reserved
-    sums = gradient_sum_bytes(job, layout, system, per_system)
+    sums = _gradient_sum_bytes(job, layout, system, per_system)
     if sums:
         parts["gradients"] = sums
     uses = [MemoryUse(device.place, parts, own.capacity), *Store(job, system).uses()]
@@ -130,7 +134,7 @@ def largest_micro_batch(
     sequence_bytes = sum(activation_parts_bytes(job, single, device).values())
     fits = int(free // sequence_bytes)
     if fits < per_system:
-        fits = int((free - gradient_sum_bytes(job, single, system, per_system)) // sequence_bytes)
+        fits = int((free - _gradient_sum_bytes(job, single, system, per_system)) // sequence_bytes)
     if spill:
         servers = system.activation_servers
         fits = min(fits, int(servers.per_system * servers.capacity // spilled_bytes(job, single, device)))

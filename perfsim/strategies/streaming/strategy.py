@@ -185,7 +185,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         """
         system = topology.system
         per_system = -(-job.global_batch_size // topology.num_devices)
-        base = StreamingLayout(data=topology.num_devices, stream_chunks=needed_chunks(system))
+        base = StreamingLayout(data=topology.num_devices, stream_chunks=_needed_chunks(system))
         largest = {group: largest_micro_batch(job, system, per_system, group) for group in RECOMPUTE_GROUPS}
         widest = even_micro_batch(per_system, max(largest.values())) if any(largest.values()) else 0
         any_fits = widest > 0
@@ -247,12 +247,12 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     ) -> Iterator[str]:
         yield f"{device_of(system).place} memory policy: {policy_name(layout, microbatches)}"
         yield Store(job, system).note
-        if layout.stream_chunks < needed_chunks(system):
+        if layout.stream_chunks < _needed_chunks(system):
             yield (
                 "compute waits for all weights of a layer, though the machine uses weights as they arrive; "
                 "without prefetch this step is too slow: stream_chunks or --detail chunk models the overlap"
             )
-        elif needed_chunks(system) > 1:
+        elif _needed_chunks(system) > 1:
             yield f"no prefetch: layers are streamed and used in {layout.stream_chunks} chunks"
         if job.recipe.weight_sparsity:
             share = 100 * job.recipe.weight_sparsity
@@ -271,7 +271,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         return estimate_s(plan, costs.duration_s)
 
 
-def needed_chunks(system: WaferClusterSpec) -> int:
+def _needed_chunks(system: WaferClusterSpec) -> int:
     """Chunks of a layer that an accurate step needs: 1 where layers are prefetched or held whole.
 
     Without prefetch, weights overlap with compute only between chunks of the same layer.

@@ -192,7 +192,7 @@ class Replicas:
             "optimizer", shard * optimizer_bytes(self.recipe, self.model), launches=OPTIMIZER_LAUNCHES
         )
         products = update_products(self.recipe, self.model, shard)
-        casts = weight_casts(self.recipe, whole)
+        casts = _weight_casts(self.recipe, whole)
         return Work(
             name="optimizer",
             kind=Kind.COMP,
@@ -203,7 +203,7 @@ class Replicas:
         )
 
 
-def weight_casts(recipe: TrainingRecipe, num_parameters: float) -> tuple[Kernel, ...]:
+def _weight_casts(recipe: TrainingRecipe, num_parameters: float) -> tuple[Kernel, ...]:
     """The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too."""
     table = recipe.narrow_kernels
     if table is None or PRECISION_BYTES[table.forward] >= recipe.element_bytes:

@@ -123,7 +123,7 @@ def _copy(name: str, kind: Kind, op: str, n_bytes: float, made: str = "copied") 
     return Work(name, kind, op, "offload", comm_bytes=n_bytes, writes=writes)
 
 
-def saves(task: Task) -> list[int]:
+def _saves(task: Task) -> list[int]:
     """The tensors with activations that a task writes for a backward."""
     classes = zip(task.writes, task.work.writes, strict=True)
     return [tensor for tensor, written in classes if written.name == SAVED and written.n_bytes > 0.0]
@@ -206,7 +206,7 @@ class _Rewriter:
         if self.layout.offload_activations != "none":
             self._return(task, device)
             reads = [self.tensors[read] for read in task.reads]
-            if saves(task) and len(device.left) >= IN_FLIGHT:
+            if _saves(task) and len(device.left) >= IN_FLIGHT:
                 after.append(device.left[-IN_FLIGHT])
         if self.works.param != "none":
             reads += self._loads(task, device, after)
@@ -236,7 +236,7 @@ class _Rewriter:
     # -------------------------------------------------------------------------------- activations
     def _leave(self, task: Task, device: _Device) -> None:
         """Copy to the host what a layer keeps."""
-        for old in saves(task):
+        for old in _saves(task):
             n_bytes = task.work.writes[old - task.writes[0]].n_bytes
             work = _copy(ACTIVATIONS, Kind.MEM_STORE, STORE, n_bytes)
             copied = self._task(work, self._stream(task, "d2h"), [self.tensors[old]], [], task)

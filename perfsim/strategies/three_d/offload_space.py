@@ -89,7 +89,7 @@ class Moved(NamedTuple):
     nvme: Parts
 
 
-def moved(parts: Mapping[str, Floats], layers: Any, zero: Any, replicas: Any, places: Places) -> Moved:
+def _moved(parts: Mapping[str, Floats], layers: Any, zero: Any, replicas: Any, places: Places) -> Moved:
     """The memory of ranks after offload, from their memory without; arrays of one shape, or numbers.
 
     Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank two
@@ -128,7 +128,7 @@ def offloaded_memory(
         return uses
     ranks = columns_of(job, layout).divisions[0].ranks()
     stages = {part: np.array([use.parts_bytes[part] for use in uses]) for part in uses[0].parts_bytes}
-    states = moved(stages, ranks.layers[0], layout.zero_stage, layout.replicas, Places.of(layout))
+    states = _moved(stages, ranks.layers[0], layout.zero_stage, layout.replicas, Places.of(layout))
     left = tuple(
         replace(use, parts_bytes={part: float(column[number]) for part, column in states.device.items()})
         for number, use in enumerate(uses)
@@ -246,7 +246,7 @@ def estimate_offloaded_s(
 
 
 # ----------------------------------------------------------------------------------- screening
-def shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) -> tuple[Floats, Floats]:
+def _shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) -> tuple[Floats, Floats]:
     """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
     on_device = np.zeros(len(columns))
     off_device = np.zeros(len(columns))
@@ -261,7 +261,7 @@ def shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) -> 
         parts = rank_bytes(job, some, ranks, system)
         zero = some.zero[:, None]
         replicas = some.replicas[:, None]
-        states = moved(parts, ranks.layers, zero, replicas, places)
+        states = _moved(parts, ranks.layers, zero, replicas, places)
         on_device[rows] = _fullest(states.device) / system.device.memory.capacity
         for off, tier in ((states.cpu, host.memory), (states.nvme, host.nvme)):
             if off and tier is not None:
@@ -286,7 +286,7 @@ def offloaded_screening(
     for places, rows in _moved_rows(job, topology, space):
         if not len(rows):
             continue
-        on_device, off_device = shares_of(job, rows, places, topology)
+        on_device, off_device = _shares_of(job, rows, places, topology)
         fits = np.maximum(on_device, off_device) <= 1.0
         screened += len(rows)
         nearest = int(np.argmin(np.where(fits, np.inf, on_device)))

@@ -142,7 +142,7 @@ def head_wgrad_work(stage: VirtualStage) -> Work:
     return compute_work("head.wgrad", "backward", kernels, (TensorClass("weight_gradient", 0.0),))
 
 
-def hand_on_work(stage: VirtualStage) -> Work:
+def _hand_on_work(stage: VirtualStage) -> Work:
     """No compute: a stage without layers passes on its input within its rank."""
     return compute_work("stage.hand_on", "forward", (), (stage.hidden,))
 
@@ -485,4 +485,4 @@ def _own(template: Template, stage: VirtualStage, tensor: int) -> int:
     """The tensor, copied if it is a port, since outputs must be written by this template."""
     if not isinstance(tensor, Port):
         return tensor
-    return template.task(hand_on_work(stage), stage.group.compute, [tensor]).tensor
+    return template.task(_hand_on_work(stage), stage.group.compute, [tensor]).tensor

@@ -197,7 +197,7 @@ HOSTED: Mapping[Which, tuple[str, ...]] = {"forward": ("hosted",), "backward": (
 """The same of what runs while the host waits."""
 
 
-def routed_keys(columns: Columns) -> tuple[Ints, Ints]:
+def _routed_keys(columns: Columns) -> tuple[Ints, Ints]:
     """The fewest sequences, and the ranks that share them, with as many tokens on a rank, shape (rows,)."""
     ranks = columns.tensor * columns.context
     common = np.gcd(columns.micro_batch, ranks)
@@ -420,7 +420,7 @@ class Passes:
         of_kinds = [layer_terms(job, slices, kind) for kind in kinds]
         self.last_kind = of_kinds[-1]
         layers = [LayerPrices(*of_kind.sums(durations(of_kind.works))) for of_kind in of_kinds]
-        self.around = end_terms(job, slices, topology)
+        self.around = _end_terms(job, slices, topology)
         ends = EndPrices(*self.around.sums(durations(self.around.works)))
         self._kinds = len(kinds)
         tables = [_tables(slices.columns.context, layer) for layer in layers]
@@ -517,7 +517,7 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
         works.add(mlp, partial(mlp_split, base, kind), slices.splits)
         works.add(mlp, partial(mlp_redone, base, kind), slices.full)
         return works
-    routed = routed_keys(columns)
+    routed = _routed_keys(columns)
     divided = (columns.expert, columns.expert_tensor)
     occurs = {"dgrad": slices.splits, "recompute": slices.full}
     for which in PRICES:
@@ -530,7 +530,7 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
     return works
 
 
-def end_terms(job: Job, slices: Slices, topology: FatTree) -> Terms:
+def _end_terms(job: Job, slices: Slices, topology: FatTree) -> Terms:
     """The works of `EndPrices`."""
     columns = slices.columns
     base = Job(job.model, job.recipe, 1)

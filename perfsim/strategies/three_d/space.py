@@ -206,12 +206,12 @@ def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
     return first[occurs], number[code]
 
 
-def fields_of(columns: Columns) -> list[Ints]:
+def _fields_of(columns: Columns) -> list[Ints]:
     """The numbers that describe layouts, in the order of the fields."""
     return [getattr(columns, name) for name in _COLUMNS]
 
 
-def from_table(table: Ints, divisions: Divisions) -> Columns:
+def _from_table(table: Ints, divisions: Divisions) -> Columns:
     """Columns from an array of shape (fields, rows), in the order of the fields."""
     return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
 
@@ -254,7 +254,7 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
         layout.expert,
         layout.expert_tensor,
     )
-    return from_table(np.array(values, dtype=np.int64)[:, None], Divisions((division_of(job, layout),)))
+    return _from_table(np.array(values, dtype=np.int64)[:, None], Divisions((division_of(job, layout),)))
 
 
 # Layouts in grids: combinations of experts, divisions, micro-batches, ZeRO stages and recompute modes.
@@ -265,7 +265,7 @@ EXPERTS, DIVISIONS, SIZES, STAGES, SPLITS, MODE_AXIS = range(6)
 parallelism, and recompute."""
 
 
-def along(axis: int, values: Sequence[int] | Ints) -> Ints:
+def _along(axis: int, values: Sequence[int] | Ints) -> Ints:
     """Values along one axis of a grid."""
     return np.reshape(np.asarray(values, dtype=np.int64), [-1 if axis == other else 1 for other in range(6)])
 
@@ -282,7 +282,7 @@ class Grid:
     @property
     def shape(self) -> tuple[int, ...]:
         """Values along each axis."""
-        return np.broadcast_shapes(*(column.shape for column in fields_of(self.columns)))
+        return np.broadcast_shapes(*(column.shape for column in _fields_of(self.columns)))
 
     def all_legal(self) -> Booleans:
         """Which combinations are legal, shape `shape`."""
@@ -291,7 +291,7 @@ class Grid:
     def write(self, chosen: Booleans, table: Ints) -> None:
         """Write the chosen layouts to an array of shape (fields, rows), in the order of `Columns`."""
         at = np.nonzero(chosen)
-        for row, column in zip(table, fields_of(self.columns), strict=True):
+        for row, column in zip(table, _fields_of(self.columns), strict=True):
             axis = int(np.argmax(column.shape))
             row[:] = column.flat[0] if column.size == 1 else column.ravel().take(at[axis])
 
@@ -343,7 +343,7 @@ class Space:
         table = np.empty((FIELDS, ends[-1]), dtype=np.int64)
         for grid, own, start, end in zip(self.grids, flags, ends[:-1], ends[1:], strict=True):
             grid.write(own, table[:, start:end])
-        return from_table(table, self.divisions)
+        return _from_table(table, self.divisions)
 
     def layout(self, row: int) -> ParallelLayout:
         """One layout by its index."""
@@ -354,7 +354,7 @@ class Space:
                 flags = np.zeros(grid.shape, dtype=np.bool_)
                 flags.flat[places[row]] = True
                 grid.write(flags, table)
-                return from_table(table, self.divisions).layout(0)
+                return _from_table(table, self.divisions).layout(0)
             row -= len(places)
         raise IndexError(f"a space of {len(self)} layouts has no layout {row + len(self)}")
 
@@ -580,19 +580,19 @@ def _grid(
     modes, every = zip(*_recompute_modes(job, pipeline), strict=True)
     expert, expert_tensor = zip(*experts, strict=True) if experts else ((), ())
     columns = Columns(
-        tensor=along(EXPERTS, [tensor]),
-        data=along(EXPERTS, [data]),
-        micro_batch=along(SIZES, sizes),
-        zero=along(STAGES, zero),
-        sequence_parallel=along(SPLITS, splits),
-        recompute=along(MODE_AXIS, modes),
-        recompute_every=along(MODE_AXIS, every),
-        division=along(DIVISIONS, numbers),
-        context=along(EXPERTS, [context.ranks]),
-        exchange=along(EXPERTS, [context.exchange]),
-        shards=along(STAGES, shards),
-        expert=along(EXPERTS, expert),
-        expert_tensor=along(EXPERTS, expert_tensor),
+        tensor=_along(EXPERTS, [tensor]),
+        data=_along(EXPERTS, [data]),
+        micro_batch=_along(SIZES, sizes),
+        zero=_along(STAGES, zero),
+        sequence_parallel=_along(SPLITS, splits),
+        recompute=_along(MODE_AXIS, modes),
+        recompute_every=_along(MODE_AXIS, every),
+        division=_along(DIVISIONS, numbers),
+        context=_along(EXPERTS, [context.ranks]),
+        exchange=_along(EXPERTS, [context.exchange]),
+        shards=_along(STAGES, shards),
+        expert=_along(EXPERTS, expert),
+        expert_tensor=_along(EXPERTS, expert_tensor),
         divisions=divisions,
     )
     schedules = columns.divisions.schedule[columns.division]

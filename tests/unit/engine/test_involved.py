@@ -93,6 +93,6 @@ def test_a_communication_in_a_slowed_chain_may_be_followed_in_a_repeated_run(
     ends = []
     for few, most in ((np.inf, np.inf), (-1.0, 0.0)):
         monkeypatch.setattr(import_module("perfsim.engine.simulate"), "FEW_CONTENDING", few)
-        monkeypatch.setattr("perfsim.engine.simulate.MOST_CONTENDING", most)
+        monkeypatch.setattr(import_module("perfsim.engine.simulate"), "MOST_CONTENDING", most)
         ends.append(simulate(graph, seconds, flows, np.array([1.2]), beside=beside).end_s.tolist())
     assert ends[0] == pytest.approx(ends[1]), "as if all flows had been followed from the start"
