@@ -111,8 +111,6 @@ def _plain_heads(w: Weights, z: Array, share: Share, results: Results) -> Projec
 def _plain_heads_dgrad(
     w: Weights, z: Array, inner: Any, gradients: Heads, share: Share
 ) -> ProjectedGradients:
-    w: Weights, z: Array, inner: Any, gradients: Heads, share: Share
-) -> ProjectedGradients:
     """The backward of `_plain_heads`."""
     d_q, d_k, d_v = gradients
     d_q = _rotated(d_q, share, -1.0)

@@ -92,8 +92,6 @@ def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
 def _gradient_sum_bytes(
     job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int
 ) -> float:
-    job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int
-) -> float:
     """Gradients that a wafer accumulates over micro-batches; 0 where it does not."""
     if system.streaming.accumulate_at != "wafer" or layout.micro_batch_size >= per_system:
         return 0.0
