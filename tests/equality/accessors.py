@@ -53,7 +53,7 @@ def imported_from() -> str:
 
 def step_answer(question: Step) -> Any:
     """The document of one step, with its memory by stage and part."""
-    from perfsim.prediction.documents import run_document
+    from perfsim.prediction.prediction import run_document
 
     given: dict[str, Any] = {
         "layout": question.layout or None,
