@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, within_floats
 from perfsim.base.spec import Spec
@@ -22,26 +22,11 @@ from perfsim.prediction.question import (
     cluster_named,
     parse_perturbations,
 )
-from perfsim.report.text import layout_short
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Layout, TrainingRecipe
 from perfsim.strategies import Strategy
-from perfsim.studies.batches import target_for
-from perfsim.studies.equal_time import Matched, match_system
-from perfsim.studies.executors import executor_for
-from perfsim.studies.shortlist import (
-    SHOWN,
-    AboveLimit,
-    Entry,
-    Experiment,
-    Objective,
-    Planned,
-    plan_layouts,
-    plan_on,
-)
-from perfsim.studies.spec import ConvergenceSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -291,145 +276,3 @@ def question_of(
     with about(system):
         question.check()
     return question
-
-
-@within_floats
-def plan(
-    *,
-    model: Named | TransformerConfig,
-    system: Named | SystemSpec,
-    devices: int,
-    strategy: str | Strategy | None = None,
-    batch: int | None = None,
-    recipe: Named | TrainingRecipe | None = None,
-    objective: Objective = "step-time",
-    memory_limit: float = MEMORY_LIMIT,
-    shown: int = SHOWN,
-    cluster: Named | ClusterCalibration | None = None,
-    scheduler: str | None = None,
-    catalog: Catalog | None = None,
-) -> PlanAnswer:
-    """The layouts that are within the model's error of the fastest, and what would separate them.
-
-    Model, system, recipe, strategy, batch and cluster are given as to `predict`. The objective
-    "time-to-accuracy" takes the best batch to the recipe's target where none is given; "cost" counts
-    device-hours. Layouts that use more than `memory_limit` of a GPU are no answers unless nothing else
-    fits. `shown` is the number of layouts to list. With `scheduler`, the address of a Dask scheduler, one of
-    its workers computes.
-
-    Raises InputError for what cannot be asked and PlanError where no layout fits, both with all reasons.
-    """
-    if objective not in get_args(Objective):
-        raise InputError(f"objective: {objective!r} is none of {', '.join(get_args(Objective))}")
-    count: Any = shown
-    if not (isinstance(count, int) and count >= 1):
-        raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
-    catalog = catalog or default_catalog()
-    trained = _described(model, "model", catalog)
-    question = Question(
-        model=trained,
-        recipe=recipe_for(recipe, trained, catalog),
-        system=_system_of(system, catalog),
-        devices=devices,
-        strategy="" if strategy is None else strategy,
-        batch=batch,
-        memory_limit=memory_limit,
-        cluster=_cluster_of(cluster, catalog),
-    )
-    question.check()
-    if scheduler is None:
-        return PlanAnswer(plan_layouts(question, objective, shown))
-    return PlanAnswer(plan_on(executor_for(1, scheduler), question, objective, shown))
-
-
-@dataclass(frozen=True, repr=False)
-class PlanAnswer:
-    """The shortlist of one machine."""
-
-    result: Planned
-
-    @property
-    def shortlist(self) -> tuple[Entry, ...]:
-        """The layouts, ascending by step time."""
-        return self.result.shortlist
-
-    @property
-    def best(self) -> Entry:
-        """The fastest layout by prediction; the model's error may hide a faster one in the shortlist."""
-        return self.result.best
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """Number of layouts by the reason for which they are no answer."""
-        return self.result.refused
-
-    @property
-    def experiment(self) -> Experiment | None:
-        """Two layouts to run beside one another; None for a shortlist of one."""
-        return self.result.experiment
-
-    @property
-    def above_limit(self) -> AboveLimit | None:
-        """What the memory above the limit would buy; None where nothing there is faster."""
-        return self.result.above_limit
-
-    def emit(self, tool: str) -> str:
-        """Flags or a file of the fastest layout that a tool can run, with a comment if it is not the first.
-
-        Tools are megatron, deepspeed, torchtitan and modelzoo.
-        Raises InputError where the tool cannot run this machine, or none of the fastest layouts.
-        """
-        return self.result.emit(tool)
-
-    def match(self, system: Named | SystemSpec, *, catalog: Catalog | None = None) -> Matched:
-        """How many devices of another system are at the recipe's target on the same day, at their best batch.
-
-        Raises InputError where the recipe has no target.
-        """
-        question = self.result.question
-        time = self.best.time
-        target = target_for(question.model, question.recipe, ConvergenceSpec(), "match: ")
-        if time is None:
-            raise InputError(f"match: recipe {question.recipe.name} has no target")
-        return match_system(_system_of(system, catalog or default_catalog()), question, time, target)
-
-    def rows(self) -> list[Row]:
-        """One row a layout: step time with its band, ratio to the first, memory; SI units."""
-        return [
-            {
-                "layout": layout_short(entry.layout),
-                "step_time_s": entry.step_time_s,
-                "low_s": entry.step_time_band_s[0],
-                "high_s": entry.step_time_band_s[1],
-                "ratio": entry.ratio,
-                "ratio_error": entry.ratio_error,
-                "peak_memory_bytes": entry.prediction.peak_memory_bytes,
-                "memory_left_bytes": entry.memory_left_bytes,
-                "device_hours": entry.device_hours,
-            }
-            for entry in self.shortlist
-        ]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
-        return frame(self.rows())
-
-    def save(self, folder: str | Path) -> Path:
-        """Write a page of the shortlist and `summary.json`; returns the page."""
-        from perfsim.report.plan import write_plan
-
-        with writing(folder) as path:
-            return write_plan(self.result, path)
-
-    def document(self, matched: Matched | None = None) -> dict[str, Any]:
-        """The answer as `perfsim plan --json` prints it."""
-        from perfsim.report.plan import match_document, plan_document
-
-        document = plan_document(self.result)
-        return document if matched is None else document | {"match": match_document(matched)}
-
-    def __repr__(self) -> str:
-        return f"<plan {self.result.question.label}: {', '.join(row['layout'] for row in self.rows())}>"
-
-    def _repr_html_(self) -> str:
-        return html_table(self.rows())

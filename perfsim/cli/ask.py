@@ -412,7 +412,7 @@ def plan(
     **asked: Any,
 ) -> None:
     """List the layouts that may be the fastest, and what would tell them apart."""
-    from perfsim.api.questions import plan as answer_plan
+    from perfsim.api.planning import plan as answer_plan
     from perfsim.report.terminal_study import match_lines, plan_lines
 
     answer = answer_plan(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfsim.api.questions import plan
+from perfsim.api.planning import plan
 from perfsim.base.errors import PlanError
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.time_to_accuracy import RatioBand, time_to_accuracy
