@@ -7,6 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from perfsim.api.questions import (
+    Named,
+    Row,
+    cluster_of,
+    described,
+    frame,
+    html_table,
+    recipe_for,
+    system_of,
+    writing,
+)
 from perfsim.base.errors import InputError, within_floats
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.prediction.question import (
@@ -70,16 +81,16 @@ def plan(
     if not (isinstance(count, int) and count >= 1):
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
     catalog = catalog or default_catalog()
-    trained = _described(model, "model", catalog)
+    trained = described(model, "model", catalog)
     question = Question(
         model=trained,
         recipe=recipe_for(recipe, trained, catalog),
-        system=_system_of(system, catalog),
+        system=system_of(system, catalog),
         devices=devices,
         strategy="" if strategy is None else strategy,
         batch=batch,
         memory_limit=memory_limit,
-        cluster=_cluster_of(cluster, catalog),
+        cluster=cluster_of(cluster, catalog),
     )
     question.check()
     if scheduler is None:
@@ -136,7 +147,7 @@ class PlanAnswer:
         target = target_for(question.model, question.recipe, ConvergenceSpec(), "match: ")
         if time is None:
             raise InputError(f"match: recipe {question.recipe.name} has no target")
-        return match_system(_system_of(system, catalog or default_catalog()), question, time, target)
+        return match_system(system_of(system, catalog or default_catalog()), question, time, target)
 
     def rows(self) -> list[Row]:
         """One row a layout: step time with its band, ratio to the first, memory; SI units."""

@@ -43,7 +43,7 @@ FlashAttention-2 (2307.08691, July 2023) parts the two; a model that does not sa
 """
 
 
-def _described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
+def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
     """The description of a kind that is given, by name or as itself. Raises InputError for anything else."""
     if isinstance(given, Spec):
         return given
@@ -63,16 +63,16 @@ def recipe_for(
     if given is None:
         released = getattr(model, "released", None) or ""  # what is no model is refused with the question
         given = next(name for since, name in ERAS if released >= since)
-    recipe: TrainingRecipe = _described(given, "recipe", catalog)
+    recipe: TrainingRecipe = described(given, "recipe", catalog)
     if recipe.name not in {name for _, name in ERAS} or not isinstance(model, TransformerConfig):
         return recipe
     length = min(recipe.seq_length, model.max_position_embeddings)
     return recipe.model_copy(update={"seq_length": length})
 
 
-def _system_of(given: Named | SystemSpec, catalog: Catalog) -> SystemSpec:
+def system_of(given: Named | SystemSpec, catalog: Catalog) -> SystemSpec:
     """The system that is given, by name or as itself."""
-    system: SystemSpec = _described(given, "system", catalog)
+    system: SystemSpec = described(given, "system", catalog)
     return system
 
 
@@ -109,7 +109,7 @@ def about(given: Any) -> Iterator[None]:
         raise CatalogError(list(placed)) from None
 
 
-def _cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> ClusterCalibration | None:
+def cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> ClusterCalibration | None:
     """The user's own measurements, by name or as themselves; None where there are none."""
     return cluster_named(str(given), catalog) if isinstance(given, (str, Path)) else given
 
@@ -258,17 +258,17 @@ def question_of(
     """The question that `predict` answers, checked. Raises InputError for what cannot be asked."""
     catalog = catalog or default_catalog()
     perturb = perturb or None
-    trained = _described(model, "model", catalog)
+    trained = described(model, "model", catalog)
     question = Question(
         model=trained,
         recipe=recipe_for(recipe, trained, catalog),
-        system=_system_of(system, catalog),
+        system=system_of(system, catalog),
         devices=devices,
         strategy="" if strategy is None else strategy,
         layout=None if layout == "" else layout,
         batch=batch,
         memory_limit=memory_limit,
-        cluster=_cluster_of(cluster, catalog),
+        cluster=cluster_of(cluster, catalog),
         perturbations=parse_perturbations(perturb) if isinstance(perturb, str) else perturb,
         detail=detail,
         expand=expand,
