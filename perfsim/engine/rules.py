@@ -1,0 +1,133 @@
+"""What is decided at the end of an instant: rates of flows, in plain loops that a compiler also takes.
+
+Max-min fairness: no rate can grow without lowering one that is no larger. Progressive filling raises all
+rates together and fixes the rate of a flow when it reaches its own speed or when a link on its route is full
+(D. Bertsekas and R. Gallager, Data Networks, 2nd edition (1992), section 6.5.2).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def reached(tables, live, hot, changed, seen_link, seen_flow, touched, limit):
+    """Flows whose rate may change when the live numbers of the `changed` ones do, ascending.
+
+    Only a contended link joins the rates of flows. `hot` is updated for all links of the flows that are
+    reached. Returns the number of flows, which stand at the head of `touched`, and the change of hot links.
+    """
+    count = 0
+    for flow in changed:
+        if not seen_flow[flow]:
+            seen_flow[flow] = True
+            touched[count] = flow
+            count += 1
+    more_hot = 0
+    done = 0
+    while done < count:
+        flow = touched[done]
+        done += 1
+        for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            link = tables.links.values[at]
+            if seen_link[link]:
+                continue
+            seen_link[link] = True
+            demand = 0.0
+            for on in range(tables.flows_on.first[link], tables.flows_on.first[link + 1]):
+                other = tables.flows_on.values[on]
+                if live[other]:
+                    units = live[other] * tables.weight[other] * tables.crossings_on[on]
+                    demand += units * tables.bytes_per_s[other]
+            was_hot = hot[link]
+            hot[link] = demand > limit[link]
+            more_hot += int(hot[link]) - int(was_hot)
+            if was_hot or hot[link]:
+                for on in range(tables.flows_on.first[link], tables.flows_on.first[link + 1]):
+                    other = tables.flows_on.values[on]
+                    if live[other] and not seen_flow[other]:
+                        seen_flow[other] = True
+                        touched[count] = other
+                        count += 1
+    touched[:count].sort()
+    for index in range(count):
+        flow = touched[index]
+        seen_flow[flow] = False
+        for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            seen_link[tables.links.values[at]] = False
+    return count, more_hot
+
+
+def fill(tables, flows, live, hot, left, load, taken, tightest, fraction):
+    """Set `fraction` of their own speed at which `flows` run; `left`, ... are scratch columns over links.
+
+    A round fixes a flow at its own speed, if no link allows it less, or at a link's equal share, if that is
+    the tightest limit of every flow on the link; so the shares of later rounds never shrink.
+    """
+    waiting = np.empty(len(flows), dtype=np.int64)
+    rate = np.empty(len(flows))
+    bounded = np.empty(len(flows))
+    count = 0
+    for index, flow in enumerate(flows):
+        rate[index] = tables.bytes_per_s[flow]
+        crosses = False
+        for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            link = tables.links.values[at]
+            if hot[link]:
+                left[link] = tables.capacity[link]
+                crosses = True
+        if crosses and live[flow]:
+            waiting[count] = index
+            count += 1
+    while count:
+        for number in range(count):
+            flow = flows[waiting[number]]
+            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+                link = tables.links.values[at]
+                load[link] = 0.0
+                taken[link] = 0.0
+                tightest[link] = np.inf
+        for number in range(count):
+            flow = flows[waiting[number]]
+            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+                link = tables.links.values[at]
+                load[link] += live[flow] * tables.weight[flow] * tables.crossings[at]
+        for number in range(count):
+            flow = flows[waiting[number]]
+            bounded[number] = tables.bytes_per_s[flow]
+            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+                link = tables.links.values[at]
+                if hot[link]:
+                    bounded[number] = min(bounded[number], left[link] / load[link])
+        for number in range(count):
+            flow = flows[waiting[number]]
+            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+                link = tables.links.values[at]
+                tightest[link] = min(tightest[link], bounded[number])
+        later = 0
+        for number in range(count):
+            index = waiting[number]
+            flow = flows[index]
+            fixed = bounded[number] == tables.bytes_per_s[flow]
+            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+                link = tables.links.values[at]
+                if hot[link] and bounded[number] == left[link] / load[link] == tightest[link]:
+                    fixed = True
+            if not fixed:
+                waiting[later] = index
+                later += 1
+                continue
+            rate[index] = bounded[number]
+            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+                link = tables.links.values[at]
+                units = live[flow] * tables.weight[flow] * tables.crossings[at]
+                taken[link] += units * bounded[number]
+        # Shares of the links are lowered only after all flows of the round have been compared with them.
+        for flow in flows:
+            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+                link = tables.links.values[at]
+                if taken[link] > 0.0:
+                    left[link] = max(0.0, left[link] - taken[link])
+                    taken[link] = 0.0
+        count = later
+    for index, flow in enumerate(flows):
+        fraction[flow] = rate[index] / tables.bytes_per_s[flow]

@@ -1,0 +1,282 @@
+"""What a step is: a discrete-event simulation with SimPy, written to be read.
+
+Every stream is a SimPy process. It carries out its tasks in program order and waits before each for the tasks
+of other streams that the task needs. Most tasks take their own time. Two kinds take longer when others run:
+
+- a *flow* shares links: all flows get max-min fair rates (`rules.fill`);
+- a computation that compute units limit for a share c of its time, and memory bandwidth for a share m, while
+  communication on its device takes the shares u of the units and h of the bandwidth, has the rate
+
+      1 / (1 + c u / (1 - u) + m h / (1 - h)).
+
+Rates change only when something starts or ends. All starts and ends of one instant are carried out first; one
+event of low priority then sets the rates, so the result does not depend on the order within an instant.
+`engine.core` is the same in compiled columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import numpy as np
+import simpy
+from simpy.events import NORMAL, Event, EventPriority
+
+from perfsim.engine import rules
+from perfsim.engine.tables import NONE, TOLERANCE, Rows, Tables, excess
+
+Waits = Generator[Event, None, None]
+_LAST = EventPriority(NORMAL + 1)
+"""After all other events of the same time."""
+
+
+class Activity:
+    """A task at a rate that others may change; 1 is its rate alone."""
+
+    def __init__(self, env: simpy.Environment, kind: int, duration_s: float) -> None:
+        self.env = env
+        self.kind = kind
+        self.left_s = duration_s
+        self.rate = 0.0
+        self.since_s = env.now
+        self.done = env.event()
+        self._alarm: Event | None = None
+
+    def proceed(self, rate: float) -> None:
+        """Run at this rate from now on."""
+        if rate == self.rate:
+            return
+        now_s = self.env.now
+        self.left_s -= (now_s - self.since_s) * self.rate
+        self.since_s = now_s
+        self.rate = rate
+        self._alarm = None
+        if rate > 0.0:
+            self._alarm = self.env.timeout(max(0.0, self.left_s) / rate)
+            self._alarm.callbacks.append(self._ring)
+
+    def _ring(self, alarm: Event) -> None:
+        if alarm is self._alarm:  # else the rate has changed since
+            self.done.succeed()
+
+
+class Links:
+    """Flows under way, and the links that they share."""
+
+    def __init__(self, env: simpy.Environment, tables: Tables) -> None:
+        num_flows = len(tables.weight)
+        num_links = len(tables.capacity)
+        self.env = env
+        self.tables = tables
+        self.under_way: list[dict[Activity, None]] = [{} for _ in range(num_flows)]
+        self.live = np.zeros(num_flows, dtype=np.int64)
+        self.fraction = np.ones(num_flows)
+        self.changed: dict[int, None] = {}
+        self.hot = np.zeros(num_links, dtype=bool)
+        self.num_hot = 0
+        self.hot_since_s = 0.0
+        self.contended_s = 0.0
+        self._limit = tables.capacity * (1.0 + TOLERANCE)
+        self._seen = np.zeros(num_links, dtype=bool), np.zeros(num_flows, dtype=bool)
+        self._touched = np.empty(num_flows, dtype=np.int64)
+        self._scratch = np.zeros((4, num_links))
+
+    def change(self, flow: int, activity: Activity, sign: int) -> None:
+        """A flow starts (`sign` 1) or ends (-1)."""
+        self.live[flow] += sign
+        self.changed[flow] = None
+        if sign > 0:
+            self.under_way[flow][activity] = None
+        else:
+            del self.under_way[flow][activity]
+
+    def set_rates(self) -> int:
+        """Give all flows their fair rates; the number of rates that changed."""
+        if not self.changed:
+            return 0
+        tables = self.tables
+        found, more_hot = rules.reached(
+            tables, self.live, self.hot, list(self.changed), *self._seen, self._touched, self._limit
+        )
+        self.changed.clear()
+        self._count_contention(more_hot)
+        joined = self._touched[:found]
+        rules.fill(tables, joined, self.live, self.hot, *self._scratch, self.fraction)
+        return sum(
+            _proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist()
+        )
+
+    def _count_contention(self, more_hot: int) -> None:
+        if not self.num_hot and more_hot:
+            self.hot_since_s = self.env.now
+        if self.num_hot and not self.num_hot + more_hot:
+            self.contended_s += self.env.now - self.hot_since_s
+        self.num_hot += more_hot
+
+
+def _proceed(activities: Iterable[Activity], rate: float) -> int:
+    changed = 0
+    for activity in activities:
+        changed += activity.rate not in (0.0, rate)
+        activity.proceed(rate)
+    return changed
+
+
+class Devices:
+    """Computations under way, and what communication takes from their devices."""
+
+    def __init__(self, env: simpy.Environment, tables: Tables) -> None:
+        self.env = env
+        self.tables = tables
+        self.taken = np.zeros((tables.num_devices, 2), dtype=np.int64)
+        self.slowing = [(0.0, 0.0)] * tables.num_devices
+        self.under_way: list[dict[Activity, None]] = [{} for _ in range(tables.num_devices)]
+        self.changed: dict[int, None] = {}
+        self.begun: list[tuple[int, Activity]] = []
+
+    def take(self, kind: int, sign: int) -> None:
+        """A communication starts and takes its shares (`sign` 1), or ends and leaves them (-1)."""
+        for device in _row(self.tables.occupied, kind):
+            self.taken[device] += sign * self.tables.taken[kind]
+            self.changed[device] = None
+
+    def begin(self, device: int, activity: Activity) -> None:
+        """A computation starts; it has no rate before the end of the instant."""
+        self.under_way[device][activity] = None
+        self.begun.append((device, activity))
+
+    def end(self, device: int, activity: Activity) -> None:
+        """A computation ends."""
+        del self.under_way[device][activity]
+
+    def set_rates(self) -> int:
+        """Give computations the rates that communication leaves them; the number of rates that changed."""
+        changed = 0
+        for device in self.changed:
+            units, memory = (excess(int(taken)) for taken in self.taken[device])
+            if (units, memory) == self.slowing[device]:
+                continue
+            self.slowing[device] = (units, memory)
+            for activity in self.under_way[device]:
+                changed += _proceed([activity], self._rate(device, activity.kind))
+        for device, activity in self.begun:
+            activity.proceed(self._rate(device, activity.kind))
+        self.changed.clear()
+        self.begun.clear()
+        return changed
+
+    def _rate(self, device: int, kind: int) -> float:
+        units, memory = self.slowing[device]
+        units_bound, memory_bound = self.tables.bound[kind].tolist()
+        return 1.0 / (1.0 + units_bound * units + memory_bound * memory)
+
+
+class Simulation:
+    """One run: a process for every stream."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.env = simpy.Environment()
+        self.tables = tables
+        self.links = Links(self.env, tables)
+        self.devices = Devices(self.env, tables)
+        self.events = 0
+        self.start_s = [-1.0] * len(tables.duration_s)
+        self.end_s = [-1.0] * len(tables.duration_s)
+        self._duration_s = tables.duration_s.tolist()
+        self._kind = tables.kind.tolist()
+        self._flow = tables.flow.tolist()
+        self._device = tables.device.tolist()
+        self._occupies = np.diff(tables.occupied.first).astype(bool).tolist()
+        self._waits_for, self._ended = self._meetings()
+        self._is_closing = False
+
+    def _meetings(self) -> tuple[dict[int, list[int]], dict[int, Event]]:
+        """The tasks of other streams that tasks wait for, and the event of the end of each of them."""
+        stream = self.tables.stream
+        first, followers = self.tables.waiting
+        task = np.repeat(np.arange(len(first) - 1), np.diff(first))
+        apart = stream[task] != stream[followers]
+        waits_for: dict[int, list[int]] = {}
+        for before, follower in zip(task[apart].tolist(), followers[apart].tolist(), strict=True):
+            waits_for.setdefault(follower, []).append(before)
+        return waits_for, {before: self.env.event() for before in np.unique(task[apart]).tolist()}
+
+    def run(self) -> None:
+        """Run until nothing is left that can happen."""
+        order = np.argsort(self.tables.stream, kind="stable")
+        for tasks in np.split(order, np.flatnonzero(np.diff(self.tables.stream[order])) + 1):
+            self.env.process(self._stream(tasks.tolist()))
+        self.env.run()
+        if self.links.num_hot:
+            self.links.contended_s += self.env.now - self.links.hot_since_s
+
+    def _stream(self, tasks: list[int]) -> Waits:
+        """Carry out the tasks of one stream, one after the other."""
+        env = self.env
+        for task in tasks:
+            for before in self._waits_for.get(task, ()):
+                yield self._ended[before]
+            self.start_s[task] = env.now
+            kind = self._kind[task]
+            if self._occupies[kind]:
+                self.devices.take(kind, 1)
+                self._close_instant()
+            if self._flow[kind] != NONE:
+                yield from self._communicate(task, kind)
+            elif self._device[kind] != NONE:
+                yield from self._compute(task, kind)
+            else:
+                yield env.timeout(self._duration_s[task])
+            if self._occupies[kind]:
+                self.devices.take(kind, -1)
+                self._close_instant()
+            self.end_s[task] = env.now
+            self.events += 2
+            if task in self._ended:
+                self._ended[task].succeed()
+
+    def _communicate(self, task: int, kind: int) -> Waits:
+        """Send over links that others may use."""
+        flow = Activity(self.env, kind, self._duration_s[task])
+        self.links.change(self._flow[kind], flow, 1)
+        self._close_instant()
+        yield flow.done
+        self.links.change(self._flow[kind], flow, -1)
+        self._close_instant()
+
+    def _compute(self, task: int, kind: int) -> Waits:
+        """Compute on a device from which communication may take something."""
+        computation = Activity(self.env, kind, self._duration_s[task])
+        self.devices.begin(self._device[kind], computation)
+        self._close_instant()
+        yield computation.done
+        self.devices.end(self._device[kind], computation)
+
+    def _close_instant(self) -> None:
+        """Have rates set once all else that happens now is done."""
+        if not self._is_closing:
+            self._is_closing = True
+            closing = self.env.event()
+            closing._ok = True
+            closing._value = None
+            closing.callbacks.append(self._set_rates)
+            self.env.schedule(closing, _LAST)
+
+    def _set_rates(self, _closing: Event) -> None:
+        self._is_closing = False
+        self.events += self.devices.set_rates()
+        self.events += self.links.set_rates()
+
+
+def _row(rows: Rows, index: int) -> list[int]:
+    return rows.values[rows.first[index] : rows.first[index + 1]].tolist()
+
+
+def run(tables: Tables, start_s: Any, end_s: Any) -> tuple[int, float]:
+    """As `engine.core.run`."""
+    simulation = Simulation(tables)
+    simulation.run()
+    start_s[:] = simulation.start_s
+    end_s[:] = simulation.end_s
+    return simulation.events, simulation.links.contended_s

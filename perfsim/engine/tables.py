@@ -1,0 +1,210 @@
+"""A priced graph as columns: what both engines read, so that they follow the same rules.
+
+Tasks of one stream that do the same work are of one *kind*. A kind says which flow its tasks are, what they
+take from which devices while they run, and what limits them while others take something.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.base.errors import GraphError
+from perfsim.costs.price import MOST_TAKEN
+from perfsim.work import Kind, TaskGraph
+from perfsim.work.graph import computes
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+UNIT = 1 << 20
+"""Shares of a device are added as whole multiples of 1 / UNIT, so that what ends leaves nothing behind."""
+TOLERANCE = 1e-9
+"""A link is contended when its demand exceeds its capacity by more than this fraction."""
+NONE = -1
+
+
+class Flow(NamedTuple):
+    """The load of one communication on the network.
+
+    `route` holds link ids, one entry each time a link is crossed. `bytes_per_s` is the nominal speed,
+    reached when nothing else uses the links, and never exceeded. `weight` is how many identical flows
+    this one stands for: each of them crosses the whole route at the same rate.
+    """
+
+    route: tuple[int, ...]
+    bytes_per_s: float
+    weight: int = 1
+
+
+class Beside(NamedTuple):
+    """What communication takes, and what limits computation, by work id; shape (works, 2).
+
+    The columns are compute units and memory bandwidth.
+    """
+
+    taken: Floats
+    """Shares of a device that a communication takes while it runs; 0 for computation."""
+    bound: Floats
+    """Shares of a computation's time that compute units and memory bandwidth limit; 0 for communication."""
+
+
+class Rows(NamedTuple):
+    """A list of lists in two columns: row i is `values[first[i]:first[i + 1]]`."""
+
+    first: Ints
+    values: Ints
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Rows:
+        """The columns of a list of lists."""
+        first = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(row) for row in rows], out=first[1:])
+        return cls(first, np.array([value for row in rows for value in row], dtype=np.int64))
+
+
+class Tables(NamedTuple):
+    """All that a run needs; a kind, a flow, a link and a device are numbers from 0."""
+
+    duration_s: Floats
+    """Of every task, when nothing else uses its links or its device."""
+    stream: Ints
+    missing: Ints
+    """How many tasks every task waits for."""
+    waiting: Rows
+    """Tasks that wait for each task."""
+    kind: Ints
+    """Of every task."""
+    flow: Ints
+    """Of every kind; -1: none."""
+    device: Ints
+    """Of every kind, the one on which others may slow it; -1: none."""
+    bound: Floats
+    """Of every kind, as in `Beside`; shape (kinds, 2)."""
+    occupied: Rows
+    """Devices from which each kind takes something."""
+    taken: Ints
+    """Of every kind, in 1 / UNIT; shape (kinds, 2)."""
+    links: Rows
+    """Links that each flow crosses, without repeats."""
+    crossings: Ints
+    """How often a flow crosses a link, next to `links.values`."""
+    flows_on: Rows
+    """Flows that cross each link."""
+    crossings_on: Ints
+    """How often they do, next to `flows_on.values`."""
+    weight: Ints
+    """Of every flow."""
+    bytes_per_s: Floats
+    """Of every flow, alone."""
+    capacity: Floats
+    """Of every link, in bytes/s."""
+    num_devices: int
+
+
+def tables_of(
+    graph: TaskGraph,
+    duration_s: Floats,
+    flows: Mapping[int, Flow],
+    capacity: Floats,
+    beside: Beside | None,
+) -> Tables:
+    """The columns of a graph with these durations; arguments as in `engine.simulate`."""
+    works = len(graph.works)
+    code = graph.stream.astype(np.int64) * works + graph.work
+    codes, kind = np.unique(code, return_inverse=True)
+    stream_of_kind, work_of_kind = np.divmod(codes, works)
+    flows = {work: flow for work, flow in flows.items() if work < works}
+    number = {work: index for index, work in enumerate(sorted(flows))}
+    carried = [flows[work] for work in sorted(flows)]
+    _check(carried, len(capacity))
+    counts = [sorted(Counter(flow.route).items()) for flow in carried]
+    on_link: list[list[tuple[int, int]]] = [[] for _ in capacity]
+    for index, crossed in enumerate(counts):
+        for link, times in crossed:
+            on_link[link].append((index, times))
+    slowed = _slowed(graph, stream_of_kind.tolist(), work_of_kind.tolist(), beside)
+    return Tables(
+        duration_s=np.asarray(duration_s, dtype=np.float64),
+        stream=graph.stream.astype(np.int64),
+        missing=np.diff(graph.dependencies.start).astype(np.int64),
+        waiting=Rows(graph.successors.start.astype(np.int64), graph.successors.values.astype(np.int64)),
+        kind=kind.reshape(-1).astype(np.int64),
+        flow=np.array([number.get(work, NONE) for work in work_of_kind.tolist()], dtype=np.int64),
+        **slowed,
+        links=Rows.of([[link for link, _ in crossed] for crossed in counts]),
+        crossings=np.array([times for crossed in counts for _, times in crossed], dtype=np.int64),
+        flows_on=Rows.of([[flow for flow, _ in row] for row in on_link]),
+        crossings_on=np.array([times for row in on_link for _, times in row], dtype=np.int64),
+        weight=np.array([flow.weight for flow in carried], dtype=np.int64),
+        bytes_per_s=np.array([flow.bytes_per_s for flow in carried], dtype=np.float64),
+        capacity=np.asarray(capacity, dtype=np.float64),
+    )
+
+
+def _check(flows: Sequence[Flow], num_links: int) -> None:
+    """Raise GraphError for a flow that no network could carry."""
+    for flow in flows:
+        unknown = [link for link in flow.route if not 0 <= link < num_links]
+        if unknown:
+            raise GraphError(f"a flow crosses link {unknown[0]}; there are {num_links} links")
+        if not 0 < flow.bytes_per_s < np.inf:
+            raise GraphError(f"a flow cannot run at {flow.bytes_per_s} bytes/s")
+        if flow.weight < 1:
+            raise GraphError(f"a flow cannot stand for {flow.weight} flows")
+
+
+def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Beside | None) -> dict:
+    """The columns of `Tables` that say how communication slows computation on its devices."""
+    kinds = len(streams)
+    of_stream = graph.stream_devices
+    num_devices = 1 + max((device for devices in of_stream for device in devices), default=-1)
+    occupied: list[tuple[int, ...]] = [()] * kinds
+    taken = np.zeros((kinds, 2), dtype=np.int64)
+    device = np.full(kinds, NONE)
+    bound = np.zeros((kinds, 2))
+    if beside is not None and beside.taken.any():
+        blocking = [computes(name) for name in graph.streams]
+        of_message = _ends_of_messages(graph)
+        shares = np.rint(beside.taken * UNIT).astype(np.int64)
+        for kind, (stream, work) in enumerate(zip(streams, works, strict=True)):
+            # A communication on a compute stream blocks the computation there instead of slowing it.
+            if shares[work].any() and not blocking[stream]:
+                occupied[kind] = tuple(dict.fromkeys((*of_stream[stream], *of_message.get(work, ()))))
+                taken[kind] = shares[work]
+        loaded = {number for devices in occupied for number in devices}
+        for kind, (stream, work) in enumerate(zip(streams, works, strict=True)):
+            if beside.bound[work].any():
+                device[kind] = min(loaded.intersection(of_stream[stream]), default=NONE)
+                bound[kind] = beside.bound[work]
+    return {
+        "device": device.astype(np.int64),
+        "bound": bound,
+        "occupied": Rows.of(occupied),
+        "taken": taken,
+        "num_devices": num_devices,
+    }
+
+
+def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
+    """The devices that send and receive the messages of each class of work."""
+    device = {
+        rank: numbers[0]
+        for rank, numbers in zip(graph.stream_ranks.tolist(), graph.stream_devices, strict=True)
+        if rank >= 0 and numbers
+    }
+    return {
+        number: tuple(device[rank] for rank in work.group.ranks if rank in device)
+        for number, work in enumerate(graph.works)
+        if work.kind is Kind.COMM_SEND and work.group is not None
+    }
+
+
+def excess(taken: int) -> float:
+    """Additional time of work, relative to its time alone, when `taken` / UNIT of what limits it is taken."""
+    share = min(taken / UNIT, MOST_TAKEN)
+    return share / (1.0 - share)
