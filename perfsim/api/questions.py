@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, within_floats
 from perfsim.base.spec import Spec
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.prediction.predict import predict as predict_question
 from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.prediction import predict as predict_question
 from perfsim.prediction.question import (
     MEMORY_LIMIT,
     Detail,
