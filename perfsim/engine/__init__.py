@@ -1,8 +1,8 @@
-"""Simulation of a priced graph: by its critical path, or with SimPy where links are shared."""
+"""Simulation of a priced graph: with SimPy, with a compiled core to the same times, or by its longest path."""
 
 from __future__ import annotations
 
-from perfsim.engine.critical_path import critical_path
-from perfsim.engine.simulate import simulate
+from perfsim.engine.simulate import critical_path, simulate
+from perfsim.engine.tables import Beside, Flow
 
-__all__ = ["critical_path", "simulate"]
+__all__ = ["Beside", "Flow", "critical_path", "simulate"]

@@ -14,6 +14,7 @@ from perfsim.engine.tables import MOST_TAKEN, NONE, UNIT
 _compiled = njit(cache=True)
 _reached = _compiled(rules.reached)
 _fill = _compiled(rules.fill)
+longest_path = _compiled(rules.longest_path)
 
 
 @_compiled
@@ -288,13 +289,3 @@ def run(tables, start_s, end_s):
     if num_hot > 0:
         contended_s += now_s - hot_since_s
     return events, contended_s
-
-
-@_compiled
-def longest_path(duration_s, first, values, end_s):
-    """Fill in the end of every task when nothing is shared; a task comes after all that it waits for."""
-    for task in range(len(duration_s)):
-        ready_s = 0.0
-        for at in range(first[task], first[task + 1]):
-            ready_s = max(ready_s, end_s[values[at]])
-        end_s[task] = ready_s + duration_s[task]

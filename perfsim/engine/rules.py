@@ -131,3 +131,13 @@ def fill(tables, flows, live, hot, left, load, taken, tightest, fraction):
         count = later
     for index, flow in enumerate(flows):
         fraction[flow] = rate[index] / tables.bytes_per_s[flow]
+
+
+def longest_path(duration_s, first, values, start_s, end_s):
+    """Fill in start and end of every task when nothing is shared; a task comes after all that it waits for."""
+    for task in range(len(duration_s)):
+        ready_s = 0.0
+        for at in range(first[task], first[task + 1]):
+            ready_s = max(ready_s, end_s[values[at]])
+        start_s[task] = ready_s
+        end_s[task] = ready_s + duration_s[task]

@@ -17,16 +17,18 @@ event of low priority then sets the rates, so the result does not depend on the 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import Any
 
 import numpy as np
 import simpy
 from simpy.events import NORMAL, Event, EventPriority
 
 from perfsim.engine import rules
-from perfsim.engine.tables import NONE, TOLERANCE, Rows, Tables, excess
+from perfsim.engine.limits import Limits
+from perfsim.engine.tables import NONE, TOLERANCE, Floats, Rows, Tables, excess
 
 Waits = Generator[Event, None, None]
+CHECKED_EVERY = 4096
+"""Ends of tasks between two looks at the limits."""
 _LAST = EventPriority(NORMAL + 1)
 """After all other events of the same time."""
 
@@ -103,9 +105,7 @@ class Links:
         self._count_contention(more_hot)
         joined = self._touched[:found]
         rules.fill(tables, joined, self.live, self.hot, *self._scratch, self.fraction)
-        return sum(
-            _proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist()
-        )
+        return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist())
 
     def _count_contention(self, more_hot: int) -> None:
         if not self.num_hot and more_hot:
@@ -175,12 +175,14 @@ class Devices:
 class Simulation:
     """One run: a process for every stream."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, limits: Limits) -> None:
         self.env = simpy.Environment()
         self.tables = tables
+        self.limits = limits
+        self.ended = 0
         self.links = Links(self.env, tables)
         self.devices = Devices(self.env, tables)
-        self.events = 0
+        self.changed_rates = 0
         self.start_s = [-1.0] * len(tables.duration_s)
         self.end_s = [-1.0] * len(tables.duration_s)
         self._duration_s = tables.duration_s.tolist()
@@ -208,6 +210,7 @@ class Simulation:
         for tasks in np.split(order, np.flatnonzero(np.diff(self.tables.stream[order])) + 1):
             self.env.process(self._stream(tasks.tolist()))
         self.env.run()
+        self.limits.check(self.ended, self.ended - self.ended % CHECKED_EVERY, len(self.end_s))
         if self.links.num_hot:
             self.links.contended_s += self.env.now - self.links.hot_since_s
 
@@ -232,7 +235,9 @@ class Simulation:
                 self.devices.take(kind, -1)
                 self._close_instant()
             self.end_s[task] = env.now
-            self.events += 2
+            self.ended += 1
+            if not self.ended % CHECKED_EVERY:
+                self.limits.check(self.ended, self.ended - CHECKED_EVERY, len(self.end_s))
             if task in self._ended:
                 self._ended[task].succeed()
 
@@ -265,18 +270,23 @@ class Simulation:
 
     def _set_rates(self, _closing: Event) -> None:
         self._is_closing = False
-        self.events += self.devices.set_rates()
-        self.events += self.links.set_rates()
+        self.changed_rates += self.devices.set_rates()
+        self.changed_rates += self.links.set_rates()
 
 
 def _row(rows: Rows, index: int) -> list[int]:
     return rows.values[rows.first[index] : rows.first[index + 1]].tolist()
 
 
-def run(tables: Tables, start_s: Any, end_s: Any) -> tuple[int, float]:
-    """As `engine.core.run`."""
-    simulation = Simulation(tables)
+def run(tables: Tables, start_s: Floats, end_s: Floats, limits: Limits) -> tuple[int, float]:
+    """Fill in the start and the end of every task; -1 for a task that never starts or ends.
+
+    Returns the number of events (starts, ends, changes of a rate) and the seconds in which a link was
+    contended. Raises LimitError if the run exceeds the limits.
+    """
+    simulation = Simulation(tables, limits)
     simulation.run()
     start_s[:] = simulation.start_s
     end_s[:] = simulation.end_s
-    return simulation.events, simulation.links.contended_s
+    started = int(np.count_nonzero(start_s >= 0.0))
+    return started + simulation.ended + simulation.changed_rates, simulation.links.contended_s

@@ -35,13 +35,16 @@ class Simulated(NamedTuple):
     """What a simulation consisted of."""
 
     events: int
-    """Ends of chains of tasks, starts and ends of flows, and changes of a rate."""
+    """Starts and ends of tasks, and changes of a rate."""
     flows: int
     """Communications on links that others may use at the same time."""
     links: int
     """Links that flows share."""
     contended_s: float
     """Time in which at least one link could not carry its flows at full speed."""
+    engine: str = ""
+    """`simpy` or `fast`: which of the two engines, whose times are the same to the bit."""
+    tasks: int = 0
     microbatches: int | None = None
     """Micro-batches of the simulated step, where the whole step is found from one of fewer; None: all."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfsim.engine.fairshare import TOLERANCE, Flow
+from perfsim.engine.tables import TOLERANCE, Flow
 from perfsim.machines import network_of
 from perfsim.machines.machine import Ints, Network, PeerClasses, Traffic
 from perfsim.network import Topology

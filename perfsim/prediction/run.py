@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.slowdown import Beside
+from perfsim.engine.tables import Beside
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import Placed, place
 from perfsim.network import Topology
