@@ -1,4 +1,4 @@
-"""Simulation of a priced graph: with SimPy, with a compiled core to the same times, or by its longest path."""
+"""Simulation of a priced graph, with SimPy or with a compiled core that gives the same times to the bit."""
 
 from __future__ import annotations
 

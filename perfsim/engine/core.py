@@ -5,26 +5,31 @@ It is compiled by numba when it is first used, and kept compiled on disk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
 import numpy as np
 from numba import njit
 
 from perfsim.engine import rules
-from perfsim.engine.tables import MOST_TAKEN, NONE, UNIT
+from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Floats, Ints, Tables, excess
 
-_compiled = njit(cache=True)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _compiled(function: F) -> F:
+    """The same function in machine code, kept on disk."""
+    return cast(F, njit(cache=True)(function))
+
+
+_excess = _compiled(excess)
 _reached = _compiled(rules.reached)
 _fill = _compiled(rules.fill)
 longest_path = _compiled(rules.longest_path)
 
 
 @_compiled
-def _excess(taken):
-    share = min(taken / UNIT, MOST_TAKEN)
-    return share / (1.0 - share)
-
-
-@_compiled
-def _push(times, tasks, size, time, task):
+def _push(times: Floats, tasks: Ints, size: int, time: float, task: int) -> None:
     """Add an end to the heap; the columns have room for it."""
     at = size
     while at > 0:
@@ -39,7 +44,7 @@ def _push(times, tasks, size, time, task):
 
 
 @_compiled
-def _pop(times, tasks, size):
+def _pop(times: Floats, tasks: Ints, size: int) -> None:
     """Remove the earliest end; `size` counts what is left after it."""
     time = times[size]
     task = tasks[size]
@@ -60,7 +65,7 @@ def _pop(times, tasks, size):
 
 
 @_compiled
-def run(tables, start_s, end_s):
+def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     """Fill in the start and the end of every task; -1 for a task that never starts or ends.
 
     Returns the number of events and the seconds in which a link was contended.
@@ -94,7 +99,7 @@ def run(tables, start_s, end_s):
     is_changed = np.zeros(num_flows, dtype=np.bool_)
     num_changed = 0
     hot = np.zeros(num_links, dtype=np.bool_)
-    limit = tables.capacity * (1.0 + 1e-9)
+    limit = tables.capacity * (1.0 + TOLERANCE)
     seen_link = np.zeros(num_links, dtype=np.bool_)
     seen_flow = np.zeros(num_flows, dtype=np.bool_)
     touched = np.empty(num_flows, dtype=np.int64)
@@ -198,8 +203,8 @@ def run(tables, start_s, end_s):
         for number in range(num_devices):
             device = changed_device[number]
             device_is_changed[device] = False
-            units = _excess(taken[device, 0])
-            memory = _excess(taken[device, 1])
+            units = _excess(taken[device, 0] / UNIT)
+            memory = _excess(taken[device, 1] / UNIT)
             if units == slowing[device, 0] and memory == slowing[device, 1]:
                 continue
             slowing[device, 0] = units
@@ -209,11 +214,11 @@ def run(tables, start_s, end_s):
                 kind = tables.kind[task]
                 speed = 1.0 / (1.0 + tables.bound[kind, 0] * units + tables.bound[kind, 1] * memory)
                 if speed != rate[task]:
+                    events += 1
                     left_s[task] -= (now_s - since_s[task]) * rate[task]
                     since_s[task] = now_s
                     rate[task] = speed
                     due_s[task] = now_s + max(0.0, left_s[task]) / speed
-                    events += 1
                     if size == len(times):
                         times = np.concatenate((times, np.empty(size)))
                         tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
@@ -239,11 +244,11 @@ def run(tables, start_s, end_s):
                 task = head[flow]
                 while task != NONE:
                     if fraction[flow] != rate[task]:
+                        events += rate[task] > 0.0
                         left_s[task] -= (now_s - since_s[task]) * rate[task]
                         since_s[task] = now_s
                         rate[task] = fraction[flow]
                         due_s[task] = np.inf
-                        events += 1
                         if rate[task] > 0.0:
                             due_s[task] = now_s + max(0.0, left_s[task]) / rate[task]
                             if size == len(times):

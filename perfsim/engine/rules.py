@@ -7,10 +7,27 @@ rates together and fixes the rate of a flow when it reaches its own speed or whe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.engine.tables import Floats, Ints, Tables
+
+Mask = NDArray[np.bool_]
+Places = NDArray[np.int32]
 
 
-def reached(tables, live, hot, changed, seen_link, seen_flow, touched, limit):
+def reached(
+    tables: Tables,
+    live: Ints,
+    hot: Mask,
+    changed: Ints,
+    seen_link: Mask,
+    seen_flow: Mask,
+    touched: Ints,
+    limit: Floats,
+) -> tuple[int, int]:
     """Flows whose rate may change when the live numbers of the `changed` ones do, ascending.
 
     Only a contended link joins the rates of flows. `hot` is updated for all links of the flows that are
@@ -57,7 +74,17 @@ def reached(tables, live, hot, changed, seen_link, seen_flow, touched, limit):
     return count, more_hot
 
 
-def fill(tables, flows, live, hot, left, load, taken, tightest, fraction):
+def fill(
+    tables: Tables,
+    flows: Ints,
+    live: Ints,
+    hot: Mask,
+    left: Floats,
+    load: Floats,
+    taken: Floats,
+    tightest: Floats,
+    fraction: Floats,
+) -> None:
     """Set `fraction` of their own speed at which `flows` run; `left`, ... are scratch columns over links.
 
     A round fixes a flow at its own speed, if no link allows it less, or at a link's equal share, if that is
@@ -133,8 +160,17 @@ def fill(tables, flows, live, hot, left, load, taken, tightest, fraction):
         fraction[flow] = rate[index] / tables.bytes_per_s[flow]
 
 
-def longest_path(duration_s, first, values, start_s, end_s):
-    """Fill in start and end of every task when nothing is shared; a task comes after all that it waits for."""
+def longest_path(
+    duration_s: Sequence[float] | Floats,
+    first: Sequence[int] | Places,
+    values: Sequence[int] | Places,
+    start_s: list[float] | Floats,
+    end_s: list[float] | Floats,
+) -> None:
+    """Fill in the start and the end of every task when nothing is shared.
+
+    Task i waits for `values[first[i]:first[i + 1]]`, which all come before it.
+    """
     for task in range(len(duration_s)):
         ready_s = 0.0
         for at in range(first[task], first[task + 1]):

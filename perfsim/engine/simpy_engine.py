@@ -16,7 +16,7 @@ event of low priority then sets the rates, so the result does not depend on the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 
 import numpy as np
 import simpy
@@ -24,13 +24,23 @@ from simpy.events import NORMAL, Event, EventPriority
 
 from perfsim.engine import rules
 from perfsim.engine.limits import Limits
-from perfsim.engine.tables import NONE, TOLERANCE, Floats, Rows, Tables, excess
+from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Floats, Rows, Tables, excess
 
 Waits = Generator[Event, None, None]
 CHECKED_EVERY = 4096
 """Ends of tasks between two looks at the limits."""
 _LAST = EventPriority(NORMAL + 1)
 """After all other events of the same time."""
+
+
+class _EndOfInstant(Event):
+    """An event that calls back once all other events of its time are done."""
+
+    def __init__(self, env: simpy.Environment, call: Callable[[Event], None]) -> None:
+        super().__init__(env)
+        self.callbacks = [call]
+        self._ok = True
+        self._value = None
 
 
 class Activity:
@@ -82,7 +92,7 @@ class Links:
         self._limit = tables.capacity * (1.0 + TOLERANCE)
         self._seen = np.zeros(num_links, dtype=bool), np.zeros(num_flows, dtype=bool)
         self._touched = np.empty(num_flows, dtype=np.int64)
-        self._scratch = np.zeros((4, num_links))
+        self._left, self._load, self._taken, self._tightest = np.zeros((4, num_links))
 
     def change(self, flow: int, activity: Activity, sign: int) -> None:
         """A flow starts (`sign` 1) or ends (-1)."""
@@ -99,12 +109,13 @@ class Links:
             return 0
         tables = self.tables
         found, more_hot = rules.reached(
-            tables, self.live, self.hot, list(self.changed), *self._seen, self._touched, self._limit
+            tables, self.live, self.hot, np.array(list(self.changed)), *self._seen, self._touched, self._limit
         )
         self.changed.clear()
         self._count_contention(more_hot)
         joined = self._touched[:found]
-        rules.fill(tables, joined, self.live, self.hot, *self._scratch, self.fraction)
+        scratch = (self._left, self._load, self._taken, self._tightest)
+        rules.fill(tables, joined, self.live, self.hot, *scratch, self.fraction)
         return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist())
 
     def _count_contention(self, more_hot: int) -> None:
@@ -154,7 +165,7 @@ class Devices:
         """Give computations the rates that communication leaves them; the number of rates that changed."""
         changed = 0
         for device in self.changed:
-            units, memory = (excess(int(taken)) for taken in self.taken[device])
+            units, memory = (excess(taken / UNIT) for taken in self.taken[device].tolist())
             if (units, memory) == self.slowing[device]:
                 continue
             self.slowing[device] = (units, memory)
@@ -168,6 +179,8 @@ class Devices:
 
     def _rate(self, device: int, kind: int) -> float:
         units, memory = self.slowing[device]
+        units_bound: float
+        memory_bound: float
         units_bound, memory_bound = self.tables.bound[kind].tolist()
         return 1.0 / (1.0 + units_bound * units + memory_bound * memory)
 
@@ -262,11 +275,7 @@ class Simulation:
         """Have rates set once all else that happens now is done."""
         if not self._is_closing:
             self._is_closing = True
-            closing = self.env.event()
-            closing._ok = True
-            closing._value = None
-            closing.callbacks.append(self._set_rates)
-            self.env.schedule(closing, _LAST)
+            self.env.schedule(_EndOfInstant(self.env, self._set_rates), _LAST)
 
     def _set_rates(self, _closing: Event) -> None:
         self._is_closing = False
@@ -275,7 +284,8 @@ class Simulation:
 
 
 def _row(rows: Rows, index: int) -> list[int]:
-    return rows.values[rows.first[index] : rows.first[index + 1]].tolist()
+    values: list[int] = rows.values[rows.first[index] : rows.first[index + 1]].tolist()
+    return values
 
 
 def run(tables: Tables, start_s: Floats, end_s: Floats, limits: Limits) -> tuple[int, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,7 +158,7 @@ def _check(flows: Sequence[Flow], num_links: int) -> None:
             raise GraphError(f"a flow cannot stand for {flow.weight} flows")
 
 
-def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Beside | None) -> dict:
+def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Beside | None) -> dict[str, Any]:
     """The columns of `Tables` that say how communication slows computation on its devices."""
     kinds = len(streams)
     of_stream = graph.stream_devices
@@ -204,7 +204,7 @@ def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
     }
 
 
-def excess(taken: int) -> float:
-    """Additional time of work, relative to its time alone, when `taken` / UNIT of what limits it is taken."""
-    share = min(taken / UNIT, MOST_TAKEN)
+def excess(taken: float) -> float:
+    """Additional time of work, relative to its time alone, when a share of what limits it is taken."""
+    share = min(taken, MOST_TAKEN)
     return share / (1.0 - share)

@@ -230,7 +230,8 @@ class Trace:
             exposed_s[:, number] = joined.seconds(shape).sum(axis=1) - taken.seconds(shape).sum(axis=1)
             taken = joined
         idle_s = block.high_s - block.low_s - computed_s.sum(axis=1) - exposed_s.sum(axis=1)
-        return self._named(block, computed_s, exposed_s, np.maximum(0.0, idle_s))
+        idle_s[idle_s < ROUNDING * (block.high_s - block.low_s)] = 0.0
+        return self._named(block, computed_s, exposed_s, idle_s)
 
     def _named(
         self, block: _Block, computed_s: Floats, exposed_s: Floats, idle_s: Floats
@@ -274,6 +275,8 @@ EXPOSED = (
 )
 """Category of exposed time if several streams are busy beside an idle device: the first one counts."""
 
+ROUNDING = 1e-12
+"""Of a window: idle time below it is what sums of times are rounded by."""
 ROWS_AT_ONCE = 1 << 18
 """Tasks whose intervals are sorted together; bounds the memory of a breakdown."""
 
