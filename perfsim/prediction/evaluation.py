@@ -140,7 +140,7 @@ class Evaluation:
     """Seconds of the step by category, the mean over computing devices; they add up to the step."""
     model_flop: float
     hardware_flop: float
-    """What HFU counts: `transformer.hardware_flop_per_step`."""
+    """What HFU counts: `work.counts.hardware_flop_per_step`."""
     peak_flop_per_s: float
     """All devices together."""
     step: Step = field(repr=False, compare=False)

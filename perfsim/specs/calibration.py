@@ -327,7 +327,7 @@ class WaferCalibration(Calibration):
 Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
 """How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
 Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
-"""Kernels that a framework merges with others; `perfsim.transformer.blocks` says what each saves."""
+"""Kernels that a framework merges with others; `perfsim.work.layer` says what each saves."""
 
 
 class FrameworkCalibration(Calibration):
