@@ -24,7 +24,6 @@ from perfsim.prediction.bands import (
 )
 from perfsim.prediction.evaluation import Evaluation, Hidden
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.question import cluster_note, wide
 from perfsim.prediction.result import SEVERITIES, Caveat, Severity, SharedCaveat, Why
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec
@@ -387,7 +386,7 @@ def _assumed(plan: Plan, cause: str) -> Iterator[Caveat]:
 
 
 def _scaled(cluster: ClusterCalibration) -> Caveat:
-    return Caveat("cluster-scaled", "warning" if wide(cluster) else "info", cluster_note(cluster))
+    return Caveat("cluster-scaled", "warning" if cluster.is_wide else "info", cluster.note)
 
 
 # ------------------------------------------------------------------------------------- questions

@@ -21,8 +21,8 @@ from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, PlacedStragglers, place, place_stragglers
 from perfsim.network import Topology, degraded
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.question import FailureSpec, PerturbationSpec, ResilienceSpec
 from perfsim.prediction.result import Perturbed, Resilience, ResiliencePoint
+from perfsim.specs.perturbations import FailureSpec, PerturbationSpec, ResilienceSpec
 
 # Steps and runs under perturbations; the graph is unfolded where ranks differ.
 

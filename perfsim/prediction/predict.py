@@ -18,7 +18,6 @@ from perfsim.prediction.question import (
     MEMORY_LIMIT,
     Question,
     allowed_share,
-    cluster_note,
 )
 from perfsim.prediction.result import Caveat, Training
 from perfsim.prediction.why import why
@@ -127,4 +126,4 @@ def _marked(plan: Plan, name: str) -> str:
 
 def _scaling(cluster: ClusterCalibration | None) -> Scaling | None:
     """The user's cluster calibration as a plain value."""
-    return None if cluster is None else Scaling(cluster.name, cluster.scale, cluster_note(cluster))
+    return None if cluster is None else Scaling(cluster.name, cluster.scale, cluster.note)

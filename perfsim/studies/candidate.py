@@ -21,9 +21,10 @@ from perfsim.prediction.disturbed import perturbed
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.network_map import network_map
 from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.question import MEMORY_LIMIT, LinkSpecLeft, PerturbationSpec, StragglerSpec
+from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.result import TimelineBar
 from perfsim.prediction.roofline import roofline
+from perfsim.specs.perturbations import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.studies.batches import BatchChoice
 from perfsim.studies.result import BatchPoint, CandidateResult
 from perfsim.studies.spec import StudySpec

@@ -18,8 +18,8 @@ from perfsim.network import ring, tree
 from perfsim.prediction.disturbed import perturbed
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.expansion import expanded, in_steps, parse_expansion
-from perfsim.prediction.question import parse_perturbations
 from perfsim.specs.hardware import FatTreeSpec
+from perfsim.specs.perturbations import parse_perturbations
 from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
 
 POINT = {
