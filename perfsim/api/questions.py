@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsim.base.errors import InputError, PerfsimError, within_floats
 from perfsim.catalog import Catalog
-from perfsim.prediction.predict import predict as predict_question
 from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.prediction import predict as predict_question
 from perfsim.prediction.question import ASKED, Asker, question_of
 
 if TYPE_CHECKING:

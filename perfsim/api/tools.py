@@ -36,8 +36,8 @@ from perfsim.evidence.step_fit import MeasuredFile
 from perfsim.interop.formats import import_file as read_file
 from perfsim.interop.formats import read_model
 from perfsim.interop.imported import Imported
-from perfsim.prediction.gap import GapExplained, explain_gap
 from perfsim.prediction.question import question_of
+from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
 from perfsim.studies.axes import SweepSpec
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison

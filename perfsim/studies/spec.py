@@ -29,7 +29,7 @@ from perfsim.convergence.bill import Currency, EnergySpec, PriceSpec
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.machines import machine_of
-from perfsim.prediction.model_version import model_version
+from perfsim.prediction.prediction import model_version
 from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from perfsim.api.tools import why_measured
 from perfsim.base.errors import InputError
 from perfsim.cli import main
-from perfsim.prediction.gap import GapExplained, explain_gap
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question, question_of
+from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.report.terminal import gap_lines
 
 LAYOUT = "tp=2,dp=8,mbs=2,zero=1"
