@@ -301,7 +301,7 @@ class FatTreeNetwork(Network):
 
 
 def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
-    """Sources and targets of a round of a tree, such as `tree.all_reduce.2` (`prediction.expansion`)."""
+    """Sources and targets of a round of a tree, such as `tree.all_reduce.2` (`prediction.disturbed`)."""
     _, name, number = op.split(".")
     pairs = np.array(tree.round_pairs(cast(CollectiveOp, name), groups.shape[1], int(number)))
     return groups[:, pairs[:, 0]].ravel(), groups[:, pairs[:, 1]].ravel()

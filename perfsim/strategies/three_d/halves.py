@@ -31,13 +31,10 @@ from perfsim.work.recompute import attention_recompute, mlp_recompute
 # How unevenly tokens are routed to the ranks that hold experts, and what a capacity limits of it.
 #
 # Every rank waits for the slowest in each layer, because its own tokens come back from all of them. So a
-# layer
-# takes as long as the rank with most rows lets it, and all ranks stay alike. The popularity of an expert is
-# log-normal around equal shares, drawn with a fixed seed; a rank's is the mean of its experts, and the load
-# is
-# the mean over draws of that of the fullest rank. Routing that a run forces to be balanced has load 1, and
-# a
-# capacity factor limits the rows of an expert to so many times their equal share.
+# layer takes as long as the rank with most rows lets it, and all ranks stay alike. The popularity of an
+# expert is log-normal around equal shares, drawn with a fixed seed; a rank's is the mean of its experts, and
+# the load is the mean over draws of that of the fullest rank. Routing that a run forces to be balanced has
+# load 1, and a capacity factor limits the rows of an expert to so many times their equal share.
 
 SEED = 2026
 DRAWS = 256

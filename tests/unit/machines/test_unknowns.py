@@ -10,8 +10,7 @@ import perfsim as ps
 from perfsim.base.errors import CatalogError
 from perfsim.machines import machine_of
 from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS, of_job, of_release, of_systems
-from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.result import Accuracy
+from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.recipe import Job
 

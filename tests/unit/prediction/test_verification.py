@@ -12,10 +12,16 @@ from perfsim.base.errors import VerificationError
 from perfsim.catalog import default_catalog
 from perfsim.numerics import Cut, execute_partitioned, sample_gemms
 from perfsim.numerics.partitions import Matrix
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.result import SamplingSummary
-from perfsim.prediction.verification import SamplingSpec, gemm_samples, must_be_right, sample_step, verified
+from perfsim.prediction.prediction import prediction_of
+from perfsim.prediction.run import Evaluation
+from perfsim.prediction.verification import (
+    SamplingSpec,
+    SamplingSummary,
+    gemm_samples,
+    must_be_right,
+    sample_step,
+    verified,
+)
 from perfsim.specs.model import TransformerConfig
 from perfsim.work import GraphBuilder, Kind, TensorClass, Work
 from perfsim.work.kernels import Kernel, LayerSlice, linear, linear_dgrad, linear_wgrad
