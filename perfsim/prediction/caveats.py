@@ -28,7 +28,7 @@ from perfsim.prediction.bands import (
     runs_like,
     unknowns_of,
 )
-from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question, cluster_note, wide
+from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import DeviceSpec, LinkSpec
 from perfsim.strategies import Plan
@@ -424,7 +424,7 @@ def _scaled(evaluation: Evaluation) -> Iterator[Caveat]:
     """Step times that are multiplied by the user's calibration of a cluster."""
     cluster = evaluation.cluster
     if cluster is not None:
-        yield Caveat("cluster-scaled", "warning" if wide(cluster) else "info", cluster_note(cluster))
+        yield Caveat("cluster-scaled", "warning" if cluster.is_wide else "info", cluster.note)
 
 
 # ------------------------------------------------------------------------------------- questions

@@ -20,7 +20,7 @@ from perfsim.engine.slowdown import Beside
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import Placed, place
 from perfsim.network import Topology
-from perfsim.prediction.question import Question, scale_of
+from perfsim.prediction.question import Question
 from perfsim.specs.calibration import ClusterCalibration, GpuCalibration
 from perfsim.strategies import Plan, Strategy, strategy
 from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
@@ -250,7 +250,7 @@ def evaluate(
     its parts keep their shares.
     """
     graph = graph_of(plan) if graph is None else graph
-    step = Step(place(graph, plan.topology), costs, scale_of(cluster))
+    step = Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
     return _evaluation_of(plan, graph, step, step.run(), cluster)
 
 
