@@ -22,9 +22,9 @@ from perfsim.engine.failures import (
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, PlacedStragglers, place, place_stragglers
 from perfsim.network import Topology, degraded, ring, tree
-from perfsim.prediction.question import FailureSpec, PerturbationSpec, ResilienceSpec
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import CollectiveOp
+from perfsim.specs.perturbations import FailureSpec, PerturbationSpec, ResilienceSpec
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import expand
 

@@ -26,7 +26,7 @@ from perfsim.prediction.bands import accuracy_of, recorded_errors
 from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings, worst_first
 from perfsim.prediction.disturbed import Perturbed, expanded, perturbed
 from perfsim.prediction.planner import best_plan
-from perfsim.prediction.question import MEMORY_LIMIT, Question, allowed_share, cluster_note
+from perfsim.prediction.question import MEMORY_LIMIT, Question, allowed_share
 from perfsim.prediction.run import Evaluation, Training, evaluate_reported
 from perfsim.prediction.why import LinkUse, Why, link_use, why
 from perfsim.strategies import Plan
@@ -170,7 +170,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
     cluster = evaluation.cluster
     cluster_calibration = None
     if cluster is not None:
-        cluster_calibration = Scaling(cluster.name, cluster.scale, cluster_note(cluster))
+        cluster_calibration = Scaling(cluster.name, cluster.scale, cluster.note)
     return Prediction(
         model=plan.job.model.name,
         strategy=plan.strategy,

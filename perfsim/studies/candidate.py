@@ -20,9 +20,10 @@ from perfsim.network.topology import network_map
 from perfsim.prediction.caveats import edge_batch, extrapolated_law, sensitive_target, worst_first
 from perfsim.prediction.disturbed import perturbed
 from perfsim.prediction.prediction import prediction_of
-from perfsim.prediction.question import MEMORY_LIMIT, LinkSpecLeft, PerturbationSpec, StragglerSpec
+from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.why import roofline
+from perfsim.specs.perturbations import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.studies.batches import BatchChoice
 from perfsim.studies.result import BatchPoint, CandidateResult, TimelineBar
 from perfsim.studies.spec import StudySpec

@@ -18,8 +18,8 @@ from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, update_pro
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
 from perfsim.work import EMBEDDING_AND_HEAD, Kind, RankGroup, Template, TensorClass, Work
-from perfsim.work.blocks import cast_bytes
 from perfsim.work.kernels import Kernel, elementwise
+from perfsim.work.layer import cast_bytes
 
 # Data parallelism: gradient reduction over replicas, and the optimizer.
 #

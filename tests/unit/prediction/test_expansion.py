@@ -16,9 +16,9 @@ from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.network import ring, tree
 from perfsim.prediction.disturbed import expanded, in_steps, parse_expansion, perturbed
-from perfsim.prediction.question import parse_perturbations
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import FatTreeSpec
+from perfsim.specs.perturbations import parse_perturbations
 from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
 
 POINT = {
