@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from perfsim.base.errors import LimitError
 
+Engine = Literal["simpy", "fast"]
 Tell = Callable[[int, int], None]
 """Progress callback: tasks of the present simulation that have ended, and their total."""
 
@@ -28,6 +29,8 @@ class Limits:
     tell: Tell | None = None
     tell_items: Tell | None = None
     """The same for the items of a question about many, such as published runs."""
+    engine: Engine | None = None
+    """The engine that follows all tasks; None: what is reported and the size of a graph choose."""
     events: int = 0
     started_s: float = field(default_factory=time.monotonic)
     reached: LimitError | None = None

@@ -9,18 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Literal
 
 import numpy as np
 
 from perfsim.base.errors import DeadlockError
 from perfsim.engine import rules, simpy_engine
-from perfsim.engine.limits import present_limits
+from perfsim.engine.limits import Engine, present_limits
 from perfsim.engine.tables import Beside, Floats, Flow, tables_of
 from perfsim.engine.trace import Simulated, Trace
 from perfsim.work import TaskGraph
-
-Engine = Literal["simpy", "fast"]
 
 MOST_WITH_SIMPY = 50_000
 """Tasks of a graph up to which SimPy follows them, unless an engine is asked for."""
@@ -36,14 +33,14 @@ def simulate(
     capacities: Floats | None = None,
     beside: Beside | None = None,
     *,
-    engine: Engine | None = None,
+    reported: bool = False,
 ) -> Trace:
     """Run `graph` and return its trace.
 
     `duration_s` has one entry per task: its time when nothing else uses its links or its device. `flows` maps
     a work id to the load of its tasks on links; `capacities` are the links' bytes/s. With `beside`,
-    communication slows the computation that runs at the same time. Without `engine` the size of the graph
-    chooses one.
+    communication slows the computation that runs at the same time. A step that is
+    `reported` is followed by SimPy unless it is large or an engine is asked for (`Limits.engine`).
 
     Raises DeadlockError with the waiting tasks if some can never start, and LimitError if the run exceeds
     the limits in force.
@@ -54,11 +51,10 @@ def simulate(
     limits = present_limits()
     limits.begin(len(graph))
     tables = tables_of(graph, duration_s, asked, carried, beside)
-    chosen = engine or ("simpy" if len(graph) <= MOST_WITH_SIMPY else "fast")
+    chosen = _engine_for(graph, reported)
     start_s = np.empty(len(graph))
     end_s = np.empty(len(graph))
-    if chosen == "simpy" or not _is_compiled():
-        chosen = "simpy"
+    if chosen == "simpy":
         events, contended_s = simpy_engine.run(tables, start_s, end_s, limits)
     else:
         from perfsim.engine import core
@@ -78,12 +74,23 @@ def simulate(
     return Trace(graph, start_s, end_s, simulated)
 
 
-def engine_of_a_search(graph: TaskGraph) -> Engine:
-    """The engine for one of many graphs: SimPy for the first ones, the compiled core once it pays to load."""
+def _engine_for(graph: TaskGraph, reported: bool) -> Engine:
+    """SimPy for what is reported unless it is large; the core for searches once it pays to load it."""
+    asked = present_limits().engine
+    if find_spec("numba") is None:
+        return "simpy"
+    if asked is not None:
+        return asked
+    if reported:
+        return "simpy" if len(graph) <= MOST_WITH_SIMPY else "fast"
+    return "fast" if _pays_to_load(graph) else "simpy"
+
+
+def _pays_to_load(graph: TaskGraph) -> bool:
+    """Whether this process has searched, with this graph, through so many tasks as to load the core."""
     global _searched  # noqa: PLW0603 (a tally of the process, which changes no result)
     _searched += len(graph)
-    is_loaded = "perfsim.engine.core" in sys.modules
-    return "fast" if is_loaded or _searched > FEWEST_TO_LOAD else "simpy"
+    return "perfsim.engine.core" in sys.modules or _searched > FEWEST_TO_LOAD
 
 
 def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
@@ -96,7 +103,7 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
     seconds = np.asarray(duration_s, dtype=np.float64)
     start_s = np.empty(len(graph))
     end_s = np.empty(len(graph))
-    if engine_of_a_search(graph) == "fast" and _is_compiled():
+    if find_spec("numba") is not None and _pays_to_load(graph):
         from perfsim.engine import core
 
         core.longest_path(seconds, first, values, start_s, end_s)
@@ -113,11 +120,6 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
 def _check_length(graph: TaskGraph, duration_s: Floats) -> None:
     if len(duration_s) != len(graph):
         raise ValueError(f"{len(duration_s)} durations for {len(graph)} tasks")
-
-
-def _is_compiled() -> bool:
-    """Whether numba is installed; where it is not, SimPy does everything."""
-    return find_spec("numba") is not None
 
 
 MOST_LINES = 8

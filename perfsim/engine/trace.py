@@ -45,8 +45,6 @@ class Simulated(NamedTuple):
     engine: str = ""
     """`simpy` or `fast`: which of the two engines, whose times are the same to the bit."""
     tasks: int = 0
-    microbatches: int | None = None
-    """Micro-batches of the simulated step, where the whole step is found from one of fewer; None: all."""
 
 
 @dataclass(frozen=True)

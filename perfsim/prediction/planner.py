@@ -15,7 +15,7 @@ from perfsim.base.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Evaluation, Step, evaluate_from_fewer, evaluate_reported, graph_of, in_full
+from perfsim.prediction.run import Evaluation, Step, evaluated, evaluation_of, graph_of, reported
 from perfsim.specs.recipe import Layout
 from perfsim.strategies import Plan
 from perfsim.strategies.screening import Screening
@@ -134,8 +134,7 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
 
     Plans are simulated in the order of their corrected estimates until the rest cannot be faster than the
     best, given the error of the closed form, or until `most` are done. The longest path is a lower bound of a
-    step, so a plan whose path is longer than the best step is not simulated. Long steps are found from
-    fewer micro-batches.
+    step, so a plan whose path is longer than the best step is not simulated.
     """
     question = searched.question
     runs: list[Evaluation] = []
@@ -150,7 +149,7 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
         step = Step(place(graph, question.topology), question.costs, question.scale)
         step_s = step.run(contention=False).step_time_s
         if step_s < best_s:
-            run = evaluate_from_fewer(question, candidate.plan, graph, step)
+            run = evaluation_of(candidate.plan, graph, step, step.run(), question.cluster)
             runs.append(run)
             step_s = run.step_time_s
             best_s = min(best_s, step_s)
@@ -228,9 +227,9 @@ def best_plan(question: Question) -> Evaluation:
     A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
     """
     if question.layout is not None:
-        return evaluate_reported(question, plan_of(question))
+        return evaluated(question, plan_of(question), reported=True)
     searched = search(question)
-    best = in_full(confirmed(searched)[0])
+    best = reported(confirmed(searched)[0])
     return replace(best, plan=_with_headroom(best.plan, searched))
 
 

@@ -27,7 +27,7 @@ from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, defaul
 from perfsim.prediction.disturbed import Perturbed, expanded, perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import MEMORY_LIMIT, Question, allowed_share
-from perfsim.prediction.run import Evaluation, Training, evaluate_reported
+from perfsim.prediction.run import Evaluation, Training, evaluated
 from perfsim.prediction.why import LinkUse, Why, link_use, why
 from perfsim.strategies import Plan
 from perfsim.version import __version__
@@ -149,7 +149,7 @@ def predict(question: Question) -> Prediction:
         finer = machine_of(question.system).in_chunks(evaluation.plan.layout)
         if finer != evaluation.plan.layout:
             plan = question.chosen.plan(question.job, question.topology, finer)
-            evaluation = evaluate_reported(question, plan)
+            evaluation = evaluated(question, plan, reported=True)
             named = None
     asked = [*batch_caveats(question), *([] if named is None else default_settings(named, evaluation.plan))]
     if question.expand:

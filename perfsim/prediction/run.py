@@ -6,7 +6,7 @@ and trial constants of a fit are all expressed by the fields of a `Step` or the 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -57,8 +57,10 @@ class Step:
             bound=np.array([costs.bound(work) for work in works], dtype=np.float64).reshape(-1, 2),
         )
 
-    def run(self, duration_s: Floats | None = None, *, contention: bool = True) -> Trace:
-        """Simulate the step, with other task durations if given.
+    def run(
+        self, duration_s: Floats | None = None, *, contention: bool = True, reported: bool = False
+    ) -> Trace:
+        """Simulate the step, with other task durations if given; `reported` as for `engine.simulate`.
 
         Without `contention`, of links or inside devices, the times are those of the critical path, which does
         not count toward the limit on simulated tasks. Raises DeadlockError and LimitError as
@@ -67,7 +69,7 @@ class Step:
         graph = self.placed.graph
         seconds = self.duration_s if duration_s is None else duration_s
         if contention:
-            trace = simulate(graph, seconds, *self.placed.links, self.beside)
+            trace = simulate(graph, seconds, *self.placed.links, self.beside, reported=reported)
         else:
             trace = critical_path(graph, seconds)
         return trace.scaled(self.scale)
@@ -251,162 +253,28 @@ def evaluate(
     """
     graph = graph_of(plan) if graph is None else graph
     step = Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
-    return _evaluation_of(plan, graph, step, step.run(), cluster)
+    return evaluation_of(plan, graph, step, step.run(), cluster)
 
 
-def _evaluation_of(
+def evaluation_of(
     plan: Plan, graph: TaskGraph, step: Step, trace: Trace, cluster: ClusterCalibration | None
 ) -> Evaluation:
+    """The evaluation of a plan from the trace of its placed step."""
     if step.placed.note:
         plan = replace(plan, notes=(*plan.notes, step.placed.note))
     return Evaluation(plan, graph, trace, step, cluster=cluster)
 
 
-# Steps of many micro-batches: two shorter steps are simulated, and further micro-batches add as much each.
-#
-# After the first micro-batches every further one adds the same time to a step, so a step is a line in their
-# number. Points of curves are found like this; a plan that is reported on its own is simulated in full.
-
-LONG_PASSES = 256
-"""Layers times micro-batches from which on a point of a curve is found from shorter steps."""
-ROUNDS = 2
-"""Micro-batches of the shortest step, at least this many for each pipeline rank."""
-
-
-class CurveSteps:
-    """Simulated steps of the points of one curve; shorter steps that several points need run once."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, float] = {}
-
-    def step_s(self, question: Question, plan: Plan) -> float:
-        """Seconds of a step of `plan`, simulated, or extrapolated from two simulations if it is long."""
-        count = plan.num_microbatches
-        few = _few_microbatches(plan)
-        if 2 * few >= count or count * plan.job.model.num_layers <= LONG_PASSES:
-            return self._simulated_s(question, plan)
-        short_s, longer_s = (
-            self._simulated_s(question, _with_microbatches(question, plan, number))
-            for number in (few, 2 * few)
-        )
-        return longer_s + (longer_s - short_s) / few * (count - 2 * few)
-
-    def _simulated_s(self, question: Question, plan: Plan) -> float:
-        key = (plan.layout, plan.job.global_batch_size)
-        if key not in self._known:
-            placed = place(graph_of(plan, question.chosen), plan.topology)
-            self._known[key] = Step(placed, question.costs, question.scale).run().step_time_s
-        return self._known[key]
-
-
-def _few_microbatches(plan: Plan) -> int:
-    """Micro-batches of the shortest step: whole rounds of the pipeline, enough for a steady state."""
-    ranks = plan.layout.pipeline
-    rounds = max(ROUNDS, -(-LONG_PASSES // (4 * plan.job.model.num_layers * ranks)))
-    return ranks * rounds
-
-
-def _with_microbatches(question: Question, plan: Plan, count: int) -> Plan:
-    """The plan with fewer micro-batches; the last one stays as large as it is."""
-    fewer = (plan.num_microbatches - count) * plan.layout.micro_batch_size * plan.layout.data
-    job = replace(plan.job, global_batch_size=plan.job.global_batch_size - fewer)
-    return question.chosen.plan(job, plan.topology, plan.layout)
-
-
-# A step of many micro-batches from a simulated step of fewer.
-#
-# Contention and computation beside communication stretch a task of the short step by
-#
-#     f(work, stream, micro-batch) = simulated seconds / seconds alone
-#
-# and the task of the same work, stream and micro-batch of the whole step takes f times its seconds alone.
-# Micro-batches are counted from the nearer end of the step; those around the middle of the short step stand
-# for all between. The times of the whole step are the longest path of its graph with these durations, so
-# fill, drain and uneven stages are exact. Only f in the middle is taken from fewer micro-batches.
-
-LONG_TASKS = 50_000
-"""Tasks from which on a step that is compared with others is found from a shorter one."""
-MOST_IN_FULL = 200_000
-"""Tasks up to which a step that is reported on its own is simulated in full, in about two seconds."""
-FEWEST = 32
-"""Micro-batches of a short step at least, so that some are neither among the first nor among the last."""
-MIDDLE = 4
-"""The middle of a short step is this part of its first half."""
-
-
-def evaluate_from_fewer(
-    question: Question, plan: Plan, graph: TaskGraph, step: Step, long_tasks: int | None = None
-) -> Evaluation:
-    """The evaluation of a placed plan; a step of `long_tasks` tasks is found from fewer micro-batches.
-
-    `long_tasks` is `LONG_TASKS` unless given. Steps with too few micro-batches are simulated in full.
-    """
-    ranks = plan.layout.pipeline
-    few = max(_few_microbatches(plan), -(-FEWEST // ranks) * ranks)
-    trace = None
-    if len(graph) >= (LONG_TASKS if long_tasks is None else long_tasks) and 2 * few <= plan.num_microbatches:
-        trace = _from_fewer(question, plan, few, step)
-    return _evaluation_of(plan, graph, step, step.run() if trace is None else trace, question.cluster)
-
-
-def evaluate_reported(question: Question, plan: Plan) -> Evaluation:
-    """The evaluation of a plan that is reported on its own, in full unless its graph is very large."""
+def evaluated(question: Question, plan: Plan, *, reported: bool = False) -> Evaluation:
+    """The evaluation of a plan of a question; see `Step.run` for `reported`."""
     graph = graph_of(plan, question.chosen)
     step = Step(place(graph, question.topology), question.costs, question.scale)
-    return evaluate_from_fewer(question, plan, graph, step, MOST_IN_FULL)
+    return evaluation_of(plan, graph, step, step.run(reported=reported), question.cluster)
 
 
-def in_full(run: Evaluation) -> Evaluation:
-    """The same plan with all its micro-batches simulated, unless its graph is very large."""
-    counts = run.trace.simulated
-    if counts is None or counts.microbatches is None or len(run.graph) >= MOST_IN_FULL:
-        return run
-    return replace(run, trace=run.step.run())
-
-
-def _from_fewer(question: Question, plan: Plan, few: int, step: Step) -> Trace | None:
-    """The trace of a whole step; None where the short step lacks some of its work."""
-    shorter = _with_microbatches(question, plan, few)
-    short = Step(place(graph_of(shorter, question.chosen), shorter.topology), step.costs)
-    trace = short.run()
-    stretch = _stretch(short, trace, step.placed.graph, few, plan.num_microbatches)
-    counts = trace.scaled(step.scale).simulated
-    if stretch is None or counts is None:
-        return None
-    whole = step.run(step.duration_s * stretch, contention=False)
-    return replace(whole, simulated=counts._replace(microbatches=few))
-
-
-def _stretch(short: Step, trace: Trace, graph: TaskGraph, few: int, count: int) -> Floats | None:
-    """How much longer each task of a graph takes than alone; shape (tasks,)."""
-    known = short.placed.graph
-    works, streams = ({name: n for n, name in enumerate(names)} for names in (known.works, known.streams))
-    work = np.array([works.get(work, -1) for work in graph.works])
-    stream = np.array([streams.get(name, -1) for name in graph.streams])
-    if (work < 0).any() or (stream < 0).any():
-        return None
-    keys = _keys(known, np.arange(len(works)), np.arange(len(streams)), known.tag.astype(np.int64))
-    wanted = _keys(graph, work, stream, _like(graph.tag.astype(np.int64), few, count))
-    alone_s = short.duration_s
-    took = np.divide(trace.end_s - trace.start_s, alone_s, where=alone_s > 0.0, out=np.ones(len(alone_s)))
-    kinds, kind = np.unique(keys, return_inverse=True)
-    mean = np.bincount(kind, took) / np.bincount(kind)
-    found = np.minimum(np.searchsorted(kinds, wanted), len(kinds) - 1)
-    return mean[found] if (kinds[found] == wanted).all() else None
-
-
-def _keys(graph: TaskGraph, work: Ints, stream: Ints, tag: Ints) -> Ints:
-    """One number for the work, stream and micro-batch of every task; micro-batches are -1 or more."""
-    highest = max(int(stream.max(initial=0)), 0) + 1
-    return np.asarray((work[graph.work] * highest + stream[graph.stream]) * (1 << 24) + tag + 1)
-
-
-def _like(tag: Ints, few: int, count: int) -> Ints:
-    """The micro-batch of the short step that behaves as each of the whole one; -1 stays."""
-    half = few // 2
-    middle = max(1, half // MIDDLE)
-    between = half - middle + (tag - half) % middle
-    return np.where(tag < half, tag, np.where(tag >= count - (few - half), tag - (count - few), between))
+def reported(run: Evaluation) -> Evaluation:
+    """The same plan, its step followed by the engine of steps that are reported."""
+    return replace(run, trace=run.step.run(reported=True))
 
 
 # Communication that hides behind compute.

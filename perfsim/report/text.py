@@ -100,8 +100,6 @@ def time_unit(values_s: Iterable[float]) -> tuple[str, float]:
 def simulated(counts: Simulated) -> str:
     """What a simulation consisted of, such as `1,200 events; 80 flows on 4 links, contended for 12 ms`."""
     events = f"{integer(counts.events)} events"
-    if counts.microbatches is not None:
-        events += f" of {integer(counts.microbatches)} micro-batches, which the others repeat"
     if not counts.flows:
         return f"{events}; no link is short of bandwidth"
     shared = f"{counted(counts.flows, 'flow')} on {counted(counts.links, 'link')}"

@@ -32,7 +32,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import CurveSteps, Evaluation
+from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.calibration import ConvergenceCalibration
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe
@@ -155,11 +155,11 @@ def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
     ]
 
 
-def _time_at(question: Question, target: Target, global_batch_size: int, steps: CurveSteps) -> BatchChoice:
+def _time_at(question: Question, target: Target, global_batch_size: int) -> BatchChoice:
     """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits."""
     asked = question.at(global_batch_size)
     best = estimated(asked)
-    return _choice_of(best.plan, steps.step_s(asked, best.plan), target)
+    return _choice_of(best.plan, evaluated(asked, best.plan).step_time_s, target)
 
 
 def _choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.0) -> BatchChoice:
@@ -190,7 +190,6 @@ def batch_curve(
     LayoutError for a given layout, where no batch has a plan.
     """
     curve: list[BatchChoice] = []
-    steps = CurveSteps()
     refused: dict[int, PerfsimError] = {}
     wanted = deque(batches)
     while wanted:
@@ -199,7 +198,7 @@ def batch_curve(
             lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {question.label}"
         )
         try:
-            curve.append(_time_at(question, target, batch, steps))
+            curve.append(_time_at(question, target, batch))
         except (LayoutError, PlanError, NotIdentifiableError) as error:
             refused[batch] = error
         if extend and curve and not wanted:
@@ -283,12 +282,11 @@ def ramp_of(
         return None, ""
     full = choice.plan.job.global_batch_size
     critical = target.critical.tokens
-    steps = CurveSteps()
     segments = []
     try:
         for part in ramp:
             batch = max(1, round(part.batch * full))
-            point = choice if batch == full else _time_at(question, target, batch, steps)
+            point = choice if batch == full else _time_at(question, target, batch)
             tokens = point.answer.batch_tokens
             segments.append(Segment(part.share, tokens, point.step_time_s, critical * part.critical_batch))
     except PerfsimError as error:

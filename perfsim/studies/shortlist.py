@@ -18,13 +18,12 @@ from perfsim.base.errors import InputError, LayoutError, LimitError, PerfsimErro
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
-from perfsim.machines.placement import place
 from perfsim.prediction.bands import SHARDED, Accuracy, accuracy_of
 from perfsim.prediction.caveats import batch_caveats, worst_first
 from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.prediction import Prediction, prediction_of
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Evaluation, Step, evaluate_from_fewer, graph_of
+from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.recipe import Layout
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of_run, target_for
@@ -336,9 +335,7 @@ def _shortlist(searched: Search, shown: int, target: Target | None) -> tuple[Ent
             runs[_kind(layout)] = known[layout]
         else:
             plan = question.chosen.plan(question.job, question.topology, layout)
-            graph = graph_of(plan, question.chosen)
-            step = Step(place(graph, question.topology), question.costs, question.scale)
-            runs[_kind(layout)] = evaluate_from_fewer(question, plan, graph, step)
+            runs[_kind(layout)] = evaluated(question, plan)
     ordered = sorted(runs.values(), key=lambda run: run.step_time_s)
     entries = (_entry(question, run, ordered[0], target) for run in ordered)
     return tuple(entry for entry in entries if entry.ratio <= 1.0 + entry.ratio_error)

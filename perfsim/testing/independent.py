@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfsim.engine.fairshare import TOLERANCE, Floats, Flow, fill
+from perfsim.engine.tables import TOLERANCE, Floats, Flow
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import flows_on
 from perfsim.network.move import Move
@@ -133,29 +133,27 @@ def max_min_rates(
 
     Flow i crosses the links `routes[i]` (a link named twice is loaded twice) and never exceeds `caps[i]`;
     an entry stands for `weights[i]` identical flows. No rate can grow without lowering one that is no
-    larger. Links that cannot bind, within a relative 1e-9, are left out, so an unlimited flow gets exactly
-    its cap.
+    larger.
     """
-    weights = [1] * len(routes) if weights is None else weights
-    classes: dict[tuple[tuple[int, ...], float], int] = {}
-    member = [
-        classes.setdefault((tuple(sorted(route)), float(cap)), len(classes))
-        for route, cap in zip(routes, caps, strict=True)
-    ]
-    total = [0] * len(classes)
-    for index, weight in zip(member, weights, strict=True):
-        total[index] += weight
-    capacity = np.asarray(capacities, dtype=np.float64)
-    demand = np.zeros(len(capacity))
-    for (route, cap), weight in zip(classes, total, strict=True):
-        np.add.at(demand, np.array(route, dtype=np.intp), weight * cap)
-    hot = demand > capacity * (1 + TOLERANCE)
-    loads = [
-        [(link, weight * count) for link, count in Counter(route).items() if hot[link]]
-        for (route, _), weight in zip(classes, total, strict=True)
-    ]
-    rates = fill(loads, [cap for _, cap in classes], capacity.tolist())
-    return np.array(rates, dtype=np.float64)[member]
+    count = np.ones(len(routes)) if weights is None else np.asarray(weights, dtype=np.float64)
+    crossings = np.zeros((len(routes), np.size(capacities)))
+    for flow, route in enumerate(routes):
+        np.add.at(crossings[flow], np.asarray(route, dtype=np.intp), 1.0)
+    speed = np.asarray(caps, dtype=np.float64)
+    left = np.asarray(capacities, dtype=np.float64).copy()
+    rates = speed.copy()
+    waits = np.ones(len(routes), dtype=bool)
+    while waits.any():
+        load = (crossings * count[:, None])[waits].sum(axis=0)
+        share = np.divide(left, load, out=np.full(len(left), np.inf), where=load > 0)
+        limit = np.where(crossings > 0, share, np.inf).min(axis=1, initial=np.inf)
+        # The flows that the lowest level fixes: at their own speed, or at the share of the fullest link.
+        level = np.minimum(limit, speed)[waits].min()
+        fixed = waits & (np.minimum(limit, speed) <= level * (1.0 + TOLERANCE))
+        rates[fixed] = np.minimum(limit, speed)[fixed]
+        left = np.maximum(0.0, left - (crossings * (count * rates)[:, None])[fixed].sum(axis=0))
+        waits &= ~fixed
+    return rates
 
 
 def reduced(flows: Sequence[Flow], capacities: ArrayLike) -> tuple[list[Flow], Floats]:

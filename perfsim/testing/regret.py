@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import evaluate, graph_of, in_full, longest_path_s
+from perfsim.prediction.run import evaluate, graph_of, longest_path_s
 
 Floats = NDArray[np.float64]
 MARGIN = 0.10
@@ -105,7 +105,7 @@ def regret_of(question: Question, budget_s: float, seed: int = 0) -> Regret:
     searched = search(question)
     runs = confirmed(searched)
     pick = runs[0].plan.layout.short
-    pick_s = in_full(runs[0]).step_time_s
+    pick_s = runs[0].step_time_s
     wide = WideSearch(searched, pick, pick_s)
     wide.run(budget_s, seed)
     return Regret(

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from perfsim.engine import critical_path, simulate
 from perfsim.engine.calendar import FINEST_EXPONENT, grid_exponent
-from perfsim.engine.fairshare import Flow
+
+from perfsim.engine import Flow, critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 

@@ -12,9 +12,9 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from perfsim.engine.calendar import Calendar
 from perfsim.engine.fairshare import FairShare, Flow, PathClass, fill_by_loop, fill_by_numpy, fill_one_link
+
 from perfsim.testing.independent import max_min_rates
 
 

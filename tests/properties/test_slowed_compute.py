@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.costs.price import MOST_TAKEN
-from perfsim.engine import critical_path, simulate
-from perfsim.engine.slowdown import Beside
+from perfsim.engine import Beside, critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 

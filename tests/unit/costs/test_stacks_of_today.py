@@ -11,8 +11,7 @@ import pytest
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.costs.gpu import GpuCosts, GpuKernels
-from perfsim.engine import simulate
-from perfsim.engine.slowdown import Beside
+from perfsim.engine import Beside, simulate
 from perfsim.network import FatTree
 from perfsim.specs.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
 from perfsim.specs.hardware import GpuClusterSpec

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from perfsim.costs.price import MOST_TAKEN
-from perfsim.engine import critical_path, simulate
-from perfsim.engine.slowdown import Beside, excess
+from perfsim.engine import Beside, critical_path, simulate
+from perfsim.engine.tables import excess
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 UNITS = 0.25

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import DeadlockError
-from perfsim.engine import simulate
-from perfsim.engine.fairshare import Flow
+from perfsim.engine import Flow, simulate
 from perfsim.engine.simulate import deadlock_report
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import LimitError
-from perfsim.engine import critical_path, simulate
-from perfsim.engine.fairshare import Flow
+from perfsim.engine import Flow, critical_path, simulate
 from perfsim.engine.limits import Limits, limited, present_limits
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 

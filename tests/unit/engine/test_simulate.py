@@ -9,8 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.engine import critical_path, simulate
-from perfsim.engine.fairshare import Flow
+from perfsim.engine import Flow, critical_path, simulate
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.engine.fairshare import Flow
+from perfsim.engine import Flow
 from perfsim.machines.placement import binding_links, flows_on
 from perfsim.testing.independent import max_min_rates, reduced
 

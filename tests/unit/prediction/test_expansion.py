@@ -6,12 +6,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from perfsim.engine.calendar import FINEST_EXPONENT
 
 import perfsim as ps
 from perfsim.base.errors import InputError
 from perfsim.costs.price import price
 from perfsim.engine import simulate
-from perfsim.engine.calendar import FINEST_EXPONENT
 from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.network import ring, tree

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.engine.slowdown import excess
+from perfsim.engine.tables import excess
 from perfsim.strategies.three_d.closed_form import _lost
 
 share = st.floats(0.0, 5.0)
