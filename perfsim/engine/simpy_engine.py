@@ -29,6 +29,8 @@ from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Floats, Rows, Tables, e
 Waits = Generator[Event, None, None]
 CHECKED_EVERY = 4096
 """Ends of tasks between two looks at the limits."""
+RATES_CHECKED_EVERY = 64
+"""Instants at which rates are set between two looks at the time: many flows make one take milliseconds."""
 _LAST = EventPriority(NORMAL + 1)
 """After all other events of the same time."""
 
@@ -193,6 +195,7 @@ class Simulation:
         self.tables = tables
         self.limits = limits
         self.ended = 0
+        self._instants = 0
         self.links = Links(self.env, tables)
         self.devices = Devices(self.env, tables)
         self.changed_rates = 0
@@ -279,8 +282,14 @@ class Simulation:
 
     def _set_rates(self, _closing: Event) -> None:
         self._is_closing = False
+        self._instants += 1
+        if not self._instants % RATES_CHECKED_EVERY:
+            self.limits.in_time(self._so_far)
         self.changed_rates += self.devices.set_rates()
         self.changed_rates += self.links.set_rates()
+
+    def _so_far(self) -> str:
+        return f"{self.ended:,} of {len(self.end_s):,} tasks of the present simulation had ended"
 
 
 def _row(rows: Rows, index: int) -> list[int]:

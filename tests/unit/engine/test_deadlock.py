@@ -9,7 +9,6 @@ import pytest
 
 from perfsim.base.errors import DeadlockError
 from perfsim.engine import Flow, simulate
-from perfsim.engine.simulate import deadlock_report
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 
@@ -46,12 +45,14 @@ def test_only_the_first_stuck_task_of_a_stream_is_listed_and_many_streams_are_co
     toys: ModuleType,
 ) -> None:
     builder = GraphBuilder()
-    root = builder.task(toys.compute("root"), "root").tensor
+    root = builder.task(toys.transfer("root", RankGroup(0, 8, 2)), "root").tensor
     for number in range(12):
         builder.task(toys.compute("a"), f"s{number}", [root])
         builder.task(toys.compute("b"), f"s{number}")
     graph = builder.build()
-    lines = deadlock_report(graph, np.full(len(graph), -1.0)).splitlines()
+    with pytest.raises(DeadlockError) as caught:
+        simulate(graph, np.ones(len(graph)), {0: Flow((0,), 1.0)}, np.array([0.0]))
+    lines = str(caught.value).splitlines()
     assert len(lines) == 1 + 8 + 1
     assert lines[-1] == "  and 5 more streams"
     assert "b waits" not in "\n".join(lines)

@@ -61,13 +61,13 @@ def test_time_that_is_over_ends_a_critical_path(toys: ModuleType) -> None:
 
 
 def test_time_is_looked_at_every_few_flows(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second passes with each look: before the run, on the longest path, and after every 64 flows."""
+    """A second passes with each look: before the run, and whenever rates were set 64 times."""
     graph = long(toys, 200)
     flows = {number: Flow((0,), 1.0) for number, work in enumerate(graph.works) if work.name in "ab"}
     clock = iter(range(10))
     monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
     limits = Limits(max_seconds=2.5, started_s=0.0)
-    with limited(limits), pytest.raises(LimitError, match="128 of 400 flows of the present"):
+    with limited(limits), pytest.raises(LimitError, match="of 600 tasks of the present"):
         simulate(graph, np.ones(len(graph)), flows, np.array([0.5]))
 
 
