@@ -67,7 +67,7 @@ def test_time_is_looked_at_every_few_flows(toys: ModuleType, monkeypatch: pytest
     clock = iter(range(10))
     monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
     limits = Limits(max_seconds=2.5, started_s=0.0)
-    with limited(limits), pytest.raises(LimitError, match="of 600 tasks of the present"):
+    with limited(limits), pytest.raises(LimitError, match="of 401 tasks of the present"):
         simulate(graph, np.ones(len(graph)), flows, np.array([0.5]))
 
 
