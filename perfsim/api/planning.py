@@ -31,8 +31,8 @@ from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies import Strategy
 from perfsim.studies.batches import target_for
-from perfsim.studies.equal_time import Matched, match_system
 from perfsim.studies.executors import executor_for
+from perfsim.studies.scaling import Matched, match_system
 from perfsim.studies.shortlist import (
     SHOWN,
     AboveLimit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,14 +202,15 @@ def answer_sweep(name: str, out: Path | None, shown: Shown, work: Work, *, table
     from perfsim.api.answers import sweep as answer
     from perfsim.report.sweep import sweep_text
     from perfsim.report.terminal_study import sweep_lines
-    from perfsim.studies.sweep import STORE, load_sweep, only_strategies, plan_sweep
+    from perfsim.studies.axes import load_sweep, only_strategies
+    from perfsim.studies.runner import STORE, plan_sweep
 
     asked = only_strategies(load_sweep(name), work.only)
     folder = out or Path("reports") / asked.name
     if work.dry_run:
         plan = plan_sweep(asked, folder / STORE, work.jobs)
         if shown.as_json:
-            print_json(plan.as_dict())
+            print_json(asdict(plan))
         else:
             print_prose(plan.line)
         return
@@ -288,8 +289,8 @@ def study(
     A study with a grid or variants is answered as a sweep, as `perfsim sweep` does. A comparison of published
     figures with a law or with equations is answered as a table.
     """
+    from perfsim.studies.axes import is_sweep
     from perfsim.studies.comparisons import is_comparison
-    from perfsim.studies.sweep import is_sweep
 
     if out is None:
         check_folder(Path("reports"), "the default of --out,")

@@ -24,7 +24,7 @@ from perfsim.prediction.bands import (
     recorded_errors,
     widths_from,
 )
-from perfsim.studies import result as study_result
+from perfsim.studies import answers as study_answers
 from perfsim.work.counts import model_flop_per_step, parameters
 
 KINDS = {
@@ -190,7 +190,7 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
 
 def _write_production() -> Path:
     """Write the record into the package; for a checkout, after a change of predictions."""
-    path = Path(study_result.__file__).with_name(study_result.RECORD)
+    path = Path(study_answers.__file__).with_name(study_answers.RECORD)
     write_file(path, json.dumps(production_record(default_catalog()), indent=2) + "\n")
     return path
 

@@ -13,9 +13,9 @@ from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.question import Question
-from perfsim.studies.batches import Target, choice_of_run
-from perfsim.studies.result import CandidateResult
-from perfsim.studies.runner import StudyRun, run_study, target_of
+from perfsim.studies.answers import CandidateResult
+from perfsim.studies.batches import Target, choice_of_run, target_of
+from perfsim.studies.runner import StudyRun, run_study
 from perfsim.studies.spec import StudySpec
 
 PARTS = (
