@@ -17,13 +17,17 @@ from typing import Any
 
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
-from perfsim.prediction.network_map import NetworkMap
+from perfsim.network.topology import NetworkMap
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import SharedCaveat
+from perfsim.prediction.disturbed import Resilience
 from perfsim.prediction.prediction import Document, Prediction, document_of
-from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, SharedCaveat, TimelineBar
-from perfsim.prediction.roofline import Roofline
+from perfsim.prediction.verification import SamplingSummary
+from perfsim.prediction.why import Roofline
 from perfsim.specs.wall_clock import ProductionRange
 from perfsim.studies.axes import BATCH_PATHS, VARIANT, SweepPoint
 from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.timeline import TimelineBar
 
 Circumstances = tuple[tuple[str, str], ...]
 """Settings other than the batch, each value as text."""

@@ -17,7 +17,8 @@ from perfsim.catalog.reader import Loc
 from perfsim.machines import build_topology
 from perfsim.network import Topology, ends_of, links_by_ends, nearest_link
 from perfsim.prediction.planner import plan_of
-from perfsim.prediction.question import LinkSpecLeft, Question
+from perfsim.prediction.question import Question
+from perfsim.specs.perturbations import LinkSpecLeft
 from perfsim.studies.batches import target_for
 from perfsim.studies.spec import CandidateSpec, StudySpec, check_question, question_of_candidate
 

@@ -17,7 +17,8 @@ from perfsim.convergence.time_to_accuracy import RampedRun, time_to_accuracy
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
 from perfsim.network import Topology, ends_of, links_by_ends
-from perfsim.prediction.bands import accuracy_of
+from perfsim.network.topology import network_map
+from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.prediction.caveats import (
     default_settings,
     edge_batch,
@@ -26,15 +27,13 @@ from perfsim.prediction.caveats import (
     shared_caveats,
     worst_first,
 )
-from perfsim.prediction.disturbed import perturbed, resilience, text_of
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.network_map import network_map
-from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.prediction import prediction_from
-from perfsim.prediction.question import PerturbationSpec, PriceTables, Question, StragglerSpec
-from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
-from perfsim.prediction.roofline import roofline
-from perfsim.prediction.verification import sample_step
+from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
+from perfsim.prediction.prediction import prediction_from, prediction_of
+from perfsim.prediction.question import PriceTables, Question
+from perfsim.prediction.run import Evaluation
+from perfsim.prediction.verification import SamplingSummary, sample_step
+from perfsim.prediction.why import roofline
+from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.studies.answers import (

@@ -9,12 +9,11 @@ its busy time stays what it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.result import TimelineBar
+from perfsim.prediction.run import Evaluation
 from perfsim.work import TaskGraph
 from perfsim.work.graph import computes, owners_of
 
@@ -26,6 +25,27 @@ COARSEST = 1 / 40
 """Longest interval in which bars are joined, as a share of the step."""
 FINEST = 1 / 1280
 _NO_LAYER = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineBar:
+    """One task (or a run of like tasks) in the timeline of a step."""
+
+    lane: str
+    name: str
+    category: str
+    """forward, backward, recompute, optimizer, tensor_communication, context_communication,
+    pipeline_communication, data_communication, weight_stream, gradient_stream or update; it sets the
+    colour."""
+    start_s: float
+    end_s: float
+    microbatch: int = -1
+    flop: float = 0.0
+    n_bytes: float = 0.0
+    """Bytes sent by a communication; of a computation, those that it moves in the device's memory."""
+    layers: tuple[int, int] | None = None
+    """The first and the last layer that it belongs to."""
+    tasks: int = 1
 
 
 def timeline(evaluation: Evaluation, most_devices: int = MOST_DEVICES) -> tuple[TimelineBar, ...]:

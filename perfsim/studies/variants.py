@@ -12,15 +12,8 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.prediction.caveats import confidence, shared_caveats
-from perfsim.prediction.result import SharedCaveat
-from perfsim.studies.answers import (
-    Assumption,
-    Circumstances,
-    PointResult,
-    setting_text,
-    settings_text,
-)
+from perfsim.prediction.caveats import SharedCaveat, confidence, shared_caveats
+from perfsim.studies.answers import Assumption, Circumstances, PointResult, setting_text, settings_text
 from perfsim.studies.axes import LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import (

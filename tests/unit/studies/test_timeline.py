@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.result import TimelineBar
-from perfsim.studies.timeline import devices_of, grouped, timeline
+from perfsim.prediction.run import Evaluation
+from perfsim.studies.timeline import TimelineBar, devices_of, grouped, timeline
 
 
 @pytest.fixture(scope="module")
