@@ -75,7 +75,7 @@ def _moved_rows(job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[P
 
 
 def _may_move(space: Columns, places: Places) -> NDArray[np.bool_]:
-    """Layouts whose states may be at these places: `offload_problems` has the rules."""
+    """Layouts whose states may be at these places: `legal` has the rules."""
     stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
     return np.asarray(stays & ((space.zero == SHARDED) | (places.param == "none")))
 
