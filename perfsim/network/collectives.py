@@ -34,7 +34,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfsim.network import dispatch, in_network, ring, tree
+from perfsim.network import algorithms
+from perfsim.network.algorithms import num_steps, wire_factor
 from perfsim.network.fat_tree import FatTree
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveOp, NetworkConstants, NetworkProtocol, ProtocolSegment
@@ -124,7 +125,7 @@ class CollectiveModel:
         size = np.asarray(n_bytes, dtype=float)
         if group.size == 1:
             return np.zeros(size.shape)
-        share = dispatch.copies(group, fan_out)
+        share = algorithms.copies(group, fan_out)
         inside = self._inside("all_to_all", size * share.inside, max(2, group.most_per_node))
         if group.nodes == 1:
             return np.where(size > 0, inside, 0.0)
@@ -135,7 +136,7 @@ class CollectiveModel:
     def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
         """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
         seconds = self.time_s(op, n_bytes, Group.inside_node(size))
-        sent_bytes = n_bytes * ring.wire_factor(op, size)
+        sent_bytes = n_bytes * wire_factor(op, size)
         return min(sent_bytes / seconds, self._port_bytes_per_s(op, size)) if seconds > 0.0 else 0.0
 
     @property
@@ -195,7 +196,7 @@ class CollectiveModel:
         if spec is None or not spec.enabled:
             return np.full(n_bytes.shape, np.inf)
         rate = min(spec.bandwidth, link_bytes_per_s)
-        return spec.latency + in_network.all_reduce_s(n_bytes, leaves, fan_out, rate, hop_s)
+        return spec.latency + algorithms.all_reduce_in_network_s(n_bytes, leaves, fan_out, rate, hop_s)
 
     def _across(self, op: CollectiveOp, n_bytes: Array, group: Group) -> Array:
         if op == "send_recv":
@@ -208,18 +209,18 @@ class CollectiveModel:
 
     def _protocol_s(self, protocol: NetworkProtocol, op: CollectiveOp, n_bytes: Array, group: Group) -> Array:
         if protocol.algorithm == "tree":
-            wire_factor = tree.DOUBLE_TREE_WIRE_FACTOR
+            sent = algorithms.DOUBLE_TREE_WIRE_FACTOR
             intra_steps = 2 * (group.most_per_node - 1)
-            inter_steps = 2 * tree.depth(group.nodes)
+            inter_steps = 2 * algorithms.tree_depth(group.nodes)
         else:
-            wire_factor = ring.wire_factor(op, group.size)
-            inter_steps = ring.num_steps(op, group.nodes)
-            intra_steps = ring.num_steps(op, group.size) - inter_steps
+            sent = wire_factor(op, group.size)
+            inter_steps = num_steps(op, group.nodes)
+            intra_steps = num_steps(op, group.size) - inter_steps
         latency_s = protocol.latency_base_s
         latency_s += intra_steps * protocol.intra_step_s + inter_steps * protocol.inter_step_s
         # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth, of which a
         # protocol with flags among its data carries a fraction on every link.
-        s_per_byte = max(wire_factor / self._bus_bytes_per_s(group), self._inside_s_per_byte(op, group))
+        s_per_byte = max(sent / self._bus_bytes_per_s(group), self._inside_s_per_byte(op, group))
         return latency_s + n_bytes * s_per_byte / protocol.bandwidth_fraction
 
     def _bus_bytes_per_s(self, group: Group) -> float:
@@ -257,11 +258,11 @@ def _on_link(segment: ProtocolSegment, faster: float, most_bytes_per_s: float) -
 
 def _s_per_byte(segment: ProtocolSegment, op: CollectiveOp, size: int) -> float:
     local = 0.0 if segment.local_bytes_per_s is None else 1 / segment.local_bytes_per_s
-    return ring.wire_factor(op, size) / segment.bandwidth_bytes_per_s + local
+    return wire_factor(op, size) / segment.bandwidth_bytes_per_s + local
 
 
 def _line_s(segment: ProtocolSegment, op: CollectiveOp, n_bytes: Array, size: int) -> Array:
-    latency_s = segment.latency_base_s + ring.num_steps(op, size) * segment.latency_per_step_s
+    latency_s = segment.latency_base_s + num_steps(op, size) * segment.latency_per_step_s
     return latency_s + n_bytes * _s_per_byte(segment, op, size)
 
 
