@@ -10,13 +10,12 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.gpu import LOADS, STORE, GpuCosts, HostCosts
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.machines.machine import (
     LOOK,
-    Floats,
-    Ints,
     Lane,
     Machine,
     Network,

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from perfsim.engine.fairshare import TOLERANCE, Floats, Flow, fill
+from perfsim.base.arrays import Floats, Ints
+from perfsim.engine.fairshare import TOLERANCE, Flow, fill
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import flows_on
 from perfsim.work import Kind, TaskGraph
@@ -23,9 +24,6 @@ from perfsim.work.graph import owners_of, rank_of
 
 SAVED = "saved"
 """The tensor class of activations that a layer keeps for its backward."""
-
-
-Wide = NDArray[np.int64]
 
 
 def peak_live_bytes(trace: Trace, names: Collection[str] | None = None) -> dict[str, float]:
@@ -66,7 +64,7 @@ def _bytes(graph: TaskGraph, names: Collection[str] | None) -> Floats:
     return np.asarray(table[graph.work[graph.writer], position])
 
 
-def _places(graph: TaskGraph) -> Wide:
+def _places(graph: TaskGraph) -> Ints:
     """The device that holds each tensor: its writer's, or its reader's for a tensor that was sent.
 
     A task of several devices writes their tensors one device after the other.
@@ -86,7 +84,7 @@ def _places(graph: TaskGraph) -> Wide:
     return np.asarray(place)
 
 
-def _arrivals(graph: TaskGraph, table: Wide) -> tuple[Wide, Wide]:
+def _arrivals(graph: TaskGraph, table: Ints) -> tuple[Ints, Ints]:
     """Tensors that are sent and then read, and the device that reads them: the target of the send."""
     sends = np.array([work.kind is Kind.COMM_SEND for work in graph.works])
     arrives = np.flatnonzero(sends[graph.work[graph.writer]][graph.reads.values])

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Ints
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.strategies.schedules import SCHEDULES, placement, schedule_called
 
-Ints = NDArray[np.int64]
 INTERLEAVED = "interleaved"
 """The schedule in which the chunks of a rank may have different numbers of layers in flight."""
 
