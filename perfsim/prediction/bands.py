@@ -281,6 +281,10 @@ class BandWidths:
     experts: float = 1.0
     """How many times as wide the band of a model with experts is at no unlikeness."""
 
+    def of_experts(self, factor: float) -> BandWidths:
+        """The widths for a model with experts: at no unlikeness `factor` times as wide."""
+        return replace(self, base=self.base * factor)
+
     def log_width(self, unlikeness: float, unknown: float = 0.0) -> float:
         """Half-width in log time at so many points of unlikeness, with that of what no run shows."""
         return math.hypot(self.base, self.slope * unlikeness, unknown)
@@ -455,7 +459,7 @@ def nearest(
     widths = BandWidths(**(whole["band"] if left_out is None else left_out["band"]))
     if traits.experts:
         widest = max(entry["band"].get("experts", 1.0) for _, entry in families)
-        widths = replace(widths, base=widths.base * (widths.experts if left_out else widest))
+        widths = widths.of_experts(widths.experts if left_out else widest)
     points, differences = unlikeness(traits, family)
     differences += tuple(unknown.words for unknown in unknowns)
     beyond = math.hypot(*(unknown.log_width for unknown in unknowns))

@@ -15,7 +15,7 @@ from perfsim.base.spec import CHANGED
 from perfsim.convergence.laws import LossTarget
 from perfsim.costs.wafer import PEAK
 from perfsim.machines import machine_of
-from perfsim.machines.borrowed import is_borrowed
+from perfsim.machines.machine import is_borrowed
 from perfsim.prediction.bands import (
     MARGIN,
     SHARDED,
@@ -222,7 +222,7 @@ def _links(links: Iterable[LinkSpec]) -> Iterator[Caveat]:
 def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """How many published runs there are, and whether they trained in this precision."""
     device = plan.system.device
-    unit = machine_of(plan.system).explanation.unit
+    unit = machine_of(plan.system).unit
     constants = device.constants
     if not runs:
         kind = plan.system.kind
@@ -252,7 +252,7 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     if not runs:
         return
     layout = plan.layout
-    unit = machine_of(plan.system).explanation.unit
+    unit = machine_of(plan.system).unit
     yield from _above(
         "devices-outside",
         plan.topology.num_devices,
@@ -376,7 +376,7 @@ def _few_sequences(plan: Plan, runs: Sequence[Reached], fixed_s: float) -> Itera
     step in this model; the machine's `layer_fixed_s` is the result of another fit of the same logs.
     """
     per_system = plan.job.global_batch_size / plan.topology.num_devices
-    layer_s = machine_of(plan.system).explanation.layer_fixed_s
+    layer_s = machine_of(plan.system).layer_fixed_s
     least = min((row.sequences for row in runs), default=0.0)
     if not layer_s or per_system * FAR_FEWER >= least:
         return
@@ -406,7 +406,7 @@ def _memory(plan: Plan, limit: float) -> Iterator[Caveat]:
 
 def _assumed(plan: Plan, cause: str) -> Iterator[Caveat]:
     """Inputs without a source that decide the answer."""
-    fields = machine_of(plan.system).explanation.inputs.get(cause, ())
+    fields = machine_of(plan.system).inputs.get(cause, ())
     unknown = [
         path
         for path, reason in plan.system.assumed.items()

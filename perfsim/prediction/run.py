@@ -149,17 +149,26 @@ class Evaluation:
         return plan.topology.num_devices * plan.system.device.peak_flop_per_s(plan.job.recipe.precision)
 
     @cached_property
-    def mfu(self) -> float:
-        """Model FLOPs over what all devices could do in the step; recompute and zeros not counted."""
-        flop = self._kept_share(needed=True) * model_flop_per_step(self.plan.job)
-        return flop / (self.step_time_s * self.peak_flop_per_s)
+    def model_flop(self) -> float:
+        """FLOPs that the model asks for, without recompute and zeros."""
+        return self._kept_share(needed=True) * model_flop_per_step(self.plan.job)
 
     @cached_property
-    def hfu(self) -> float:
-        """The same with the FLOPs of recompute, as papers count them."""
+    def hardware_flop(self) -> float:
+        """FLOPs that are executed, as papers count them."""
         plan = self.plan
         flop = hardware_flop_per_step(plan.job, plan.layout.recompute, plan.recomputed_share)
-        return self._kept_share(needed=False) * flop / (self.step_time_s * self.peak_flop_per_s)
+        return self._kept_share(needed=False) * flop
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what all devices could do in the step."""
+        return self.model_flop / (self.step_time_s * self.peak_flop_per_s)
+
+    @property
+    def hfu(self) -> float:
+        """The same of the FLOPs that are executed."""
+        return self.hardware_flop / (self.step_time_s * self.peak_flop_per_s)
 
     @property
     def bubble_fraction(self) -> float:

@@ -78,7 +78,7 @@ def why(plan: Plan, step: Step, trace: Trace) -> Why:
     graph = step.placed.graph
     costs = step.costs
     step_s = trace.step_time_s
-    explanation = machine_of(plan.system).explanation
+    explanation = machine_of(plan.system)
     roof = explanation.roof(plan, graph, costs, step.duration_s)
     waits = sorted(
         ((cause, seconds) for cause, seconds in parts.items() if cause != "compute"),
@@ -140,7 +140,7 @@ LEAST_SAVED = 0.01
 
 def _limiting_lane(plan: Plan, step: Step) -> Lane | None:
     """The lane that shortens the step most when it is twice as fast; None where no lane does."""
-    explanation = machine_of(plan.system).explanation
+    explanation = machine_of(plan.system)
     if not explanation.lanes:
         return None
     graph = step.placed.graph
