@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs
 from perfsim.network import FatTree
 from perfsim.specs.recipe import Job
@@ -45,9 +46,6 @@ from perfsim.work import RankGroup
 # While a communication that takes shares u and h of a device runs, compute of which compute units limit a
 # share c of the time and memory bandwidth a share m progresses at rate 1 / (1 + g), with g = c u / (1 - u) +
 # m h / (1 - h), as in the simulation (`engine/beside.py`). Each hidden second costs g / (1 + g) seconds.
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Slowdowns(NamedTuple):

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Ints
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.strategies.schedules import SCHEDULES, Schedule, schedule_called
-
-Ints = NDArray[np.int64]
 
 
 class RankColumns(NamedTuple):

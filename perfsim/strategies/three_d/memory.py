@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import (
     MemoryUse,
     logit_bytes,
@@ -39,9 +40,6 @@ from perfsim.work.counts import (
     layer_activation_bytes,
     mlp_weight_input_bytes,
 )
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class SliceBytes(NamedTuple):

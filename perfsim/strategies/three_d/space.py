@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Ints
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
@@ -37,7 +38,6 @@ from perfsim.work.counts import parameters
 
 # Layouts in columns: row i of every array is one layout.
 
-Ints = NDArray[np.int64]
 Table = TypeVar("Table", bound=tuple[Any, ...])
 _BLOCK = 4096
 """Layouts that are evaluated at once."""
