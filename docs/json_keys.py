@@ -20,7 +20,7 @@ from perfsim.prediction.bands import Traits
 from perfsim.prediction.planner import Search
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import Accuracy
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
 from perfsim.studies.points import PointResult

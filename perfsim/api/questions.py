@@ -24,8 +24,9 @@ from perfsim.prediction.question import (
 )
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.layout import Layout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import Layout, TrainingRecipe
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies import Strategy
 
 if TYPE_CHECKING:

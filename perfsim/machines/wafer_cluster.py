@@ -513,12 +513,12 @@ class WaferCluster(Machine):
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             return None
-        wanted = recipe.software_release or system.software_release
+        wanted = recipe.runtime.software_release or system.software_release
         return wanted, nearest_release(wanted, calibration)
 
     def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
         """Whether the software release is `peak`."""
-        return (recipe.software_release or system.software_release) == PEAK
+        return (recipe.runtime.software_release or system.software_release) == PEAK
 
     def unknowns(
         self, system: WaferClusterSpec, recipe: TrainingRecipe, num_devices: int, /
@@ -527,7 +527,7 @@ class WaferCluster(Machine):
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             return list(of_systems(num_devices))
-        wanted = recipe.software_release or system.software_release
+        wanted = recipe.runtime.software_release or system.software_release
         return [*of_release(wanted, calibration), *of_systems(num_devices)]
 
     def job_unknowns(self, job: Job, /) -> list[Unknown]:

@@ -178,13 +178,13 @@ def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
         suspect = trial.rate(words, changed, deviation)
         if suspect is not None:
             yield suspect
-    framework = asked.recipe.framework
+    framework = asked.recipe.runtime.framework
     if framework is not None and not framework.cuda_graph:
 
         def slower_host(factor: float) -> Question:
             host = ("host_s_per_kernel", "expert_pass_s")
             update = {name: getattr(framework, name) / factor for name in host}
-            recipe = asked.recipe.model_copy(update={"framework": framework.model_copy(update=update)})
+            recipe = asked.recipe.ran_with(framework=framework.model_copy(update=update))
             return replace(asked, recipe=recipe)
 
         words = (
@@ -210,23 +210,27 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
     def with_recipe(**update: Any) -> Question:
         return replace(asked, recipe=recipe.model_copy(update=update))
 
-    other = "flash" if recipe.attention == "standard" else "standard"
-    yield f"attention {other}", with_recipe(attention=other)
-    for field in ("overlap_grad_reduce", "overlap_param_gather", "fused_cross_entropy", "dropout"):
-        value = not getattr(recipe, field)
-        yield f"{field} {str(value).lower()}", with_recipe(**{field: value})
-    if recipe.framework is not None:
-        graph = not recipe.framework.cuda_graph
-        framework = recipe.framework.model_copy(update={"cuda_graph": graph})
-        yield f"cuda_graph {str(graph).lower()}", with_recipe(framework=framework)
+    def ran_with(**settings: Any) -> Question:
+        return replace(asked, recipe=recipe.ran_with(**settings))
+
+    other = "flash" if recipe.runtime.attention == "standard" else "standard"
+    yield f"attention {other}", ran_with(attention=other)
+    for field in ("overlap_grad_reduce", "overlap_param_gather", "fused_cross_entropy"):
+        value = not getattr(recipe.runtime, field)
+        yield f"{field} {str(value).lower()}", ran_with(**{field: value})
+    yield f"dropout {str(not recipe.dropout).lower()}", with_recipe(dropout=not recipe.dropout)
+    if recipe.runtime.framework is not None:
+        graph = not recipe.runtime.framework.cuda_graph
+        framework = recipe.runtime.framework.model_copy(update={"cuda_graph": graph})
+        yield f"cuda_graph {str(graph).lower()}", ran_with(framework=framework)
     if asked.model.experts is not None:
         for name in get_args(Dispatcher):
             if name != recipe.expert_dispatcher:
-                yield f"dispatcher {name}", with_recipe(dispatcher=name)
+                yield f"dispatcher {name}", ran_with(dispatcher=name)
         routing = "balanced" if recipe.routing == "drawn" else "drawn"
         yield f"routing {routing}", with_recipe(routing=routing)
-        grouped = not recipe.grouped_products
-        yield f"grouped_products {str(grouped).lower()}", with_recipe(grouped_products=grouped)
+        grouped = not recipe.runtime.grouped_products
+        yield f"grouped_products {str(grouped).lower()}", ran_with(grouped_products=grouped)
     if layout is None or isinstance(layout, str):
         return
     for mode in ("none", "selective", "full"):

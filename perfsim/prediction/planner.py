@@ -23,7 +23,7 @@ from perfsim.prediction.evaluation import (
 )
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step
-from perfsim.specs.recipe import Layout
+from perfsim.specs.layout import Layout
 from perfsim.strategies import Plan
 from perfsim.strategies.screening import Screening
 

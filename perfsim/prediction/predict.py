@@ -107,10 +107,10 @@ def training_of(plan: Plan) -> Training:
     """What the step of a plan holds for, besides model and machine."""
     recipe = plan.job.recipe
     constants = plan.system.device.calibration
-    has_host = recipe.framework is not None and isinstance(constants, GpuCalibration)
-    framework = recipe.framework.name if recipe.framework and has_host else ""
+    has_host = recipe.runtime.framework is not None and isinstance(constants, GpuCalibration)
+    framework = recipe.runtime.framework.name if recipe.runtime.framework and has_host else ""
     return Training(
-        recipe.name, recipe.seq_length, recipe.precision, recipe.attention, recipe.dropout, framework
+        recipe.name, recipe.seq_length, recipe.precision, recipe.runtime.attention, recipe.dropout, framework
     )
 
 

@@ -23,8 +23,9 @@ from perfsim.machines.layout_text import settings
 from perfsim.network import Topology
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.layout import Layout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import Job, Layout, TrainingRecipe
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.specs.wall_clock import WallClockSpec
 from perfsim.strategies import Strategy
 from perfsim.strategies.plan import check_runs_on

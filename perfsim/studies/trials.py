@@ -97,8 +97,8 @@ def _changes(asked: Question, evaluation: Evaluation) -> Iterator[tuple[str, Cal
     yield "twice the batch", lambda: asked.at(2 * batch)
     if batch % 2 == 0:
         yield "half the batch", lambda: asked.at(batch // 2)
-    if asked.recipe.attention == "standard":
-        flash = asked.recipe.model_copy(update={"attention": "flash"})
+    if asked.recipe.runtime.attention == "standard":
+        flash = asked.recipe.ran_with(attention="flash")
         yield "flash attention", lambda: replace(asked, recipe=flash)
     for words, path in PARTS:
         value = _at(asked.system, path)

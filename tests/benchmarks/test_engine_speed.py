@@ -24,7 +24,8 @@ from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.machines.placement import Placed, place_stragglers, shared_links
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.run import Step
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.work import TaskGraph, unfold
 

@@ -93,7 +93,7 @@ grid:
 variants:
   as it is: {}
   half the servers: {system.memoryx.servers: 6}
-  a wafer at its peak: {recipe.software_release: peak}
+  a wafer at its peak: {recipe.runtime.software_release: peak}
 """
 
 

@@ -9,7 +9,8 @@ from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.machines.placement import rank_classes, shared_links
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.work import GraphBuilder, unfold
 

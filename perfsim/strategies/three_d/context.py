@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.halves import Attention, Backward, Forward, Half, HalfPass, Made, half_work
 from perfsim.work import Kind, RankGroup, Template, TensorClass, Work, transformer
 from perfsim.work.attention import (
@@ -230,7 +231,7 @@ def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
                 f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} × "
                 f"context {context}; context_exchange ring has no such rule"
             )
-    if job.recipe.attention != "flash":
+    if job.runtime.attention != "flash":
         yield f"context {context} needs fused attention: recipe {job.recipe.name} has attention standard"
     if job.recipe.lm_head_positions is not None:
         yield f"context {context} divides the positions of the LM head, and lm_head_positions leaves some out"

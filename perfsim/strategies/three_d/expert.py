@@ -22,7 +22,8 @@ from typing import Literal, NamedTuple
 
 from perfsim.base.text import nearest_divisor
 from perfsim.specs.calibration import Dispatcher
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass, Made, half_work
 from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work, transformer
 from perfsim.work.kernels import LayerSlice

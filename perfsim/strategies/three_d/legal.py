@@ -17,7 +17,8 @@ from perfsim.base.errors import PerfsimError
 from perfsim.base.sizes import MOST_DEVICES, passes_problem
 from perfsim.base.text import nearest_divisor
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES, chunks_problem
 from perfsim.strategies.three_d.context import context_problems
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED

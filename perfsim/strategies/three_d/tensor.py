@@ -18,8 +18,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from perfsim.base.text import nearest_divisor
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.halves import COMPUTE, HalfPass, attention_work, mlp_work
 from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.kernels import Kernel, LayerSlice

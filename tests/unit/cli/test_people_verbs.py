@@ -140,7 +140,7 @@ def test_bash_itself_completes(perfsim: Run, line: str, completed: list[str]) ->
 def test_the_settings_that_complete_are_those_that_there_are() -> None:
     from perfsim.cli.completion import LAYOUT
     from perfsim.machines.layout_text import SHORT_NAMES
-    from perfsim.specs.recipe import ParallelLayout
+    from perfsim.specs.layout import ParallelLayout
     from perfsim.strategies.schedules import SCHEDULES
 
     assert sorted(LAYOUT["schedule"]) == sorted(SCHEDULES)

@@ -14,7 +14,8 @@ from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.predict import prediction_of
 from perfsim.specs.hardware import WaferClusterSpec
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys
 

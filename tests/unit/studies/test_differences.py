@@ -39,7 +39,7 @@ def test_each_changed_input_moves_what_it_moves_alone_and_the_remainder_is_the_r
     new = written(tmp_path, name="new", tokens="4.4e+9", attention="flash", system="dgx-h100")
     difference = diff(old, new)
     changes = {change.path: change for change in difference.changes}
-    assert set(changes) == {"recipe.attention", "recipe.tokens", "candidate 0.system"}
+    assert set(changes) == {"recipe.runtime.attention", "recipe.tokens", "candidate 0.system"}
     system = changes["candidate 0.system"]
     assert (system.before, system.after) == ("dgx-a100-80gb", "dgx-h100")
     assert system.ratios[1] == 1.0

@@ -16,8 +16,9 @@ from perfsim.machines import machine_of
 from perfsim.machines.layout_text import parsed_settings, text_of
 from perfsim.network import FatTree
 from perfsim.prediction.evaluation import graph_of
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.halves import expert_load, fullest_rank
 from perfsim.work import RankGroup, TaskGraph
