@@ -18,7 +18,8 @@ from perfsim.base.text import did_you_mean
 from perfsim.base.units import DAY_S
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
-from perfsim.prediction.result import Accuracy, SharedCaveat
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import SharedCaveat
 from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.comparison import write_comparison
 from perfsim.report.text import layout_short

@@ -156,6 +156,11 @@ def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
     return _CLASSES.get(kind, ())
 
 
+def base_of(kind: str) -> type[BaseModel]:
+    """The class of which every description of a kind is."""
+    return _BASES.get(kind) or _CLASSES[kind][0]
+
+
 def kind_of(cls: type) -> str:
     """The kind of a class of descriptions; `study` for a class without a folder."""
     for kind, base in _BASES.items():

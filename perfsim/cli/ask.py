@@ -14,14 +14,12 @@ from perfsim.base.errors import PerfsimError, PlanError
 from perfsim.base.files import check_folder
 from perfsim.cli.options import (
     VERIFY,
-    batch_of,
+    asks,
     emit_option,
     json_option,
-    layout_option,
     limits,
     out_option,
     path_option,
-    question_options,
     scheduler_option,
     shown_options,
     study_argument,
@@ -55,28 +53,7 @@ Examples:
 
 
 @click.command(cls=Verb, epilog=RUN_EXAMPLES)
-@question_options
-@layout_option("[default: chosen by the planner]")
-@click.option(
-    "--perturb",
-    default="",
-    metavar="straggler=1.3@rank5,jitter=0.02,seed=1",
-    help="Perturb the step: slow ranks, jitter, dead=LINK, slow=0.5@LINK; or fail: mttf=8h with "
-    "checkpoint=1h and restart=10min.",
-)
-@click.option(
-    "--detail",
-    type=click.Choice(["layer", "chunk"]),
-    default="layer",
-    show_default=True,
-    help="Granularity in which wafers stream weights.",
-)
-@click.option(
-    "--expand",
-    default="",
-    metavar="data.all_reduce=tree",
-    help="Simulate collectives as the steps of a ring or a tree.",
-)
+@asks("run")
 @path_option(
     "--trace", "Write a Perfetto trace here; a name with .et gives Chakra traces, one file a class of ranks."
 )
@@ -90,45 +67,14 @@ Examples:
 @emit_option
 @json_option
 @limits
-def run(
-    model: str,
-    system: str,
-    devices: int,
-    strategy: str,
-    layout: str,
-    batch: int | None,
-    batch_per_device: int | None,
-    recipe: str | None,
-    memory_limit: float,
-    cluster: str,
-    detail: Any,
-    perturb: str,
-    expand: str,
-    trace: Path | None,
-    verify: str,
-    emit: str | None,
-    as_json: bool,
-) -> None:
+def run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | None, as_json: bool) -> None:
     """Predict one step of one model on one system."""
     from perfsim.api.questions import predict
     from perfsim.prediction.prediction import run_document
     from perfsim.prediction.verification import must_be_right, verified
     from perfsim.report.terminal import run_lines
 
-    prediction = predict(
-        model=model,
-        system=system,
-        devices=devices,
-        strategy=strategy,
-        layout=layout,
-        batch=batch_of(batch, batch_per_device, devices),
-        recipe=recipe,
-        memory_limit=memory_limit,
-        cluster=cluster or None,
-        perturb=perturb or None,
-        detail=detail,
-        expand=expand,
-    )
+    prediction = predict(**asked)
     sampled = verified(prediction, verify)
     if trace is not None:
         prediction.trace.save(trace)
@@ -376,7 +322,7 @@ Examples:
 @click.command(
     cls=Verb, short_help="List the layouts that may be fastest; emit what runs one.", epilog=PLAN_EXAMPLES
 )
-@question_options
+@asks("plan")
 @click.option(
     "--objective",
     type=click.Choice(OBJECTIVES),
@@ -400,28 +346,21 @@ Examples:
 @json_option
 @limits
 def plan(
-    devices: int,
-    batch: int | None,
-    batch_per_device: int | None,
-    cluster: str,
+    asked: dict[str, Any],
     objective: Any,
+    shown: int,
     rival: str,
     out: Path | None,
     emit: str | None,
+    scheduler: str | None,
     as_json: bool,
-    **asked: Any,
 ) -> None:
     """List the layouts that may be the fastest, and what would tell them apart."""
     from perfsim.api.planning import plan as answer_plan
     from perfsim.report.terminal_study import match_lines, plan_lines
 
-    answer = answer_plan(
-        devices=devices,
-        batch=batch_of(batch, batch_per_device, devices),
-        cluster=cluster or None,
-        objective="time-to-accuracy" if rival else objective,
-        **asked,
-    )
+    wanted: Any = "time-to-accuracy" if rival else objective
+    answer = answer_plan(**asked, objective=wanted, shown=shown, scheduler=scheduler)
     matched = answer.match(rival) if rival else None
     emitted = {} if emit is None else {"emitted": answer.emit(emit)}
     page = {} if out is None else {"report": str(answer.save(out))}

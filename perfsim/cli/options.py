@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from perfsim.base.files import check_file
-from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.sizes import MOST_SEQUENCES
 from perfsim.cli.completion import complete, complete_layout, studies
 from perfsim.cli.output import metered
+from perfsim.prediction.question import ASKED, Asked, Asker
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,78 +39,85 @@ scheduler_option = click.option(
     default=None,
     help="Compute on the workers of this Dask scheduler, e.g. tcp://host:8786.",
 )
-_QUESTION = (
-    click.option(
-        "--model",
-        required=True,
-        shell_complete=complete("model"),
-        help="Name of the catalogue, a YAML file, or a file that `perfsim import` reads (config.json, ...).",
-    ),
-    click.option(
-        "--system",
-        required=True,
-        shell_complete=complete("system"),
-        help="Name of the catalogue, or a YAML file.",
-    ),
-    click.option(
-        "--devices",
-        "--num-csx",
-        type=click.IntRange(1, MOST_DEVICES),
-        required=True,
-        help="Number of GPUs, or of CS-2 systems.",
-    ),
-    click.option("--strategy", default="", help="[default: the system's own]"),
-    click.option(
-        "--batch",
-        type=click.IntRange(1, MOST_SEQUENCES),
-        default=None,
-        help="Global batch in sequences. [default: the recipe's, else 8 per device]",
-    ),
-    click.option(
-        "--batch-per-device",
-        type=click.IntRange(1, MOST_SEQUENCES),
-        default=None,
-        help="Instead of --batch: sequences per GPU or CS-2.",
-    ),
-    click.option(
-        "--recipe",
-        default=None,
-        shell_complete=complete("recipe"),
-        help="[default: llm_2021 or llm_2024, by the month in which the model was published]",
-    ),
-    click.option(
-        "--memory-limit",
-        type=click.FloatRange(0.0, 1.0, min_open=True),
-        default=0.94,
-        show_default=True,
-        help="Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",
-    ),
-    click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`."),
+
+
+def asks(asker: Asker, *, required: bool = True) -> Callable[[Function], Any]:
+    """The options of a question, from its declaration; the verb gets those that are given as `asked`."""
+    known = [entry for entry in ASKED.values() if asker in entry.by]
+
+    def decorate(verb: Function) -> Any:
+        @functools.wraps(verb)
+        def asking(*args: Any, batch_per_device: int | None, changes: dict[str, Any], **options: Any) -> Any:
+            asked = {entry.name: options.pop(entry.name) for entry in known}
+            asked = {name: value for name, value in asked.items() if value is not None} | changes
+            if batch_per_device is not None:
+                if "batch" in asked:
+                    raise click.UsageError(
+                        "give --batch (all devices together) or --batch-per-device, not both"
+                    )
+                asked["batch"] = batch_per_device * asked.get("devices", 1)
+            return verb(*args, asked=asked, **options)
+
+        decorated = set_option(asking)
+        for entry in reversed(known):
+            if entry.name == "batch":
+                decorated = click.option(
+                    "--batch-per-device",
+                    type=click.IntRange(1, MOST_SEQUENCES),
+                    help="Instead of --batch: sequences per GPU or CS-2.",
+                )(decorated)
+            decorated = _option_of(entry, required=required and entry.required)(decorated)
+        return decorated
+
+    return decorate
+
+
+def _option_of(entry: Asked, *, required: bool) -> Callable[[Function], Function]:
+    """The option of one field of a question."""
+    ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
+    if entry.choices:
+        kind: Any = click.Choice(entry.choices)
+    else:
+        kind = ranges[entry.number](entry.least, entry.most) if entry.number else str
+    names = [f"--{name.replace('_', '-')}" for name in (entry.name, entry.synonym) if name]
+    completed = complete_layout if entry.name == "layout" else complete(entry.kind) if entry.kind else None
+    return click.option(
+        *names,
+        entry.name,
+        type=kind,
+        required=required,
+        metavar=entry.example or None,
+        help=f"{entry.help}{entry.otherwise}",
+        shell_complete=completed,
+    )
+
+
+def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
+    """`KEY=VALUE` texts as values of YAML."""
+    from perfsim.catalog.yaml_tree import ScalarError, resolve_plain
+
+    given: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise click.UsageError(f"{option.opts[0]} {text}: write KEY=VALUE")
+        try:
+            given[key] = resolve_plain(value)
+        except ScalarError as error:
+            raise click.UsageError(f"{option.opts[0]} {text}: {error}") from None
+    return given
+
+
+def pairs_option(argument: str, metavar: str, help_text: str) -> Callable[[Function], Function]:
+    """`--set KEY=VALUE`, which may be repeated."""
+    return click.option("--set", argument, multiple=True, metavar=metavar, help=help_text, callback=_pairs)
+
+
+set_option = pairs_option(
+    "changes",
+    "PATH=VALUE",
+    "Change a value, such as recipe.precision=fp8 or system.node.nics=4. May be repeated.",
 )
-
-
-def question_options(verb: Function) -> Function:
-    """The options that say what is asked: model, machine, strategy, batch, recipe, memory limit, cluster."""
-    for option in reversed(_QUESTION):
-        verb = option(verb)
-    return verb
-
-
-def question_options_if_asked(verb: Function) -> Function:
-    """The same for a verb that needs them with some of its other options only."""
-    verb = question_options(verb)
-    for option in getattr(verb, "__click_params__", ()):
-        option.required = False
-    return verb
-
-
-def batch_of(batch: int | None, per_device: int | None, devices: int) -> int | None:
-    """The global batch of the options; None where none is given."""
-    if per_device is None:
-        return batch
-    if batch is not None:
-        raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
-    return per_device * devices
 
 
 def out_option(
@@ -184,13 +192,6 @@ def workers_options(processes: str) -> Callable[[Function], Function]:
         return scheduler_option(jobs(verb))
 
     return options
-
-
-def layout_option(help_text: str) -> Callable[[Function], Function]:
-    """`--layout`, whose settings complete one after the other."""
-    return click.option(
-        "--layout", default="", metavar="tp=8,pp=4,mbs=1", shell_complete=complete_layout, help=help_text
-    )
 
 
 def study_argument(verb: Function) -> Function:

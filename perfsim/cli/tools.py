@@ -12,18 +12,11 @@ import click
 from perfsim.base.errors import InputError, PerfsimError, refused_values, within_floats
 from perfsim.base.files import check_file, check_folder, must_exist, write_file
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
-from perfsim.cli.completion import complete
-from perfsim.cli.options import (
-    batch_of,
-    json_option,
-    layout_option,
-    limits,
-    out_option,
-    path_option,
-    question_options_if_asked,
-)
+from perfsim.cli.completion import complete, complete_layout
+from perfsim.cli.options import asks, json_option, limits, out_option, pairs_option, path_option
 from perfsim.cli.output import metered, print_json, print_lines, print_prose, progress, write_error
 from perfsim.cli.verb import Verb, VerbGroup
+from perfsim.prediction.question import ASKED
 
 if TYPE_CHECKING:
     from perfsim.evidence.left_out import LeftOut
@@ -340,12 +333,8 @@ Examples:
 @click.option("--part", type=click.Choice(PARTS), default=None, help="What to write. [default: the model]")
 @click.option("--model", default="", help="Model of a FILE without one: of the catalogue, or a config.json.")
 @click.option("--system", default="", help="Machine on which the steps of a log were measured.")
-@click.option(
-    "--set",
-    "given",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A value that FILE lacks or computes, by its name in FILE. May be repeated.",
+@pairs_option(
+    "given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE. May be repeated."
 )
 @out_option("YAML file to write. [default: standard output]")
 @json_option
@@ -355,7 +344,7 @@ def import_(
     part: Any,
     model: str,
     system: str,
-    given: Sequence[str],
+    given: dict[str, Any],
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -375,7 +364,7 @@ def import_(
         part=part or "",
         model=model,
         system=system,
-        given=_given(given),
+        given=given,
         more=files[1:],
     )
     if out is not None:
@@ -387,22 +376,6 @@ def import_(
         print_lines(result.text().rstrip().splitlines())
     else:
         print_lines([f"{result.kind} from {result.format}: {out}", *result.remarks()])
-
-
-def _given(texts: Sequence[str]) -> dict[str, Any]:
-    """`KEY=VALUE` texts as values of YAML."""
-    from perfsim.catalog.yaml_tree import ScalarError, resolve_plain
-
-    given: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise click.UsageError(f"--set {text}: write KEY=VALUE")
-        try:
-            given[key] = resolve_plain(value)
-        except ScalarError as error:
-            raise click.UsageError(f"--set {text}: {error}") from None
-    return given
 
 
 # `perfsim init`: a commented study to begin with.
@@ -497,7 +470,13 @@ Examples:
 )
 @click.argument("target", metavar="MODEL|STUDY")
 @click.option("--strategy", default="", help="Only this strategy. [default: all; 3d for a --layout]")
-@layout_option("Only this layout. [default: all strategies and schedules of the catalogue]")
+@click.option(
+    "--layout",
+    default="",
+    metavar="tp=8,pp=4,mbs=1",
+    shell_complete=complete_layout,
+    help="Only this layout. [default: all strategies and schedules of the catalogue]",
+)
 @click.option(
     "--devices",
     type=click.IntRange(1, MOST_DEVICES),
@@ -625,7 +604,7 @@ def schema(kind: str | None, out: Path | None) -> None:
 
 # `perfsim show`: what the catalogue holds.
 
-KINDS = ("systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies")
+KINDS = ("systems", "devices", "models", "recipes", "runtimes", "wall_clocks", "studies", "strategies")
 
 COUNTED = {"num_devices": "devices", "vertices": "vertices", "edges": "edges"}
 
@@ -759,7 +738,6 @@ def validate(
         print_lines(validation_lines(result, worst))
 
 
-NEEDED = ("model", "system", "devices")
 WHY_EXAMPLES = """\b
 Examples:
   perfsim why gpt3_20b
@@ -781,11 +759,10 @@ Examples:
     metavar="5.4s",
     help="Rank the inputs that would explain this step of --model on --system and --devices.",
 )
-@question_options_if_asked
-@layout_option("[default: chosen by the planner]")
+@asks("run", required=False)
 @json_option
 @limits
-def why(study: str, compare: str, measured: str, as_json: bool, **asked: Any) -> None:
+def why(study: str, compare: str, measured: str, asked: dict[str, Any], as_json: bool) -> None:
     """Explain the candidates of a STUDY: a name, a YAML file, or the summary.json of its answer.
 
     Each change is predicted again at the best batch, with the layout that is best with it. With --measured,
@@ -795,8 +772,8 @@ def why(study: str, compare: str, measured: str, as_json: bool, **asked: Any) ->
         _why_measured(study, measured, asked, as_json=as_json)
     elif not study:
         raise click.UsageError("name a STUDY, or give --measured with --model, --system and --devices")
-    elif given := [name for name in NEEDED if asked[name]]:
-        raise click.UsageError(f"--{given[0]} belongs to --measured; a STUDY names its own")
+    elif asked:
+        raise click.UsageError(f"--{next(iter(asked))} belongs to --measured; a STUDY names its own")
     else:
         _why_study(study, compare, as_json=as_json)
 
@@ -819,13 +796,11 @@ def _why_measured(study: str, measured: str, asked: dict[str, Any], *, as_json: 
     from perfsim.report.document import plain
     from perfsim.report.terminal import gap_lines
 
-    missing = [f"--{name}" for name in NEEDED if not asked[name]]
+    missing = [f"--{name}" for name, entry in ASKED.items() if entry.required and name not in asked]
     if study or missing:
         words = f"it needs {', '.join(missing)}" if missing else "it takes no STUDY"
         raise click.UsageError(f"--measured explains one step of one model on one system; {words}")
-    batch = batch_of(asked.pop("batch"), asked.pop("batch_per_device"), asked["devices"])
-    asked["cluster"] = asked["cluster"] or None
-    explained = why_measured(measured, batch=batch, **asked)
+    explained = why_measured(measured, **asked)
     if as_json:
         print_json(plain(explained) | {"inside_band": explained.inside})
     else:

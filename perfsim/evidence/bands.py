@@ -43,7 +43,7 @@ from perfsim.prediction.bands import (
     traits_together,
     unlikeness,
 )
-from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import WaferCalibration
 
 # Common traits of a family of published runs, recorded with their errors.

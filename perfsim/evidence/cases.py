@@ -25,8 +25,7 @@ from perfsim.specs.hardware import Devices, Precision, Release, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
 from perfsim.specs.recipe import PRECISION_BYTES, Job, Sequences, TrainingRecipe
-from perfsim.specs.runtime import Runtime
-from perfsim.specs.runtime import Attention
+from perfsim.specs.runtime import Attention, Runtime
 
 Count = Annotated[int, *number(0, MOST_WIDTH)]
 """A number of experts, layers or positions; 0: none."""

@@ -27,10 +27,9 @@ from perfsim.evidence.cases import (
 )
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
-from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Step
+from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import GpuClusterSpec, SystemSpec
 from perfsim.strategies import Plan

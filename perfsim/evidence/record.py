@@ -22,7 +22,6 @@ from perfsim.prediction.bands import (
     Reached,
     alone,
     recorded_errors,
-    widths_from,
 )
 from perfsim.studies import result as study_result
 from perfsim.work.counts import model_flop_per_step, parameters
@@ -102,7 +101,7 @@ def _traits_of_kind(kind: str, results: Sequence[Mapping[str, Any]]) -> dict[str
 def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
     """The widths of the first entry whose families are enough to show them all."""
     return next(
-        (widths_from(entry["band"]) for entry in entries if len(entry["families"]) >= FEWEST_FAMILIES), None
+        (BandWidths(**entry["band"]) for entry in entries if len(entry["families"]) >= FEWEST_FAMILIES), None
     )
 
 

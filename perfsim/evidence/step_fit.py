@@ -36,7 +36,6 @@ from perfsim.interop.formats import measured_document, read
 from perfsim.interop.source import Source
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
-from perfsim.prediction.question import spread_warning, wide
 from perfsim.prediction.run import Step
 from perfsim.specs.calibration import (
     MOST_STANDARD_ERROR,
@@ -659,6 +658,6 @@ def _fit(
         median_ape=round(median(apes), 4),
         p90_ape=round(apes[-1], 4),
         standard_errors={"scale": round(error, 4)},
-        note=spread_warning(calibration) if wide(calibration) else "",
+        note=calibration.spread_warning if calibration.is_wide else "",
     )
     return calibration.model_copy(update={"fit": {"scale": record}})

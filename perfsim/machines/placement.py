@@ -59,8 +59,7 @@ def rank_classes(
 #
 # A link with some capacity admits flow rates r with sum(count x r) <= capacity. Link A is implied by link B
 # where B's counts over capacity are at least A's for every flow: rates that B admits, A admits too. Max-min
-# fair rates depend only on the rates that all links together admit, so dropping implied links does not
-# change
+# fair rates depend only on the rates that all links together admit, so dropping implied links does not change
 # them. All links of a tree that a broadcast crosses become one, however many leaves the tree has.
 
 Loads = Mapping[int, int]
@@ -297,8 +296,8 @@ def _note(kinds: int, *, too_many: bool) -> str:
 #
 # Tensor peers wait for one another after every block, so a step with one straggler takes exactly as long if
 # all its tensor peers are as slow (`graph.symmetry.as_slowest_peers`). That halves the classes of ranks and
-# keeps their chains of tasks whole. It holds only where the peers are alike otherwise: their positions
-# are alike, and no peer could take its share of a link earlier than the straggler.
+# keeps their chains of tasks whole. It holds only where the peers are alike otherwise: their positions are
+# alike, and no peer could take its share of a link earlier than the straggler.
 
 MANY_TASKS = 100_000
 """Folded tasks above which tensor peers are as slow as their straggler; below, their waiting is shown."""

@@ -17,7 +17,7 @@ from perfsim.base.errors import DeadlockError, GraphError, InputError, Problem
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.interop.models import model_named
 from perfsim.machines import build_topology, costs_for, machine
-from perfsim.prediction.evaluation import Evaluation, evaluate
+from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.gpu import GpuCompiler
 from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, order_in_time, random_order

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from perfsim.convergence.bill import NOT_GIVEN
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.prediction.caveats import confidence
-from perfsim.prediction.result import Resilience, SamplingSummary
+from perfsim.prediction.disturbed import Resilience
+from perfsim.prediction.verification import SamplingSummary
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.figures import machine as memory_figure

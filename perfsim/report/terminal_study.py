@@ -8,8 +8,7 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.caveats import rank
-from perfsim.prediction.result import Caveat
+from perfsim.prediction.caveats import Caveat, rank
 from perfsim.report import text
 from perfsim.report.study import wall_sentence
 from perfsim.report.sweep import production_notes

@@ -30,9 +30,9 @@ from perfsim.convergence.time_to_accuracy import (
 from perfsim.convergence.wall_clock import RunPart, Training, whole_run
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.evaluation import CurveSteps, Evaluation
 from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
+from perfsim.prediction.run import CurveSteps, Evaluation
 from perfsim.specs.calibration import ConvergenceCalibration
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe

@@ -16,16 +16,16 @@ from perfsim.catalog.reader import LocatedMapping
 from perfsim.engine.trace import Trace
 from perfsim.machines import build_topology
 from perfsim.network import Topology, ends_of, links_by_ends, nearest_link
+from perfsim.network.topology import network_map
 from perfsim.prediction.caveats import edge_batch, extrapolated_law, sensitive_target, worst_first
 from perfsim.prediction.disturbed import perturbed
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.network_map import network_map
-from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.question import MEMORY_LIMIT, LinkSpecLeft, PerturbationSpec, StragglerSpec
-from perfsim.prediction.result import TimelineBar
-from perfsim.prediction.roofline import roofline
+from perfsim.prediction.prediction import prediction_of
+from perfsim.prediction.question import MEMORY_LIMIT
+from perfsim.prediction.run import Evaluation
+from perfsim.prediction.why import roofline
+from perfsim.specs.perturbations import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.studies.batches import BatchChoice
-from perfsim.studies.result import BatchPoint, CandidateResult
+from perfsim.studies.result import BatchPoint, CandidateResult, TimelineBar
 from perfsim.studies.spec import StudySpec
 from perfsim.work import TaskGraph
 from perfsim.work.graph import computes, owners_of

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.engine.limits import Limits, limited, present_limits
-from perfsim.prediction.model_version import model_version
+from perfsim.prediction.prediction import model_version
 
 # The interface of all executors, and the collection of answers from workers that may die.
 #

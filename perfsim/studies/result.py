@@ -13,10 +13,13 @@ from typing import Any
 
 from perfsim.convergence.time_to_accuracy import RampedRun
 from perfsim.convergence.wall_clock import RunPart
-from perfsim.prediction.network_map import NetworkMap
+from perfsim.network.topology import NetworkMap
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import SharedCaveat
+from perfsim.prediction.disturbed import Resilience
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, SharedCaveat, TimelineBar
-from perfsim.prediction.roofline import Roofline
+from perfsim.prediction.verification import SamplingSummary
+from perfsim.prediction.why import Roofline
 from perfsim.specs.wall_clock import ProductionRange
 from perfsim.studies.spec import CandidateSpec, StudySpec
 
@@ -215,6 +218,27 @@ class BatchPoint:
     time_to_accuracy_band_s: tuple[float, float]
     """90 % band of the time to the target."""
     layout: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineBar:
+    """One task (or a run of like tasks) in the timeline of a step."""
+
+    lane: str
+    name: str
+    category: str
+    """forward, backward, recompute, optimizer, tensor_communication, context_communication,
+    pipeline_communication, data_communication, weight_stream, gradient_stream or update; it sets the
+    colour."""
+    start_s: float
+    end_s: float
+    microbatch: int = -1
+    flop: float = 0.0
+    n_bytes: float = 0.0
+    """Bytes sent by a communication; of a computation, those that it moves in the device's memory."""
+    layers: tuple[int, int] | None = None
+    """The first and the last layer that it belongs to."""
+    tasks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,12 @@ from perfsim.base.errors import CatalogError, InputError, LimitError, PerfsimErr
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import RampedRun
 from perfsim.engine.limits import present_limits
-from perfsim.prediction.bands import accuracy_of
+from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.prediction.caveats import default_settings, shared_caveats, worst_first
-from perfsim.prediction.disturbed import resilience, text_of
-from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.disturbed import Resilience, resilience, text_of
 from perfsim.prediction.question import PriceTables, Question
-from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
-from perfsim.prediction.verification import sample_step
+from perfsim.prediction.run import Evaluation
+from perfsim.prediction.verification import SamplingSummary, sample_step
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.studies.assumptions import assumptions_of

@@ -29,12 +29,13 @@ from perfsim.convergence.bill import Currency, EnergySpec, PriceSpec
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.machines import machine_of
-from perfsim.prediction.model_version import model_version
-from perfsim.prediction.question import MEMORY_LIMIT, PerturbationSpec, ResilienceSpec
+from perfsim.prediction.prediction import model_version
+from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
 from perfsim.specs.model import TransformerConfig
+from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
 from perfsim.specs.recipe import Sequences, TrainingRecipe
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.strategies import STRATEGIES, strategy_names

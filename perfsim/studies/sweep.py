@@ -12,8 +12,7 @@ from typing import Any
 
 from perfsim.base.errors import CatalogError, InputError, LimitError, PerfsimError, within_floats
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
-from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.prediction import Document
+from perfsim.prediction.prediction import Document, prediction_of
 from perfsim.prediction.question import PriceTables
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import StudyCatalog, SweepSpec

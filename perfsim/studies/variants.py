@@ -12,8 +12,7 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.prediction.caveats import confidence, shared_caveats
-from perfsim.prediction.result import SharedCaveat
+from perfsim.prediction.caveats import SharedCaveat, confidence, shared_caveats
 from perfsim.studies.axes import LAYOUT, VARIANT
 from perfsim.studies.decision import time_unit, verb
 from perfsim.studies.points import Circumstances, PointResult, setting_name, setting_text, settings_text

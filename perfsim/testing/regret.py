@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.prediction.evaluation import evaluate, graph_of, in_full, longest_path_s
 from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.question import Question
+from perfsim.prediction.run import evaluate, graph_of, in_full, longest_path_s
 
 Floats = NDArray[np.float64]
 MARGIN = 0.10

@@ -18,7 +18,7 @@ from perfsim.costs.price import Costs
 from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.machines.machine import Floats, Network, PeerClasses
 from perfsim.network import Topology
-from perfsim.prediction.evaluation import evaluate, graph_of
+from perfsim.prediction.run import evaluate, graph_of
 from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, SystemSpec, WaferClusterSpec
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.recipe import Job

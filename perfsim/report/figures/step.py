@@ -10,12 +10,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perfsim.prediction.result import TimelineBar
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
 from perfsim.studies.candidate import grouped
-from perfsim.studies.result import CandidateResult, StudyResult
+from perfsim.studies.result import CandidateResult, StudyResult, TimelineBar
 from perfsim.studies.scaling import Series
 from perfsim.studies.variants import Change
 from perfsim.work.graph import computes

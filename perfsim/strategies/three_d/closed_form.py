@@ -43,8 +43,7 @@ from perfsim.work import RankGroup
 # How much compute loses while communication runs beside it, in columns.
 #
 # While a communication that takes shares u and h of a device runs, compute of which compute units limit a
-# share
-# c of the time and memory bandwidth a share m progresses at rate 1 / (1 + g), with g = c u / (1 - u) +
+# share c of the time and memory bandwidth a share m progresses at rate 1 / (1 + g), with g = c u / (1 - u) +
 # m h / (1 - h), as in the simulation (`engine/beside.py`). Each hidden second costs g / (1 + g) seconds.
 
 Floats = NDArray[np.float64]

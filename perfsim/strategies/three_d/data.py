@@ -18,19 +18,16 @@ from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, update_pro
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
 from perfsim.work import EMBEDDING_AND_HEAD, Kind, RankGroup, Template, TensorClass, Work
-from perfsim.work.blocks import cast_bytes
 from perfsim.work.kernels import Kernel, elementwise
+from perfsim.work.layer import cast_bytes
 
 # Data parallelism: gradient reduction over replicas, and the optimizer.
 #
-# ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters. Without
-# ZeRO, gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
-# gradients, so the gradients of each micro-batch are reduce-scattered as they are computed. Where states
-# are
-# sharded in several groups of replicas (hybrid sharding [2304.11277 section 3.2.2]), each group scatters
-# and
-# gathers, and shards are summed over the groups. Some parameters may be held by other ranks than the rest,
-# as
+# ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters. Without ZeRO,
+# gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
+# gradients, so the gradients of each micro-batch are reduce-scattered as they are computed. Where states are
+# sharded in several groups of replicas (hybrid sharding [2304.11277 section 3.2.2]), each group scatters and
+# gathers, and shards are summed over the groups. Some parameters may be held by other ranks than the rest, as
 # those of experts are; they have replicas of their own, which do the same one after the other.
 
 DATA_STREAM = "nccl-data"

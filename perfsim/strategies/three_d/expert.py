@@ -25,8 +25,10 @@ from perfsim.specs.calibration import Dispatcher
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass, Made, half_work
-from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work, transformer
+from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
+from perfsim.work.layer import ExpertStage, Kernels, expert_kernels, mlp_kernels, mlp_residual
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
@@ -52,7 +54,7 @@ def expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> Exp
     alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
     begin, end = router_works(alone, which)
     if which == "forward":
-        saved = TensorClass("saved", transformer.layer_activation_bytes(part, recompute))
+        saved = TensorClass("saved", layer_activation_bytes(part, recompute))
         end = replace(end, writes=(*end.writes, saved))
     return ExpertWorks(begin, shared_work(alone, which), experts_work(part, which), end)
 
@@ -73,57 +75,46 @@ def router_works(part: LayerSlice, which: Which) -> tuple[Work, Work]:
     """
     if which == "recompute":
         part = replace(part, kind=replace(part.kind, mtp=False))
-    begin, end = {
-        "forward": (transformer.router_forward, transformer.combine_forward),
-        "backward": (transformer.combine_backward, transformer.router_backward),
-        "dgrad": (transformer.combine_dgrad, transformer.router_dgrad),
-    }[_PASS[which]]
-    rows = TensorClass("rows", transformer.row_bytes(part))
+    begin: ExpertStage = "router"
+    end: ExpertStage = "combine"
+    if _PASS[which] != "forward":
+        begin, end = end, begin
+    rows = TensorClass("rows", part.row_bytes)
     hidden = TensorClass("hidden", part.activation_bytes)
-    last = (*end(part), *(transformer.mlp_residual(part) if which == "forward" else ()))
-    names = ("router", "combine") if _PASS[which] == "forward" else ("combine", "router")
-    return half_work(names[0], which, begin(part), rows), half_work(names[1], which, last, hidden)
+    first = expert_kernels(part, _PASS[which], begin)
+    last = expert_kernels(part, _PASS[which], end)
+    if which == "forward":
+        last += mlp_residual(part)
+    return half_work(begin, which, first, rows), half_work(end, which, last, hidden)
 
 
 @lru_cache(maxsize=512)
 def shared_work(part: LayerSlice, which: Which) -> Work | None:
     """Shared experts; None without any. `part` has all experts."""
-    block = {
-        "forward": transformer.shared_forward,
-        "backward": transformer.shared_backward,
-        "dgrad": transformer.shared_dgrad,
-    }[_PASS[which]]
     hidden = TensorClass("hidden", part.activation_bytes)
-    kernels = block(part)
+    kernels = expert_kernels(part, _PASS[which], "shared")
     return half_work("shared_experts", which, kernels, hidden) if kernels else None
 
 
 def experts_work(part: LayerSlice, which: Which) -> Work:
     """The rank's experts on the rows that arrived."""
-    writes = [TensorClass("rows", transformer.row_bytes(part))]
+    writes = [TensorClass("rows", part.row_bytes)]
     if which == "dgrad":
-        writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
+        writes.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
     return half_work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
 
 
 @lru_cache(maxsize=2048)
-def _experts_kernels(
-    part: LayerSlice, which: Literal["forward", "backward", "dgrad"]
-) -> tuple[transformer.Kernel, ...]:
+def _experts_kernels(part: LayerSlice, which: Literal["forward", "backward", "dgrad"]) -> Kernels:
     """The kernels of a rank's experts on the rows that arrived."""
-    block = {
-        "forward": transformer.experts_forward,
-        "backward": transformer.experts_backward,
-        "dgrad": transformer.experts_dgrad,
-    }[which]
-    return block(part)
+    return expert_kernels(part, which, "experts")
 
 
 @lru_cache(maxsize=4096)
 def expert_weights_work(part: LayerSlice) -> Work:
     """Weight gradients of a block with experts where they are a pass of their own."""
     done = TensorClass("weight_gradient", 0.0)
-    return half_work("experts", "wgrad", transformer.mlp_wgrad(part), done)
+    return half_work("experts", "wgrad", mlp_kernels(part, "wgrad"), done)
 
 
 @dataclass(frozen=True)
@@ -219,7 +210,7 @@ class ExpertGroup(Half):
 
     def _exchange(self, name: str, op: str) -> Work:
         part = self.part
-        n_bytes = transformer.row_bytes(part)
+        n_bytes = part.row_bytes
         fan_out = 1
         if self.dispatcher == "deepep":
             fan_out = part.experts.top_k
@@ -228,7 +219,7 @@ class ExpertGroup(Half):
         return self._communication(f"experts.{name}", op, n_bytes, self.ranks, fan_out)
 
     def _shared(self, op: str) -> Work:
-        rows = transformer.row_bytes(self.part) * self.shares.size
+        rows = self.part.row_bytes * self.shares.size
         return self._communication(f"experts.{op}", op, rows, self.shares)
 
     def _communication(self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1) -> Work:

@@ -34,7 +34,6 @@ from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDE
 from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
 from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.space import MODES, Columns, Grid, columns_of, distinct_rows
-from perfsim.work.attention import exchange_buffer_bytes
 from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
@@ -95,7 +94,7 @@ def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[f
         stage_parameters(part, 0, first=True, last=False),
         stage_parameters(part, 0, first=False, last=True),
         stage_parameters(part, 0, first=True, last=True),
-        exchange_buffer_bytes(part),
+        part.exchange_buffer_bytes,
     )
 
 

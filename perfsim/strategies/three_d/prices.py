@@ -52,10 +52,8 @@ from perfsim.work import RankGroup, Work
 # The works that add up to prices, in components: each is written once for all layouts that agree in it.
 #
 # A rank's share of a layer is decided by seven degrees (`Degrees`), but no work depends on all of them but
-# the
-# weight gradients of a block with experts: attention does not depend on experts, and what experts compute
-# of
-# rows depends on the tokens that a rank routes, not on how tensor and context groups divide them.
+# the weight gradients of a block with experts: attention does not depend on experts, and what experts compute
+# of rows depends on the tokens that a rank routes, not on how tensor and context groups divide them.
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -292,10 +290,8 @@ def _stage(job: Job, kind: LayerKind, degrees: Sequence[int]) -> VirtualStage:
 
 # Seconds of the passes of layouts, in columns: prices of distinct shares of a layer, joined row by row.
 #
-# Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend
-# on
-# few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage
-# need.
+# Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend on
+# few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage need.
 
 Booleans = NDArray[np.bool_]
 

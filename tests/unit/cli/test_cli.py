@@ -514,7 +514,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed
     perfsim: Run, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]
 ) -> None:
     (elsewhere / "file").write_text("mine")
-    for module in ("perfsim.studies.loading", "perfsim.prediction.predict", "perfsim.evidence.score"):
+    for module in ("perfsim.studies.loading", "perfsim.prediction.prediction", "perfsim.evidence.score"):
         monkeypatch.setitem(sys.modules, module, None)
     result = perfsim(*arguments)
     assert result.exit_code == 1

@@ -14,10 +14,8 @@ import pytest
 
 import perfsim as ps
 from perfsim.prediction.bands import hidden_of
-from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch, rounded, shared_caveats
-from perfsim.prediction.predict import predict, prediction_of
-from perfsim.prediction.prediction import prediction_from, run_document
-from perfsim.prediction.result import Caveat
+from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, Caveat, edge_batch, rounded, shared_caveats
+from perfsim.prediction.prediction import predict, prediction_from, prediction_of, run_document
 from perfsim.report.caveats import ALWAYS
 from perfsim.report.study import study_page
 from perfsim.report.study_files import study_document, write_study_page

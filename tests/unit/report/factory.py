@@ -10,9 +10,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from perfsim.prediction.prediction import MemoryBar
-from perfsim.prediction.result import Accuracy, LinkUse, SamplingSummary, TimelineBar, Why
-from perfsim.studies.result import Assumption, BatchPoint, CandidateResult, StudyResult
+from perfsim.costs.memory import MemoryUse
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.verification import SamplingSummary
+from perfsim.prediction.why import LinkUse, Why
+from perfsim.studies.result import Assumption, BatchPoint, CandidateResult, StudyResult, TimelineBar
 
 SEQ = 2048
 TARGET_TOKENS = 4e11
@@ -140,7 +142,7 @@ def _gpus() -> CandidateResult:
     }
     curve = _curve(0.6, 0.0125, 96, layout)
     memory = tuple(
-        MemoryBar(
+        MemoryUse(
             f"stage {stage}",
             {
                 "parameters": 1.3 * GIB,
@@ -186,7 +188,7 @@ def _wafers(systems: int) -> CandidateResult:
     curve = _curve(1.7, 0.62 / systems, 30 * systems, layout)
     best = min(curve, key=lambda point: point.time_to_accuracy_s)
     memory = tuple(
-        MemoryBar(f"wafer {k}", {"activations": 27.4e9, "weight buffers": 3.2e9, "workspace": 1.1e9}, 40e9)
+        MemoryUse(f"wafer {k}", {"activations": 27.4e9, "weight buffers": 3.2e9, "workspace": 1.1e9}, 40e9)
         for k in range(systems)
     )
     shares = {"compute": 0.83, "weight_stream_stall": 0.11, "gradient_stream": 0.03, "update": 0.03}

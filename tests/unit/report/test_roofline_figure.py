@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfsim.prediction.roofline import ELEMENTWISE, PRODUCT, KernelUse, Roofline
+from perfsim.prediction.why import ELEMENTWISE, PRODUCT, KernelUse, Roofline
 from perfsim.report.figures.machine import roofline, roofline_alt, roofline_table
 from perfsim.report.study import study_page
 from perfsim.studies.result import StudyResult

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.prediction.result import Resilience, ResiliencePoint
+from perfsim.prediction.disturbed import Resilience, ResiliencePoint
 from perfsim.report.figures.base import Canvas, Spot
 from perfsim.report.figures.machine import memory, memory_alt, memory_table
 from perfsim.report.figures.step import (

@@ -10,9 +10,8 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.prediction import document_of, run_document
+from perfsim.prediction.prediction import document_of, prediction_of, run_document
+from perfsim.prediction.run import Evaluation
 from perfsim.studies import candidate as outcome
 from perfsim.studies.candidate import timeline
 

@@ -18,7 +18,8 @@ name: {name}
 title: T
 question: q
 model: cerebras_gpt_111m
-recipe: {{extends: gpt3_pretraining, tokens: {tokens}, global_batch_size: 128, attention: {attention}}}
+recipe: {{extends: gpt3_pretraining, tokens: {tokens}, global_batch_size: 128,
+  runtime: {{extends: megatron_2021, attention: {attention}}}}}
 candidates:
   - {{strategy: 3d, system: {system}, devices: [8]}}
   - {{strategy: weight-streaming, system: cs-2, devices: [1]}}

@@ -10,7 +10,7 @@ from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.machines import build_topology
 from perfsim.network import Topology
-from perfsim.prediction.question import LinkSpecLeft, PerturbationSpec, StragglerSpec
+from perfsim.specs.perturbations import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.studies.candidate import restricted
 from perfsim.studies.loading import load_study
 from perfsim.studies.result import CandidateResult

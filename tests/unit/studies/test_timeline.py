@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.result import TimelineBar
+from perfsim.prediction.run import Evaluation
 from perfsim.studies.candidate import bars_of, devices_of, grouped
+from perfsim.studies.result import TimelineBar
 
 
 @pytest.fixture(scope="module")

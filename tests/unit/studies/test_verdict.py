@@ -10,7 +10,7 @@ import pytest
 from perfsim.base.units import DAY_S
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
-from perfsim.prediction.result import Why
+from perfsim.prediction.why import Why
 from perfsim.studies.result import CandidateResult
 from perfsim.studies.verdict import Answer, ratio_bands, verdict
 

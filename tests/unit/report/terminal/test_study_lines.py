@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.prediction.result import Perturbed, Training
+from perfsim.prediction.disturbed import Perturbed
+from perfsim.prediction.run import Training
 from perfsim.report.study import study_page
 from perfsim.report.terminal_study import MOST_CANDIDATES, study_lines
 from perfsim.report.text import encodable

@@ -9,7 +9,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.gpu import GpuKernels
 from perfsim.costs.wafer import StreamCosts, StreamedGpuCosts
 from perfsim.machines import build_topology, costs_for
-from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.strategies import strategy
 from perfsim.strategies.streaming.blocks import block_works

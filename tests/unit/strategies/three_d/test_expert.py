@@ -15,7 +15,7 @@ from perfsim.engine import critical_path
 from perfsim.machines import machine_of
 from perfsim.machines.layout_text import parsed_settings, text_of
 from perfsim.network import FatTree
-from perfsim.prediction.evaluation import graph_of
+from perfsim.prediction.run import graph_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job

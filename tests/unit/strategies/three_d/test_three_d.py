@@ -12,7 +12,7 @@ import pytest
 from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.prediction.evaluation import graph_of
+from perfsim.prediction.run import graph_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
