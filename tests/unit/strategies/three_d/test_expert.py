@@ -111,7 +111,7 @@ def on_h100(job: Job, layout: ParallelLayout, *, graph: bool = True) -> Plan:
     """The plan on H100s with the constants of Megatron-Core, in a CUDA graph or without."""
     catalog = default_catalog()
     framework = catalog.framework("megatron-core-te").model_copy(update={"cuda_graph": graph})
-    recipe = job.recipe.model_copy(update={"framework": framework})
+    recipe = job.recipe.ran_with(framework=framework)
     topology = FatTree(catalog.system("dgx-h100"), layout.num_devices)
     plan: Plan = strategy("3d").plan(replace(job, recipe=recipe), topology, layout, check_memory=False)
     return plan
