@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from perfsim.base.errors import CatalogError, GraphError
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares
-from perfsim.network import FatTree, Group, ring
+from perfsim.network import FatTree, Group
+from perfsim.network.algorithms import wire_factor
 from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.calibration import (
     CollectiveOp,
@@ -341,7 +342,7 @@ class GpuCosts(GpuKernels, Costs):
         op, group = self._collective(work)
         if group.size == 1 or seconds <= 0.0:
             return NONE
-        sent_bytes = work.comm_bytes * ring.wire_factor(op, group.size)
+        sent_bytes = work.comm_bytes * wire_factor(op, group.size)
         passes = constants.memory_passes.get(op, 0.0)
         return Shares(
             self._kernel_units(constants, op, group) / self.topology.system.device.compute_units,

@@ -273,6 +273,7 @@ FORMATS: Mapping[str, Format] = {
 
 CHAKRA = "chakra"
 """The format of files that are no text: traces, of which a summary is the document."""
+NAMES = (*FORMATS, CHAKRA)
 
 PARSERS: Mapping[str, Callable[[Source], Any]] = {
     "json": Source.as_json,
@@ -378,7 +379,7 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
     """The format of a file with its parsed document."""
     if format_name:
         if format_name not in FORMATS:
-            raise UnknownNameError("format", format_name, [*FORMATS, CHAKRA])
+            raise UnknownNameError("format", format_name, NAMES)
         documents = _documents(source, FORMATS[format_name].syntaxes)
         if documents:
             known = [document for document in documents if FORMATS[format_name].recognise(document)]

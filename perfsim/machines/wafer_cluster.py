@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs, mean_s
 from perfsim.costs.wafer import (
@@ -25,18 +26,7 @@ from perfsim.costs.wafer import (
     place_of,
     roof_tokens,
 )
-from perfsim.machines.machine import (
-    HEAVY,
-    LOOK,
-    Floats,
-    Ints,
-    Lane,
-    Machine,
-    Network,
-    PeerClasses,
-    Traffic,
-    Unknown,
-)
+from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, PeerClasses, Traffic, Unknown
 from perfsim.network import WaferTree
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import WaferClusterSpec

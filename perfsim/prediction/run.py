@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.slowdown import Beside
@@ -29,9 +29,6 @@ from perfsim.work.graph import owners_of
 
 if TYPE_CHECKING:
     from perfsim.prediction.disturbed import Perturbed
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError, LimitError, PerfsimError
 from perfsim.costs.price import mean_s
 from perfsim.costs.wafer import StreamingRoof
@@ -32,9 +32,6 @@ from perfsim.strategies import Plan
 from perfsim.work import Kind, Work
 from perfsim.work.graph import computes
 from perfsim.work.kernels import Kernel
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

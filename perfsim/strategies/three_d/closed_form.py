@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs
 from perfsim.network import FatTree
 from perfsim.specs.recipe import Job
-from perfsim.strategies.schedules import PacedRanks, PassTimes, bubble_s, schedule_called
+from perfsim.strategies.schedules import PacedRanks, PassTimes, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, Replicas
 from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.memory import SliceBytes, recomputed_layers, slice_bytes
@@ -45,9 +46,6 @@ from perfsim.work import RankGroup
 # While a communication that takes shares u and h of a device runs, compute of which compute units limit a
 # share c of the time and memory bandwidth a share m progresses at rate 1 / (1 + g), with g = c u / (1 - u) +
 # m h / (1 - h), as in the simulation (`engine/beside.py`). Each hidden second costs g / (1 + g) seconds.
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Slowdowns(NamedTuple):
@@ -209,8 +207,9 @@ def _steps_s(
     delayed = _delayed_weights(columns, microbatches) * (bare_wait - steady_wait)
     for name, rows in columns.by_schedule.items():
         paced = PacedRanks(slowest_times.of(rows), others.of(rows), columns.pipeline[rows])
-        together = tied[rows] | (not schedule_called(name).skewed)
-        bubble = bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
+        schedule = schedule_called(name)
+        together = tied[rows] | (not schedule.skewed)
+        bubble = schedule.bubble_s(paced, columns.virtual[rows], microbatches[rows], together)
         late = np.where(together, paced.others.forward_s / columns.virtual[rows], 0.0)
         seconds[rows] += np.where(delayed[rows] > 0, np.maximum(bubble, late + delayed[rows]), bubble)
     last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
@@ -55,8 +56,6 @@ from perfsim.work import RankGroup, Work
 # the weight gradients of a block with experts: attention does not depend on experts, and what experts compute
 # of rows depends on the tokens that a rank routes, not on how tensor and context groups divide them.
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Named = Mapping[str, Sequence[Work]]
 """Works by the price that they add to."""
 

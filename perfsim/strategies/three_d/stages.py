@@ -11,7 +11,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.schedules import Placement, placement
+from perfsim.strategies.schedules import Placement, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import SHARDED, Held, Replicas, Shards
 from perfsim.strategies.three_d.expert import ExpertGroup
@@ -28,7 +28,7 @@ ThreeDPlan = Plan[ParallelLayout, FatTree]
 
 def placement_of(layout: ParallelLayout) -> Placement:
     """The placement of a layout's virtual stages on ranks."""
-    return placement(layout.schedule, layout.pipeline, layout.virtual_pipeline)
+    return schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from perfsim.strategies.stamping import Index, Passes, pipeline_slots
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, norm_work
 from perfsim.strategies.three_d.halves import routing_notes
-from perfsim.strategies.three_d.legal import layout_problems, nearest_fit
+from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
 from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
-from perfsim.strategies.three_d.offload import emit_offloaded, offload_problems
+from perfsim.strategies.three_d.nearest_fit import nearest_fit
+from perfsim.strategies.three_d.offload import emit_offloaded
 from perfsim.strategies.three_d.offload_space import (
     Places,
     estimate_offloaded_s,
@@ -282,10 +283,9 @@ class ThreeD:
                 text = f"strategy {self.name} shards at ZeRO stage {self.zero_stage}, not {layout.zero_stage}"
                 raise LayoutError([Problem(text, help="strategy 3d takes any stage")])
             layout = replace(layout, zero_stage=self.zero_stage)
-        problems = layout_problems(job, topology, layout, self.name, self.free_degrees)
-        problems += offload_problems(job, topology, layout)
-        if problems:
-            raise LayoutError([Problem(text) for text in problems])
+        refusals = refusals_of(job, topology, layout, self.name, self.free_degrees)
+        if refusals:
+            raise RefusedLayoutError(refusals)
         memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))
         if check_memory:
             self._refuse_overflow(job, topology, layout, memory)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.proof import gpu, gpu_experts, layers
 from perfsim.proof.experts import Rows, drawn_routing
 from perfsim.proof.faults import missing_dependencies
 from perfsim.proof.layers import Projected, Results
-from perfsim.proof.layout import Array, Share, Weights
+from perfsim.proof.layout import Share, Weights
 from perfsim.proof.prove import (
     Request,
     catalogue_cases,
@@ -147,7 +148,7 @@ def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
     again = list[bool]()
     right = layers.latent_heads
 
-    def counted(w: Weights, z: Array, share: Share, results: Results) -> Projected:
+    def counted(w: Weights, z: Floats, share: Share, results: Results) -> Projected:
         again.append(bool(results))
         return right(w, z, share, results)
 
