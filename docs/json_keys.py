@@ -19,7 +19,7 @@ from perfsim.evidence.score import Scored
 from perfsim.prediction.bands import Accuracy, Traits
 from perfsim.prediction.planner import Search
 from perfsim.prediction.prediction import Prediction
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
 from perfsim.studies.answers import CandidateResult, PointResult, StudyResult

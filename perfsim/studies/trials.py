@@ -97,9 +97,10 @@ def _changes(asked: Question, evaluation: Evaluation) -> Iterator[tuple[str, Cal
     yield "twice the batch", lambda: asked.at(2 * batch)
     if batch % 2 == 0:
         yield "half the batch", lambda: asked.at(batch // 2)
-    if asked.recipe.attention == "standard":
-        flash = asked.recipe.model_copy(update={"attention": "flash"})
-        yield "flash attention", lambda: replace(asked, recipe=flash)
+    runtime = asked.job.runtime
+    if runtime.attention == "standard":
+        flash = runtime.model_copy(update={"attention": "flash"})
+        yield "flash attention", lambda: replace(asked, runtime=flash)
     for words, path in PARTS:
         value = _at(asked.system, path)
         if value:

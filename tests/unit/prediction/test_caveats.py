@@ -102,7 +102,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "experts-outside": lambda: wafers(model="mixtral_8x7b", batch=8),
     "few-runs": wafers,
     "release-peak": lambda: wafers(system="cs-2-peak"),
-    "release-borrowed": lambda: wafers(recipe=recipe(software_release="r1.9")),
+    "release-borrowed": lambda: wafers(recipe=recipe(**{"runtime.software_release": "r1.9"})),
     "precision-outside": lambda: gpus(recipe=recipe(precision="tf32")),
     "memory-above-limit": lambda: filled(0.96),
     "zero3-ranks-outside": lambda: gpus("dp=256,mbs=1,zero=3", 256),

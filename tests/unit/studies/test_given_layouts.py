@@ -13,7 +13,7 @@ from perfsim.api.answers import study
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.studies import runner as runner_module
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import Answered, run_study
