@@ -11,8 +11,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import njit
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.engine import rules
-from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Floats, Ints, Tables, excess
+from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,21 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.engine.tables import Floats, Ints, Tables
-
-Mask = NDArray[np.bool_]
-Places = NDArray[np.int32]
+from perfsim.base.arrays import Bools, Floats, Ids, Ints
+from perfsim.engine.tables import Tables
 
 
 def reached(
     tables: Tables,
     live: Ints,
-    hot: Mask,
+    hot: Bools,
     changed: Ints,
-    seen_link: Mask,
-    seen_flow: Mask,
+    seen_link: Bools,
+    seen_flow: Bools,
     touched: Ints,
     limit: Floats,
 ) -> tuple[int, int]:
@@ -78,7 +75,7 @@ def fill(
     tables: Tables,
     flows: Ints,
     live: Ints,
-    hot: Mask,
+    hot: Bools,
     left: Floats,
     load: Floats,
     taken: Floats,
@@ -162,8 +159,8 @@ def fill(
 
 def longest_path(
     duration_s: Sequence[float] | Floats,
-    first: Sequence[int] | Places,
-    values: Sequence[int] | Places,
+    first: Sequence[int] | Ids,
+    values: Sequence[int] | Ids,
     start_s: list[float] | Floats,
     end_s: list[float] | Floats,
 ) -> None:

@@ -22,9 +22,10 @@ import numpy as np
 import simpy
 from simpy.events import NORMAL, Event, EventPriority
 
+from perfsim.base.arrays import Floats
 from perfsim.engine import rules
 from perfsim.engine.limits import Limits
-from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Floats, Rows, Tables, excess
+from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Rows, Tables, excess
 
 Waits = Generator[Event, None, None]
 CHECKED_EVERY = 4096

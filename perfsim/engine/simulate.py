@@ -12,10 +12,11 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import DeadlockError
 from perfsim.engine import rules, simpy_engine
 from perfsim.engine.limits import Engine, present_limits
-from perfsim.engine.tables import Beside, Floats, Flow, tables_of
+from perfsim.engine.tables import Beside, Flow, tables_of
 from perfsim.engine.trace import Simulated, Trace
 from perfsim.work import TaskGraph
 

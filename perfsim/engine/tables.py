@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import GraphError
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import computes
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 UNIT = 1 << 20
 """Shares of a device are added as whole multiples of 1 / UNIT, so that what ends leaves nothing behind."""
