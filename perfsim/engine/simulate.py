@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 
 import numpy as np
@@ -78,7 +79,7 @@ def simulate(
 def _engine_for(graph: TaskGraph, reported: bool) -> Engine:
     """SimPy for what is reported unless it is large; the core for searches once it pays to load it."""
     asked = present_limits().engine
-    if find_spec("numba") is None:
+    if not _is_compiled():
         return "simpy"
     if asked is not None:
         return asked
@@ -105,7 +106,7 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
     seconds = np.asarray(duration_s, dtype=np.float64)
     start_s = np.empty(len(graph))
     end_s = np.empty(len(graph))
-    if find_spec("numba") is not None and _pays_to_load(graph):
+    if _is_compiled() and _pays_to_load(graph):
         from perfsim.engine import core
 
         core.longest_path(seconds, first, values, start_s, end_s)
@@ -117,6 +118,12 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
         start_s[:] = starts
         end_s[:] = ends
     return Trace(graph, start_s, end_s)
+
+
+@cache
+def _is_compiled() -> bool:
+    """Whether numba is installed; where it is not, SimPy follows everything."""
+    return find_spec("numba") is not None
 
 
 def _check_length(graph: TaskGraph, duration_s: Floats) -> None:
