@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
@@ -85,6 +85,21 @@ def element(annotation: Any, part: object) -> list[Any]:
         elif origin in _SEQUENCES and arguments:
             accepted += members(_item(arguments, part))
     return accepted
+
+
+def types_at(model: type, path: Sequence[object]) -> list[Any]:
+    """The types accepted at a path of keys and indices inside a record."""
+    alternatives: list[Any] = [model]
+    for part in path:
+        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
+    return alternatives
+
+
+def keys_at(model: type, path: Sequence[object]) -> list[str]:
+    """The keys that a mapping at a path accepts."""
+    alternatives = [member for outer in types_at(model, path) for member in members(outer)]
+    records = [member for member in alternatives if is_record(member)]
+    return list(dict.fromkeys(key for record in records for key in known_fields(record)))
 
 
 def takes_boolean(alternatives: list[Any]) -> bool:
