@@ -17,9 +17,11 @@ from perfsim.base.text import did_you_mean
 from perfsim.catalog.kinds import (
     classes_of,
     folder_of,
+    help_of_key,
     is_named,
-    keys_at,
+    keys_of,
     kind_of,
+    records_at,
     types_at,
 )
 from perfsim.catalog.reader import (
@@ -180,9 +182,10 @@ class Catalog:
             # Along the types first, which know every field; the data stops where an optional part is None.
             parts = path.split(".")
             for depth, part in enumerate(parts):
-                keys = keys_at(model, parts[:depth])
-                if not (part in keys if keys else types_at(model, parts[: depth + 1])):
-                    raise CatalogError([Problem(f"`{part}` is not a field", help=did_you_mean(part, keys))])
+                records = records_at(model, parts[:depth])
+                if not (part in keys_of(records) if records else types_at(model, parts[: depth + 1])):
+                    help_text = help_of_key(part, records)
+                    raise CatalogError([Problem(f"`{part}` is not a field", help=help_text)])
             named = [cls for cls in types_at(model, parts) if is_named(cls)]
             return self.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
 

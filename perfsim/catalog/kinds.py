@@ -17,6 +17,7 @@ from perfsim.specs.calibration import Calibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec, system_classes
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import WallClockSpec
 
 # The types that a pydantic field accepts, read from its annotation.
@@ -95,11 +96,20 @@ def types_at(model: type, path: Sequence[object]) -> list[Any]:
     return alternatives
 
 
-def keys_at(model: type, path: Sequence[object]) -> list[str]:
-    """The keys that a mapping at a path accepts."""
-    alternatives = [member for outer in types_at(model, path) for member in members(outer)]
-    records = [member for member in alternatives if is_record(member)]
+def records_at(model: type, path: Sequence[object]) -> list[type]:
+    """The records that a mapping at a path may be."""
+    return [member for outer in types_at(model, path) for member in members(outer) if is_record(member)]
+
+
+def keys_of(records: Sequence[type]) -> list[str]:
+    """The keys that a mapping accepts which may be any of these records."""
     return list(dict.fromkeys(key for record in records for key in known_fields(record)))
+
+
+def help_of_key(name: str, records: Sequence[type]) -> str:
+    """Where a key has moved that no record accepts, or the nearest that one does."""
+    moved = (getattr(record, "moved", {}).get(name, "") for record in records)
+    return next(filter(None, moved), "") or did_you_mean(name, keys_of(records))
 
 
 def takes_boolean(alternatives: list[Any]) -> bool:
@@ -131,6 +141,7 @@ FOLDERS = {
     "wall_clock": "hardware/wall_clocks",
     "model": "workloads/models",
     "recipe": "workloads/recipes",
+    "runtime": "workloads/runtimes",
     "study": "studies",
 }
 """Kind to folder below a root of the catalogue."""
@@ -140,6 +151,7 @@ _CLASSES: dict[str, tuple[type[BaseModel], ...]] = {
     "link": (LinkSpec,),
     "model": (TransformerConfig,),
     "recipe": (TrainingRecipe,),
+    "runtime": (Runtime,),
     "framework": (FrameworkCalibration,),
     "wall_clock": (WallClockSpec,),
 }

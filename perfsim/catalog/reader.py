@@ -19,13 +19,14 @@ from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.kinds import (
     element,
+    help_of_key,
     is_named,
     is_record,
-    keys_at,
     kind_of,
     kinds_of,
     known_fields,
     members,
+    records_at,
     takes_boolean,
 )
 from perfsim.catalog.yaml_tree import Mark, Node, Scalar, read_yaml
@@ -254,7 +255,7 @@ def _problem(
     if kind in _MISSING:
         return place(node, path).problem(f"`{name}` is missing{inside}")
     if kind in _UNKNOWN:
-        help_text = did_you_mean(name, keys_at(model, parent)) if with_help else ""
+        help_text = help_of_key(name, records_at(model, parent)) if with_help else ""
         return place(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
     of_key = details["loc"][-1:] == ("[key]",)
     message, help_text = _explain(details)
@@ -475,9 +476,9 @@ def in_order(problems: list[Problem]) -> list[Problem]:
 # Calibrations for devices and links that name none: that of the nearest one with a calibration of its own.
 #
 # The nearest device of its kind is of its generation, which its narrowest precision tells (16, 8 or 4 bits),
-# and has the most similar peak and memory bandwidth; the nearest link has the most similar bandwidth. Distances
-# are in logarithms. What is borrowed is recorded as an assumption, so that answers carry a caveat. Rates of
-# collectives inside a node are scaled by the bandwidths of the two links.
+# and has the most similar peak and memory bandwidth. The nearest link has the most similar bandwidth.
+# Distances are in logarithms. What is borrowed is recorded as an assumption, so that answers carry a caveat.
+# Rates of collectives inside a node are scaled by the bandwidths of the two links.
 
 
 def _calibrated(spec: SpecT, catalog: Catalog) -> SpecT:

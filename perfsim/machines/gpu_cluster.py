@@ -10,13 +10,12 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.gpu import LOADS, STORE, GpuCosts, HostCosts
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.machines.machine import (
     LOOK,
-    Floats,
-    Ints,
     Lane,
     Machine,
     Network,
@@ -28,11 +27,13 @@ from perfsim.machines.machine import (
     is_borrowed,
     measured_on,
 )
-from perfsim.network import FatTree, ring, route_around, tree
+from perfsim.network import FatTree, route_around
+from perfsim.network.algorithms import tree_rounds, wire_factor
 from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.specs.recipe import ParallelLayout, TrainingRecipe, layers_of_stages
+from perfsim.specs.layout import ParallelLayout, layers_of_stages
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
@@ -231,7 +232,7 @@ class FatTreeNetwork(Network):
             return work.comm_bytes
         rings = shape.fewest_per_node if shape.nodes > 1 else 1
         is_step = work.op.startswith("ring.")
-        factor = 1.0 if is_step else ring.wire_factor(cast(CollectiveOp, work.op), shape.size)
+        factor = 1.0 if is_step else wire_factor(cast(CollectiveOp, work.op), shape.size)
         lanes = self.tree.system.node.lanes(shape.size) if shape.nodes == 1 else 1
         return work.comm_bytes * factor / (rings * lanes)
 
@@ -302,7 +303,7 @@ class FatTreeNetwork(Network):
 def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
     """Sources and targets of a round of a tree, such as `tree.all_reduce.2` (`prediction.disturbed`)."""
     _, name, number = op.split(".")
-    pairs = np.array(tree.round_pairs(cast(CollectiveOp, name), groups.shape[1], int(number)))
+    pairs = np.array(tree_rounds(cast(CollectiveOp, name), groups.shape[1])[int(number)])
     return groups[:, pairs[:, 0]].ravel(), groups[:, pairs[:, 1]].ravel()
 
 
@@ -489,7 +490,7 @@ class GpuCluster(Machine):
 
     def calibrations(self, system: GpuClusterSpec, recipe: TrainingRecipe, /) -> list[Calibration]:
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
-        return [calibration for calibration in (*links, recipe.framework) if calibration is not None]
+        return [calibration for calibration in (*links, recipe.runtime.framework) if calibration is not None]
 
     def unknowns(
         self, system: GpuClusterSpec, _recipe: TrainingRecipe, _num_devices: int, /
@@ -569,7 +570,7 @@ class GpuCluster(Machine):
             rows.append(Setting("sequence_parallel", str(split).lower(), "" if split else "sp=true"))
         if layout.data > 1:
             rows.append(Setting("zero_stage", str(layout.zero_stage), "" if layout.zero_stage else "zero=1"))
-        selective = recipe.attention == "standard" and layout.recompute == "none"
+        selective = recipe.runtime.attention == "standard" and layout.recompute == "none"
         rows.append(Setting("recompute", layout.recompute, "recompute=selective" if selective else ""))
         if layout.pipeline > 1:
             rows.append(Setting("schedule", layout.schedule))

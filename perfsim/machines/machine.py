@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import StreamingRoof
@@ -18,11 +19,11 @@ from perfsim.machines.layout_text import parsed_settings
 from perfsim.network import Topology
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import LinkSpec, SystemSpec
-from perfsim.specs.recipe import Job, Layout, TrainingRecipe
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 
-Floats = NDArray[np.float64]
 HEAVY = 0.15
 """Share of the step above which recomputation, or movement inside a device, is mentioned."""
 LOOK = "see in the timeline what the devices wait for"
@@ -44,8 +45,6 @@ class Lane:
 # uplinks. So a class of work is one flow over all links that any of its copies crosses, counted as often as
 # copies cross it. All copies run at the rate of the most contended link, since peers wait for one another
 # before the step ends.
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfsim.base.arrays import Ints
 from perfsim.engine.fairshare import TOLERANCE, Flow
 from perfsim.machines import network_of
-from perfsim.machines.machine import Ints, Network, PeerClasses, Traffic
+from perfsim.machines.machine import Network, PeerClasses, Traffic
 from perfsim.network import Topology
 from perfsim.strategies import Plan
 from perfsim.work import Kind, TaskGraph, Work, peer_classes, unfold

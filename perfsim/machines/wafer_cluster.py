@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs, mean_s
 from perfsim.costs.wafer import (
@@ -25,18 +26,7 @@ from perfsim.costs.wafer import (
     place_of,
     roof_tokens,
 )
-from perfsim.machines.machine import (
-    HEAVY,
-    LOOK,
-    Floats,
-    Ints,
-    Lane,
-    Machine,
-    Network,
-    PeerClasses,
-    Traffic,
-    Unknown,
-)
+from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, PeerClasses, Traffic, Unknown
 from perfsim.network import WaferTree
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import WaferClusterSpec
@@ -371,11 +361,11 @@ class WaferCluster(Machine):
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             return None
-        wanted = recipe.software_release or system.software_release
+        wanted = recipe.runtime.software_release or system.software_release
         return wanted, nearest_release(wanted, calibration)
 
     def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
-        return (recipe.software_release or system.software_release) == PEAK
+        return (recipe.runtime.software_release or system.software_release) == PEAK
 
     def unknowns(
         self, system: WaferClusterSpec, recipe: TrainingRecipe, num_devices: int, /
@@ -383,7 +373,7 @@ class WaferCluster(Machine):
         """The efficiency of a release without a log, and the loss of many systems."""
         calibration = system.device.calibration
         if isinstance(calibration, WaferCalibration):
-            yield from of_release(recipe.software_release or system.software_release, calibration)
+            yield from of_release(recipe.runtime.software_release or system.software_release, calibration)
         yield from of_systems(num_devices)
 
     def job_unknowns(self, job: Job, /) -> Iterator[Unknown]:

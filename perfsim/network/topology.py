@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.specs.hardware import SystemSpec
 
@@ -65,10 +66,6 @@ class Group:
 
 
 # The edges of a network as columns, compiled from its networkx graph.
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 class Cable(NamedTuple):

@@ -21,7 +21,8 @@ from perfsim.engine.failures import (
 )
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, PlacedStragglers, place, place_stragglers
-from perfsim.network import Topology, degraded, ring, tree
+from perfsim.network import Topology, degraded
+from perfsim.network.algorithms import num_steps, tree_rounds
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import CollectiveOp
 from perfsim.specs.perturbations import FailureSpec, PerturbationSpec, ResilienceSpec
@@ -227,7 +228,7 @@ class StepCosts(Costs):
         if algorithm == "tree":
             return self._round_s(work, work.group, *name.split("."))
         op = cast(CollectiveOp, name)
-        return self.whole.duration_s(_whole(work, op)) / ring.num_steps(op, work.group.size)
+        return self.whole.duration_s(_whole(work, op)) / num_steps(op, work.group.size)
 
     def taken(self, work: Work, /) -> Shares:
         """What a step takes of a device: that of its collective, or of a message in a round of a tree."""
@@ -244,7 +245,7 @@ class StepCosts(Costs):
 
     def _round_s(self, work: Work, group: RankGroup, op: str, number: str) -> float:
         """Seconds of a round of a tree: the slowest of its messages."""
-        pairs = tree.round_pairs(cast(CollectiveOp, op), group.size, int(number))
+        pairs = tree_rounds(cast(CollectiveOp, op), group.size)[int(number)]
         return max(self.whole.send_s(_ends(group, pair), work.comm_bytes) for pair in pairs)
 
 
@@ -298,10 +299,10 @@ def _steps(work: Work, group: RankGroup, algorithm: str) -> list[Work]:
     if algorithm == "ring":
         n_bytes = work.comm_bytes / group.size
         step = replace(work, name=f"{work.name}.step", op=f"ring.{op}", comm_bytes=n_bytes, writes=())
-        return [step] * ring.num_steps(op, group.size)
+        return [step] * num_steps(op, group.size)
     return [
         replace(work, name=f"{work.name}.round{number}", op=f"tree.{op}.{number}", writes=())
-        for number in range(tree.num_rounds(op, group.size))
+        for number in range(len(tree_rounds(op, group.size)))
     ]
 
 

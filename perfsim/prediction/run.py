@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.slowdown import Beside
@@ -29,9 +29,6 @@ from perfsim.work.graph import owners_of
 
 if TYPE_CHECKING:
     from perfsim.prediction.disturbed import Perturbed
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -194,10 +191,11 @@ class Evaluation:
     def training(self) -> Training:
         """What the step holds for, besides model and machine."""
         recipe = self.plan.job.recipe
+        runtime = self.plan.job.runtime
         has_host = isinstance(self.plan.system.device.calibration, GpuCalibration)
-        framework = recipe.framework.name if recipe.framework and has_host else ""
+        framework = runtime.framework.name if runtime.framework and has_host else ""
         return Training(
-            recipe.name, recipe.seq_length, recipe.precision, recipe.attention, recipe.dropout, framework
+            recipe.name, recipe.seq_length, recipe.precision, runtime.attention, recipe.dropout, framework
         )
 
     def _kept_share(self, *, needed: bool) -> float:

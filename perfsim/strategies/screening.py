@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, PlanError
-from perfsim.specs.recipe import Job, Layout
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import Job
 
 if TYPE_CHECKING:
     from perfsim.costs.price import Costs
     from perfsim.strategies.plan import Strategy
 
 
-Floats = NDArray[np.float64]
 MEMORY = "memory"
 """The reason of layouts that need more memory than a device has."""
 

@@ -8,10 +8,10 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Ints
 from perfsim.strategies.schedules import Pass, Placement, Slot
 from perfsim.work import Slots, Template
 
-Wide = NDArray[np.int64]
 PASSES: tuple[Pass, ...] = get_args(Pass)
 
 
@@ -19,7 +19,7 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 class Index:
     """The slot of each pass, virtual stage and micro-batch."""
 
-    number: Wide
+    number: Ints
 
     def slot(self, which: Pass, place: int, microbatch: int) -> int:
         """Number of the slot; -1 where there is none."""
@@ -92,7 +92,7 @@ def pipeline_slots(
     final = np.where(forward, microbatch == 0, microbatch == num_microbatches - 1)
     template, freed = _templates(passes, passed, rank, place, final)
 
-    def where(which: Pass, source: Pass, shift: int = 0) -> Wide:
+    def where(which: Pass, source: Pass, shift: int = 0) -> Ints:
         """For slots of pass `which`, the slot of pass `source`, `shift` virtual stages further; else -1."""
         slots = number[PASSES.index(source), place + shift, microbatch]
         return np.where(passed == PASSES.index(which), slots, -1)
@@ -107,8 +107,8 @@ def pipeline_slots(
 
 
 def _templates(
-    passes: Passes, passed: Wide, rank: Wide, place: Wide, final: NDArray[np.bool_]
-) -> tuple[Wide, Wide]:
+    passes: Passes, passed: Ints, rank: Ints, place: Ints, final: NDArray[np.bool_]
+) -> tuple[Ints, Ints]:
     """The template of each slot, and the latest slot before it on its rank that frees gradient buffers."""
     first = np.array(
         [

@@ -8,12 +8,11 @@ and back after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.three_d.halves import Attention, Backward, Forward, Half, HalfPass, Made, half_work
 from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import attention_weight_input_bytes
@@ -197,30 +196,3 @@ def ring_terms(attention: Half) -> CoreTerms:
         (attention.exchange_work("keys_values", n_bytes),),
         (attention.exchange_work("keys_values and gradients", 2 * n_bytes),),
     )
-
-
-def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    """Problems of a layout's context degree: what it divides, and that attention is fused."""
-    model = job.model
-    context = layout.context
-    if context == 1:
-        return
-    rings = layout.context_exchange == "ring"
-    parts = context * (2 if rings else 1) * (layout.tensor if layout.sequence_parallel else 1)
-    if job.seq_length % parts:
-        yield f"seq_length {job.seq_length} is not a multiple of {parts}, the parts of context {context}"
-    for name, count in (
-        ("num_attention_heads", model.num_attention_heads),
-        ("num_query_groups", model.query_groups),
-    ):
-        if not rings and count % (layout.tensor * context):
-            yield (
-                f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} × "
-                f"context {context}; context_exchange ring has no such rule"
-            )
-    if job.recipe.attention != "flash":
-        yield f"context {context} needs fused attention: recipe {job.recipe.name} has attention standard"
-    if job.recipe.lm_head_positions is not None:
-        yield f"context {context} divides the positions of the LM head, and lm_head_positions leaves some out"
-    if layout.recompute == "selective":
-        yield f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"

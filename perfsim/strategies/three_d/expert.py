@@ -15,14 +15,12 @@ what it makes of them. Compute waits while rows travel, but for shared experts, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from perfsim.base.text import nearest_divisor
 from perfsim.specs.calibration import Dispatcher
-from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass, Made, half_work
 from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
@@ -232,31 +230,3 @@ class ExpertGroup(Half):
             writes=(TensorClass("rows", n_bytes),),
             fan_out=fan_out,
         )
-
-
-def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    """Problems of a layout's expert degrees: what they divide, and that ranks route tokens of their own."""
-    experts = job.model.experts
-    ranks = layout.expert
-    shared = layout.expert_tensor
-    if experts is None:
-        if ranks * shared > 1:
-            yield f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"
-        return
-    if experts.num_experts % ranks:
-        yield (
-            f"{experts.num_experts} experts do not divide over expert {ranks}; "
-            f"nearest: {nearest_divisor(experts.num_experts, ranks)}"
-        )
-    if experts.ffn_hidden_size % shared:
-        yield (
-            f"the experts' ffn_hidden_size {experts.ffn_hidden_size} is not a multiple of expert_tensor "
-            f"{shared}; nearest: {nearest_divisor(experts.ffn_hidden_size, shared)}"
-        )
-    if layout.width % (ranks * shared):
-        yield (
-            f"expert {ranks} × expert_tensor {shared} must divide the {layout.width} ranks of a stage "
-            "(tensor × context × data)"
-        )
-    if layout.tensor > 1 and not layout.sequence_parallel:
-        yield "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"

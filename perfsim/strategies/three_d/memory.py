@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import (
     MemoryUse,
     logit_bytes,
@@ -26,9 +27,10 @@ from perfsim.costs.memory import (
     state_bytes,
 )
 from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
-from perfsim.specs.recipe import Job, ParallelLayout
-from perfsim.strategies.schedules import in_flight, schedule_called
+from perfsim.specs.recipe import Job
+from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
 from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
@@ -39,9 +41,6 @@ from perfsim.work.counts import (
     layer_activation_bytes,
     mlp_weight_input_bytes,
 )
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class SliceBytes(NamedTuple):
@@ -202,7 +201,7 @@ def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floa
     activations, weight_inputs = whole
     (activated, inputs), *others = (
         (moment.activations * activations, moment.weight_inputs * weight_inputs)
-        for moment in in_flight(schedule, *counts)
+        for moment in schedule_called(schedule).in_flight(*counts)
     )
     for more, more_inputs in others:
         larger = more + more_inputs > activated + inputs

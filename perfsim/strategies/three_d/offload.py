@@ -17,14 +17,14 @@ Copies have a stream for each direction, and the CPU has one for the rank's upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from perfsim.costs.gpu import LOADS, STORE
 from perfsim.costs.memory import reduced_grad_bytes, stage_parameters, updated_state_bytes
-from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout, Place, TrainingRecipe
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, norm_work
+from perfsim.specs.layout import ParallelLayout, Place
+from perfsim.specs.recipe import TrainingRecipe
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, norm_work
 from perfsim.strategies.three_d.halves import slice_of
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.work import (
@@ -48,33 +48,6 @@ SAVED = "saved"
 """The copies of activations, and the class of tensors that a layer keeps."""
 COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "head.backward", "head.wgrad")
 """The last operation that adds to the gradients of a block."""
-
-
-def offload_problems(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[str]:
-    """Problems of a layout's offload, in words; none without offload."""
-    if layout.offloads and job.model.experts is not None:
-        yield f"offload of models with experts is not modelled; {job.model.name} has some"
-    if layout.offload_param != "none" and layout.zero_stage != SHARDED:
-        yield (
-            "offload_param is for parameters that ZeRO 3 gathers layer by layer; "
-            f"zero_stage is {layout.zero_stage}"
-        )
-    if layout.offload_optimizer != "none" and layout.pipeline > 1 and layout.zero_stage >= GRADIENTS_SHARDED:
-        yield (
-            "offload_optimizer in a pipeline needs gradients that stay until the last micro-batch: "
-            f"zero_stage 0 or 1, not {layout.zero_stage}"
-        )
-    if layout.offload_activations != "none" and layout.pipeline > 1:
-        yield f"offload_activations has one micro-batch in flight: pipeline must be 1, not {layout.pipeline}"
-    host = topology.system.node.host
-    name = topology.system.name
-    if host is None and layout.offloads:
-        yield (
-            f"{' and '.join(layout.offloads)}: {name} has no `node.host`; describe the devices of a host, "
-            "`link`, `memory` (capacity, bandwidth) and `optimizer_fraction` there"
-        )
-    elif host is not None and host.nvme is None and "nvme" in layout.offloads.values():
-        yield f"offload to nvme: {name} has no `node.host.nvme` (capacity, bandwidth)"
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import HostCosts
 from perfsim.costs.memory import MemoryUse, state_bytes
 from perfsim.costs.price import Costs, Shares
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout, Place
+from perfsim.specs.layout import ParallelLayout, Place
+from perfsim.specs.recipe import Job
 from perfsim.strategies.screening import MEMORY, Screening
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
@@ -23,7 +25,6 @@ from perfsim.strategies.three_d.offload import HostWorks
 from perfsim.strategies.three_d.space import Columns, blocks_of, columns_of
 from perfsim.work import RankGroup, Work
 
-Floats = NDArray[np.float64]
 Parts = dict[str, Floats]
 MANY = 1e9
 """Parameters of the works from which the seconds of one parameter are taken."""
@@ -75,7 +76,7 @@ def _moved_rows(job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[P
 
 
 def _may_move(space: Columns, places: Places) -> NDArray[np.bool_]:
-    """Layouts whose states may be at these places: `offload_problems` has the rules."""
+    """Layouts whose states may be at these places: `legal` has the rules."""
     stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
     return np.asarray(stays & ((space.zero == SHARDED) | (places.param == "none")))
 

@@ -18,7 +18,8 @@ from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.costs.memory import MemoryUse, reduced_grad_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import check_runs_on
 from perfsim.strategies.schedules import Pass, merged_order, schedule, schedule_called
 from perfsim.strategies.screening import MEMORY, Screening
@@ -26,9 +27,10 @@ from perfsim.strategies.stamping import Index, Passes, pipeline_slots
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, norm_work
 from perfsim.strategies.three_d.halves import routing_notes
-from perfsim.strategies.three_d.legal import layout_problems, nearest_fit
+from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
 from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
-from perfsim.strategies.three_d.offload import emit_offloaded, offload_problems
+from perfsim.strategies.three_d.nearest_fit import nearest_fit
+from perfsim.strategies.three_d.offload import emit_offloaded
 from perfsim.strategies.three_d.offload_space import (
     Places,
     estimate_offloaded_s,
@@ -77,7 +79,7 @@ class StepWriter:
         self.stages = stages_of(plan.job, plan.layout)
         self.sharded = plan.layout.zero_stage == SHARDED
         self.scattered = self.stages.replicas[0].shards_gradients
-        overlaps = plan.job.recipe.overlap_grad_reduce and not self.sharded
+        overlaps = plan.job.runtime.overlap_grad_reduce and not self.sharded
         self.overlap = overlaps and plan.layout.replicas > 1
         self.gathers_ahead = self.stages.replicas[0].gathers_ahead
         self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
@@ -269,7 +271,7 @@ class ThreeD:
 
     def _may_share_sequences(self, job: Job) -> bool:
         """Whether it has context degrees that the recipe's attention allows."""
-        return "context" in self.free_degrees and job.recipe.attention == "flash"
+        return "context" in self.free_degrees and job.runtime.attention == "flash"
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
@@ -281,10 +283,9 @@ class ThreeD:
                 text = f"strategy {self.name} shards at ZeRO stage {self.zero_stage}, not {layout.zero_stage}"
                 raise LayoutError([Problem(text, help="strategy 3d takes any stage")])
             layout = replace(layout, zero_stage=self.zero_stage)
-        problems = layout_problems(job, topology, layout, self.name, self.free_degrees)
-        problems += offload_problems(job, topology, layout)
-        if problems:
-            raise LayoutError([Problem(text) for text in problems])
+        refusals = refusals_of(job, topology, layout, self.name, self.free_degrees)
+        if refusals:
+            raise RefusedLayoutError(refusals)
         memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))
         if check_memory:
             self._refuse_overflow(job, topology, layout, memory)

@@ -12,14 +12,11 @@ and an all-gather beside the one that reads it. What the product hides is a matt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim.base.text import nearest_divisor
-from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.three_d.halves import COMPUTE, HalfPass, attention_work, mlp_work
 from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.kernels import Kernel, LayerSlice
@@ -124,29 +121,3 @@ class TensorGroup:
             writes=(TensorClass("hidden", self.part.activation_bytes),),
             beside=_products(self.part).get(product) if self.overlaps else None,
         )
-
-
-def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    """Problems of a layout's tensor degree and sequence parallelism."""
-    model = job.model
-    tensor = layout.tensor
-    for name, count in (
-        ("num_attention_heads", model.num_attention_heads),
-        ("num_query_groups", model.query_groups),
-        *_mlp_widths(job),
-    ):
-        if count % tensor:
-            near = nearest_divisor(count, tensor)
-            yield f"{name} {count} is not a multiple of tensor {tensor}; nearest: {near}"
-    if layout.sequence_parallel and job.seq_length % tensor:
-        yield f"seq_length {job.seq_length} is not a multiple of tensor {tensor}"
-
-
-def _mlp_widths(job: Job) -> Iterator[tuple[str, int]]:
-    """What tensor ranks divide in the MLP of every kind of layer."""
-    model = job.model
-    experts = job.model.experts
-    if not all(kind.experts for kind in layer_kinds(model)):
-        yield "ffn_hidden_size", model.ffn_hidden_size
-    if experts is not None:
-        yield "experts.shared_ffn_hidden_size", experts.shared_ffn_hidden_size

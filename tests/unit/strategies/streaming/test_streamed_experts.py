@@ -49,7 +49,7 @@ def test_all_experts_of_every_layer_stream_there_and_their_gradients_back(run: p
 
 
 def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(run: ps.Evaluation) -> None:
-    estimated = estimate_s(run.plan, run.costs.duration_s)
+    estimated = estimate_s(run.plan, run.step.costs.duration_s)
     assert estimated == pytest.approx(run.step_time_s, rel=0.05)
 
 

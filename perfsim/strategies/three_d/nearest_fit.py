@@ -1,0 +1,180 @@
+"""The nearest change with which a layout fits in memory, found by trying.
+
+The order is: settings that reduce the largest part of the memory, then every other single setting; another
+expert degree; a larger degree in place of replicas, alone or with one setting; offload to the host; last, a
+larger degree on more devices. A layout that offloads already is first tried with more offload. Only layouts
+that keep the rules are tried, with every value of a degree that divides what it divides (a power of two times
+as many devices first), and with stages as even as they can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from perfsim.base.errors import PerfsimError
+from perfsim.base.sizes import MOST_DEVICES
+from perfsim.network import FatTree
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
+from perfsim.strategies.schedules import SCHEDULES
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
+from perfsim.strategies.three_d.division import divided
+from perfsim.strategies.three_d.legal import refusals_of
+from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.strategies.three_d.offload_space import offloaded_memory
+
+_SETTINGS = {
+    "activations": ("recompute", "micro_batch_size"),
+    "working set": ("micro_batch_size", "recompute"),
+    "weight gradient inputs": ("schedule",),
+    "optimizer": ("zero_stage",),
+    "gradients": ("zero_stage",),
+}
+"""The settings that reduce each part of the memory."""
+_PLACES = {
+    "offload_optimizer": ("none", "cpu", "nvme"),
+    "offload_param": ("none", "cpu", "nvme"),
+    "offload_activations": ("none", "cpu"),
+}
+
+
+def nearest_fit(
+    job: Job, topology: FatTree, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
+) -> str:
+    """What to try, in words; `part` is the largest part of the memory, `zero` that ZeRO stages are free."""
+    for changed in _changed(job, layout, part, free_degrees, zero=zero):
+        if _fits(job, topology, changed, free_degrees):
+            return f"try {_difference(layout, changed)}, which fits"
+    return "no change of one setting and one degree makes it fit, not even on more devices"
+
+
+def _difference(layout: ParallelLayout, changed: ParallelLayout) -> str:
+    pairs = [
+        (field.name, getattr(layout, field.name), getattr(changed, field.name)) for field in fields(layout)
+    ]
+    changes = [f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now]
+    where = f" on {changed.num_devices} devices" if changed.num_devices != layout.num_devices else ""
+    return " and ".join(changes) + where
+
+
+def _changed(
+    job: Job, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], *, zero: bool
+) -> Iterator[ParallelLayout]:
+    """Layouts that need less memory: one setting, one degree, both at once; last, on more devices."""
+    reducing = (*_SETTINGS.get(part, ()), "recompute", "micro_batch_size", "schedule", "zero_stage")
+    names = [name for name in dict.fromkeys(reducing) if zero or name != "zero_stage"]
+    variants = [_with(layout, name, value) for name in names for value in _values(name, layout)]
+    offloaded = [replace(layout, **changes) for changes in _more_offload(layout)]
+    yield from offloaded if layout.offloads else ()
+    yield from variants
+    for base in (layout, *variants):
+        yield from _with_more_experts(job, base, free_degrees)
+    for base in (layout, *variants):
+        yield from _in_place_of_replicas(job, base, free_degrees)
+    yield from offloaded
+    larger = [
+        _scaled(job, base, name, value)
+        for base in (layout, *variants)
+        for name in ("tensor", "pipeline", "data", "context")
+        if name in free_degrees
+        for value in _larger(job, base, name)
+    ]
+    yield from sorted(larger, key=lambda changed: (_odd_factor(layout, changed), changed.num_devices))
+
+
+def _odd_factor(layout: ParallelLayout, changed: ParallelLayout) -> bool:
+    """Whether the devices are not a power of two times as many: clusters are, so these are tried last."""
+    factor, rest = divmod(changed.num_devices, layout.num_devices)
+    return rest > 0 or factor & (factor - 1) > 0
+
+
+def _more_offload(layout: ParallelLayout) -> Iterator[dict[str, Any]]:
+    """Settings with more of the states, or of the activations, off the device."""
+    for name, places in _PLACES.items():
+        for place in places[places.index(getattr(layout, name)) + 1 :]:
+            yield {name: place}
+    if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
+        yield {"zero_stage": GRADIENTS_SHARDED}  # gradients leave the device too
+    if layout.offload_param == "none" and layout.zero_stage < SHARDED:
+        yield {"zero_stage": SHARDED, "offload_param": "cpu"}
+
+
+def _values(name: str, layout: ParallelLayout) -> list[str | int]:
+    """Values that need less memory than that of the layout, the nearest first."""
+    if name == "recompute":
+        modes = ["none", "selective", "full"]
+        return [*modes[modes.index(layout.recompute) + 1 :]]
+    if name == "micro_batch_size":
+        size = layout.micro_batch_size
+        return [size >> shift for shift in range(1, size.bit_length()) if size % (1 << shift) == 0]
+    if name == "schedule":
+        return ["1f1b"] if layout.schedule != "1f1b" else []
+    stages = (1, GRADIENTS_SHARDED, SHARDED) if layout.replicas > 1 else ()
+    return [stage for stage in stages if stage > layout.zero_stage]
+
+
+def _with(layout: ParallelLayout, name: str, value: str | int) -> ParallelLayout:
+    if name == "schedule":
+        return replace(layout, schedule=str(value), virtual_pipeline=1, layers_per_stage=None)
+    return replace(layout, **{name: value})  # type: ignore[arg-type]  # the field's own type, by name
+
+
+def _with_more_experts(
+    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
+) -> Iterator[ParallelLayout]:
+    """Experts over more ranks of the same stage."""
+    if job.model.experts is not None and "expert" in free_degrees:
+        for ranks in _divisors(job.model.experts.num_experts):
+            if ranks > layout.expert and layout.width % (ranks * layout.expert_tensor) == 0:
+                yield replace(layout, expert=ranks)
+
+
+def _in_place_of_replicas(
+    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
+) -> Iterator[ParallelLayout]:
+    """Tensor, pipeline or context times a factor and replicas divided by it, on the same devices."""
+    for factor in _divisors(layout.data)[1:]:
+        for name in ("tensor", "pipeline", "context"):
+            if name in free_degrees:
+                changed = _scaled(job, layout, name, getattr(layout, name) * factor)
+                yield replace(changed, data=layout.data // factor)
+
+
+def _larger(job: Job, layout: ParallelLayout, name: str) -> Iterator[int]:
+    """Larger values of a degree that divide what it divides; of a pipeline all that leave it layers."""
+    most = MOST_DEVICES * getattr(layout, name) // layout.num_devices
+    if name == "pipeline":
+        legal = list(range(1, job.model.num_layers // layout.virtual_pipeline + 1))
+    else:
+        count = {"tensor": job.model.num_attention_heads, "context": job.seq_length}
+        legal = _divisors(count.get(name, job.global_batch_size))
+    return (value for value in legal if getattr(layout, name) < value <= most)
+
+
+def _scaled(job: Job, layout: ParallelLayout, name: str, value: int) -> ParallelLayout:
+    if name != "pipeline":
+        return _with(layout, name, value)
+    scaled = replace(layout, pipeline=value, layers_per_stage=None)
+    uneven = job.model.num_layers % scaled.num_stages
+    if not uneven or layout.schedule not in SCHEDULES or scaled.num_stages > job.model.num_layers:
+        return scaled
+    stages = divided(layout.schedule, value, layout.virtual_pipeline, job.model.num_layers).layers
+    return replace(scaled, layers_per_stage=stages)
+
+
+def _divisors(count: int) -> list[int]:
+    return [number for number in range(1, count + 1) if count % number == 0]
+
+
+def _fits(job: Job, topology: FatTree, layout: ParallelLayout, free_degrees: tuple[str, ...]) -> bool:
+    try:
+        if layout.num_devices != topology.num_devices:
+            topology = FatTree(topology.system, layout.num_devices)
+        if refusals_of(job, topology, layout, "", free_degrees):
+            return False
+        memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))
+        return all(use.fits for use in memory)
+    except PerfsimError:
+        return False
