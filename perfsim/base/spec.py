@@ -7,7 +7,8 @@ error names the line and appears before any long computation.
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Any, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -66,6 +67,8 @@ class Spec(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+    moved: ClassVar[Mapping[str, str]] = {}
+    """Fields that a description of this kind had once, with what to write today."""
 
     def with_(self, **changes: Any) -> Self:
         """A copy with some values changed; a key may be a dotted path (`**{"memory.capacity": "96 GiB"}`).

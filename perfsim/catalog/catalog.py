@@ -73,7 +73,9 @@ def _set(data: dict[str, Any], path: str, value: Any, model: type[BaseModel], sh
         records = [member for outer in alternatives for member in members(outer) if is_record(member)]
         fields = list(dict.fromkeys(key for record in records for key in known_fields(record)))
         if fields and part not in fields:
-            return [Problem(f"{path}: `{part}` is not a field", help=did_you_mean(part, fields))]
+            moved = [getattr(record, "moved", {}).get(part, "") for record in records]
+            help_text = next(filter(None, moved), "") or did_you_mean(part, fields)
+            return [Problem(f"{path}: `{part}` is not a field", help=help_text)]
         alternatives = [inner for outer in alternatives for inner in element(outer, part)]
         if not alternatives:
             return [Problem(f"{path}: `{part}` is not a field")]

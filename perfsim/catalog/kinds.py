@@ -17,6 +17,7 @@ from perfsim.specs.calibration import Calibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec, system_classes
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import WallClockSpec
 
 # The types that a pydantic field accepts, read from its annotation.
@@ -116,6 +117,7 @@ FOLDERS = {
     "wall_clock": "hardware/wall_clocks",
     "model": "workloads/models",
     "recipe": "workloads/recipes",
+    "runtime": "workloads/runtimes",
     "study": "studies",
 }
 """Kind to folder below a root of the catalogue."""
@@ -125,6 +127,7 @@ _CLASSES: dict[str, tuple[type[BaseModel], ...]] = {
     "link": (LinkSpec,),
     "model": (TransformerConfig,),
     "recipe": (TrainingRecipe,),
+    "runtime": (Runtime,),
     "framework": (FrameworkCalibration,),
     "wall_clock": (WallClockSpec,),
 }

@@ -243,7 +243,7 @@ def _problem(
     if kind in _MISSING:
         return place(node, path).problem(f"`{name}` is missing{inside}")
     if kind in _UNKNOWN:
-        help_text = did_you_mean(name, _known_keys(model, parent)) if with_help else ""
+        help_text = _help_of_key(name, model, parent) if with_help else ""
         return place(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
     of_key = details["loc"][-1:] == ("[key]",)
     message, help_text = _explain(details)
@@ -280,13 +280,21 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _known_keys(model: type[BaseModel], path: Loc) -> list[str]:
-    """The keys that a mapping at `path` accepts."""
+def _help_of_key(name: str, model: type[BaseModel], path: Loc) -> str:
+    """Where a key has moved that the mapping at `path` does not accept, or the nearest one that it does."""
+    records = _records(model, path)
+    moved = next((record.moved[name] for record in records if name in getattr(record, "moved", {})), "")
+    return moved or did_you_mean(
+        name, dict.fromkeys(key for record in records for key in known_fields(record))
+    )
+
+
+def _records(model: type[BaseModel], path: Loc) -> list[Any]:
+    """The descriptions that a mapping at `path` may be."""
     alternatives: list[Any] = [model]
     for part in path:
         alternatives = [inner for outer in alternatives for inner in element(outer, part)]
-    records = [member for annotation in alternatives for member in members(annotation) if is_record(member)]
-    return list(dict.fromkeys(key for record in records for key in known_fields(record)))
+    return [member for annotation in alternatives for member in members(annotation) if is_record(member)]
 
 
 # `extends`: a description written as its differences from another.

@@ -12,7 +12,8 @@ from perfsim.machines.machine import Machine, Network, Unknown
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.network import Topology
 from perfsim.specs.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
-from perfsim.specs.recipe import Layout, TrainingRecipe
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.plan import check_runs_on
 

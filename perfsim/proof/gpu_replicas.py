@@ -14,8 +14,9 @@ from perfsim.proof.layout import EXPERTS
 from perfsim.proof.program import Cell, Claim, Message, Values
 from perfsim.proof.serial import SmallTraining
 from perfsim.proof.tensors import summed
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import ParallelLayout, TrainingRecipe
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Task, TaskGraph
 
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")

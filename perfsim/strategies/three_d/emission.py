@@ -168,7 +168,7 @@ class StepWriter:
         self.stages = stages_of(plan.job, plan.layout)
         self.sharded = plan.layout.zero_stage == SHARDED
         self.scattered = self.stages.replicas[0].shards_gradients
-        overlaps = plan.job.recipe.overlap_grad_reduce and not self.sharded
+        overlaps = plan.job.runtime.overlap_grad_reduce and not self.sharded
         self.overlap = overlaps and plan.layout.replicas > 1
         self.gathers_ahead = self.stages.replicas[0].gathers_ahead
         self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"

@@ -34,7 +34,8 @@ from perfsim.costs.memory import (
 )
 from perfsim.costs.price import Costs, Shares
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout, Place, TrainingRecipe
+from perfsim.specs.layout import ParallelLayout, Place
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies.plan import MEMORY, Screening
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, norm_work

@@ -19,7 +19,8 @@ from perfsim.base.sizes import MOST_DEVICES
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
@@ -93,7 +94,7 @@ class ThreeD:
 
     def _may_share_sequences(self, job: Job) -> bool:
         """Whether it has context degrees that the recipe's attention allows."""
-        return "context" in self.free_degrees and job.recipe.attention == "flash"
+        return "context" in self.free_degrees and job.runtime.attention == "flash"
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
