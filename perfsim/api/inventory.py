@@ -13,6 +13,7 @@ SINGULAR = {
     "devices": "device",
     "models": "model",
     "recipes": "recipe",
+    "runtimes": "runtime",
     "wall_clocks": "wall_clock",
     "studies": "study",
 }

@@ -101,7 +101,7 @@ def complete(kind: str) -> Completed:
 def _layout_values() -> Iterator[tuple[str, tuple[str, ...]]]:
     """The settings of a layout, and their values where they are words."""
     from perfsim.machines.layout_text import SHORT_NAMES
-    from perfsim.specs.recipe import ParallelLayout
+    from perfsim.specs.layout import ParallelLayout
     from perfsim.strategies.schedules import SCHEDULES
 
     short = {long: name for name, long in SHORT_NAMES.items()}

@@ -208,7 +208,7 @@ class PlacedCase:
         where gradients or parameters travel on a stream of their own does anything run beside compute. In a
         domain of several nodes contention for NVLink ports is part of it.
         """
-        if not self.plan.job.recipe.overlap_grad_reduce:
+        if not self.plan.job.runtime.overlap_grad_reduce:
             return 1.0
         step = self.step(machine_of(self.plan.system).costs(self.plan.topology, self.plan.job.recipe))
         whole = step

@@ -221,7 +221,7 @@ class Owners:
     def of(cls, placed: PlacedCase) -> Owners:
         """Those of a case. Raises InputError for a case that runs on no calibrated GPU cluster."""
         system = _cluster(placed)
-        framework = placed.plan.job.recipe.framework
+        framework = placed.plan.job.runtime.framework
         network = system.node.nic.calibration
         device = system.device.calibration
         if framework is None or network is None or not isinstance(device, GpuCalibration):
@@ -449,7 +449,7 @@ def step_with(placed: PlacedCase, constants: Constants) -> Step:
     )
     costs = GpuCosts(
         FatTree(system, placed.plan.topology.num_devices),
-        recipe.model_copy(update={"framework": owners.framework}),
+        recipe.ran_with(framework=owners.framework),
     )
     return placed.step(costs)
 

@@ -24,8 +24,8 @@ from perfsim.interop.megatron import iteration_steps
 from perfsim.interop.models import GAP
 from perfsim.interop.shape import ExpertShape, Latent, Shape
 from perfsim.interop.source import Source
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import ParallelLayout
 
 # The model of a file that holds none: the one that is named, or the config.json in its folder.
 

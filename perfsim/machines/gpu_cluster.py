@@ -32,7 +32,8 @@ from perfsim.network.algorithms import tree_rounds, wire_factor
 from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.specs.recipe import ParallelLayout, TrainingRecipe, layers_of_stages
+from perfsim.specs.layout import ParallelLayout, layers_of_stages
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
@@ -489,7 +490,7 @@ class GpuCluster(Machine):
 
     def calibrations(self, system: GpuClusterSpec, recipe: TrainingRecipe, /) -> list[Calibration]:
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
-        return [calibration for calibration in (*links, recipe.framework) if calibration is not None]
+        return [calibration for calibration in (*links, recipe.runtime.framework) if calibration is not None]
 
     def unknowns(
         self, system: GpuClusterSpec, _recipe: TrainingRecipe, _num_devices: int, /
@@ -569,7 +570,7 @@ class GpuCluster(Machine):
             rows.append(Setting("sequence_parallel", str(split).lower(), "" if split else "sp=true"))
         if layout.data > 1:
             rows.append(Setting("zero_stage", str(layout.zero_stage), "" if layout.zero_stage else "zero=1"))
-        selective = recipe.attention == "standard" and layout.recompute == "none"
+        selective = recipe.runtime.attention == "standard" and layout.recompute == "none"
         rows.append(Setting("recompute", layout.recompute, "recompute=selective" if selective else ""))
         if layout.pipeline > 1:
             rows.append(Setting("schedule", layout.schedule))

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.text import did_you_mean
-from perfsim.specs.recipe import layers_of_stages
+from perfsim.specs.layout import layers_of_stages
 
 SHORT_NAMES = {
     "tp": "tensor",

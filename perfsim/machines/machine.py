@@ -19,7 +19,8 @@ from perfsim.machines.layout_text import parsed_settings
 from perfsim.network import Topology
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import LinkSpec, SystemSpec
-from perfsim.specs.recipe import Job, Layout, TrainingRecipe
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 

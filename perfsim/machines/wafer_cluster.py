@@ -361,11 +361,11 @@ class WaferCluster(Machine):
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             return None
-        wanted = recipe.software_release or system.software_release
+        wanted = recipe.runtime.software_release or system.software_release
         return wanted, nearest_release(wanted, calibration)
 
     def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
-        return (recipe.software_release or system.software_release) == PEAK
+        return (recipe.runtime.software_release or system.software_release) == PEAK
 
     def unknowns(
         self, system: WaferClusterSpec, recipe: TrainingRecipe, num_devices: int, /
@@ -373,7 +373,7 @@ class WaferCluster(Machine):
         """The efficiency of a release without a log, and the loss of many systems."""
         calibration = system.device.calibration
         if isinstance(calibration, WaferCalibration):
-            yield from of_release(recipe.software_release or system.software_release, calibration)
+            yield from of_release(recipe.runtime.software_release or system.software_release, calibration)
         yield from of_systems(num_devices)
 
     def job_unknowns(self, job: Job, /) -> Iterator[Unknown]:

@@ -233,7 +233,7 @@ def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
     still none, with any attention.
     """
     device = plan.system.device.name
-    attention = plan.job.recipe.attention
+    attention = plan.job.runtime.attention
     alike = class_of(plan.job.recipe.precision)
     every = [row for row in recorded_runs() if (row.device, class_of(row.precision)) == (device, alike)]
     like = [row for row in every if row.attention == attention]

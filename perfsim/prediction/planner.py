@@ -16,7 +16,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate_from_fewer, evaluate_reported, graph_of, in_full
-from perfsim.specs.recipe import Layout
+from perfsim.specs.layout import Layout
 from perfsim.strategies import Plan
 from perfsim.strategies.screening import Screening
 

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from perfsim.network import Topology
     from perfsim.specs.calibration import ClusterCalibration
     from perfsim.specs.hardware import SystemSpec
+    from perfsim.specs.layout import Layout
     from perfsim.specs.model import TransformerConfig
     from perfsim.specs.perturbations import PerturbationSpec
-    from perfsim.specs.recipe import Job, Layout, TrainingRecipe
+    from perfsim.specs.recipe import Job, TrainingRecipe
+    from perfsim.specs.runtime import Runtime
     from perfsim.specs.wall_clock import WallClockSpec
     from perfsim.strategies import Strategy
 
@@ -172,6 +174,14 @@ class Question:
             usual="llm_2021 or llm_2024, by the month in which the model was published",
         )
     )
+    runtime: Runtime | None = field(
+        default=None,
+        metadata=_asked(
+            "Training stack with its settings: a name of the catalogue, or a YAML file.",
+            kind="runtime",
+            usual="the recipe's",
+        ),
+    )
     memory_limit: float = field(
         default=MEMORY_LIMIT,
         metadata=_asked(
@@ -254,7 +264,7 @@ class Question:
         """The cost model of the step."""
         from perfsim.machines import costs_for
 
-        return costs_for(self.topology, self.recipe) if self.prices is None else self.prices
+        return costs_for(self.topology, self.job.recipe) if self.prices is None else self.prices
 
     @property
     def job(self) -> Job:
@@ -262,7 +272,9 @@ class Question:
         from perfsim.specs.recipe import Job
 
         batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
-        return Job(self.model, self.recipe, batch)
+        if self.runtime is None:
+            return Job(self.model, self.recipe, batch)
+        return Job(self.model, self.recipe.model_copy(update={"runtime": self.runtime}), batch)
 
     @property
     def scale(self) -> float:
@@ -378,6 +390,8 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
         for name, value in whole.items()
     }
     values["recipe"] = _recipe_for(values.get("recipe"), values["model"], catalog)
+    if any(path.startswith("runtime.") for path in given):
+        values.setdefault("runtime", values["recipe"].runtime)
     if isinstance(perturbed := values.get("perturbations"), str):
         values["perturbations"] = parse_perturbations(perturbed)
     question = Question(**values)
@@ -510,7 +524,7 @@ class PriceTables:
 
     def lend(self, question: Question) -> None:
         """Give a question the network and prices of an earlier one on the same machine, or keep its own."""
-        recipe = priced_part(question.recipe)
+        recipe = priced_part(question.job.recipe)
         machine = next((known for known in self._machines if known.suits(question, recipe)), None)
         if machine is None:
             machine = _Machine(question.system, question.devices, recipe, question.topology, question.costs)

@@ -191,10 +191,11 @@ class Evaluation:
     def training(self) -> Training:
         """What the step holds for, besides model and machine."""
         recipe = self.plan.job.recipe
+        runtime = self.plan.job.runtime
         has_host = isinstance(self.plan.system.device.calibration, GpuCalibration)
-        framework = recipe.framework.name if recipe.framework and has_host else ""
+        framework = runtime.framework.name if runtime.framework and has_host else ""
         return Training(
-            recipe.name, recipe.seq_length, recipe.precision, recipe.attention, recipe.dropout, framework
+            recipe.name, recipe.seq_length, recipe.precision, runtime.attention, recipe.dropout, framework
         )
 
     def _kept_share(self, *, needed: bool) -> float:

@@ -528,14 +528,15 @@ def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
         suspect = trial.rate(words, changed, deviation)
         if suspect is not None:
             yield suspect
-    framework = asked.recipe.framework
+    runtime = asked.job.runtime
+    framework = runtime.framework
     if framework is not None and not framework.cuda_graph:
 
         def slower_host(factor: float) -> Question:
             host = ("host_s_per_kernel", "expert_pass_s")
             update = {name: getattr(framework, name) / factor for name in host}
-            recipe = asked.recipe.model_copy(update={"framework": framework.model_copy(update=update)})
-            return replace(asked, recipe=recipe)
+            slower = framework.model_copy(update=update)
+            return replace(asked, runtime=runtime.model_copy(update={"framework": slower}))
 
         words = (
             "the host, which waits for counts of experts" if asked.model.experts else "launches of the host"
@@ -555,28 +556,33 @@ def _settings(asked: Question, trial: _Trial) -> Iterator[Suspect]:
 
 def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
     recipe = asked.recipe
+    runtime = asked.job.runtime
     layout = asked.layout
 
     def with_recipe(**update: Any) -> Question:
         return replace(asked, recipe=recipe.model_copy(update=update))
 
-    other = "flash" if recipe.attention == "standard" else "standard"
-    yield f"attention {other}", with_recipe(attention=other)
-    for field in ("overlap_grad_reduce", "overlap_param_gather", "fused_cross_entropy", "dropout"):
-        value = not getattr(recipe, field)
-        yield f"{field} {str(value).lower()}", with_recipe(**{field: value})
-    if recipe.framework is not None:
-        graph = not recipe.framework.cuda_graph
-        framework = recipe.framework.model_copy(update={"cuda_graph": graph})
-        yield f"cuda_graph {str(graph).lower()}", with_recipe(framework=framework)
+    def run_by(**update: Any) -> Question:
+        return replace(asked, runtime=runtime.model_copy(update=update))
+
+    other = "flash" if runtime.attention == "standard" else "standard"
+    yield f"attention {other}", run_by(attention=other)
+    for field in ("overlap_grad_reduce", "overlap_param_gather", "fused_cross_entropy"):
+        value = not getattr(runtime, field)
+        yield f"{field} {str(value).lower()}", run_by(**{field: value})
+    yield f"dropout {str(not recipe.dropout).lower()}", with_recipe(dropout=not recipe.dropout)
+    if runtime.framework is not None:
+        graph = not runtime.framework.cuda_graph
+        framework = runtime.framework.model_copy(update={"cuda_graph": graph})
+        yield f"cuda_graph {str(graph).lower()}", run_by(framework=framework)
     if asked.model.experts is not None:
         for name in get_args(Dispatcher):
-            if name != recipe.expert_dispatcher:
-                yield f"dispatcher {name}", with_recipe(dispatcher=name)
+            if name != asked.job.recipe.expert_dispatcher:
+                yield f"dispatcher {name}", run_by(dispatcher=name)
         routing = "balanced" if recipe.routing == "drawn" else "drawn"
         yield f"routing {routing}", with_recipe(routing=routing)
-        grouped = not recipe.grouped_products
-        yield f"grouped_products {str(grouped).lower()}", with_recipe(grouped_products=grouped)
+        grouped = not runtime.grouped_products
+        yield f"grouped_products {str(grouped).lower()}", run_by(grouped_products=grouped)
     if layout is None or isinstance(layout, str):
         return
     for mode in ("none", "selective", "full"):

@@ -244,11 +244,11 @@ def kept_by(
     context = None
     if mode == "full":
         results.pop("projection", None)
-        return Kept(None, None, attention.x, results if recipe.recompute_keeps == "qkv" else None)
+        return Kept(None, None, attention.x, results if recipe.runtime.recompute_keeps == "qkv" else None)
     if mode == OPERATORS:
         if isinstance(mlp, MlpKept):
             results["fc1"] = mlp.u
-        if recipe.attention == "flash":
+        if recipe.runtime.attention == "flash":
             context = attention.context
         whole = mlp if isinstance(mlp, BlockKept) else None
         return Kept(None, whole, attention.x, every_second(results, share), context)

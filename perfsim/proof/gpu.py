@@ -23,8 +23,9 @@ from perfsim.proof.layout import EXPERTS, cut
 from perfsim.proof.program import Cell, Claim, Kernel, Message, Values, first_made, first_read, per_rank
 from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
 from perfsim.proof.tensors import CLIPPED, NORM, combined, pieces, summed
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import ParallelLayout, TrainingRecipe
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies.three_d.offload import ACTIVATIONS, SAVED
 from perfsim.work import (
     EMBEDDING,

@@ -15,7 +15,7 @@ import numpy as np
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.proof.layout import EXPERTS, Share
 from perfsim.proof.program import Fault, Message, Program
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import Held, Pass, Slot, schedule_called
 from perfsim.strategies.schedules.slots import held_at_peak

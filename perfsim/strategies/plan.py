@@ -15,7 +15,8 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import Topology
 from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.recipe import Job, Layout
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.screening import Screening, screened_one_by_one
 from perfsim.work import GraphBuilder, Work
 

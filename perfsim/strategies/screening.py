@@ -11,7 +11,8 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, PlanError
-from perfsim.specs.recipe import Job, Layout
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import Job
 
 if TYPE_CHECKING:
     from perfsim.costs.price import Costs

@@ -25,7 +25,7 @@ from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.prediction import Prediction, prediction_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate_from_fewer, graph_of
-from perfsim.specs.recipe import Layout
+from perfsim.specs.layout import Layout
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of_run, target_for
 from perfsim.studies.executors import Executor, Failed

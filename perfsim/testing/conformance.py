@@ -23,7 +23,8 @@ from perfsim.machines.placement import shared_links
 from perfsim.network import Topology, WaferTree
 from perfsim.prediction.planner import search
 from perfsim.proof.prices import held_unlike_promised
-from perfsim.specs.recipe import Job, Layout, ParallelLayout
+from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.testing import toys
@@ -286,7 +287,7 @@ def _all_flop_are_done(case: Case) -> None:
 
 def _masked_flop(job: Job, recompute: str, share: float) -> float:
     """FLOPs that fused attention skips (the causal half) less those it repeats (scores, backward)."""
-    if job.recipe.attention == "standard":
+    if job.runtime.attention == "standard":
         return 0.0
     matmul = 2.0 * job.seq_length * job.model.hidden_size * job.model.num_layers * job.tokens_per_step
     forwards = 1 + share if recompute == "full" else 1

@@ -221,13 +221,13 @@ def model_flop_per_step(job: Job) -> float:
 def _whole_layer(job: Job, kind: LayerKind) -> LayerSlice:
     """A layer of a kind for one sequence, with what its recompute keeps."""
     recipe = job.recipe
-    framework = job.recipe.framework
+    framework = job.runtime.framework
     return LayerSlice(
         job.model,
         recipe.seq_length,
         1,
-        attention=recipe.attention,
-        keeps=recipe.recompute_keeps,
+        attention=recipe.runtime.attention,
+        keeps=recipe.runtime.recompute_keeps,
         selective="core" if framework is None else framework.selective,
         kind=kind,
     )

@@ -12,8 +12,10 @@ from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Fusion, Selective
 from perfsim.specs.hardware import Precision
+from perfsim.specs.layout import ContextExchange
 from perfsim.specs.model import PLAIN, Experts, LayerKind, RecomputeKeeps, TransformerConfig
-from perfsim.specs.recipe import Attention, ContextExchange, KernelPrecisions
+from perfsim.specs.recipe import KernelPrecisions
+from perfsim.specs.runtime import Attention
 
 Partition = Literal["none", "column", "row", "streamed"]
 

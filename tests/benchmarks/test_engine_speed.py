@@ -23,7 +23,8 @@ from perfsim.engine.trace import Trace
 from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.machines.placement import Placed, place_stragglers, shared_links
 from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.work import TaskGraph, unfold
 

@@ -18,7 +18,7 @@ from perfsim.machines.placement import place, shared_links
 from perfsim.network import Topology
 from perfsim.prediction.run import evaluate, longest_path_s
 from perfsim.specs.hardware import FatTreeSpec
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.testing.toys import ToyCosts
 from perfsim.work import Work, unfold
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import LayoutError, MemoryCapacityError
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import STRATEGIES, strategy
 from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.strategies.three_d.stages import stages_of

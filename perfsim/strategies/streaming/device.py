@@ -175,9 +175,9 @@ class StreamedGpu(StreamedDevice):
         recipe = job.recipe
         return replace(
             whole,
-            attention=recipe.attention,
+            attention=recipe.runtime.attention,
             dropout=recipe.dropout,
-            fused_cross_entropy=recipe.fused_cross_entropy,
+            fused_cross_entropy=recipe.runtime.fused_cross_entropy,
         )
 
     def kept_bytes(self, part: LayerSlice) -> float:

@@ -329,7 +329,7 @@ def _lost_beside_reductions(
 
     A backward that waits for buffers waits less when it computes more slowly.
     """
-    sharded = (columns.zero[:, None] == GRADIENTS_SHARDED) & job.recipe.overlap_grad_reduce
+    sharded = (columns.zero[:, None] == GRADIENTS_SHARDED) & job.runtime.overlap_grad_reduce
     if not sharded.any():
         return np.zeros(wait_s.shape)
     hidden = np.minimum(np.maximum(0.0, _scattered_s(ranks, replicas) - wait_s), times.total_s)
@@ -378,7 +378,7 @@ def _waits_for_buffers(
     ones = np.clip(2.0 - layers, 0.0, 1.0)
 
     def wait(other: Floats) -> Floats:
-        if not job.recipe.overlap_grad_reduce:
+        if not job.runtime.overlap_grad_reduce:
             return np.where(sharded, scattered, 0.0)
         first = redone / np.maximum(1.0, layers) + 2 * virtual * layer + ends
         chained = other + first + (ranks.layers - IN_FLIGHT * virtual) * reduce
@@ -459,7 +459,7 @@ def _reduction_s(
     complete one after the other during the backwards of the last `pipeline` micro-batches (`last_group_s`).
     """
     apart = (columns.replicas > 1) & (columns.zero < SHARDED)
-    if not job.recipe.overlap_grad_reduce:
+    if not job.runtime.overlap_grad_reduce:
         return np.where(apart & (columns.zero < GRADIENTS_SHARDED), replicas.reduce[:, 0], 0.0)
     redone = np.where(columns.recompute > 0, 1 / columns.recompute_every, 0.0)
     split = columns.of_schedules("splits_backward")

@@ -123,7 +123,7 @@ class Replicas:
     def gathers_ahead(self) -> bool:
         """Whether parameters are gathered beside the first forward of the next step."""
         shards_optimizer = self.zero_stage in (1, GRADIENTS_SHARDED)
-        return self.recipe.overlap_param_gather and shards_optimizer and self.size > 1
+        return self.recipe.runtime.overlap_param_gather and shards_optimizer and self.size > 1
 
     @property
     def gradient_shards(self) -> int:
@@ -222,10 +222,10 @@ def layers_per_bucket(
     recipe: TrainingRecipe, layer_parameters: NDArray[np.float64], zero_stage: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and where the recipe has no buckets."""
-    if recipe.grad_bucket is None:
+    if recipe.runtime.grad_bucket is None:
         return np.ones_like(zero_stage)
     of_a_layer = np.maximum(layer_parameters, 1.0)  # an empty virtual stage has none
-    layers = np.ceil(recipe.grad_bucket / (of_a_layer * main_grad_bytes(recipe)))
+    layers = np.ceil(recipe.runtime.grad_bucket / (of_a_layer * main_grad_bytes(recipe)))
     return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 

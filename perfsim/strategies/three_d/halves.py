@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from perfsim.costs.memory import main_grad_bytes
+from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind
-from perfsim.specs.recipe import ContextExchange, Job, ParallelLayout, TrainingRecipe
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies.three_d.data import SHARDED
 from perfsim.work import Kind, Template, TensorClass, Work
 from perfsim.work.counts import (
@@ -76,7 +77,7 @@ def fullest_rank(experts: int, ranks: int, spread: float) -> float:
 
 def waits_for_rows(recipe: TrainingRecipe) -> bool:
     """Whether the host must learn how many rows go where: not with a fixed capacity or in a CUDA graph."""
-    framework = recipe.framework
+    framework = recipe.runtime.framework
     if framework is None or framework.cuda_graph or recipe.expert_capacity is not None:
         return False
     return framework.expert_pass_s > 0
@@ -123,16 +124,16 @@ def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> Layer
         micro_batch_size=layout.micro_batch_size,
         tensor=layout.tensor,
         sequence_parallel=layout.sequence_parallel,
-        attention=recipe.attention,
-        attention_length=recipe.attention_length,
+        attention=recipe.runtime.attention,
+        attention_length=recipe.runtime.attention_length,
         main_grad_bytes=main_grad_bytes(recipe),
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
-        fused_cross_entropy=recipe.fused_cross_entropy,
-        fused=() if recipe.framework is None else recipe.framework.fused,
+        fused_cross_entropy=recipe.runtime.fused_cross_entropy,
+        fused=() if recipe.runtime.framework is None else recipe.runtime.framework.fused,
         precisions=recipe.narrow_kernels,
-        keeps=recipe.recompute_keeps,
-        selective="core" if recipe.framework is None else recipe.framework.selective,
+        keeps=recipe.runtime.recompute_keeps,
+        selective="core" if recipe.runtime.framework is None else recipe.runtime.framework.selective,
         recompute_stops_early=layout.zero_stage == SHARDED,
         context=layout.context,
         context_exchange=layout.context_exchange,

@@ -10,8 +10,9 @@ from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import passes_problem
 from perfsim.base.text import nearest_divisors
 from perfsim.network import FatTree
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided
@@ -163,7 +164,7 @@ def context_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
                 f"context {context}; context_exchange ring has no such rule"
             )
             yield _refused(layout, "context_exchange", words, {"context_exchange": "ring"})
-    if job.recipe.attention != "flash":
+    if job.runtime.attention != "flash":
         words = f"context {context} needs fused attention: recipe {job.recipe.name} has attention standard"
         yield _refused(layout, "context", words)
     if job.recipe.lm_head_positions is not None:

@@ -27,8 +27,9 @@ from perfsim.costs.memory import (
     state_bytes,
 )
 from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of

@@ -16,7 +16,8 @@ from typing import Any
 from perfsim.base.errors import PerfsimError
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided

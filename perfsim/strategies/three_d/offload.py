@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 
 from perfsim.costs.gpu import LOADS, STORE
 from perfsim.costs.memory import reduced_grad_bytes, stage_parameters, updated_state_bytes
-from perfsim.specs.recipe import ParallelLayout, Place, TrainingRecipe
+from perfsim.specs.layout import ParallelLayout, Place
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, norm_work
 from perfsim.strategies.three_d.halves import slice_of
 from perfsim.strategies.three_d.stages import ThreeDPlan

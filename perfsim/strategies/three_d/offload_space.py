@@ -14,7 +14,8 @@ from perfsim.costs.gpu import HostCosts
 from perfsim.costs.memory import MemoryUse, state_bytes
 from perfsim.costs.price import Costs, Shares
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout, Place
+from perfsim.specs.layout import ParallelLayout, Place
+from perfsim.specs.recipe import Job
 from perfsim.strategies.screening import MEMORY, Screening
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.network import FatTree
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.context import ring_terms
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, Held, Replicas, layers_per_bucket
@@ -271,7 +272,7 @@ def head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
 def send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
     """Messages between pipeline ranks; `node` is 0 where all devices are in one."""
     stage = _stage(job, kind, degrees)
-    framework = job.recipe.framework
+    framework = job.runtime.framework
     return {
         "send_inside": (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else (),
         "send_across": (transfer_work(stage, RankGroup(0, node, 2)),) if node else (),
@@ -631,8 +632,8 @@ def data_prices(
 ) -> DataPrices:
     """The prices of every layout's replicas."""
     full, rest = np.divmod(largest.chunk, largest.bucket)
-    overlaps = int(job.recipe.overlap_grad_reduce)
-    gathers = int(job.recipe.overlap_param_gather)
+    overlaps = int(job.runtime.overlap_grad_reduce)
+    gathers = int(job.runtime.overlap_param_gather)
     keys = (
         columns.tensor,
         columns.replicas,
@@ -739,7 +740,7 @@ def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[
         reduce(whole),
         gather(whole, updates_shard and not key.ahead),
         [replicas.optimizer_work()],
-        reduce(Held(ends), job.recipe.overlap_grad_reduce),
+        reduce(Held(ends), job.runtime.overlap_grad_reduce),
         reduce(layer * key.bucket),
         reduce(layer * key.rest),
         reduce(layer, scatters),

@@ -27,8 +27,9 @@ from perfsim.base.arrays import Ints
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import Recompute, layer_kinds
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
@@ -468,7 +469,7 @@ def head_layers(job: Job) -> int:
     """Layers that take as long as the LM head, by their matrix products; the ratio rounded."""
     model = job.model
     positions = job.recipe.lm_head_positions or job.seq_length
-    seen = job.seq_length / 2 if model.causal and job.recipe.attention == "flash" else job.seq_length
+    seen = job.seq_length / 2 if model.causal and job.runtime.attention == "flash" else job.seq_length
     kind = layer_kinds(model)[model.num_layers - 1]
     layer = parameters(model).matrices_of(kind, active=True) + seen * (
         model.query_width + model.attention_width
@@ -629,7 +630,7 @@ def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:
     if job.recipe.recompute != "auto":
         return [(MODES.index(job.recipe.recompute), 1)]
     modes = [(MODES.index("none"), 1)]
-    if job.recipe.attention == "standard":
+    if job.runtime.attention == "standard":
         modes.append((MODES.index("selective"), 1))
     return modes + [(full, every) for every in recompute_intervals(job.model.num_layers // pipeline)]
 

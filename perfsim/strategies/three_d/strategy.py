@@ -18,7 +18,8 @@ from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.costs.memory import MemoryUse, reduced_grad_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import check_runs_on
 from perfsim.strategies.schedules import Pass, merged_order, schedule, schedule_called
 from perfsim.strategies.screening import MEMORY, Screening
@@ -78,7 +79,7 @@ class StepWriter:
         self.stages = stages_of(plan.job, plan.layout)
         self.sharded = plan.layout.zero_stage == SHARDED
         self.scattered = self.stages.replicas[0].shards_gradients
-        overlaps = plan.job.recipe.overlap_grad_reduce and not self.sharded
+        overlaps = plan.job.runtime.overlap_grad_reduce and not self.sharded
         self.overlap = overlaps and plan.layout.replicas > 1
         self.gathers_ahead = self.stages.replicas[0].gathers_ahead
         self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
@@ -270,7 +271,7 @@ class ThreeD:
 
     def _may_share_sequences(self, job: Job) -> bool:
         """Whether it has context degrees that the recipe's attention allows."""
-        return "context" in self.free_degrees and job.recipe.attention == "flash"
+        return "context" in self.free_degrees and job.runtime.attention == "flash"
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.three_d.strategy import ThreeD
 

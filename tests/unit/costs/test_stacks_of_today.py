@@ -187,8 +187,10 @@ def test_attention_in_one_block_takes_the_times_of_the_published_table(
     """Apex FMHA on an A100, 64 sequences of 16 heads of 64 (FlashAttention, table 7)."""
     model = default_catalog().models["bert_large"]
     framework = default_catalog().framework("mlperf-bert")
-    recipe = default_catalog().recipes["gpt3_pretraining"].with_(framework=framework, precision="fp16")
-    costs = GpuKernels(default_catalog().system("dgx-a100-40gb"), recipe)
+    recipe = (
+        default_catalog().recipes["gpt3_pretraining"].with_(precision="fp16").ran_with(framework=framework)
+    )
+    costs = GpuKernels(default_catalog().system("dgx-a100-40gb"), recipe.ran_with(framework=framework))
     part = LayerSlice(model=model, seq_length=length, micro_batch_size=64, attention="flash")
     (ahead,), (back,) = attention_core(part), attention_core(part, backward=True)
     latency_s = costs.gpu.kernel_latency_s

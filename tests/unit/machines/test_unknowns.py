@@ -67,7 +67,7 @@ def test_many_systems_may_lose_what_published_scaling_leaves_open() -> None:
 
 # ------------------------------------------------------------------------------------- predictions
 def accuracy(system: str = "cs-2", devices: int = 1, release: str | None = None) -> Accuracy:
-    recipe = CATALOG.recipes["gpt3_pretraining"].with_(software_release=release)
+    recipe = CATALOG.recipes["gpt3_pretraining"].ran_with(software_release=release)
     question = {"model": "cerebras_gpt_111m", "recipe": recipe, "batch": 120 * devices}
     return accuracy_of(ps.predict(**question, system=system, devices=devices).run.plan)
 

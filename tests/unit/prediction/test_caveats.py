@@ -22,7 +22,7 @@ from perfsim.report.study_files import study_document, write_study_page
 from perfsim.report.terminal import run_lines
 from perfsim.report.terminal_study import study_lines
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
-from perfsim.studies.result import CandidateResult
+from perfsim.studies.answers import CandidateResult
 
 SMALL = "cerebras_gpt_111m"
 catalog = ps.Catalog()
@@ -102,7 +102,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "experts-outside": lambda: wafers(model="mixtral_8x7b", batch=8),
     "few-runs": wafers,
     "release-peak": lambda: wafers(system="cs-2-peak"),
-    "release-borrowed": lambda: wafers(recipe=recipe(software_release="r1.9")),
+    "release-borrowed": lambda: wafers(recipe=recipe(**{"runtime.software_release": "r1.9"})),
     "precision-outside": lambda: gpus(recipe=recipe(precision="tf32")),
     "memory-above-limit": lambda: filled(0.96),
     "zero3-ranks-outside": lambda: gpus("dp=256,mbs=1,zero=3", 256),

@@ -43,7 +43,7 @@ def test_what_a_run_with_experts_may_have_wrong_is_among_the_suspects() -> None:
     asked = question_of(
         {"model": "mixtral_8x7b", "system": "dgx-h100", "devices": 16, "batch": 8, "layout": layout}
     )
-    recipe = asked.recipe.model_copy(update={"dispatcher": "all_gather"})
+    recipe = asked.recipe.ran_with(dispatcher="all_gather")
     gap = explained(asked, replace(asked, recipe=recipe))
     changes = [suspect.change for suspect in gap.suspects]
     assert {"dispatcher deepep", "routing balanced", "the host, which waits for counts of experts"} < {

@@ -14,7 +14,8 @@ from perfsim.network import FatTree, Topology
 from perfsim.prediction.planner import Search, best_plan, confirmed, search
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import evaluate
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.space import Space
 from perfsim.strategies.three_d.strategy import ThreeD

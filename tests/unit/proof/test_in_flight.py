@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.proof.prices import held_unlike_promised
 from perfsim.proof.prove import Request, prove_all
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import SCHEDULES, Slot, StageOrder, least_chunks
 from perfsim.strategies.schedules.slots import Pass

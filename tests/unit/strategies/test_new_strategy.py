@@ -11,7 +11,8 @@ from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.plan import Plan, Strategy, check_runs_on
 from perfsim.testing import check_strategy
@@ -60,7 +61,7 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
             job.model,
             job.seq_length,
             layout.micro_batch_size,
-            attention=recipe.attention,
+            attention=recipe.runtime.attention,
             dropout=recipe.dropout,
         )
 

@@ -10,7 +10,8 @@ import pytest
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs
 from perfsim.network import Topology
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.screening import Screening
 from perfsim.strategies.three_d.strategy import ThreeD

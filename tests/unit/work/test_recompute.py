@@ -58,7 +58,7 @@ def test_graph_flops_and_closed_form_follow_what_is_kept(framework: str, recompu
     }
     question = Question(
         model=LLAMA,
-        recipe=CATALOG.recipe("llm_2024").model_copy(update=update),
+        recipe=CATALOG.recipe("llm_2024").ran_with(**update),
         system=CATALOG.system("dgx-h100"),
         devices=16,
         strategy="zero3",

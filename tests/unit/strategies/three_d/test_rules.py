@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from perfsim.base.errors import LayoutError
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.legal import refusals_of

@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.legal import refusals_of
