@@ -22,8 +22,7 @@ from perfsim.prediction.prediction import Prediction
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
-from perfsim.studies.points import PointResult
-from perfsim.studies.result import CandidateResult, StudyResult
+from perfsim.studies.answers import CandidateResult, PointResult, StudyResult
 from perfsim.studies.shortlist import Entry, Planned
 from perfsim.studies.variants import SweepResult
 

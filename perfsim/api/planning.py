@@ -14,8 +14,8 @@ from perfsim.prediction.question import described, question_of
 from perfsim.report.text import layout_short
 from perfsim.specs.hardware import SystemSpec
 from perfsim.studies.batches import target_for
-from perfsim.studies.equal_time import Matched, match_system
 from perfsim.studies.executors import executor_for
+from perfsim.studies.scaling import Matched, match_system
 from perfsim.studies.shortlist import (
     SHOWN,
     AboveLimit,

@@ -39,13 +39,11 @@ from perfsim.interop.imported import Imported
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
-from perfsim.studies.axes import SweepSpec
+from perfsim.studies.axes import SweepSpec, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import check_question, question_of_candidate
-from perfsim.studies.spec import StudySpec, with_verify
-from perfsim.studies.sweep import is_sweep, load_sweep
+from perfsim.studies.spec import StudySpec, check_question, question_of_candidate, with_verify
 from perfsim.studies.trials import Explained, explain
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +169,8 @@ def _study(study: str, compare: str, verify: Any, how: How) -> None:
     A study with a grid or variants is answered as a sweep, as `perfsim sweep` does. A comparison of published
     figures with a law or with equations is answered as a table.
     """
+    from perfsim.studies.axes import is_sweep
     from perfsim.studies.comparisons import is_comparison
-    from perfsim.studies.sweep import is_sweep
 
     check_folder(how.out or Path("reports"), "--out" if how.out else "the default of --out,")
     names = [name.strip() for name in compare.split(",") if name.strip()]
@@ -262,14 +263,15 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     from perfsim.api.answers import sweep as answer_sweep
     from perfsim.report.sweep import sweep_text
     from perfsim.report.terminal_study import sweep_lines
-    from perfsim.studies.sweep import STORE, load_sweep, only_strategies, plan_sweep
+    from perfsim.studies.axes import load_sweep, only_strategies
+    from perfsim.studies.runner import STORE, plan_sweep
 
     asked = only_strategies(load_sweep(name), strategies)
     folder = how.out or Path("reports") / asked.name
     if how.dry_run:
         planned = plan_sweep(asked, folder / STORE, how.jobs)
         if how.as_json:
-            print_json(planned.as_dict())
+            print_json(asdict(planned))
         else:
             print_prose(planned.line)
         return

@@ -33,9 +33,9 @@ from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
+from perfsim.studies.axes import is_sweep
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.studies.sweep import is_sweep
 from perfsim.work import TaskGraph
 from perfsim.work.unfold import Unfolded, unfold
 

@@ -11,8 +11,8 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.bill import NOT_GIVEN, amount_text
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Calibration, ClusterCalibration, FitRecord
+from perfsim.studies.answers import Assumption, production_of
 from perfsim.studies.batches import Target
-from perfsim.studies.result import Assumption, production_of
 from perfsim.studies.spec import StudySpec
 
 # Calibration constants as inputs of an answer: value, standard error, and the fit or source.

@@ -106,6 +106,11 @@ def target_for(
     return Target(tokens, critical_batch(law.law, inputs), loss, measured)
 
 
+def target_of(spec: StudySpec) -> Target:
+    """What ends the study's run. Raises InputError where the recipe says nothing of it."""
+    return target_for(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
+
+
 def _fit_of(own: ConvergenceCalibration) -> HyperbolaFit:
     """A fit in tokens as the laws of the critical batch take it."""
     one_error = math.pow(own.band_factor, 1 / Z_90)
@@ -255,18 +260,16 @@ def suggested_batches(spec: StudySpec, d_min_tokens: float) -> dict[str, float]:
     return suggested
 
 
-def whole_run_of(question: Question, choice: BatchChoice) -> tuple[RunPart, ...]:
+def whole_run_of(question: Question, time: TimeToAccuracy) -> tuple[RunPart, ...]:
     """The parts of a candidate's wall clock; empty if it names none."""
-    if question.wall_clock is None:
-        return ()
-    return whole_run(question.wall_clock, training_of(question, choice))
+    return () if question.wall_clock is None else whole_run(question.wall_clock, training_of(question, time))
 
 
-def training_of(question: Question, choice: BatchChoice) -> Training:
+def training_of(question: Question, time: TimeToAccuracy) -> Training:
     """The steps of a candidate and the units that run them."""
     return Training(
-        steps=choice.answer.steps,
-        step_time_s=choice.step_time_s,
+        steps=time.steps,
+        step_time_s=time.step_time_s,
         num_parameters=float(parameters(question.model).total),
         num_nodes=-(-question.devices // question.topology.devices_per_node),
     )

@@ -36,7 +36,7 @@ MOVED: list[tuple[str, str]] = []
 
 LEFT_OUT = re.compile(
     r"(^|/)(screening_s|caveats|notes|command|version|report|assumptions|inputs_digest|differs|settings|label"
-    r"|worst_relative_error|max_relative_error|schema|line|seed)(/|$)"
+    r"|worst_relative_error|max_relative_error|schema|line|seed|bill)(/|$)"
 )
 """Places that are no answers: times on the clock, rounding errors, words, what was asked."""
 

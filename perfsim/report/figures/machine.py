@@ -16,7 +16,7 @@ from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.page import Box, Drawing, Line, Words
 from perfsim.report.table import Table
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 # What each pipeline stage or wafer holds at its peak, against its capacity.
 

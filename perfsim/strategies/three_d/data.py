@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, update_products, updated_state_bytes
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
@@ -219,9 +219,7 @@ def norm_work(peers: RankGroup | None = None) -> Work:
     )
 
 
-def layers_per_bucket(
-    recipe: TrainingRecipe, layer_parameters: NDArray[np.float64], zero_stage: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def layers_per_bucket(recipe: TrainingRecipe, layer_parameters: Floats, zero_stage: Ints) -> Ints:
     """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and where the recipe has no buckets."""
     if recipe.runtime.grad_bucket is None:
         return np.ones_like(zero_stage)

@@ -14,8 +14,7 @@ from functools import lru_cache
 from perfsim.costs.memory import routed_parameters, stage_parameters
 from perfsim.strategies.three_d.data import Held, Replicas, Shards
 from perfsim.strategies.three_d.halves import compute_work
-from perfsim.strategies.three_d.layer import Layer, WeightInputs
-from perfsim.strategies.three_d.tensor import EMBEDDED, FROM_HEAD, TensorGroup
+from perfsim.strategies.three_d.tensor import EMBEDDED, FROM_HEAD, Layer, TensorGroup, WeightInputs
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,

@@ -9,9 +9,8 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
@@ -30,7 +29,6 @@ from perfsim.strategies.three_d.expert import (
     shared_work,
 )
 from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
 from perfsim.strategies.three_d.pipeline import (
     VirtualStage,
@@ -47,7 +45,7 @@ from perfsim.strategies.three_d.pipeline import (
 )
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.stages import experts_of, group_of, layer_of
-from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between
+from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, Layer
 from perfsim.work import RankGroup, Work
 
 # The works that add up to prices, in components: each is written once for all layouts that agree in it.
@@ -69,9 +67,7 @@ class Terms:
         self._shape = len(fields), rows
         self._components: list[tuple[Ints, int, Ints, Ints]] = []
 
-    def add(
-        self, keys: Sequence[Ints], terms: Callable[..., Named], where: NDArray[np.bool_] | None = None
-    ) -> None:
+    def add(self, keys: Sequence[Ints], terms: Callable[..., Named], where: Bools | None = None) -> None:
         """Works that depend on some keys, of shape (rows,) each; only in the rows of `where`."""
         rows = np.arange(self._shape[1]) if where is None else np.flatnonzero(where)
         if not len(rows):
@@ -292,8 +288,6 @@ def _stage(job: Job, kind: LayerKind, degrees: Sequence[int]) -> VirtualStage:
 # Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend on
 # few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage need.
 
-Booleans = NDArray[np.bool_]
-
 
 class PassPrices(NamedTuple):
     """Seconds of the parts of the passes of one micro-batch, shape (rows, 1).
@@ -382,11 +376,11 @@ class Slices(NamedTuple):
     """A layout with every share."""
     of_row: Ints
     """The share of every layout."""
-    splits: Booleans
+    splits: Bools
     """Its weight gradients are a pass of their own."""
-    selective: Booleans
-    full: Booleans
-    sends: Booleans
+    selective: Bools
+    full: Bools
+    sends: Bools
     """It has a pipeline; one device alone has no peer to send to."""
 
 
@@ -394,7 +388,7 @@ def slices_of(columns: Columns) -> Slices:
     """The distinct shares of a layer among some layouts."""
     first, of_row = distinct_rows(columns.slice_keys)
 
-    def occurs(rows: Booleans) -> Booleans:
+    def occurs(rows: Bools) -> Bools:
         return np.bincount(of_row[rows], minlength=len(first)) > 0
 
     return Slices(

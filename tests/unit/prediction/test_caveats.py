@@ -22,7 +22,7 @@ from perfsim.report.study_files import study_document, write_study_page
 from perfsim.report.terminal import run_lines
 from perfsim.report.terminal_study import study_lines
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
-from perfsim.studies.result import CandidateResult
+from perfsim.studies.answers import CandidateResult
 
 SMALL = "cerebras_gpt_111m"
 catalog = ps.Catalog()

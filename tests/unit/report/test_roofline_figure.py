@@ -9,7 +9,7 @@ import pytest
 from perfsim.prediction.why import ELEMENTWISE, PRODUCT, KernelUse, Roofline
 from perfsim.report.figures.machine import roofline, roofline_alt, roofline_table
 from perfsim.report.study import study_page
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 OWN = Roofline(
     2e12,

@@ -14,7 +14,7 @@ from perfsim.report.figures.machine import network_use, topology
 from perfsim.report.page import Drawing, render_page
 from perfsim.report.study import study_page
 from perfsim.report.text import percent
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 
 @pytest.fixture(scope="module")

@@ -181,14 +181,14 @@ def test_whatever_fails_in_one_candidate_loses_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: PerfsimError
 ) -> None:
     spec = loaded(tmp_path, GPUS, "strategy: weight-streaming, system: cs-2, devices: [1]")
-    answer = runner_module._answer
+    answer = runner_module.answer_candidate
 
-    def broken(study: StudySpec, candidate: CandidateSpec, *rest: Any) -> Answered:
+    def broken(study: StudySpec, candidate: CandidateSpec, *rest: Any, **more: Any) -> Answered:
         if candidate.strategy == "3d":
             raise error
-        return answer(study, candidate, *rest)
+        return answer(study, candidate, *rest, **more)
 
-    monkeypatch.setattr(runner_module, "_answer", broken)
+    monkeypatch.setattr(runner_module, "answer_candidate", broken)
     result = run_study(spec).result
     assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming"]
     assert [(candidate.label, candidate.reason) for candidate in result.infeasible] == [
