@@ -44,8 +44,7 @@ from perfsim.work.graph import Chains
 
 # Which tasks of a graph the simulation has to follow: flows that contend, loads, and what these slow.
 #
-# All others take their own time. The longest path gives a first guess; a run then shows tasks that the
-# guess
+# All others take their own time. The longest path gives a first guess; a run then shows tasks that the guess
 # left out, and is repeated with them until none is left. So the result is that of a run that follows all.
 
 Mask = NDArray[np.bool_]

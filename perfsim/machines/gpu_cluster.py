@@ -8,9 +8,8 @@ from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.gpu import LOADS, STORE, GpuCosts, HostCosts
 from perfsim.costs.wafer import StreamingRoof
@@ -86,7 +85,7 @@ class Spread(NamedTuple):
         return np.asarray(number.reshape(-1, 1)[of_peer], dtype=np.int64)
 
 
-def _shapes(enters: NDArray[np.bool_]) -> Ints:
+def _shapes(enters: Bools) -> Ints:
     """Number of nodes of every group, and its ranks on the fullest and the emptiest node."""
     groups = len(enters)
     size = enters.shape[1] + 1

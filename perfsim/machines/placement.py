@@ -13,9 +13,9 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from perfsim.base.arrays import Ints
+from perfsim.base.arrays import Bools, Floats, Ids, Ints
 from perfsim.engine.fairshare import TOLERANCE, Flow
 from perfsim.machines import network_of
 from perfsim.machines.machine import Network, PeerClasses, Traffic
@@ -36,7 +36,7 @@ def rank_classes(
     marks: Mapping[int, Hashable] | None = None,
     *,
     shares_links: bool = True,
-) -> NDArray[np.int32]:
+) -> Ids:
     """The class of each peer, by its position in the network and by the `marks` of ranks.
 
     With a single class the graph can stay folded. Unless something `shares_links`, positions that cost the
@@ -96,7 +96,7 @@ def _implies(column: Mapping[int, float], implied: Mapping[int, float]) -> bool:
 
 def flows_on(
     loads: Sequence[Loads], bytes_per_s: Sequence[float], capacities: Capacities
-) -> tuple[list[Flow], NDArray[np.float64]]:
+) -> tuple[list[Flow], Floats]:
     """Flows on the binding links, renumbered from 0, and the capacities of these links.
 
     A link that every flow crosses a multiple of k times becomes one with a k-th of the capacity.
@@ -130,7 +130,7 @@ class SharedLinks(NamedTuple):
     """Flows by work id, and the capacity of every link on their routes."""
 
     flows: Mapping[int, Flow] = NO_FLOWS
-    capacities: NDArray[np.float64] | None = None
+    capacities: Floats | None = None
 
 
 def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
@@ -166,9 +166,7 @@ def _crossings(traffic: Sequence[Traffic]) -> tuple[Ints, Ragged]:
     return links, Ragged(start.astype(np.int32), index.astype(np.int32))
 
 
-def _demand(
-    traffic: Sequence[Traffic], num_links: int, crossed: Ragged, stream: Ints, row: Ints
-) -> NDArray[np.float64]:
+def _demand(traffic: Sequence[Traffic], num_links: int, crossed: Ragged, stream: Ints, row: Ints) -> Floats:
     """Peak demand on each link in bytes/s, where each stream runs its rows one at a time."""
     bytes_per_s = np.concatenate([flow.times * flow.bytes_per_s for flow in traffic])
     entry = crossed._replace(values=np.arange(len(bytes_per_s), dtype=np.int32)).rows(row)
@@ -181,7 +179,7 @@ def _demand(
     return np.asarray(np.bincount(keys[first] % num_links, peaks, minlength=num_links), dtype=np.float64)
 
 
-def _loads(traffic: Sequence[Traffic], crossed: Ragged, hot: NDArray[np.bool_]) -> dict[int, dict[int, int]]:
+def _loads(traffic: Sequence[Traffic], crossed: Ragged, hot: Bools) -> dict[int, dict[int, int]]:
     """How often each communication, by its row, crosses each hot link; those that cross none are left out."""
     entries = np.flatnonzero(hot[crossed.values])
     rows = crossed.row_of_value[entries].tolist()
@@ -228,11 +226,11 @@ class Placed(NamedTuple):
     """A graph in which ranks that differ have tasks of their own."""
 
     graph: TaskGraph
-    rank: NDArray[np.int32]
+    rank: Ids
     """The (first) rank of each task; -1 on a stream that all ranks share."""
     links: SharedLinks
     topology: Topology
-    peers: NDArray[np.int32]
+    peers: Ids
     """The class of each peer; peers of one class are written once."""
     note: str = ""
     """A remark on how ranks that differ are simulated; empty where peers are alike."""

@@ -18,7 +18,7 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate_from_fewer, evaluate_reported, graph_of, in_full
 from perfsim.specs.layout import Layout
 from perfsim.strategies import Plan
-from perfsim.strategies.screening import Screening
+from perfsim.strategies.plan import Screening
 
 ESTIMATE_ERROR = 0.02
 """By how much the closed form may exceed a simulated step; more is rare (`reports/regret.md`)."""

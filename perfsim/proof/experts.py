@@ -30,12 +30,9 @@ from perfsim.specs.recipe import TrainingRecipe
 # A block with experts in NumPy, float64: router, the rows of tokens, experts, and their backward.
 #
 # Which experts compute a token is fixed by a seed, so that ranks agree on it whatever their rounding; how
-# much
-# each counts is the router's softmax over all experts, so the router has gradients. Every expert of a layer
-# has
-# equally many tokens of each sequence. Beyond a capacity the later tokens of a sequence are dropped: their
-# rows
-# travel with weight zero, as padding does.
+# much each counts is the router's softmax over all experts, so the router has gradients. Every expert of a
+# layer has equally many tokens of each sequence. Beyond a capacity the later tokens of a sequence are
+# dropped: their rows travel with weight zero, as padding does.
 
 
 class Routing(NamedTuple):

@@ -19,8 +19,7 @@ from perfsim.specs.model import LatentAttention
 
 # From the input of an attention block to queries, keys and values in NumPy, and back.
 #
-# One product makes them all, or they pass through narrow latents. Norms and rotary positions are between
-# the
+# One product makes them all, or they pass through narrow latents. Norms and rotary positions are between the
 # products and the core. Tensor peers make those of their own heads; norms and products down to latents are
 # whole on each peer, and their gradients are partial sums.
 
@@ -468,14 +467,26 @@ def without_core(kept: AttentionKept) -> AttentionKept:
 
 def attention_dgrad(w: Weights, kept: AttentionKept, d_out: Floats, share: Share) -> tuple[Floats, Linears]:
     """The peer's part of the input gradient without the residual, and the inputs of the wgrad."""
-    p = _required(kept.probabilities)
-    d_context = context_gradient(w, d_out, share)
-    d_p = d_context @ np.swapaxes(repeated(kept.v, share), -1, -2)
-    d_v = folded(np.swapaxes(p, -1, -2) @ d_context, share)
-    d_scores = p * (d_p - (d_p * p).sum(axis=-1, keepdims=True)) / math.sqrt(share.model.head_size)
-    d_q = d_scores @ repeated(kept.k, share)
-    d_k = folded(np.swapaxes(d_scores, -1, -2) @ kept.q, share)
-    return attention_inputs_dgrad(w, kept, (d_q, d_k, d_v), d_out, share)
+    gradients = core_gradients(
+        _required(kept.probabilities), context_gradient(w, d_out, share), (kept.q, kept.k, kept.v), share
+    )
+    return attention_inputs_dgrad(w, kept, gradients, d_out, share)
+
+
+def core_gradients(
+    p: Floats, d_context: Floats, inputs: Heads, share: Share, delta: Floats | None = None
+) -> Heads:
+    """Gradients of queries, keys and values from the probabilities and the gradient of the core's output.
+
+    `delta` is the sum over all keys of probabilities times their gradients; None: over these keys.
+    """
+    q, k, v = inputs
+    d_p = d_context @ np.swapaxes(repeated(v, share), -1, -2)
+    if delta is None:
+        delta = (d_p * p).sum(axis=-1, keepdims=True)
+    d_scores = p * (d_p - delta) / math.sqrt(share.model.head_size)
+    d_k = folded(np.swapaxes(d_scores, -1, -2) @ q, share)
+    return d_scores @ repeated(k, share), d_k, folded(np.swapaxes(p, -1, -2) @ d_context, share)
 
 
 def context_gradient(w: Weights, d_out: Floats, share: Share) -> Floats:
@@ -492,11 +503,6 @@ def attention_inputs_dgrad(
     dx, norm = norm_backward(before.z, w, "norm1", kept.norm)
     out = _merge_heads(_required(kept.context)), d_out
     return dx, Linears({**before.products, "projection": out}, norm | before.whole)
-
-
-def attention_wgrad(inputs: Linears, share: Share) -> Weights:
-    """Gradients of the attention block's linears but those that every peer holds whole."""
-    return _linear_grads(inputs, bias=share.model.has_attention_bias)
 
 
 # ------------------------------------------------------------------------------------------- MLP
@@ -527,13 +533,9 @@ def mlp_dgrad(w: Weights, kept: MlpKept, dy: Floats, share: Share) -> tuple[Floa
     return dx, Linears({"fc1": (kept.z, du), "fc2": (kept.activated, dy)}, norm)
 
 
-def mlp_wgrad(inputs: Linears, share: Share) -> Weights:
-    """Gradients of the MLP's linears."""
-    return _linear_grads(inputs, bias=share.model.bias)
-
-
 # --------------------------------------------------------------------------------------- helpers
-def _linear_grads(inputs: Linears, *, bias: bool) -> Weights:
+def linears_wgrad(inputs: Linears, *, bias: bool) -> Weights:
+    """Gradients of a block's linears but those that every peer holds whole."""
     grads = {name: outer(x, dy) for name, (x, dy) in inputs.products.items()}
     if bias:
         grads |= {f"{name}_bias": dy.sum(axis=(0, 1)) for name, (_, dy) in inputs.products.items()}

@@ -31,7 +31,6 @@ from perfsim.proof.layers import (
     MlpKept,
     attention_dgrad,
     attention_forward,
-    attention_wgrad,
     embedding_backward,
     embedding_forward,
     head_dgrad,
@@ -41,10 +40,10 @@ from perfsim.proof.layers import (
     join,
     join_dgrad,
     join_wgrad,
+    linears_wgrad,
     losses_of,
     mlp_dgrad,
     mlp_forward,
-    mlp_wgrad,
     norm_of_head,
 )
 from perfsim.proof.layout import EXPERTS, Share, Weights, blocks
@@ -123,12 +122,12 @@ class SmallTraining:
 
     @property
     def num_tokens(self) -> int:
-        """Ints of a step that reach the LM head."""
+        """Tokens of a step that reach the LM head."""
         return self.batch * self.head_positions
 
     @property
     def num_later_tokens(self) -> float:
-        """Ints over which a module's loss is averaged, over the weight of its mean."""
+        """Tokens over which a module's loss is averaged, over the weight of its mean."""
         return self.batch * self.seq_length * self.model.mtp_num_layers / LOSS_WEIGHT
 
     def words(self, step: int, ahead: int = 0) -> tuple[Ints, Ints]:
@@ -351,10 +350,10 @@ def layer_backward(w: Weights, kept: LayerKept, dy: Floats, share: Share) -> tup
         middle, grads = _experts_backward(w, kept.mlp, dy, share)
     else:
         middle, mlp = mlp_dgrad(w, kept.mlp, dy, share)
-        grads = mlp_wgrad(mlp, share) | mlp.norm
+        grads = linears_wgrad(mlp, bias=share.model.bias) | mlp.norm
     d_attention = dy if share.model.norms_per_layer == 1 else middle
     dx, attention = attention_dgrad(w, kept.attention, d_attention, share)
-    grads |= attention_wgrad(attention, share)
+    grads |= linears_wgrad(attention, bias=share.model.has_attention_bias)
     for name, value in attention.norm.items():
         grads[name] = grads[name] + value if name in grads else value
     return dx + middle, middle, grads

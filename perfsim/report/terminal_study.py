@@ -15,7 +15,7 @@ from perfsim.report.sweep import production_notes
 from perfsim.report.table import Table
 from perfsim.report.terminal import caveat_lines, paragraph, table_lines, terminal_width
 from perfsim.report.validation import efficiencies_table, explanations_table, ratios_table
-from perfsim.strategies.screening import MEMORY
+from perfsim.strategies.plan import MEMORY
 from perfsim.studies.answers import CandidateResult, PointResult, StudyResult
 from perfsim.studies.scaling import Matched, Series
 from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Experiment, Planned

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Ints
 from perfsim.base.errors import DeadlockError
 
 Numbers = NDArray[Any]
@@ -54,7 +55,7 @@ class PassTimes(NamedTuple):
         """Seconds of all passes."""
         return self.forward_s + self.backward_s + self.weights_s
 
-    def of(self, rows: NDArray[np.int64] | slice) -> PassTimes:
+    def of(self, rows: Ints | slice) -> PassTimes:
         """The rows at these indices."""
         return PassTimes(*(np.asarray(part)[rows] for part in self))
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs
@@ -256,7 +255,7 @@ def _lost_between_passes_s(columns: Columns, passes: PassPrices, slower: Slowdow
     return np.where(columns.pipeline > 1, np.where(waits, lost / 2, lost), 0.0)
 
 
-def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Floats:
+def _bare_microbatches(columns: Columns, microbatches: Ints) -> Floats:
     """Micro-batches whose forwards have no backward beside them in which their transfers could hide.
 
     An interleaved rank fills its pipeline with (v - 1) p chunks of forwards; where there is one group of
@@ -270,7 +269,7 @@ def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Flo
     return np.where((virtual > 1) & ~columns.of_schedules("v_shaped"), bare, 0.0)
 
 
-def _delayed_weights(columns: Columns, microbatches: NDArray[np.int64]) -> NDArray[np.int64]:
+def _delayed_weights(columns: Columns, microbatches: Ints) -> Ints:
     """Micro-batches whose weight gradients the last rank computes in a row, at the end of a step."""
     fills = np.where(columns.of_schedules("skewed") & ~columns.of_schedules("v_shaped"), 2, 1)
     delayed = np.minimum(fills * (columns.pipeline - 1), microbatches - 1)

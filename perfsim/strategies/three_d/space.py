@@ -21,9 +21,8 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.base.arrays import Ints
+from perfsim.base.arrays import Bools, Ints
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
@@ -132,7 +131,7 @@ class Columns:
         code = (self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
         return np.argsort(code.astype(np.int16), kind="stable")
 
-    def of_schedules(self, name: str) -> NDArray[np.bool_]:
+    def of_schedules(self, name: str) -> Bools:
         """A property of every layout's schedule, such as `tight`."""
         return self.divisions.of_schedules(name)[self.division]
 
@@ -140,7 +139,7 @@ class Columns:
         """Micro-batches of one replica."""
         return job.global_batch_size // (self.data * self.micro_batch)
 
-    def rows(self, chosen: Ints | NDArray[np.bool_] | slice) -> Columns:
+    def rows(self, chosen: Ints | Bools | slice) -> Columns:
         """The layouts at these indices."""
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
         return Columns(**columns, divisions=self.divisions)
@@ -258,7 +257,6 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
 
 # Layouts in grids: combinations of experts, divisions, micro-batches, ZeRO stages and recompute modes.
 
-Booleans = NDArray[np.bool_]
 EXPERTS, DIVISIONS, SIZES, STAGES, SPLITS, MODE_AXIS = range(6)
 """The axes of a grid: expert degrees, divisions of layers, micro-batch sizes, ZeRO stages, sequence
 parallelism, and recompute."""
@@ -275,7 +273,7 @@ class Grid:
 
     columns: Columns
     """Every array broadcasts to the shape of the grid."""
-    legal: Booleans
+    legal: Bools
     """Which divisions go with which sizes, broadcasts as well."""
 
     @property
@@ -283,11 +281,11 @@ class Grid:
         """Values along each axis."""
         return np.broadcast_shapes(*(column.shape for column in _fields_of(self.columns)))
 
-    def all_legal(self) -> Booleans:
+    def all_legal(self) -> Bools:
         """Which combinations are legal, shape `shape`."""
         return np.broadcast_to(self.legal, self.shape)
 
-    def write(self, chosen: Booleans, table: Ints) -> None:
+    def write(self, chosen: Bools, table: Ints) -> None:
         """Write the chosen layouts to an array of shape (fields, rows), in the order of `Columns`."""
         at = np.nonzero(chosen)
         for row, column in zip(table, _fields_of(self.columns), strict=True):
@@ -325,12 +323,12 @@ class Space:
     def __len__(self) -> int:
         return sum(int(grid.all_legal().sum()) for grid in self.grids)
 
-    def keeping(self, wanted: Callable[[Columns], Booleans]) -> Space:
+    def keeping(self, wanted: Callable[[Columns], Bools]) -> Space:
         """Only layouts that are wanted, given the columns of a grid."""
         grids = [replace(grid, legal=grid.legal & wanted(grid.columns)) for grid in self.grids]
         return replace(self, grids=grids)
 
-    def rows(self, chosen: Booleans | None = None) -> Columns:
+    def rows(self, chosen: Bools | None = None) -> Columns:
         """The chosen layouts, given one flag for each; None: all."""
         flags = [grid.all_legal() for grid in self.grids]
         counts = [int(legal.sum()) for legal in flags]
@@ -358,7 +356,7 @@ class Space:
         raise IndexError(f"a space of {len(self)} layouts has no layout {row + len(self)}")
 
 
-def _flagged(legal: Booleans, chosen: Booleans) -> Booleans:
+def _flagged(legal: Bools, chosen: Bools) -> Bools:
     """The legal combinations that are chosen."""
     flags = legal.copy()
     flags[legal] = chosen

@@ -16,10 +16,9 @@ from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import SHARDED, Held, Replicas, Shards
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.halves import Attention, Mlp, head_positions, slice_of, waits_for_rows
-from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.pipeline import VirtualStage
 from perfsim.strategies.three_d.space import division_of
-from perfsim.strategies.three_d.tensor import TensorGroup
+from perfsim.strategies.three_d.tensor import Layer, TensorGroup
 from perfsim.work import RankGroup
 
 ThreeDPlan = Plan[ParallelLayout, FatTree]
