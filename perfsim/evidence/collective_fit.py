@@ -1,4 +1,4 @@
-"""Fits the protocol lines of `perfsim.collectives.model` to collectives measured inside a node."""
+"""Fits the protocol lines of `perfsim.network.collectives` to collectives measured inside a node."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.errors import InputError, Problem
-from perfsim.evidence.step_fit import Account, Loss, account, cluster_of, log_jacobian
 from perfsim.evidence.tables import (
-    is_output,
+    Account,
+    Array,
+    Loss,
+    account,
+    cluster_of,
+    log_jacobian,
     need_more_than,
-    output_rows,
-    read_table,
+    read_collectives,
     rounded,
-    scipy_optimize,
-    table_text,
+    scipy,
 )
 from perfsim.network import ring
 from perfsim.specs.calibration import CollectiveOp, FitRecord, ProtocolSegment
 from perfsim.specs.hardware import LinkSpec
-
-Array = NDArray[np.float64]
 
 _OPS: dict[str, CollectiveOp] = {
     "all_reduce": "all_reduce",
@@ -82,7 +82,7 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
     """
     rows: defaultdict[CollectiveOp, list[tuple[float, ...]]] = defaultdict(list)
     for index, path in enumerate(paths):
-        for line, row in enumerate(_rows(path), 2):
+        for line, row in enumerate(read_collectives(path, tuple(_OPS)), 2):
             op = _OPS.get(row["collective"])
             if op is None:
                 help_text = f"one of {', '.join(_OPS)}"
@@ -92,13 +92,6 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
             rows[op].append((size, n_bytes, time_us * 1e-6, index))
     arrays = {op: np.array(values).T for op, values in rows.items()}
     return {op: CollectiveTable(a[0], a[1], a[2], a[3].astype(np.intp)) for op, a in arrays.items()}
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    text = table_text(path)
-    if is_output(text):
-        return output_rows(path, text, tuple(_OPS))
-    return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))
 
 
 def fit_collectives(
@@ -124,7 +117,7 @@ def fit_collectives(
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
         estimates = _lines_account(segments[op], op, kept, link)
-        assumed |= estimates.with_prefix(f"collectives.{op}").assumed
+        assumed |= estimates.assumed_in(f"collectives.{op}")
         records[f"collectives.{op}"] = FitRecord(
             command=command,
             table=source or names,
@@ -198,7 +191,7 @@ def _fit_lines(
     op: CollectiveOp, rows: CollectiveTable, weight: Array, line_rate: float
 ) -> tuple[ProtocolSegment, ...]:
     """The best of several starts; every line's bus bandwidth stays below the link's."""
-    optimize = scipy_optimize()
+    optimize = scipy("optimize")
     start, low, high = _start_and_bounds(line_rate)
 
     def residuals(logs: Array) -> Array:
