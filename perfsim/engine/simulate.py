@@ -17,8 +17,9 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import DeadlockError
-from perfsim.engine.calendar import Calendar, Floats, Ticks, in_seconds, on_exact_grid
+from perfsim.engine.calendar import Calendar, in_seconds, on_exact_grid
 from perfsim.engine.critical_path import longest_path
 from perfsim.engine.fairshare import FairShare, Flow
 from perfsim.engine.limits import present_limits
@@ -43,8 +44,7 @@ from perfsim.work.graph import Chains
 
 # Which tasks of a graph the simulation has to follow: flows that contend, loads, and what these slow.
 #
-# All others take their own time. The longest path gives a first guess; a run then shows tasks that the
-# guess
+# All others take their own time. The longest path gives a first guess; a run then shows tasks that the guess
 # left out, and is repeated with them until none is left. So the result is that of a run that follows all.
 
 Mask = NDArray[np.bool_]
@@ -208,7 +208,7 @@ def simulate(
     links = FlowsOnLinks({work: flow for work, flow in asked.items() if work < len(graph.works)}, carried)
     present_limits().begin(len(graph))
 
-    def run(ticks: Ticks, exponent: int) -> Trace:
+    def run(ticks: Ints, exponent: int) -> Trace:
         slowing = beside if beside is not None and beside.taken.any() else None
         if slowing is None and not links.flows:
             return _Run(graph, ticks, exponent, links, None, Involved.none(graph)).run()
@@ -232,7 +232,7 @@ class _Run:
     def __init__(
         self,
         graph: TaskGraph,
-        ticks: Ticks,
+        ticks: Ints,
         exponent: int,
         links: FlowsOnLinks,
         beside: Beside | None,

@@ -25,12 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import StepCase, case_system
 from perfsim.evidence.plans import case_question, evaluate_case, mapped, place_case
 from perfsim.evidence.step_fit import predict_with, recorded_constants
-from perfsim.evidence.tables import Array, family_weight, scipy
+from perfsim.evidence.tables import family_weight, scipy
 from perfsim.evidence.wafer_fit import release_of
 from perfsim.prediction.bands import (
     BandWidths,
@@ -42,8 +43,8 @@ from perfsim.prediction.bands import (
     traits_together,
     unlikeness,
 )
-from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import plan_of
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import WaferCalibration
 
 
@@ -187,7 +188,7 @@ def _widths_of_alike(runs: Sequence[LeftOutRun], others: BandWidths | None) -> B
     return BandWidths(base, slope, _unshared(runs, np.hypot(base, slope * points)))
 
 
-def conformal_quantile(normalised: Array) -> float:
+def conformal_quantile(normalised: Floats) -> float:
     """The width that holds 90 % of new runs, from errors of known ones; both over the scale of an error."""
     return float(np.quantile(normalised, COVERAGE, method="weibull"))
 
@@ -197,14 +198,14 @@ def student_quantile(freedom: int) -> float:
     return float(scipy("stats").t.ppf((1 + COVERAGE) / 2, freedom)) * float(np.sqrt(1 + 1 / freedom))
 
 
-def _scale_and_growth(errors: Array, points: Array, weights: Array, freedom: int) -> tuple[float, float]:
+def _scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: int) -> tuple[float, float]:
     """Scale of the errors, and its growth per point of unlikeness, by maximum likelihood; needs scipy.
 
     All arrays have the shape (runs,).
     """
     optimize = scipy("optimize")
 
-    def loss(values: Array) -> float:
+    def loss(values: Floats) -> float:
         squared = np.exp(2 * values[0]) + (values[1] * points) ** 2
         likelihood = -0.5 * np.log(squared) - (freedom + 1) / 2 * np.log1p(errors**2 / squared / freedom)
         return -float((weights * likelihood).sum())
@@ -231,7 +232,7 @@ def _points(runs: Sequence[LeftOutRun]) -> list[float]:
     return [min(unlikeness(run.traits, family)[0] for family in families[run.group]) for run in runs]
 
 
-def _unshared(runs: Sequence[LeftOutRun], widths: Array) -> float:
+def _unshared(runs: Sequence[LeftOutRun], widths: Floats) -> float:
     """The unshared part, each run with one weight; at most the whole."""
     sizes = Counter(run.family for run in runs)
 

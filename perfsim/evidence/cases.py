@@ -21,7 +21,8 @@ from perfsim.catalog.yaml_tree import Node
 from perfsim.machines import machine_of
 from perfsim.specs.hardware import Devices, Precision, Release, SystemSpec
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
-from perfsim.specs.recipe import Attention, Sequences
+from perfsim.specs.recipe import Sequences
+from perfsim.specs.runtime import Attention
 
 Count = Annotated[int, *number(0, MOST_WIDTH)]
 """A number of experts, layers or positions; 0: none."""

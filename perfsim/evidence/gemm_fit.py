@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.gpu import narrow_constants
 from perfsim.evidence.tables import (
     Account,
-    Array,
     Loss,
     account,
     cluster_of,
@@ -105,10 +105,10 @@ _PRIOR = 1e-3
 class GemmTable:
     """Measured times of C[m, n] = A[m, k] B[k, n], one array per column."""
 
-    m: Array
-    n: Array
-    k: Array
-    time_s: Array
+    m: Floats
+    n: Floats
+    k: Floats
+    time_s: Floats
 
     @classmethod
     def read(cls, path: Path) -> GemmTable:
@@ -148,17 +148,17 @@ class GemmTable:
         return (self.m >= 256) & (self.n >= 512) & (self.k >= 512)
 
     @property
-    def weight(self) -> Array:
+    def weight(self) -> Floats:
         """Weight of each row in a fit of all constants."""
         return np.where(self.is_training_size, 1.0, 0.15)
 
 
 def _robust_loss(
-    log_errors: Callable[[Array], Array], weight: Array, start: Array
-) -> Callable[[Array], float]:
+    log_errors: Callable[[Floats], Floats], weight: Floats, start: Floats
+) -> Callable[[Floats], float]:
     """Weighted mean of a smoothed |log error|, plus the weak prior at the start."""
 
-    def loss(logs: Array) -> float:
+    def loss(logs: Floats) -> float:
         error = np.sqrt(log_errors(logs) ** 2 + _ERROR_FLOOR**2)
         return float(weight @ error + _PRIOR * np.mean((logs - start) ** 2))
 
@@ -223,7 +223,7 @@ def fit_gemm(
     return constants, record, estimates
 
 
-def absolute_errors(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Array:
+def absolute_errors(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Floats:
     """|predicted / measured - 1| of every row."""
     return np.abs(_model(constants, device).time_s(table.m, table.n, table.k) / table.time_s - 1)
 
@@ -235,20 +235,20 @@ def _model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
     return GemmModel(constants, peaks[0], device.memory.bandwidth, device.compute_units)
 
 
-def _loss_of_table(table: GemmTable, device: DeviceSpec, start: Array) -> Callable[[Array], float]:
+def _loss_of_table(table: GemmTable, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
     model = _model(_START, device)
     # Tiles and waves do not depend on the fitted constants.
     geometry = model.geometry(table.m, table.n, table.k, np.ones(table.m.shape))
 
-    def log_errors(logs: Array) -> Array:
+    def log_errors(logs: Floats) -> Floats:
         return np.asarray(np.log(replace(model, constants=_constants(logs)).price(geometry) / table.time_s))
 
     return _robust_loss(log_errors, table.weight / table.weight.sum(), start)
 
 
 def _polished(
-    loss: Callable[[Array], float], best: Array, low: Array, high: Array, evaluations: int
-) -> tuple[Array, float]:
+    loss: Callable[[Floats], float], best: Floats, low: Floats, high: Floats, evaluations: int
+) -> tuple[Floats, float]:
     """Random steps along one axis at a time, longer where they help.
 
     The chosen tiles jump with the constants, so the loss has steps that stop line searches.
@@ -293,7 +293,7 @@ def _with(constants: GemmConstants, changes: dict[str, float]) -> GemmConstants:
     return constants.model_copy(update={"tiles": tuple(tiles), **shared})
 
 
-def _constants(logs: Array) -> GemmConstants:
+def _constants(logs: Floats) -> GemmConstants:
     """The constants of a vector of logarithms."""
     values = {}
     for name, value in zip(_values(_START), np.exp(logs), strict=True):
@@ -316,7 +316,7 @@ def _estimates(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -
     cluster = cluster_of(table.n, table.k)
     weight = table.weight
 
-    def predict(logs: Array) -> Array:
+    def predict(logs: Floats) -> Floats:
         changed = _with(constants, dict(zip(plain, np.exp(logs).tolist(), strict=True)))
         return np.asarray(np.log(replace(model, constants=changed).price(geometry, chosen=chosen)))
 
@@ -340,12 +340,12 @@ def _estimates(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -
     )
 
 
-def _loss_along(name: str, model: GemmModel, table: GemmTable) -> Callable[[float], Array]:
+def _loss_along(name: str, model: GemmModel, table: GemmTable) -> Callable[[float], Floats]:
     """The loss of each row after a step of the log of one constant."""
     geometry = model.geometry(table.m, table.n, table.k, np.ones(table.time_s.shape))
     value = _values(model.constants)[name]
 
-    def losses(step: float) -> Array:
+    def losses(step: float) -> Floats:
         changed = replace(model, constants=_with(model.constants, {name: value * float(np.exp(step))}))
         return np.asarray(
             table.weight * np.hypot(np.log(changed.price(geometry) / table.time_s), _ERROR_FLOOR)
@@ -379,7 +379,7 @@ def fit_like(
     command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
 
     def fitted(
-        table: GemmTable, start: dict[str, float], seconds: Callable[[dict[str, float], GemmTable], Array]
+        table: GemmTable, start: dict[str, float], seconds: Callable[[dict[str, float], GemmTable], Floats]
     ) -> tuple[dict[str, float], FitRecord]:
         values, record = _factors(table.sample(_ROWS), start, seconds, path)
         return values, record.model_copy(update={"command": command, "table": source or path.name})
@@ -388,7 +388,7 @@ def fit_like(
     gemm = like.gemm
     if _SIXTEEN in tables and not is_own(device, like):
 
-        def of_sixteen(values: dict[str, float], rows: GemmTable) -> Array:
+        def of_sixteen(values: dict[str, float], rows: GemmTable) -> Floats:
             model = _like(device, _scaled(like.gemm, values), _SIXTEEN)
             return np.asarray(model.price(model.geometry(rows.m, rows.n, rows.k, np.ones(rows.m.shape))))
 
@@ -417,7 +417,7 @@ def _like(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> Gemm
 
 def _seconds_of_narrow(
     device: DeviceSpec, gemm: GemmConstants, precision: Precision
-) -> Callable[[dict[str, float], GemmTable], Array]:
+) -> Callable[[dict[str, float], GemmTable], Floats]:
     """The time of narrow products with their cast, by the factors on 16-bit products."""
     model = replace(
         _like(device, gemm, precision),
@@ -426,7 +426,7 @@ def _seconds_of_narrow(
     )
     start = NarrowGemmConstants(**_START_OF_NARROW)
 
-    def seconds(values: dict[str, float], rows: GemmTable) -> Array:
+    def seconds(values: dict[str, float], rows: GemmTable) -> Floats:
         geometry = model.geometry(rows.m, rows.n, rows.k, np.ones(rows.m.shape))
         bounded = {
             name: min(value, 1.0) if name.endswith("fraction") else value for name, value in values.items()
@@ -457,7 +457,7 @@ def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
 def _factors(
     table: GemmTable,
     start: dict[str, float],
-    seconds: Callable[[dict[str, float], GemmTable], Array],
+    seconds: Callable[[dict[str, float], GemmTable], Floats],
     path: Path,
 ) -> tuple[dict[str, float], FitRecord]:
     """The factors with the least robust error, and the record of their fit."""
@@ -467,7 +467,7 @@ def _factors(
     weight = weight / weight.sum()
     first = np.log(list(start.values()))
 
-    def errors(logs: Array) -> Array:
+    def errors(logs: Floats) -> Floats:
         values = dict(zip(start, np.exp(logs).tolist(), strict=True))
         return np.asarray(np.log(seconds(values, table) / table.time_s))
 

@@ -17,13 +17,14 @@ from perfsim.engine.limits import present_limits
 from perfsim.evidence.cases import StepCase, case_system
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
-from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Step
+from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
 from perfsim.specs.calibration import Calibration, Dispatcher, FrameworkCalibration, GpuCalibration
 from perfsim.specs.hardware import GpuClusterSpec, SystemSpec
-from perfsim.specs.recipe import PRECISION_BYTES, Layout, TrainingRecipe
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
+from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan
 
 _KEEPS_QKV = "save_qkv_proj"
@@ -151,28 +152,32 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
     overlaps = sharded if overlap is None else overlap
     said = [value for value in (training.tp_comm_overlap, training.async_tp) if value is not None]
     reduced = training.reduce_precision
+    runtime = Runtime(
+        name=framework.name,
+        attention=training.attention,
+        overlap_grad_reduce=overlaps,
+        overlap_tensor=any(said) if said else framework.overlaps_tensor and overlaps,
+        dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
+        grouped_products=training.moe_grouped_gemm is not False,
+        recompute_keeps="qkv" if _KEEPS_QKV in (training.recompute_detail or "") else "nothing",
+        fused_cross_entropy="cross_entropy" in framework.fused,
+        framework=framework,
+        host_blocking=training.host_blocking,
+        software_release=case.system.software_release,
+    )
     return TrainingRecipe(
         name=case.id,
         seq_length=case.model.max_position_embeddings,
         precision=training.precision,
-        attention=training.attention,
         recompute=training.recompute or "auto",
-        overlap_grad_reduce=overlaps,
-        overlap_tensor=any(said) if said else framework.overlaps_tensor and overlaps,
-        dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
         routing="balanced" if training.moe_force_balance else "drawn",
         expert_capacity=training.moe_capacity_factor,
-        grouped_products=training.moe_grouped_gemm is not False,
         reduce_precision=reduced or (None if overlap is False else framework.grad_precision),
         # FSDP that reduces gradients in 16 bits keeps all states so (pure bf16).
         optimizer_precision=reduced if sharded and reduced in ("bf16", "fp16") else "fp32",
-        recompute_keeps="qkv" if _KEEPS_QKV in (training.recompute_detail or "") else "nothing",
         dropout=framework.dropout and training.attention == "standard",
-        fused_cross_entropy="cross_entropy" in framework.fused,
-        framework=framework,
-        host_blocking=training.host_blocking,
         lm_head_positions=training.lm_head_positions,
-        software_release=case.system.software_release,
+        runtime=runtime,
     )
 
 
@@ -249,7 +254,7 @@ class PlacedCase:
         where gradients or parameters travel on a stream of their own does anything run beside compute. Where
         several nodes are one NVLink domain, communications of all kinds meet in its ports.
         """
-        if not self.plan.job.recipe.overlap_grad_reduce:
+        if not self.plan.job.runtime.overlap_grad_reduce:
             return 1.0
         system = self.plan.system
         step = self.step(machine_of(system).costs(self.plan.topology, self.plan.job.recipe))

@@ -26,9 +26,8 @@ from perfsim.prediction.bands import (
     Reached,
     alone,
     recorded_errors,
-    widths_from,
 )
-from perfsim.studies import result as study_result
+from perfsim.studies import answers as study_answers
 from perfsim.work.counts import model_flop_per_step, parameters
 
 KINDS = {
@@ -102,7 +101,7 @@ def outside_of(
 def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
     """The widths of the first entry whose families are enough to show them all."""
     return next(
-        (widths_from(entry["band"]) for entry in entries if len(entry["families"]) >= FEWEST_FAMILIES), None
+        (BandWidths(**entry["band"]) for entry in entries if len(entry["families"]) >= FEWEST_FAMILIES), None
     )
 
 
@@ -233,4 +232,4 @@ def write_records(
     step_files = [path for path in public_cases() if path.name in KINDS]
     write_file(Path(bands.__file__).with_name(bands.RUNS_RECORD), reached_record(step_files))
     production = json.dumps(production_record(catalog), indent=2) + "\n"
-    write_file(Path(study_result.__file__).with_name(study_result.RECORD), production)
+    write_file(Path(study_answers.__file__).with_name(study_answers.RECORD), production)

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
 from perfsim.base.sizes import MOST_CASES, MOST_DEVICES
 from perfsim.base.spec import Name, Spec
@@ -36,7 +37,6 @@ from perfsim.costs.gpu import GpuCosts
 from perfsim.evidence.cases import StepCase, case_system, read_cases
 from perfsim.evidence.plans import PlacedCase, evaluate_case, place_cases
 from perfsim.evidence.tables import (
-    Array,
     Loss,
     family_weight,
     fit_record,
@@ -49,7 +49,6 @@ from perfsim.interop.formats import measured_document, read
 from perfsim.interop.source import Source
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
-from perfsim.prediction.question import spread_warning, wide
 from perfsim.prediction.run import Step
 from perfsim.specs.calibration import (
     Calibration,
@@ -103,7 +102,7 @@ class _Owners:
     def of(cls, placed: PlacedCase) -> _Owners:
         """Those of a case. Raises InputError for a case that runs on no calibrated GPU cluster."""
         system = gpu_plan(placed.plan).topology.system
-        framework = placed.plan.job.recipe.framework
+        framework = placed.plan.job.runtime.framework
         network = system.node.nic.calibration
         device = system.device.calibration
         if framework is None or network is None or not isinstance(device, GpuCalibration):
@@ -172,15 +171,15 @@ class StepProblem:
         return values
 
     @property
-    def weight(self) -> Array:
+    def weight(self) -> Floats:
         """Weights of the runs that give every family the total 1, as square roots."""
         return family_weight([placed.case.family for placed in self.cases])
 
-    def constants(self, logs: Array) -> dict[str, float]:
+    def constants(self, logs: Floats) -> dict[str, float]:
         """The constants by name, from their logs."""
         return dict(zip(self.start, np.exp(logs).tolist(), strict=True))
 
-    def residuals(self, logs: Array) -> Array:
+    def residuals(self, logs: Floats) -> Floats:
         """Weighted log errors with these values, of shape (runs,)."""
         constants = self.constants(logs)
         errors = [
@@ -189,7 +188,7 @@ class StepProblem:
         ]
         return np.asarray(self.weight * np.array(errors))
 
-    def jacobian(self, logs: Array) -> Array:
+    def jacobian(self, logs: Floats) -> Floats:
         """Slopes of the weighted log errors, of shape (runs, constants), by forward differences.
 
         A run is priced again only for the constants of its own owners.
@@ -273,7 +272,7 @@ def _cases(
     return cases
 
 
-def record_of_fit(result: Any, weight: Array, names: Sequence[str], command: str) -> FitRecord:
+def record_of_fit(result: Any, weight: Floats, names: Sequence[str], command: str) -> FitRecord:
     """The record of a soft L1 fit; a constant on which no run depends has no standard error.
 
     SciPy returns the Jacobian times (1 + z)^(-3/4), z = (residual / scale)^2.
@@ -295,7 +294,7 @@ def record_of_fit(result: Any, weight: Array, names: Sequence[str], command: str
     )
 
 
-def _recorded(problem: StepProblem, fitted: Array, record: FitRecord) -> Iterator[Calibration]:
+def _recorded(problem: StepProblem, fitted: Floats, record: FitRecord) -> Iterator[Calibration]:
     """The calibrations of the cases with new constants and the record of their fit."""
     moved = {
         name: rounded(value)
@@ -334,7 +333,7 @@ def step_with(placed: PlacedCase, constants: Constants) -> Step:
             "node": system.node.model_copy(update={"nic": nic}),
         }
     )
-    recipe = placed.plan.job.recipe.model_copy(update={"framework": owners.framework})
+    recipe = placed.plan.job.recipe.ran_with(framework=owners.framework)
     return placed.step(GpuCosts(FatTree(system, placed.plan.topology.num_devices), recipe))
 
 
@@ -473,7 +472,7 @@ def _scaled(
     )
     apes = [abs(scale / ratio - 1) for ratio in ratios]
     standard_error = stdev(math.log(ratio) for ratio in ratios) / math.sqrt(len(ratios))
-    spread = spread_warning(calibration) if wide(calibration) else ""
+    spread = calibration.spread_warning if calibration.is_wide else ""
     record = FitRecord(
         command=command,
         table=table,

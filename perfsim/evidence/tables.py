@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, Problem, not_text
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.catalog import data_root
 from perfsim.specs.calibration import MOST_STANDARD_ERROR, FitRecord
-
-Array = NDArray[np.float64]
 
 _MOST_PROBLEMS = 20
 """Limit, because a file of another kind is wrong in every line."""
@@ -185,7 +184,7 @@ def source_of(path: Path, bundled: str) -> str:
     return bundled if ours else path.name
 
 
-def fit_record(apes: Array, **fields: Any) -> FitRecord:
+def fit_record(apes: Floats, **fields: Any) -> FitRecord:
     """The record of a fit to whole steps, of which `apes` are the absolute errors."""
     median = round(float(np.median(apes)), 4)
     return FitRecord(
@@ -193,7 +192,7 @@ def fit_record(apes: Array, **fields: Any) -> FitRecord:
     )
 
 
-def family_weight(families: Sequence[str]) -> Array:
+def family_weight(families: Sequence[str]) -> Floats:
     """Weights of runs that give every family the same total, as square roots."""
     sizes = Counter(families)
     return np.array([1.0 / np.sqrt(sizes[family]) for family in families])
@@ -219,11 +218,11 @@ class Account:
 class Loss:
     """A loss at its optimum, by row: slope and curvature in the log error, and the cluster."""
 
-    slope: Array
-    curvature: Array
+    slope: Floats
+    curvature: Floats
     cluster: NDArray[np.intp]
 
-    def errors(self, jacobian: Array, *, few: bool = True) -> Array:
+    def errors(self, jacobian: Floats, *, few: bool = True) -> Floats:
         """Standard errors of log constants; `few` allows for a number of clusters near that of constants."""
         count = int(self.cluster.max()) + 1
         scores = np.zeros((count, jacobian.shape[1]))
@@ -234,13 +233,13 @@ class Loss:
         return np.asarray(np.sqrt(np.maximum(np.diag(covariance), 0.0)))
 
 
-def cluster_of(*columns: Array) -> NDArray[np.intp]:
+def cluster_of(*columns: Floats) -> NDArray[np.intp]:
     """The same number for rows that are equal in all columns."""
     _, index = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     return np.asarray(index.ravel(), dtype=np.intp)
 
 
-def log_jacobian(predict: Callable[[Array], Array], logs: Array, step: float = _STEP) -> Array:
+def log_jacobian(predict: Callable[[Floats], Floats], logs: Floats, step: float = _STEP) -> Floats:
     """Derivative of log seconds by log constant, by central differences; one column per constant."""
     shifts = step * np.eye(logs.size)
     return np.stack(
@@ -248,7 +247,7 @@ def log_jacobian(predict: Callable[[Array], Array], logs: Array, step: float = _
     )
 
 
-def account(names: Sequence[str], jacobian: Array, loss: Loss) -> Account:
+def account(names: Sequence[str], jacobian: Floats, loss: Loss) -> Account:
     """Standard errors by the sandwich estimator; constants above a third are held, the worst first."""
     running = [axis for axis in range(len(names)) if np.abs(jacobian[:, axis]).max() > 1e-9]
     assumed = {
@@ -271,7 +270,7 @@ def account(names: Sequence[str], jacobian: Array, loss: Loss) -> Account:
     return Account({names[axis]: rounded(errors[at], 2) for at, axis in enumerate(running)}, assumed)
 
 
-def profile(losses: Callable[[float], Array], cluster: NDArray[np.intp]) -> float:
+def profile(losses: Callable[[float], Floats], cluster: NDArray[np.intp]) -> float:
     """The log step of a constant at which its loss has grown by one standard error of that growth.
 
     `losses` gives the rows' losses for a step; the wider of both directions counts, inf beyond a third.
@@ -283,6 +282,6 @@ def profile(losses: Callable[[float], Array], cluster: NDArray[np.intp]) -> floa
     )
 
 
-def _has_grown(loss: Array, cluster: NDArray[np.intp]) -> bool:
+def _has_grown(loss: Floats, cluster: NDArray[np.intp]) -> bool:
     growth = np.bincount(cluster, loss)
     return bool(growth.sum() > np.sqrt((growth**2).sum()) > 0)

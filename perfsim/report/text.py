@@ -12,7 +12,7 @@ from perfsim.base.units import DAY_S
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
     from perfsim.prediction.prediction import Prediction
-    from perfsim.studies.result import CandidateResult, StudyResult
+    from perfsim.studies.answers import CandidateResult, StudyResult
 
 
 Item = TypeVar("Item")

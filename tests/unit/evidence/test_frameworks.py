@@ -46,7 +46,7 @@ def case(strategy: str = "3d", device: str = "h100-sxm5-80gb", **changes: Any) -
 
 
 def framework_of(run: StepCase) -> FrameworkCalibration:
-    framework = case_question(run, CATALOG).recipe.framework
+    framework = case_question(run, CATALOG).recipe.runtime.framework
     assert framework is not None
     return framework
 
@@ -97,7 +97,7 @@ def test_the_runs_own_settings_change_its_framework() -> None:
 
 def test_tensor_communication_overlaps_as_the_run_says_or_as_its_framework_does() -> None:
     overlapped = {
-        name: case_question(run, CATALOG).recipe.overlap_tensor
+        name: case_question(run, CATALOG).recipe.runtime.overlap_tensor
         for name, run in {
             "said": case("3d", "a100-sxm4-80gb", tp_comm_overlap=True),
             "denied": case(overlap_grad_reduce=True, tp_comm_overlap=False),

@@ -56,23 +56,23 @@ def test_a_container_and_the_nvlink_domain_decide_whether_8_bit_steps_are_replay
     of_older_file = {"notes": f"printed 8047 tokens/s/GPU; container {container}. Same layout"}
     for given in ({"container": container}, of_older_file):
         question = case_question(StepCase.model_validate(CASE | changes | given), default_catalog())
-        assert question.recipe.framework is not None
-        assert question.recipe.framework.cuda_graph is graph
+        assert question.recipe.runtime.framework is not None
+        assert question.recipe.runtime.framework.cuda_graph is graph
 
 
 def test_a_run_without_fused_attention_has_that_of_the_a100() -> None:
     plain, printed = (
         case_question(case(note), default_catalog()) for note in ("", "GeGLU, NVTE_FUSED_ATTN=0.")
     )
-    assert plain.recipe.framework is not None
-    assert printed.recipe.framework is not None
-    assert plain.recipe.framework.attention == "asynchronous"
-    assert printed.recipe.framework.attention == "synchronous"
+    assert plain.recipe.runtime.framework is not None
+    assert printed.recipe.runtime.framework is not None
+    assert plain.recipe.runtime.framework.attention == "asynchronous"
+    assert printed.recipe.runtime.framework.attention == "synchronous"
 
 
 def test_a_declared_setting_decides_whatever_the_notes_say() -> None:
     run = case("container 26.08; NVTE_FUSED_ATTN=0.", attention_kernel="one_block", cuda_graph=False)
-    framework = case_question(run, default_catalog()).recipe.framework
+    framework = case_question(run, default_catalog()).recipe.runtime.framework
     assert framework is not None
     assert (framework.attention, framework.cuda_graph) == ("one_block", False)
 
@@ -81,8 +81,8 @@ def test_settings_of_experts_reach_recipe_and_layout() -> None:
     said = {"moe_dispatcher": "hybridep", "moe_force_balance": True, "moe_capacity_factor": 1.5}
     run = case(**said, moe_grouped_gemm=False)
     recipe = case_question(run, default_catalog()).recipe
-    assert (recipe.dispatcher, recipe.routing, recipe.expert_capacity) == ("deepep", "balanced", 1.5)
-    assert not recipe.grouped_products
+    assert (recipe.runtime.dispatcher, recipe.routing, recipe.expert_capacity) == ("deepep", "balanced", 1.5)
+    assert not recipe.runtime.grouped_products
     layout = case_question(run, default_catalog()).layout
     assert (layout.expert, layout.expert_tensor) == (4, 2)  # type: ignore[union-attr]  # on GPUs
 
