@@ -397,7 +397,7 @@ recipe:
   extends: {recipe}
   # seq_length: 4096             # tokens of a sequence
   # precision: bf16              # or fp16, fp8
-  # attention: flash             # or standard
+  # runtime: megatron_core       # what runs it (perfsim show runtimes)
   # dropout: false
   # global_batch_size: 512       # sequences; without it the best batch is searched
   tokens: 400e9                  # until the target is reached, with a small batch

@@ -19,8 +19,9 @@ from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog,
 from perfsim.catalog.reader import Loc, build
 from perfsim.catalog.yaml_tree import Node
 from perfsim.machines import machine_of
-from perfsim.specs.hardware import Devices, Precision, Release, SystemSpec
+from perfsim.specs.hardware import Devices, Release, SystemSpec
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
+from perfsim.specs.precisions import Precision
 from perfsim.specs.recipe import Sequences
 from perfsim.specs.runtime import Attention
 

@@ -41,8 +41,8 @@ from perfsim.specs.calibration import (
     NarrowGemmConstants,
     TileConstants,
 )
-from perfsim.specs.hardware import DeviceSpec, Precision
-from perfsim.specs.recipe import PRECISION_BYTES
+from perfsim.specs.hardware import DeviceSpec
+from perfsim.specs.precisions import PRECISIONS, Precision
 
 _SHAPES = ((256, 128), (128, 128), (256, 64), (128, 64), (64, 64), (128, 32), (64, 32), (32, 32))
 """Thread-block tiles of cuBLAS and CUTLASS for 16-bit operands."""
@@ -120,14 +120,9 @@ class GemmTable:
         """The same for each value of a column `precision`."""
         rows = read_table(path, ("m", "n", "k", "time_us"), ("precision",))
         names = list(dict.fromkeys(row["precision"] for row in rows))
-        if unknown := [name for name in names if name not in PRECISION_BYTES]:
-            raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISION_BYTES)}")
-        return {
-            precision: cls._of([row for row in rows if row["precision"] == precision])
-            for name in names
-            for precision in PRECISION_BYTES
-            if precision == name
-        }
+        if unknown := [name for name in names if name not in PRECISIONS]:
+            raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
+        return {name: cls._of([row for row in rows if row["precision"] == name]) for name in names}
 
     @classmethod
     def _of(cls, rows: Sequence[dict[str, str]]) -> GemmTable:
@@ -421,8 +416,8 @@ def _seconds_of_narrow(
     """The time of narrow products with their cast, by the factors on 16-bit products."""
     model = replace(
         _like(device, gemm, precision),
-        element_bytes=PRECISION_BYTES[precision],
-        result_bytes=PRECISION_BYTES["bf16"],
+        element_bytes=PRECISIONS[precision].bytes,
+        result_bytes=PRECISIONS["bf16"].bytes,
     )
     start = NarrowGemmConstants(**_START_OF_NARROW)
 

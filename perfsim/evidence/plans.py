@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from perfsim.base.errors import InputError, PerfsimError, Problem
 from perfsim.catalog import Catalog
@@ -23,7 +23,8 @@ from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
 from perfsim.specs.calibration import Calibration, Dispatcher, FrameworkCalibration, GpuCalibration
 from perfsim.specs.hardware import GpuClusterSpec, SystemSpec
 from perfsim.specs.layout import Layout
-from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
+from perfsim.specs.precisions import PRECISIONS, StatePrecision
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan
 
@@ -152,6 +153,7 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
     overlaps = sharded if overlap is None else overlap
     said = [value for value in (training.tp_comm_overlap, training.async_tp) if value is not None]
     reduced = training.reduce_precision
+    halves = sharded and reduced is not None and PRECISIONS[reduced].is_16_bit
     runtime = Runtime(
         name=framework.name,
         attention=training.attention,
@@ -174,7 +176,7 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
         expert_capacity=training.moe_capacity_factor,
         reduce_precision=reduced or (None if overlap is False else framework.grad_precision),
         # FSDP that reduces gradients in 16 bits keeps all states so (pure bf16).
-        optimizer_precision=reduced if sharded and reduced in ("bf16", "fp16") else "fp32",
+        optimizer_precision=cast(StatePrecision, reduced) if halves else "fp32",
         dropout=framework.dropout and training.attention == "standard",
         lm_head_positions=training.lm_head_positions,
         runtime=runtime,
@@ -208,7 +210,7 @@ def suggested(case: StepCase) -> tuple[str, str]:
     training = case.training
     device = case.system.device
     fused = training.attention == "flash"
-    narrow = PRECISION_BYTES[training.precision] < PRECISION_BYTES["bf16"]
+    narrow = PRECISIONS[training.precision].is_narrow
     if device.startswith(_AMD):
         return "primus-te", f"device {device}"
     if case.strategy == "zero3":

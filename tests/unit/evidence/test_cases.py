@@ -8,7 +8,7 @@ from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.plans import case_question
-from perfsim.specs.hardware import Precision
+from perfsim.specs.precisions import Precision
 
 
 def case(strategy: str, reduced: Precision | None) -> StepCase:
