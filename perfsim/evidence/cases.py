@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,10 +21,11 @@ from perfsim.catalog.reader import build
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Dispatcher, FrameworkCalibration
-from perfsim.specs.hardware import Devices, Precision, Release, SystemSpec
+from perfsim.specs.hardware import Devices, Release, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
-from perfsim.specs.recipe import PRECISION_BYTES, Job, Sequences, TrainingRecipe
+from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
+from perfsim.specs.recipe import Job, Sequences, TrainingRecipe
 from perfsim.specs.runtime import Attention, Runtime
 
 Count = Annotated[int, *number(0, MOST_WIDTH)]
@@ -345,10 +346,11 @@ _DISPATCHERS: dict[str, Dispatcher] = {
 }
 
 
-def _optimizer_precision(case: StepCase) -> Literal["fp32", "bf16", "fp16"]:
+def _optimizer_precision(case: StepCase) -> StatePrecision:
     """16 bits where FSDP reduces gradients in 16 bits, which keeps all states so (pure bf16); else fp32."""
     reduced = case.training.reduce_precision
-    return reduced if case.strategy == "zero3" and reduced in ("bf16", "fp16") else "fp32"
+    halves = case.strategy == "zero3" and reduced is not None and PRECISIONS[reduced].is_16_bit
+    return cast(StatePrecision, reduced) if halves else "fp32"
 
 
 def _overlaps_tensor(case: StepCase, framework: FrameworkCalibration, overlaps: bool) -> bool:
@@ -450,7 +452,7 @@ def suggested(case: StepCase) -> tuple[str, str]:
     """Name of the framework that a run without one is given, and why."""
     training = case.training
     fused = case.training.attention == "flash"
-    narrow = PRECISION_BYTES[training.precision] < PRECISION_BYTES["bf16"]
+    narrow = PRECISIONS[training.precision].is_narrow
     if case.system.device.startswith(_AMD):
         return "primus-te", f"device {case.system.device}"
     if case.strategy == "zero3":

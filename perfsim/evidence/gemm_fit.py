@@ -30,8 +30,8 @@ from perfsim.specs.calibration import (
     NarrowGemmConstants,
     TileConstants,
 )
-from perfsim.specs.hardware import DeviceSpec, Precision
-from perfsim.specs.recipe import PRECISION_BYTES
+from perfsim.specs.hardware import DeviceSpec
+from perfsim.specs.precisions import PRECISIONS, Precision
 
 # Standard errors of the constants of `perfsim.costs.gemm` from a table of GEMM times.
 
@@ -424,11 +424,11 @@ def _tables(path: Path) -> dict[Precision, GemmTable]:
     rows = read_table(path, ("m", "n", "k", "time_us"), ("precision",))
     tables: dict[Precision, GemmTable] = {}
     for name in dict.fromkeys(row["precision"] for row in rows):
-        if name not in PRECISION_BYTES:
-            raise InputError(f"{path.name}: precision {name!r} is none of {', '.join(PRECISION_BYTES)}")
+        if name not in PRECISIONS:
+            raise InputError(f"{path.name}: precision {name!r} is none of {', '.join(PRECISIONS)}")
         own = [row for row in rows if row["precision"] == name]
         m, n, k, time_us = (np.array([float(row[key]) for row in own]) for key in ("m", "n", "k", "time_us"))
-        tables[name] = GemmTable(m, n, k, time_us * 1e-6)  # type: ignore[index]
+        tables[name] = GemmTable(m, n, k, time_us * 1e-6)
     return tables
 
 
@@ -458,8 +458,8 @@ def _narrow(table: GemmTable, device: DeviceSpec, gemm: GemmConstants, precision
     start = _START["narrow"]
     model = replace(
         _model(device, gemm, precision),
-        element_bytes=PRECISION_BYTES[precision],
-        result_bytes=PRECISION_BYTES["bf16"],
+        element_bytes=PRECISIONS[precision].bytes,
+        result_bytes=PRECISIONS["bf16"].bytes,
     )
     geometry = model.geometry(sample.m, sample.n, sample.k, np.ones(sample.m.shape))
 

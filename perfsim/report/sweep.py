@@ -202,7 +202,7 @@ def _time_and_cost(analysis: Analysis) -> list[Section]:
         return []
     money = [outcome_of(point).money for _, point in points]
     priced = None not in money
-    currency = points[0][1].point.study.currency
+    currency = points[0][1].study.currency
     cost = f"cost ({currency})" if priced else "device-days"
     unit, scale = text.time_unit(point.target_time.time_s for _, point in points)
     costs = [

@@ -584,7 +584,7 @@ def run_sweep(
                 with closing(_computed(executor, pending, store, progress)) as computed:
                     for key, answer in computed:
                         results[key] = (
-                            PointResult(pending[key], None, (answer.reason,))
+                            reader.refused(pending[key], (answer.reason,))
                             if isinstance(answer, Failed)
                             else reader.result(pending[key], answer.text)
                         )
@@ -600,7 +600,10 @@ def run_sweep(
         spec.title,
         spec.question,
         spec.study.name,
-        tuple(replace(results[key], point=point) for key, point in zip(keys, sweep.points, strict=True)),
+        tuple(
+            replace(results[key], study=point.study, settings=point.settings)
+            for key, point in zip(keys, sweep.points, strict=True)
+        ),
         _assumptions(sweep.points),
         sweep.asked,
     )
@@ -651,7 +654,7 @@ class _Reader:
         study = point.study
         document = self._slim(json.loads(text))
         if "reasons" in document:
-            return PointResult(point, None, self._shared(tuple(document["reasons"])))
+            return self.refused(point, self._shared(tuple(document["reasons"])))
         key = id(study.model), id(study.recipe), id(study.convergence)  # which the points keep alive
         if key not in self._targets:
             self._targets[key] = target_of(study)
@@ -673,7 +676,11 @@ class _Reader:
             whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
             production=production_of(study, point.candidate),
         )
-        return PointResult(point, row)
+        return PointResult(study, point.settings, row)
+
+    def refused(self, point: SweepPoint, reasons: tuple[str, ...]) -> PointResult:
+        """A point without an answer."""
+        return PointResult(point.study, point.settings, None, reasons)
 
     def _shared(self, value: Any) -> Any:
         """The first value that is equal to this one."""

@@ -151,7 +151,7 @@ class Series:
     @property
     def label(self) -> str:
         """`CS-2, weight-streaming, software release r1.7`."""
-        system = self.points[0].point.candidate.system
+        system = self.points[0].candidate.system
         name = system.noun.device if system.noun else system.name
         return ", ".join(filter(None, [name, self.strategy, self.circumstance]))
 
@@ -162,7 +162,7 @@ class Series:
     @property
     def devices_noun(self) -> str:
         """Several of its devices, such as `CS-2`."""
-        return self.points[0].point.candidate.system.devices_noun
+        return self.points[0].candidate.system.devices_noun
 
     @property
     def circumstance(self) -> str:
@@ -267,7 +267,7 @@ def same_target(series: Iterable[Series]) -> list[list[Series]]:
 
 
 def _same_target(a: Series, b: Series) -> bool:
-    return a.points[0].point.study.model == b.points[0].point.study.model and _comparable(a, b)
+    return a.points[0].study.model == b.points[0].study.model and _comparable(a, b)
 
 
 def _comparable(a: Series, b: Series) -> bool:

@@ -85,7 +85,7 @@ def _changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dic
 
 def _same_work(base: PointResult, point: PointResult) -> bool:
     same_tokens = base.target_time.batch_tokens == point.target_time.batch_tokens
-    return same_tokens and _flat(base.point.study.model) == _flat(point.point.study.model)
+    return same_tokens and _flat(base.study.model) == _flat(point.study.model)
 
 
 def variant_sentences(feasible: Sequence[PointResult], changes: Mapping[str, Sequence[Change]]) -> list[str]:
@@ -143,7 +143,7 @@ def _differing(points: Sequence[PointResult], variants: Sequence[str]) -> dict[s
     """By dotted path of a study, its value in each variant, if they differ; names and prose are left out."""
     columns: list[dict[str, str]] = []
     for name in variants:
-        study = next(point for point in points if point.variant == name).point.study
+        study = next(point for point in points if point.variant == name).study
         parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
         columns.append(
             {f"{root}.{path}": value for root, part in parts.items() for path, value in _flat(part).items()}
@@ -220,7 +220,7 @@ def _successions(points: Sequence[PointResult]) -> dict[str, list[Change]]:
     """
     if not points or not points[0].variant:
         return {}
-    if all(point.point.study.model == points[0].point.study.model for point in points):
+    if all(point.study.model == points[0].study.model for point in points):
         return {}
     machines: dict[tuple[str, str, int], list[PointResult]] = {}
     for point in points:
@@ -268,7 +268,7 @@ def sparsity_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
 
 
 def _has_experts(point: PointResult) -> bool:
-    return point.point.study.model.experts is not None
+    return point.study.model.experts is not None
 
 
 # Comparisons between the points of a sweep, each computed once when first asked for.
@@ -485,7 +485,7 @@ class SweepResult:
     def inputs_digest(self) -> str:
         """SHA-256 of the digests of all points."""
         digests = Digests()
-        known = "".join(digests.of(point.point.study) for point in self.points)
+        known = "".join(digests.of(point.study) for point in self.points)
         return hashlib.sha256(known.encode()).hexdigest()
 
     @cached_property
@@ -519,7 +519,7 @@ class SweepResult:
             if point.feasible:
                 outcome = asdict(outcome_of(point))
                 document["bill"] = {name: outcome[name] for name in BILL}
-                document["bill"]["currency"] = point.point.study.currency
+                document["bill"]["currency"] = point.study.currency
             yield document
 
     def as_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import StepCase, case_job
-from perfsim.specs.hardware import Precision
+from perfsim.specs.precisions import Precision
 
 
 def case(strategy: str, reduced: Precision | None) -> StepCase:

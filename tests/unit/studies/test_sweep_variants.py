@@ -70,7 +70,7 @@ def test_every_variant_has_every_point_of_the_grid(steps: SweepResult) -> None:
 
 
 def test_all_values_of_a_variant_change_together(steps: SweepResult) -> None:
-    system = steps.points[2].point.candidate.system
+    system = steps.points[2].candidate.system
     assert isinstance(system, WaferClusterSpec)
     assert (system.io_ports, system.swarmx.bandwidth, system.memoryx.bandwidth) == (24, 3e11, 3e11)
     assert steps.analysis.differences["system.memoryx.servers"] == ["12", "24", "3"]
@@ -241,11 +241,11 @@ def test_variants_of_one_model_have_no_succession(steps: SweepResult) -> None:
 
 def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointResult:
     point = result.points[0]
-    candidate = point.point.candidate.model_copy(update={"devices": (devices,)})
-    study = point.point.study.model_copy(update={"candidates": (candidate,)})
+    candidate = point.candidate.model_copy(update={"devices": (devices,)})
+    study = point.study.model_copy(update={"candidates": (candidate,)})
     assert point.answer is not None
     answer = replace(point.answer, layout=layout)
-    return replace(point, point=replace(point.point, study=study), answer=answer)
+    return replace(point, study=study, answer=answer)
 
 
 def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: SweepResult) -> None:
