@@ -47,7 +47,7 @@ from perfsim.interop.imported import Imported
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
-from perfsim.studies.axes import SweepSpec, is_sweep, load_sweep
+from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
@@ -191,13 +191,16 @@ _READERS: dict[str, Callable[[Path, Catalog], str]] = {
 
 
 @within_floats
-def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
+def why(
+    study: Named, compare: Iterable[str] = (), changes: Mapping[str, Any] | None = None
+) -> tuple[Explained, ...]:
     """What limits every candidate of a study, and the changes that were tried, those that help most first.
 
-    `study` is a name, a YAML file or the summary.json of an answer. Raises InputError for a file of another
-    kind, and what answering the study raises.
+    `study` is a name, a YAML file or the summary.json of an answer, `changes` are as of `perfsim.study`.
+    Raises InputError for a file of another kind, and what answering the study raises.
     """
-    return explain(with_verify(_study_named(study), "off"), names_of(compare, "compare"))[1]
+    asked = changed_study(_study_named(study), changes or {}, default_catalog())
+    return explain(with_verify(asked, "off"), names_of(compare, "compare"))[1]
 
 
 @within_floats

@@ -22,6 +22,7 @@ from perfsim.cli.options import (
     limits,
     pairs_option,
     path_option,
+    set_option,
     verb,
 )
 from perfsim.cli.output import metered, print_json, print_lines, print_prose, progress, write_error
@@ -494,6 +495,7 @@ Examples:
     type=click.IntRange(0, 2**32 - 1),
     help="Seed of weights and random orders. [default: 0]",
 )
+@set_option
 @click.option(
     "--mutations",
     type=click.Path(dir_okay=False),
@@ -511,6 +513,7 @@ def _prove(
     batch: int | None,
     orders: int | None,
     seed: int | None,
+    changes: dict[str, Any],
     mutations: str | None,
     every: int | None,
     as_json: bool,
@@ -532,7 +535,7 @@ def _prove(
     if mutations is not None and (orders is not None or seed is not None):
         raise InputError("--orders and --seed belong to proofs: --mutations tries each fault in one order")
     orders = DEFAULT_ORDERS if orders is None else orders
-    request = Request(target, strategy, layout, devices, batch, orders, seed or 0)
+    request = Request(target, strategy, layout, devices, batch, orders, seed or 0, changes)
     tell = progress(quiet=as_json)
     if mutations is not None:
         _mutate(request, Path(mutations), every or 1, tell, as_json=as_json)
@@ -762,10 +765,10 @@ def _why(study: str, compare: str, measured: str, asked: dict[str, Any], as_json
         lines = gap_lines(gap)
     elif not study:
         raise click.UsageError("name a STUDY, or give --measured with --model, --system and --devices")
-    elif asked:
-        raise click.UsageError(f"--{next(iter(asked))} belongs to --measured; a STUDY names its own")
+    elif given := [name for name in asked if "." not in name]:
+        raise click.UsageError(f"--{given[0]} belongs to --measured; a STUDY names its own")
     else:
-        explained = why(study, [name.strip() for name in compare.split(",") if name.strip()])
+        explained = why(study, [name.strip() for name in compare.split(",") if name.strip()], asked)
         document = {"candidates": plain(explained)}
         lines = why_lines(explained)
     if as_json:
