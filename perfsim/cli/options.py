@@ -289,6 +289,7 @@ def answers(out: str, rows: str, processes: str) -> Callable[[Function], Any]:
     options = (
         path_option("--out", out, None),
         path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", _check_table),
+        set_option,
         click.option("--jobs", type=click.IntRange(min=1), help=f"Processes. [default: {processes}]"),
         scheduler_option,
         click.option("--dry-run", is_flag=True, help="Print what would be computed, and stop."),
@@ -301,7 +302,7 @@ def answers(out: str, rows: str, processes: str) -> Callable[[Function], Any]:
     def decorate(verb: Function) -> Any:
         @functools.wraps(verb)
         def answering(**given: Any) -> Any:
-            how = How(**{each.name: given.pop(each.name, {}) for each in fields(How)})
+            how = How(**{each.name: given.pop(each.name) for each in fields(How)})
             return verb(**given, how=how)
 
         return functools.reduce(lambda made, option: option(made), reversed(options), answering)
