@@ -26,7 +26,8 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.run import graph_of
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
+from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work.counts import parameters
 
 Amount = Annotated[float, *number(1e-9, 1e30)]
@@ -408,7 +409,7 @@ def _communication(equations: EquationsSpec, devices: int) -> Iterator[Equation]
     recipe = equations.recipe
     wire = (devices - 1) / devices
     tensor_bytes = recipe.element_bytes * recipe.seq_length * model.hidden_size * equations.batch
-    gradients = PRECISION_BYTES[recipe.reduce_precision or "fp32"] * parameters(model).total
+    gradients = PRECISIONS[recipe.reduce_precision or "fp32"].bytes * parameters(model).total
     sent = _sent(equations, devices, f"dp={devices},mbs=1,zero=0", "data")
     yield "data", devices, "2 P (N - 1) / N", 2 * gradients * wire, 2 * sent * wire
     sent = _sent(equations, devices, f"tp={devices},mbs=1", "tensor")

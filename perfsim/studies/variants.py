@@ -13,6 +13,7 @@ from typing import Any
 from perfsim.base.units import DAY_S
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.caveats import SharedCaveat, confidence, shared_caveats
+from perfsim.specs.layout import AXES
 from perfsim.studies.answers import Assumption, Circumstances, PointResult, setting_text, settings_text
 from perfsim.studies.axes import LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
@@ -89,7 +90,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, "" if value is None else text
 
 
-_DEGREES = {"tensor": "tp", "pipeline": "pp", "data": "dp"}
+_DEGREES = {name: AXES[name].short for name in ("tensor", "pipeline", "data")}
 _NAMES = {
     "micro_batch_size": "micro-batch",
     "zero_stage": "ZeRO",
