@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from perfsim.specs.streaming_layout import StreamingLayout
-from perfsim.strategies.streaming.device import WAFER
 from perfsim.strategies.streaming.memory import (
+    WAFER,
     activation_parts_bytes,
     even_micro_batch,
     largest_micro_batch,
