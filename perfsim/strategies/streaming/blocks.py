@@ -50,7 +50,6 @@ class Blocks(Generic[T]):
 
     @property
     def embedding(self) -> T:
-        """The value of the first block."""
         return self.values[0]
 
     @property
@@ -80,12 +79,11 @@ class Block:
 
     @property
     def layer(self) -> bool:
-        """Whether it is a layer."""
         return self.op == LAYER
 
 
 @lru_cache(maxsize=512)
-def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Blocks[Block]:
+def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Blocks[Block]:
     """The kinds of block of a model on a device; `positions` are the inputs of the LM head."""
     model = part.model
     counts = parameters(model)
@@ -119,7 +117,6 @@ def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Block
 
 
 def _layer(name: str, part: LayerSlice, device: StreamedDevice) -> Block:
-    """A layer of one kind; all its experts are streamed."""
     counts = parameters(part.model)
     forward = (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward"))
     backward = (*mlp_kernels(part, "backward"), *attention_kernels(part, "backward"))
@@ -164,7 +161,6 @@ class BlockWorks:
         return [work for work in works if work is not None]
 
     def changed(self, change: Callable[[Work], Work]) -> BlockWorks:
-        """The same with every class of work changed."""
         works = ((name, getattr(self, name)) for name in _FIELDS)
         return BlockWorks(**{name: work and change(work) for name, work in works})
 
@@ -193,7 +189,7 @@ def block_works(
     device = device_of(plan.topology.system)
     part = device.layer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
     positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
-    return blocks_of(part, positions, device).of(partial(_works_of, plan=plan, chunks=chunks))
+    return _blocks_of(part, positions, device).of(partial(_works_of, plan=plan, chunks=chunks))
 
 
 def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:

@@ -92,7 +92,6 @@ class Store:
         return sum(parts.values()) > free and self.memoryx.flash_bytes > 0
 
     def uses(self) -> Iterator[MemoryUse]:
-        """Memory use of DRAM, and of flash if it is used."""
         dram = (self.weights if not self.weights_in_flash else {}) | (
             self.state if not self.state_in_flash else {}
         )
@@ -103,7 +102,6 @@ class Store:
 
     @property
     def note(self) -> str:
-        """What MemoryX holds, in words."""
         where = {False: "DRAM", True: "flash"}
         weights, state = (_size_text(sum(parts.values())) for parts in (self.weights, self.state))
         return (
@@ -135,7 +133,7 @@ class StreamedDevice(ABC):
         """The kernels of a pass that take time on the device, with weights streamed row by row."""
 
 
-class Wafer(StreamedDevice):
+class _Wafer(StreamedDevice):
     """Standard attention whose scores are computed in tiles and not kept, and no dropout masks.
 
     Kernels other than matrix products are hidden behind the movement of weights and activations.
@@ -158,11 +156,10 @@ class Wafer(StreamedDevice):
         return layer_activation_bytes(part, "selective")
 
     def kernels(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """Only matrix products."""
         return tuple(_streamed(kernel) for kernel in kernels if kernel.op == "gemm")
 
 
-class StreamedGpu(StreamedDevice):
+class _StreamedGpu(StreamedDevice):
     """A GPU that runs all its kernels as usual."""
 
     place = "GPU"
@@ -183,7 +180,6 @@ class StreamedGpu(StreamedDevice):
         return layer_activation_bytes(part, "none")
 
     def kernels(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """All kernels."""
         return tuple(_streamed(kernel) for kernel in kernels)
 
 
@@ -194,8 +190,8 @@ def _streamed(kernel: Kernel) -> Kernel:
     return kernel._replace(partition="streamed")
 
 
-WAFER = Wafer()
-DEVICES: Mapping[DeviceKind, StreamedDevice] = {"wafer": WAFER, "gpu": StreamedGpu()}
+WAFER = _Wafer()
+DEVICES: Mapping[DeviceKind, StreamedDevice] = {"wafer": WAFER, "gpu": _StreamedGpu()}
 
 
 def device_of(system: WaferClusterSpec) -> StreamedDevice:

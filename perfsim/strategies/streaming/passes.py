@@ -28,7 +28,7 @@ from perfsim.strategies.streaming.blocks import (
 )
 from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Slots, Template, Work
 
-# One pass of weight streaming, recorded once: a micro-batch forward and backward over the model.
+# One pass of weight streaming, _recorded once: a micro-batch forward and backward over the model.
 #
 # Weights are sent, whole or in chunks, when a buffer is free: 1 + `prefetch_depth` blocks can be in flight. A
 # chunk is used when it arrives, and a chunk of gradients leaves when it is computed. A graph in chunks has
@@ -40,7 +40,7 @@ from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Slots, Template, Work
 DEVICE = "cs0"
 
 
-class PassKind(NamedTuple):
+class _PassKind(NamedTuple):
     """The inputs and duties of a pass."""
 
     updated: bool
@@ -55,7 +55,7 @@ class PassKind(NamedTuple):
     """It is the last pass of its step, which updates the blocks."""
 
 
-class PassWorks(NamedTuple):
+class _PassWorks(NamedTuple):
     """The work of a pass: that of each kind of block, and its samples."""
 
     blocks: Blocks[BlockWorks]
@@ -65,12 +65,12 @@ class PassWorks(NamedTuple):
         """All classes of work, in an order that depends only on which of them exist."""
         return [work for block in self.blocks.values for work in block.classes()] + [self.samples]
 
-    def outlines(self) -> PassWorks:
+    def outlines(self) -> _PassWorks:
         """The same without sizes; passes with equal outlines differ only in their classes of work."""
-        return PassWorks(self.blocks.of(lambda block: block.changed(outline)), outline(self.samples))
+        return _PassWorks(self.blocks.of(lambda block: block.changed(outline)), outline(self.samples))
 
 
-class PassRules(NamedTuple):
+class _PassRules(NamedTuple):
     """Settings of a layout and a system that determine the dependencies of a pass."""
 
     recompute_layers: int
@@ -82,15 +82,15 @@ class PassRules(NamedTuple):
     """Number of weight servers with blocks of their own; None: blocks are sharded over all servers."""
 
 
-def recorded(works: PassWorks, rules: PassRules, kind: PassKind, builder: GraphBuilder) -> Template:
-    """The template of a pass, recorded once for all batches and devices and rebound to the given work."""
+def _recorded(works: _PassWorks, rules: _PassRules, kind: _PassKind, builder: GraphBuilder) -> Template:
+    """The template of a pass, _recorded once for all batches and devices and rebound to the given work."""
     outlines = works.outlines()
     bound = dict(zip(outlines.classes(), works.classes(), strict=True))
     return _recording(outlines, rules, kind).rebound(builder, bound)
 
 
 @lru_cache(maxsize=256)
-def _recording(outlines: PassWorks, rules: PassRules, kind: PassKind) -> Template:
+def _recording(outlines: _PassWorks, rules: _PassRules, kind: _PassKind) -> Template:
     return PassRecorder(GraphBuilder().template(), outlines, rules, kind).record()
 
 
@@ -99,9 +99,9 @@ class PassRecorder:
     """Records one pass in a template."""
 
     template: Template
-    works: PassWorks
-    rules: PassRules
-    kind: PassKind
+    works: _PassWorks
+    rules: _PassRules
+    kind: _PassKind
     computed: list[int] = field(default_factory=list)
     """Last tensor of each computed block, in order; its end frees a buffer of prefetched weights."""
     sent: list[int] = field(default_factory=list)
@@ -114,7 +114,6 @@ class PassRecorder:
 
     @cached_property
     def blocks(self) -> list[BlockWorks]:
-        """The work of each block, in the order of the forward pass."""
         return self.works.blocks.in_order()
 
     @property
@@ -136,7 +135,6 @@ class PassRecorder:
 
     # ---------------------------------------------------------------------------------- the pass
     def record(self) -> Template:
-        """Record the forward and backward."""
         hidden = self._forward()
         gradient = hidden[-1]
         for group in reversed(self._groups()):
@@ -150,7 +148,6 @@ class PassRecorder:
         return self.template
 
     def _forward(self) -> list[int]:
-        """The last tensor of each block."""
         used = [self.template.port("sampled")] if self.kind.refilled else []
         samples = self.template.task(self.works.samples, f"{DEVICE}/samples", (), used)
         hidden: list[int] = [samples.tensor]
@@ -280,7 +277,6 @@ class PassRecorder:
 
     # -------------------------------------------------------------------------------- activations
     def _spill(self, first: int, tensor: int) -> None:
-        """Spill the tensor that the backward of a group needs."""
         work = self.blocks[first].spill
         if work is not None:
             self.spilled[first] = self._task(first, work, f"{DEVICE}/spill", [tensor])
@@ -329,7 +325,7 @@ def write_steps(plan: StreamingPlan, builder: GraphBuilder) -> None:
     passes = plan.num_microbatches
     steps = max(LEAST_STEPS, plan.least_steps)
     held = system.activation_servers.prefetch
-    rules = PassRules(
+    rules = _PassRules(
         recompute_layers=plan.layout.recompute_layers,
         chunks=plan.layout.stream_chunks,
         prefetch_depth=system.streaming.prefetch_depth,
@@ -338,16 +334,16 @@ def write_steps(plan: StreamingPlan, builder: GraphBuilder) -> None:
         servers=None if system.memoryx.placement == "sharded" else system.memoryx.servers,
     )
 
-    def works_of(*, last: bool) -> PassWorks:
+    def works_of(*, last: bool) -> _PassWorks:
         size = last_micro_batch(plan) if last else plan.layout.micro_batch_size
         blocks = block_works(plan, size, plan.layout.stream_chunks)
         if not last and system.streaming.accumulate_at == "swarmx":
             blocks = blocks.of(BlockWorks.in_tree)
-        return PassWorks(blocks, samples_work(plan, size))
+        return _PassWorks(blocks, samples_work(plan, size))
 
     index = np.arange(steps * passes, dtype=np.int64)
     kinds = [
-        PassKind(
+        _PassKind(
             updated=number >= passes,
             adds=number % passes > 0,
             follows=number > 0,
@@ -358,7 +354,7 @@ def write_steps(plan: StreamingPlan, builder: GraphBuilder) -> None:
     ]
     distinct = list(dict.fromkeys(kinds))
     works = {last: works_of(last=last) for last in (False, True)}
-    templates = [recorded(works[kind.last], rules, kind, builder) for kind in distinct]
+    templates = [_recorded(works[kind.last], rules, kind, builder) for kind in distinct]
     # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
     updated = np.where(index >= passes, index // passes * passes - 1, -1)
     sources = {}

@@ -75,12 +75,10 @@ class Replicas:
 
     @property
     def stream(self) -> str:
-        """The communication stream of the group."""
         return f"{self.device}/{DATA_STREAM}"
 
     @property
     def size(self) -> int:
-        """Number of replicas."""
         return self.ranks.size
 
     @property
@@ -90,7 +88,6 @@ class Replicas:
 
     @property
     def held(self) -> Held:
-        """All parameters of this rank."""
         return Held(self.num_parameters, 0.0 if self.apart is None else self.apart.num_parameters)
 
     @property
@@ -207,6 +204,10 @@ def _weight_casts(recipe: TrainingRecipe, num_parameters: float) -> tuple[Kernel
     if table is None or PRECISIONS[table.forward].bytes >= recipe.element_bytes:
         return ()
     return (elementwise("weights.cast", num_parameters * cast_bytes(table.forward), launches=2),)
+
+
+WAIT = Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))
+"""No work: a stream waits for what it reads, such as the parameters of the next step."""
 
 
 def norm_work(peers: RankGroup | None = None) -> Work:

@@ -32,7 +32,7 @@ HOST_STREAM = "host"
 Which = Forward | Backward
 
 
-class ExpertWorks(NamedTuple):
+class _ExpertWorks(NamedTuple):
     """The compute of a block with experts in parts, in the order of a pass."""
 
     begin: Work
@@ -46,14 +46,14 @@ class ExpertWorks(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> ExpertWorks:
+def expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> _ExpertWorks:
     """The compute of a block with experts; `recompute` decides what its forward keeps."""
     alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
     begin, end = router_works(alone, which)
     if which == "forward":
         saved = TensorClass("saved", layer_activation_bytes(part, recompute))
         end = replace(end, writes=(*end.writes, saved))
-    return ExpertWorks(begin, shared_work(alone, which), experts_work(part, which), end)
+    return _ExpertWorks(begin, shared_work(alone, which), experts_work(part, which), end)
 
 
 _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
@@ -103,7 +103,6 @@ def experts_work(part: LayerSlice, which: Which) -> Work:
 
 @lru_cache(maxsize=2048)
 def _experts_kernels(part: LayerSlice, which: Literal["forward", "backward", "dgrad"]) -> Kernels:
-    """The kernels of a rank's experts on the rows that arrived."""
     return expert_kernels(part, which, "experts")
 
 
@@ -168,7 +167,6 @@ class ExpertGroup(Half):
         return [replace(begin, name=WAIT_OF_EXPERTS, kernels=(), writes=(done,))] if self.waits else []
 
     def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
-        """Write the forward or its repetition."""
         return self._emit(template, which, reads, block)[0]
 
     def backward(

@@ -37,7 +37,7 @@ from perfsim.work.layer import LayerPass, embedding_kernels, head_kernels, padde
 
 
 @lru_cache(maxsize=512)
-def held_by_layer(part: LayerSlice) -> Held:
+def _held_by_layer(part: LayerSlice) -> Held:
     """Parameters of a layer on one rank."""
     routed = routed_parameters(part)
     return Held(stage_parameters(part, 1, first=False, last=False) - routed, routed)
@@ -75,17 +75,16 @@ class VirtualStage:
 
     @property
     def num_layers(self) -> int:
-        """Number of its layers."""
         return len(self.layers)
 
     def held_by(self, layers: range) -> Held:
         """Parameters of some of its layers, by their indices in the stage."""
-        return sum((held_by_layer(self.layers[layer].group.part) for layer in layers), Held())
+        return sum((_held_by_layer(self.layers[layer].group.part) for layer in layers), Held())
 
     @property
     def largest_layer(self) -> float:
         """Parameters of its largest layer, by which buckets are filled."""
-        return max((held_by_layer(layer.group.part).rest for layer in self.layers), default=0.0)
+        return max((_held_by_layer(layer.group.part).rest for layer in self.layers), default=0.0)
 
     @property
     def embedding_and_head(self) -> Held:
@@ -99,7 +98,6 @@ class VirtualStage:
 
     @property
     def hidden(self) -> TensorClass:
-        """The hidden activation between layers."""
         return TensorClass("hidden", self.group.part.activation_bytes)
 
 

@@ -31,18 +31,17 @@ def placement_of(layout: ParallelLayout) -> Placement:
 
 
 @dataclass(frozen=True)
-class Stages:
+class _Stages:
     """The virtual stages of a plan and the replicas of each pipeline rank."""
 
     virtual: tuple[VirtualStage, ...]
     replicas: tuple[Replicas, ...]
 
     def of_rank(self, rank: int) -> list[VirtualStage]:
-        """The chunks of one pipeline rank."""
         return [stage for stage in self.virtual if stage.rank == rank]
 
 
-def stages_of(job: Job, layout: ParallelLayout) -> Stages:
+def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     """Map a job's layers to the ranks of a layout."""
     places = placement_of(layout)
     kinds = layer_kinds(job.model)
@@ -88,7 +87,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     replicas = _replicas_of_ranks(job, layout, virtual, places.last_rank)
     if layout.zero_stage == SHARDED:
         virtual = [replace(stage, shards=_shards(stage, replicas[0])) for stage in virtual]
-    return Stages(tuple(virtual), tuple(replicas))
+    return _Stages(tuple(virtual), tuple(replicas))
 
 
 def _replicas_of_ranks(
@@ -165,6 +164,5 @@ def _replicas(job: Job, layout: ParallelLayout, rank: int, held: Held) -> Replic
 
 
 def _shards(stage: VirtualStage, replicas: Replicas) -> Shards:
-    """The shards of the single stage under ZeRO 3."""
     layers = tuple(stage.held_by(range(layer, layer + 1)) for layer in range(stage.num_layers))
     return Shards(replicas, layers, stage.embedding_and_head)
