@@ -29,7 +29,7 @@ from perfsim.cli.output import metered, print_json, print_lines, print_prose, pr
 from perfsim.prediction.question import ASKED
 
 if TYPE_CHECKING:
-    from perfsim.evidence.left_out import LeftOut
+    from perfsim.evidence.left_out import LeavingOut
     from perfsim.proof.prove import Request
 
 
@@ -688,7 +688,7 @@ def _validate(
 ) -> None:
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
     from perfsim.api.tools import validate as answer
-    from perfsim.evidence.plans import public_cases
+    from perfsim.evidence.cases import public_cases
     from perfsim.report.terminal_study import validation_lines
 
     paths = files or tuple(public_cases())
@@ -696,7 +696,7 @@ def _validate(
     steps = [pair for pair in zip(paths, results, strict=True) if pair[1]["kind"] == "step_time"]
     if leave_out and not steps:
         raise click.UsageError("--leave-out is for files of step times")
-    left_out_rows: dict[str, Sequence[LeftOut]] = {}
+    known: dict[str, Sequence[LeavingOut]] = {}
     if page is not None:
         from perfsim.evidence.accuracy_page import accuracy_page
         from perfsim.report.validation import write_validation
@@ -704,19 +704,20 @@ def _validate(
         accuracy = accuracy_page(paths, results, leaves_out=leave_out)
         written = write_validation(accuracy, page)
         write_error(f"Page: {written[0]}, {written[1]}\n")
-        outside = [step.outside for step in accuracy.steps]
-        left_out_rows = {step.result["file"]: step.left_out for step in accuracy.steps}
+        known = {step.result["file"]: step.leaving for step in accuracy.steps}
     elif leave_out:
         from perfsim.evidence.left_out import left_out
 
-        outside = [left_out(path) for path, _ in steps]
+        known = {path.name: left_out(path) for path, _ in steps}
     if leave_out:
-        for (_, result), scores in zip(steps, outside, strict=True):
-            result["left_out"] = scores
+        from perfsim.evidence.left_out import left_out_document
+
+        for path, result in steps:
+            result["left_out"] = left_out_document(known[path.name])
     if record:
         from perfsim.evidence.record import write_records
 
-        write_records(paths, results, left_out_rows)
+        write_records(paths, results, known)
     if as_json:
         print_json(results[0] if len(results) == 1 else results)
         return
