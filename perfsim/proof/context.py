@@ -18,8 +18,6 @@ from perfsim.proof.layers import (
     AttentionKept,
     Linears,
     attention_inputs,
-    attention_inputs_dgrad,
-    attention_output,
     context_gradient,
     core_gradients,
     masked_scores,
@@ -153,7 +151,7 @@ class ContextCompute(GpuCompute):
                 kept = kept._replace(context=done.weighted / done.total, core=log_sum)
             else:
                 kept = kept._replace(context=done[0], core=core[0].kept)
-            return attention_output(self.views(rank, task.block, buffers[0]), kept, self.share(rank)), kept
+            return kept.output(self.views(rank, task.block, buffers[0]), self.share(rank)), kept
 
         self.compute(run, [self.weights(task.block)], [buffer], self.completes("attention", task.block))
 
@@ -220,7 +218,7 @@ class ContextCompute(GpuCompute):
             made = arrived[0]
             if self._rings:
                 made = (*arrived[0].arrays, *arrived[1].gradients)
-            dx, inputs = attention_inputs_dgrad(w, kept, made, d_out, share)
+            dx, inputs = kept.inputs_dgrad(w, made, d_out, share)
             return (dx + middle if share.leads else dx), inputs, middle
 
         claims = self.completes("gradient", task.block, (norm, task.block))

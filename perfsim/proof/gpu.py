@@ -64,11 +64,7 @@ class GpuCompiler(ModuleCompute):
     """Compiles graphs of `3d`, of its special cases and of ZeRO."""
 
     def __init__(
-        self,
-        graph: TaskGraph,
-        training: SmallTraining,
-        layout: ParallelLayout,
-        recipe: TrainingRecipe,
+        self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout, recipe: TrainingRecipe
     ) -> None:
         super().__init__(graph, training, layout, recipe)
         self.rest_gathered: set[tuple[int, int]] = set()

@@ -18,18 +18,12 @@ from perfsim.proof.experts import OPERATORS, Kept, kept_by
 from perfsim.proof.layers import (
     HeadInputs,
     Linears,
-    attention_dgrad,
     attention_forward,
     embedding_backward,
     embedding_forward,
-    head_dgrad,
     head_forward,
-    head_wgrad,
-    linears_wgrad,
     losses_of,
-    mlp_dgrad,
     mlp_forward,
-    with_core,
 )
 from perfsim.proof.layout import EXPERTS, Share, Weights
 from perfsim.proof.program import Cell, Claim, Compiler, per_rank
@@ -74,11 +68,7 @@ class GpuCompute(Compiler):
     """Compiles the compute tasks of one GPU plan."""
 
     def __init__(
-        self,
-        graph: TaskGraph,
-        training: SmallTraining,
-        layout: ParallelLayout,
-        recipe: TrainingRecipe,
+        self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout, recipe: TrainingRecipe
     ) -> None:
         super().__init__(graph, training)
         self.layout = layout
@@ -270,7 +260,7 @@ class GpuCompute(Compiler):
             saved: Kept = operands[0]
             share = self.share(rank).of_layer(task.block)
             if saved.attention is not None:
-                recomputed = with_core(saved.attention, share)
+                recomputed = saved.attention.with_core(share)
                 return recomputed.context, recomputed
             w = self.views(rank, task.block, buffers[0])
             return attention_forward(w, saved.x, share, saved.results, saved.context)
@@ -318,29 +308,21 @@ class GpuCompute(Compiler):
         recomputes = mode in ("full", OPERATORS) or (mode == "selective" and not mlp)
         beside = [self.cell("output gradient")] if parallel else []
         recomputed = [self.cell(f"recomputed {'MLP' if mlp else 'attention'}")] if recomputes else []
-        run = self._mlp_dgrad if mlp else self._attention_dgrad
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, Linears, Floats]:
             w = self.views(rank, task.block, buffers[0])
             saved = operands[1]
             kept = buffers[1] if recomputed else saved.mlp if mlp else saved.attention
             dy = buffers[1 + len(recomputed)] if parallel and not mlp else operands[0]
-            return *run(rank, w, kept, operands[0], dy), operands[0]
+            share = self.share(rank)
+            dx, inputs = kept.dgrad(w, dy, share)
+            # The gradient of the MLP's input passes the attention block by.
+            return (dx if mlp or not share.leads else dx + operands[0]), inputs, operands[0]
 
         reads = [self.weights(task.block), *recomputed, *([] if mlp else beside)]
         norm = self._norm_of(task.work.op)
         claims = self.completes("middle" if mlp else "gradient", task.block, (norm, task.block))
         self._backward(dgrad, norm, reads, beside if mlp else [], claims, whole=whole)
-
-    def _mlp_dgrad(self, rank: int, w: Weights, kept: Any, dy: Floats, _: Floats) -> tuple[Floats, Linears]:
-        return mlp_dgrad(w, kept, dy, self.share(rank))
-
-    def _attention_dgrad(
-        self, rank: int, w: Weights, kept: Any, middle: Floats, dy: Floats
-    ) -> tuple[Floats, Linears]:
-        share = self.share(rank)
-        dx, inputs = attention_dgrad(w, kept, dy, share)
-        return (dx + middle if share.leads else dx), inputs
 
     def _backward(
         self,
@@ -382,10 +364,10 @@ class GpuCompute(Compiler):
         """Gradients of a block's linears, and of its norm if there are no tensor peers."""
         share = self.share(rank)
         if isinstance(inputs, HeadInputs):
-            grads = head_wgrad(inputs, share)
+            grads = inputs.wgrad(share)
         else:
             bias = share.model.bias if mlp else share.model.has_attention_bias
-            grads = linears_wgrad(inputs, bias=bias)
+            grads = inputs.wgrad(bias=bias)
         return grads if self.layout.tensor > 1 else grads | inputs.norm
 
     def weight_pass(self, task: Task) -> None:
@@ -440,7 +422,7 @@ class GpuCompute(Compiler):
             count = self.training.num_tokens
             targets = tokens(rank)[1]
             length = len(share.places)
-            dx, inputs = head_dgrad(w, buffers[1], operands[0], targets, count, share, length)
+            dx, inputs = buffers[1].dgrad(w, operands[0], targets, count, share, length)
             return dx, inputs, np.asarray(losses_of(operands[0], count).sum())
 
         claims = self.completes("gradient", self.training.model.num_layers, ("head norm1", HEAD))

@@ -19,26 +19,17 @@ from perfsim.proof.experts import (
     BlockKept,
     Routing,
     Rows,
-    combine_backward,
-    combine_forward,
-    experts_backward,
     experts_forward,
     kept_by,
-    router_backward,
     router_forward,
-    shared_backward,
     shared_forward,
 )
 from perfsim.proof.gpu_compute import Function, Values
 from perfsim.proof.layers import (
     embedding_backward,
-    head_dgrad,
     head_forward,
     head_of,
-    head_wgrad,
     join,
-    join_dgrad,
-    join_wgrad,
     losses_of,
     norm_of_head,
 )
@@ -145,7 +136,7 @@ class ExpertCompute(ContextCompute):
             (router, total), experts, *rest = buffers
             of_shared = rest[0] if shared else None
             beside = None if place is None else operands[place]
-            y = combine_forward(operands[0].values, router, total, beside)
+            y = router.combine(operands[0].values, total, beside)
             kept = BlockKept(router, experts, of_shared, operands[0].values)
             if recomputes:
                 return y, kept
@@ -177,7 +168,7 @@ class ExpertCompute(ContextCompute):
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             kept = buffers[0] if again else operands[1].mlp
             dy = self.own(rank, operands[0])
-            return combine_backward(dy, kept.router), (dy, kept)
+            return kept.router.combine_backward(dy), (dy, kept)
 
         self.compute(run, again, [self.cell("block backward")])
 
@@ -186,7 +177,7 @@ class ExpertCompute(ContextCompute):
 
         def run(rank: int, _: Values, buffers: Values) -> tuple[Any, ...]:
             w, (dy, kept) = self.views(rank, task.block, buffers[0]), buffers[1]
-            dz, grads = shared_backward(w, kept.shared, kept.router.z, dy, self.share(rank))
+            dz, grads = kept.shared.backward(w, kept.router.z, dy, self.share(rank))
             return dz, self.flat(rank, task.block, grads)
 
         reads = [self.weights(task.block), self.cell("block backward")]
@@ -202,7 +193,7 @@ class ExpertCompute(ContextCompute):
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (flat, (_, kept)), dy = buffers[:2], _rows_of(operands[0]).values
-            dx, grads = experts_backward(self.views(rank, block, flat), kept.experts, dy, self.share(rank))
+            dx, grads = kept.experts.backward(self.views(rank, block, flat), dy, self.share(rank))
             rows = Rows(dx, kept.experts.rows.expert)
             if not whole:
                 return rows, (kept.experts, dy)
@@ -231,7 +222,7 @@ class ExpertCompute(ContextCompute):
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             w, (dy, kept) = self.views(rank, task.block, buffers[0]), buffers[1]
             d_shared = None if place is None else operands[place]
-            dx, grads = router_backward(w, kept.router, kept.outputs, operands[0].values, dy, d_shared)
+            dx, grads = kept.router.backward(w, kept.outputs, operands[0].values, dy, d_shared)
             made = sum(buffers[2 : 2 + len(beside)], self.flat(rank, task.block, grads))
             if not whole:
                 return dx, made
@@ -253,7 +244,7 @@ class ExpertCompute(ContextCompute):
 
         def run(rank: int, operands: Values, values: Values) -> tuple[Any, ...]:
             (kept, dy), (flat, rest, *before) = operands[0], values
-            _, grads = experts_backward(self.views(rank, experts, flat), kept, dy, self.share(rank))
+            _, grads = kept.backward(self.views(rank, experts, flat), dy, self.share(rank))
             made = (rest, self.flat(rank, experts, grads))
             summed_up = zip(made, before, adds, strict=True)
             return None, *(own + old if add else own.copy() for own, old, add in summed_up)
@@ -502,7 +493,7 @@ class ModuleCompute(ExpertCompute):
             head = head_of(self.views(rank, block, block_flat), self.views(rank, HEAD, head_flat))
             targets = tokens(rank)[1]
             length = len(share.places)
-            dy, inputs = head_dgrad(head, kept, statistics, targets, count, share, length)
+            dy, inputs = kept.dgrad(head, statistics, targets, count, share, length)
             given = dy if last else operands[0] + dy
             made = list(function(rank, [given, *operands[1:]], own))
             loss = np.asarray(losses_of(statistics, count).sum())
@@ -516,7 +507,7 @@ class ModuleCompute(ExpertCompute):
 
     def _of_table(self, rank: int, inputs: Any) -> Any:
         """The LM head's gradient by the loss of a module."""
-        return self.flat(rank, HEAD, head_wgrad(inputs, self.share(rank)))
+        return self.flat(rank, HEAD, inputs.wgrad(self.share(rank)))
 
     def _table_gradients(self) -> Around:
         """The same in a pass of its own."""
@@ -544,13 +535,13 @@ class ModuleCompute(ExpertCompute):
             share = self.share(rank)
             beside: list[Any] = []
             if inputs:
-                made[0], kept = join_dgrad(self.views(rank, block, added[1]), added[2], made[0])
+                made[0], kept = added[2].dgrad(self.views(rank, block, added[1]), made[0])
                 made[0] = sum(added[3:], made[0])
                 beside.append(kept)
             else:
                 kept = added[1]
             if whole:
-                grads = join_wgrad(kept) | norm_of_head(added[0].norm)
+                grads = kept.wgrad() | norm_of_head(added[0].norm)
                 made[-1] = made[-1] + self.flat(rank, block, grads)
                 words = embedding_backward(kept.d_words, tokens(rank)[0], share)
                 beside.append(self.flat(rank, EMBEDDING, words))

@@ -15,9 +15,7 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.layers import (
     embedding_backward,
     embedding_forward,
-    head_dgrad,
     head_forward,
-    head_wgrad,
     losses_of,
 )
 from perfsim.proof.layout import Share, Weights, with_experts
@@ -32,7 +30,7 @@ from perfsim.proof.program import (
     first_read,
     per_rank,
 )
-from perfsim.proof.serial import Moments, SmallTraining, adam, layer_backward, layer_forward
+from perfsim.proof.serial import Moments, SmallTraining, adam, layer_forward
 from perfsim.proof.tensors import summed
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -343,7 +341,7 @@ class WaferCompiler(Compiler):
         """One layer backward: gradients of its input and its weights."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            dx, _middle, grads = layer_backward(w, values[-1], values[1], self.whole)
+            dx, _middle, grads = values[-1].backward(w, values[1], self.whole)
             return dx, self.whole.layouts[task.block].flat(grads)
 
         self._backward(run, [self.kept()], claims=self.claim("gradient", task.block))
@@ -382,8 +380,8 @@ class WaferCompiler(Compiler):
             kept = values[-2]
             count = self.training.num_tokens
             targets = values[-1][1]
-            dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.whole, self.training.seq_length)
-            made = self.whole.layouts[HEAD].flat(head_wgrad(inputs, self.whole) | inputs.norm)
+            dx, inputs = kept.dgrad(w, statistics, targets, count, self.whole, self.training.seq_length)
+            made = self.whole.layouts[HEAD].flat(inputs.wgrad(self.whole) | inputs.norm)
             return dx, made, np.asarray(losses_of(statistics, count).sum())
 
         claims = self.claim("gradient", self.training.model.num_layers)

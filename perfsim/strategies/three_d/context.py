@@ -171,28 +171,17 @@ class ContextGroup(Attention):
         return template.task(self.exchange_work(*message), stream, reads, block=block).tensor
 
 
-class _CoreTerms(NamedTuple):
-    """The works whose times `ring_forward_s` and `ring_backward_s` combine; empty without a ring."""
-
-    block: tuple[Work, ...] = ()
-    later: tuple[Work, ...] = ()
-    block_backward: tuple[Work, ...] = ()
-    later_backward: tuple[Work, ...] = ()
-    exchange: tuple[Work, ...] = ()
-    exchange_both: tuple[Work, ...] = ()
-
-
-def ring_terms(attention: Half) -> _CoreTerms:
-    """The works of attention in a ring."""
+def ring_terms(attention: Half) -> dict[str, Sequence[Work]]:
+    """The works of attention in a ring, by the prices (`LayerPrices`) that they add to; none without one."""
     if not isinstance(attention, ContextGroup) or not attention.rings:
-        return _CoreTerms()
+        return {}
     forward, backward = (_attention_works(attention.part, which) for which in ("forward", "backward"))
     n_bytes = attention.part.pair_bytes
-    return _CoreTerms(
-        (forward.block,),
-        (forward.later,),
-        (backward.block,),
-        (backward.later,),
-        (attention.exchange_work("keys_values", n_bytes),),
-        (attention.exchange_work("keys_values and gradients", 2 * n_bytes),),
-    )
+    return {
+        "block": [forward.block],
+        "later": [forward.later],
+        "block_backward": [backward.block],
+        "later_backward": [backward.later],
+        "exchange": [attention.exchange_work("keys_values", n_bytes)],
+        "exchange_both": [attention.exchange_work("keys_values and gradients", 2 * n_bytes)],
+    }

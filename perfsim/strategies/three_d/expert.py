@@ -25,7 +25,7 @@ from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass,
 from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
-from perfsim.work.layer import ExpertStage, Kernels, expert_kernels, mlp_kernels, mlp_residual
+from perfsim.work.layer import ExpertStage, expert_kernels, mlp_kernels, mlp_residual
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
@@ -93,17 +93,13 @@ def shared_work(part: LayerSlice, which: Which) -> Work | None:
     return half_work("shared_experts", which, kernels, hidden) if kernels else None
 
 
+@lru_cache(maxsize=2048)
 def experts_work(part: LayerSlice, which: Which) -> Work:
     """The rank's experts on the rows that arrived."""
     writes = [TensorClass("rows", part.row_bytes)]
     if which == "dgrad":
         writes.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
-    return half_work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
-
-
-@lru_cache(maxsize=2048)
-def _experts_kernels(part: LayerSlice, which: Literal["forward", "backward", "dgrad"]) -> Kernels:
-    return expert_kernels(part, which, "experts")
+    return half_work("experts", which, expert_kernels(part, _PASS[which], "experts"), *writes)
 
 
 @lru_cache(maxsize=4096)

@@ -181,7 +181,8 @@ def forward_template(
     """
     template = builder.template()
     group = stage.group
-    root = stage.shards.gather_root(template) if stage.shards else []
+    shards = stage.shards
+    root = shards.gather(template, shards.root, [], EMBEDDING_AND_HEAD) if shards else []
     arrived = _gathers(template, stage, gathered) if gathered else {}
     root += arrived.pop(EMBEDDING_AND_HEAD, [])
     if stage.first:
@@ -194,8 +195,8 @@ def forward_template(
     for number, layer in enumerate(stage.layers):
         block = stage.first_layer + number
         weights = arrived.get(block, [])
-        if stage.shards:
-            weights = stage.shards.gather_forward(template, done, block)
+        if shards:
+            weights = shards.gather_forward(template, done, block)
         if layer.attention.part.kind.mtp and not stage.first:
             weights = [*weights, *root]  # its own loss is behind the LM head
         hidden, saved = layer.forward(template, hidden, weights, block=block)
@@ -343,10 +344,13 @@ def backward_template(
             gradients.append(gradient)
             reduced += reduction.emit_bucket(template, stage, gradients)
         if shards:
-            template.output(f"reduced{layer}", shards.scatter_layer(template, layer, gradient, block))
+            template.output(
+                f"reduced{layer}", shards.scatter(template, shards.layers[layer], gradient, block)
+            )
     gradient = _complete(template, stage, gradient, [gradient], reduction, reduced)
     if shards:
-        template.output("weight_gradients", shards.scatter_root(template, gradient))
+        scattered = shards.scatter(template, shards.root, gradient, EMBEDDING_AND_HEAD)
+        template.output("weight_gradients", scattered)
     if not stage.first:
         _send(template, stage, "gradient", gradient)
     return template

@@ -122,7 +122,7 @@ def _half_terms(
         return {
             "forward": (*part.works("forward"), *sums(FORWARD)),
             "backward": (*part.works("backward"), *sums(BACKWARD)),
-            **ring_terms(part)._asdict(),
+            **ring_terms(part),
         }
     if run == "split":
         return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}

@@ -86,7 +86,10 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     ]
     replicas = _replicas_of_ranks(job, layout, virtual, places.last_rank)
     if layout.zero_stage == SHARDED:
-        virtual = [replace(stage, shards=_shards(stage, replicas[0])) for stage in virtual]
+        for number, stage in enumerate(virtual):
+            layers = tuple(stage.held_by(range(layer, layer + 1)) for layer in range(stage.num_layers))
+            shards = Shards(replicas[0], layers, stage.embedding_and_head)
+            virtual[number] = replace(stage, shards=shards)
     return _Stages(tuple(virtual), tuple(replicas))
 
 
@@ -161,8 +164,3 @@ def _replicas(job: Job, layout: ParallelLayout, rank: int, held: Held) -> Replic
     ranks = RankGroup(first, holds, layout.expert_replicas)
     apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None)
     return replace(replicas, apart=apart)
-
-
-def _shards(stage: VirtualStage, replicas: Replicas) -> Shards:
-    layers = tuple(stage.held_by(range(layer, layer + 1)) for layer in range(stage.num_layers))
-    return Shards(replicas, layers, stage.embedding_and_head)
