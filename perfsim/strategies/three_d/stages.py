@@ -87,8 +87,8 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     replicas = _replicas_of_ranks(job, layout, virtual, places.last_rank)
     if layout.zero_stage == SHARDED:
         for number, stage in enumerate(virtual):
-            layers = tuple(stage.held_by(range(layer, layer + 1)) for layer in range(stage.num_layers))
-            shards = Shards(replicas[0], layers, stage.embedding_and_head)
+            of_layers = tuple(stage.held_by(range(index, index + 1)) for index in range(stage.num_layers))
+            shards = Shards(replicas[0], of_layers, stage.embedding_and_head)
             virtual[number] = replace(stage, shards=shards)
     return _Stages(tuple(virtual), tuple(replicas))
 
