@@ -201,7 +201,7 @@ def answer_sweep(name: str, out: Path | None, shown: Shown, work: Work, *, table
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.answers import sweep as answer
     from perfsim.report.sweep import sweep_text
-    from perfsim.report.terminal_study import sweep_lines
+    from perfsim.report.sweep import sweep_lines
     from perfsim.studies.sweep import STORE, load_sweep, only_strategies, plan_sweep
 
     asked = only_strategies(load_sweep(name), work.only)
@@ -308,7 +308,7 @@ def study(
         print_prose(*_planned(study, names))
         return
     from perfsim.api.answers import study as answer_study
-    from perfsim.report.terminal_study import study_lines
+    from perfsim.report.study import study_lines
 
     tell = progress(quiet=as_json or quiet)
     answer = answer_study(study, names, verify=verify, progress=tell, jobs=jobs or 1, scheduler=scheduler)
@@ -328,7 +328,7 @@ def _answer_comparison(name: str, out: Path | None, shown: Shown, *, dry_run: bo
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
     from perfsim.api.answers import comparison, save_comparison
     from perfsim.report.document import plain
-    from perfsim.report.terminal import comparison_lines
+    from perfsim.report.validation import comparison_lines
 
     if dry_run:
         print_prose(f"{name}: a comparison of published figures; nothing was computed")
@@ -413,7 +413,7 @@ def plan(
 ) -> None:
     """List the layouts that may be the fastest, and what would tell them apart."""
     from perfsim.api.questions import plan as answer_plan
-    from perfsim.report.terminal_study import match_lines, plan_lines
+    from perfsim.report.plan import match_lines, plan_lines
 
     answer = answer_plan(
         devices=devices,

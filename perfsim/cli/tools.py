@@ -569,7 +569,7 @@ def prove(
 
 def _prove(request: Request, tell: Callable[[str], None], *, as_json: bool) -> None:
     from perfsim.proof.prove import prove_all
-    from perfsim.report.terminal import proof_lines
+    from perfsim.report.proven import proof_lines
 
     answer = prove_all(request, tell).as_dict()
     if as_json:
@@ -585,7 +585,7 @@ def _prove(request: Request, tell: Callable[[str], None], *, as_json: bool) -> N
 def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None], *, as_json: bool) -> None:
     from perfsim.proof.faults import try_plans
     from perfsim.proof.prove import plans_of
-    from perfsim.report.mutations import mutations_page, mutations_sentence
+    from perfsim.report.proven import mutations_page, mutations_sentence
 
     if not page.parent.is_dir():
         raise InputError(f"--mutations {page}: there is no folder {page.parent}")
@@ -722,7 +722,7 @@ def validate(
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
     from perfsim.api.tools import validate as answer
     from perfsim.evidence.plans import public_cases
-    from perfsim.report.terminal_study import validation_lines
+    from perfsim.report.validation import validation_lines
 
     paths = files or tuple(public_cases())
     for path in paths:

@@ -11,7 +11,7 @@ import pytest
 
 from perfsim.report.figures.scaling import ScalingPoint, ValidationPoint, heat_map, residuals, scaling_curve
 from perfsim.report.page import Section, write_page
-from perfsim.report.study_files import write_study_page
+from perfsim.report.study_page import write_study_page
 from perfsim.report.text import duration
 
 pytestmark = pytest.mark.browser

@@ -18,11 +18,11 @@ from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch, rounded
 from perfsim.prediction.predict import predict, prediction_of
 from perfsim.prediction.prediction import prediction_from, run_document
 from perfsim.prediction.result import Caveat
-from perfsim.report.caveats import ALWAYS
-from perfsim.report.study import study_page
-from perfsim.report.study_files import study_document, write_study_page
+from perfsim.report.text import ALWAYS
+from perfsim.report.study_page import study_page
+from perfsim.report.study_page import study_document, write_study_page
 from perfsim.report.terminal import run_lines
-from perfsim.report.terminal_study import study_lines
+from perfsim.report.study import study_lines
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
 from perfsim.studies.result import CandidateResult
 

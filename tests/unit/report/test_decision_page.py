@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from perfsim.report.figures.time import tornado, tornado_table
 from perfsim.report.study import decision_sections, study_page
-from perfsim.report.study_files import study_document
-from perfsim.report.terminal_study import study_lines
+from perfsim.report.study_page import study_document
+from perfsim.report.study import study_lines
 from perfsim.studies.result import BreakEven, Decision, Lever, Outcome, Spread, StudyResult
 
 DAY_S = 86_400.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from perfsim.prediction.result import LinkUse
 from perfsim.report.figures.machine import network_use, network_use_alt, network_use_table, overload_note
-from perfsim.report.study import study_page
+from perfsim.report.study_page import study_page
 from perfsim.studies.result import StudyResult
 
 

@@ -19,7 +19,7 @@ from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
 from perfsim.report.figures.step import bridge, timeline, waterfall
 from perfsim.report.page import Head, Section, linked, plotly_source, render_page, write_page
 from perfsim.report.study import differences, headline, ratios_to_first, verdict_table
-from perfsim.report.study_files import study_document, write_study_page
+from perfsim.report.study_page import study_document, write_study_page
 from perfsim.report.table import Table
 from perfsim.studies.result import StudyResult
 from perfsim.version import __version__

@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.prediction.roofline import ELEMENTWISE, PRODUCT, KernelUse, Roofline
 from perfsim.report.figures.machine import roofline, roofline_alt, roofline_table
-from perfsim.report.study import study_page
+from perfsim.report.study_page import study_page
 from perfsim.studies.result import StudyResult
 
 OWN = Roofline(

@@ -12,7 +12,7 @@ from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import LinkUse
 from perfsim.report.figures.machine import network_use, topology
 from perfsim.report.page import Drawing, render_page
-from perfsim.report.study import study_page
+from perfsim.report.study_page import study_page
 from perfsim.report.text import percent
 from perfsim.studies.result import StudyResult
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from perfsim.report import text
-from perfsim.report.study import study_page
-from perfsim.report.study_files import study_document, write_study_page
+from perfsim.report.study_page import study_page
+from perfsim.report.study_page import study_document, write_study_page
 from perfsim.studies.batches import suggested_batches
 from perfsim.studies.loading import load_study
 from perfsim.studies.result import StudyResult

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from perfsim.prediction.result import Perturbed, Training
-from perfsim.report.study import study_page
+from perfsim.report.study_page import study_page
 from perfsim.report.terminal_study import MOST_CANDIDATES, study_lines
 from perfsim.report.text import encodable
 from perfsim.studies.result import Infeasible, StudyResult
