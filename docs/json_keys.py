@@ -16,15 +16,13 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.evidence.bands import CaseBand
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.score import Scored
-from perfsim.prediction.bands import Traits
+from perfsim.prediction.bands import Accuracy, Traits
 from perfsim.prediction.planner import Search
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.result import Accuracy
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
-from perfsim.studies.points import PointResult
-from perfsim.studies.result import CandidateResult, StudyResult
+from perfsim.studies.answers import CandidateResult, PointResult, StudyResult
 from perfsim.studies.shortlist import Entry, Planned
 from perfsim.studies.variants import SweepResult
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from perfsim.api.answers import comparison as comparison
     from perfsim.api.answers import study as study
     from perfsim.api.answers import sweep as sweep
-    from perfsim.api.questions import PlanAnswer as PlanAnswer
-    from perfsim.api.questions import plan as plan
+    from perfsim.api.planning import PlanAnswer as PlanAnswer
+    from perfsim.api.planning import plan as plan
     from perfsim.api.questions import predict as predict
     from perfsim.api.tools import Model as Model
     from perfsim.api.tools import Validation as Validation
@@ -40,7 +40,7 @@ _HOMES = {
     "Catalog": "perfsim.catalog",
     "Model": "perfsim.api.tools",
     "PerfsimError": "perfsim.base.errors",
-    "PlanAnswer": "perfsim.api.questions",
+    "PlanAnswer": "perfsim.api.planning",
     "Prediction": "perfsim.prediction.prediction",
     "Question": "perfsim.prediction.question",
     "Study": "perfsim.api.answers",
@@ -49,7 +49,7 @@ _HOMES = {
     "Validation": "perfsim.api.tools",
     "comparison": "perfsim.api.answers",
     "import_file": "perfsim.api.tools",
-    "plan": "perfsim.api.questions",
+    "plan": "perfsim.api.planning",
     "predict": "perfsim.api.questions",
     "published_cases": "perfsim.api.tools",
     "study": "perfsim.api.answers",

@@ -18,19 +18,26 @@ from perfsim.base.text import did_you_mean
 from perfsim.base.units import DAY_S
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
-from perfsim.prediction.result import Accuracy, SharedCaveat
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import SharedCaveat
 from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.text import layout_short
+from perfsim.studies.answers import (
+    Assumption,
+    CandidateResult,
+    Decision,
+    Infeasible,
+    PointResult,
+    StudyResult,
+)
+from perfsim.studies.axes import Sweep, load_sweep, only_strategies
 from perfsim.studies.comparisons import Comparison, compare, load_comparison
-from perfsim.studies.executors import executor_for
+from perfsim.studies.decision import ratio_of
+from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import load_study, study_from
-from perfsim.studies.points import PointResult
-from perfsim.studies.result import Assumption, CandidateResult, Decision, Infeasible, StudyResult
-from perfsim.studies.runner import Progress, StudyRun, run_study
+from perfsim.studies.runner import STORE, StudyRun, run_study, run_sweep
 from perfsim.studies.spec import StudySpec, with_verify
-from perfsim.studies.sweep import STORE, Sweep, Tell, load_sweep, only_strategies, run_sweep
 from perfsim.studies.variants import SweepResult
-from perfsim.studies.verdict import Answer, ratio_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +56,7 @@ def study(
     compare: Iterable[str] = (),
     *,
     verify: Verify | None = None,
-    progress: Progress = lambda _: None,
+    progress: Tell = lambda _: None,
     jobs: int | None = 1,
     scheduler: str | None = None,
     catalog: Catalog | None = None,
@@ -145,16 +152,15 @@ class StudyAnswer:
         Candidates are named as `16 CS-2`, `128 A100-80GB`, `16 x cs-2` or by their whole label. Raises
         InputError with the labels for a name that fits none or several of them.
         """
-        return ratio_of(self._answer(candidate), self._answer(over or self.best.label))
+        return ratio_of(self._candidate(candidate), self._candidate(over) if over else self.best)
 
-    def _answer(self, name: str) -> Answer:
-        fitting = [place for place, known in enumerate(self.candidates) if _fits(name, known)]
+    def _candidate(self, name: str) -> CandidateResult:
+        fitting = [known for known in self.candidates if _fits(name, known)]
         if len(fitting) != 1:
             labels = [known.label for known in self.candidates]
             wrong = "no candidate is called" if not fitting else "several candidates are called"
             raise InputError([Problem(f"{wrong} {name!r}", help=did_you_mean(name, labels))])
-        (place,) = fitting
-        return Answer(self.candidates[place], self.run.answered[place].choice.answer)
+        return fitting[0]
 
     @cached_property
     def batch_curve(self) -> Rows:
@@ -454,7 +460,7 @@ def _answer(point: PointResult) -> Row:
         time.steps,
         time.time_s,
         *time.band_s,
-        None if point.production is None else point.production.time_s(time.time_s),
+        step.production_time_s,
     )
     return dict(zip(ANSWER, values, strict=True))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfsim.api.questions import Named, Row, frame, html_table, names_of, question_of
+from perfsim.api.questions import Named, Row, frame, html_table, names_of
 from perfsim.base.errors import (
     CatalogError,
     InputError,
@@ -36,15 +36,14 @@ from perfsim.evidence.step_fit import MeasuredFile
 from perfsim.interop.formats import import_file as read_file
 from perfsim.interop.formats import read_model
 from perfsim.interop.imported import Imported
-from perfsim.prediction.gap import GapExplained, explain_gap
+from perfsim.prediction.question import question_of
+from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
-from perfsim.studies.axes import SweepSpec
+from perfsim.studies.axes import SweepSpec, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import check_question, question_of_candidate
-from perfsim.studies.spec import StudySpec, with_verify
-from perfsim.studies.sweep import is_sweep, load_sweep
+from perfsim.studies.spec import StudySpec, check_question, question_of_candidate, with_verify
 from perfsim.studies.trials import Explained, explain
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ def why_measured(measured: str | float, **asked: Any) -> GapExplained:
         except InputError as error:
             problems = [replace(own, message=f"measured: {own.message}") for own in error.problems]
             raise InputError(problems) from None
-    return explain_gap(question_of(**asked), measured)
+    return explain_gap(question_of(asked), measured)
 
 
 def _study_named(study: Named) -> StudySpec:

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from perfsim.base.errors import CatalogError, GraphError
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares
-from perfsim.network import FatTree, Group, ring
+from perfsim.network import FatTree, Group
+from perfsim.network.algorithms import wire_factor
 from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.calibration import (
     CollectiveOp,
@@ -184,14 +185,14 @@ class GpuKernels:
         latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel in moving)
         moving_s = sum(self.kernel_s(kernel) for kernel in moving)
         slope = 1.0
-        if not self.recipe.host_blocking:
+        if not self.recipe.runtime.host_blocking:
             slope = ((units_s + moving_s) / seconds) ** (self.framework.overlap_sharpness - 1)
         return Shares(slope * units_s / seconds, slope * (moving_s - latency_s) / seconds)
 
     def _with_host(self, device_s: float, launches: int) -> float:
         """Device and host time combined: the longer of the two, or their sum where the host blocks."""
         host_s = 0.0 if self.framework.cuda_graph else launches * self.framework.host_s_per_kernel
-        if self.recipe.host_blocking:
+        if self.recipe.runtime.host_blocking:
             return device_s + host_s + launches * self.framework.host_blocking_s_per_kernel
         return smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
 
@@ -217,7 +218,8 @@ class GpuKernels:
     def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
         """Seconds of a matrix product from those of its shape."""
         seconds *= self.gpu.wgrad_factor if kernel.weight_gradient else 1.0
-        if kernel.grouped and kernel.batch > 1 and kernel.precision is None and self.recipe.grouped_products:
+        in_one_call = kernel.grouped and kernel.batch > 1 and kernel.precision is None
+        if in_one_call and self.recipe.runtime.grouped_products:
             seconds /= self.framework.grouped_rate
         return max(seconds, self._vector_s(kernel))
 
@@ -309,7 +311,7 @@ class GpuCosts(GpuKernels, Costs):
     def _exposed_s(self, work: Work, alone_s: float) -> float:
         """Seconds of a collective, less what the product beside it hides."""
         product = work.beside
-        if product is None or work.group is None or not self.recipe.overlap_tensor:
+        if product is None or work.group is None or not self.recipe.runtime.overlap_tensor:
             return alone_s
         chunks = work.group.size
         chunk_s = self.kernel_s(_chunk(product, chunks))
@@ -340,7 +342,7 @@ class GpuCosts(GpuKernels, Costs):
         op, group = self._collective(work)
         if group.size == 1 or seconds <= 0.0:
             return NONE
-        sent_bytes = work.comm_bytes * ring.wire_factor(op, group.size)
+        sent_bytes = work.comm_bytes * wire_factor(op, group.size)
         passes = constants.memory_passes.get(op, 0.0)
         return Shares(
             self._kernel_units(constants, op, group) / self.topology.system.device.compute_units,
@@ -488,6 +490,7 @@ def _calibration(system: SystemSpec) -> GpuCalibration:
 
 
 def _framework(recipe: TrainingRecipe) -> FrameworkCalibration:
-    if recipe.framework is None:
-        raise CatalogError(f"recipe {recipe.name} names no framework, so launches cannot be priced on GPUs")
-    return recipe.framework
+    runtime = recipe.runtime
+    if runtime.framework is None:
+        raise CatalogError(f"runtime {runtime.name} names no framework, so launches cannot be priced on GPUs")
+    return runtime.framework

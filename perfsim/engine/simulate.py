@@ -17,8 +17,9 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import DeadlockError
-from perfsim.engine.calendar import Calendar, Floats, Ticks, in_seconds, on_exact_grid
+from perfsim.engine.calendar import Calendar, in_seconds, on_exact_grid
 from perfsim.engine.critical_path import longest_path
 from perfsim.engine.fairshare import FairShare, Flow
 from perfsim.engine.limits import present_limits
@@ -208,7 +209,7 @@ def simulate(
     links = FlowsOnLinks({work: flow for work, flow in asked.items() if work < len(graph.works)}, carried)
     present_limits().begin(len(graph))
 
-    def run(ticks: Ticks, exponent: int) -> Trace:
+    def run(ticks: Ints, exponent: int) -> Trace:
         slowing = beside if beside is not None and beside.taken.any() else None
         if slowing is None and not links.flows:
             return _Run(graph, ticks, exponent, links, None, Involved.none(graph)).run()
@@ -232,7 +233,7 @@ class _Run:
     def __init__(
         self,
         graph: TaskGraph,
-        ticks: Ticks,
+        ticks: Ints,
         exponent: int,
         links: FlowsOnLinks,
         beside: Beside | None,

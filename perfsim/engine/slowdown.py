@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine.calendar import Calendar
 from perfsim.engine.fairshare import TOLERANCE, Flow
@@ -27,8 +28,6 @@ from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import Chains, computes
 
 # Which communications of a graph can run beside computation, and on which devices.
-
-Floats = NDArray[np.float64]
 
 
 def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -116,7 +116,7 @@ def _no_power_limit(costs: GpuCosts) -> None:
 
 
 def _all_exposed(costs: GpuCosts) -> None:
-    costs.recipe = costs.recipe.model_copy(update={"overlap_tensor": False})
+    costs.recipe = costs.recipe.ran_with(overlap_tensor=False)
 
 
 def _old_attention(costs: GpuCosts) -> None:
@@ -178,7 +178,7 @@ def _all_instructions_at_peak(costs: GpuCosts) -> None:
 
 def _passes_in_fp32(kernel: Kernel, costs: GpuCosts) -> float:
     """Megatron-LM's passes over logits (38 and 14 bytes for 2 and 4) where a fused kernel runs."""
-    if not costs.recipe.fused_cross_entropy:
+    if not costs.recipe.runtime.fused_cross_entropy:
         return 1.0
     return {"cross_entropy": 38 / 2, "cross_entropy.backward": 14 / 4}.get(kernel.name, 1.0)
 

@@ -24,8 +24,8 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import StepCase, case_system
@@ -43,7 +43,7 @@ from perfsim.prediction.bands import (
     traits_together,
     unlikeness,
 )
-from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import WaferCalibration
 
 # Common traits of a family of published runs, recorded with their errors.
@@ -145,8 +145,6 @@ def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> floa
         return None
     return predict_with(placed, constants)
 
-
-Floats = NDArray[np.float64]
 
 COVERAGE = 0.9
 FEWEST_FAMILIES = 3

@@ -26,7 +26,6 @@ from perfsim.evidence.tables import rounded
 from perfsim.evidence.wafer_fit import fit_wafer
 from perfsim.interop.formats import format_of
 from perfsim.machines import machine_of
-from perfsim.prediction.question import spread_warning, wide
 from perfsim.specs.calibration import (
     Calibration,
     CollectiveCalibration,
@@ -128,7 +127,7 @@ def calibrate_steps(measured: Sequence[Path], out: Path | None = None, system: s
             [Problem("a log does not say on what it ran", str(measured[0]), help="add --system NAME")]
         )
     calibration = fit_logs(measured, system) if system else fit_cluster(measured[0])
-    return _deliver(calibration, out), spread_warning(calibration) if wide(calibration) else ""
+    return _deliver(calibration, out), calibration.spread_warning if calibration.is_wide else ""
 
 
 def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source: str = "") -> str:

@@ -22,8 +22,10 @@ from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Dispatcher, FrameworkCalibration
 from perfsim.specs.hardware import Devices, Precision, Release, SystemSpec
+from perfsim.specs.layout import Layout
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
-from perfsim.specs.recipe import PRECISION_BYTES, Attention, Job, Layout, Sequences, TrainingRecipe
+from perfsim.specs.recipe import PRECISION_BYTES, Job, Sequences, TrainingRecipe
+from perfsim.specs.runtime import Attention, Runtime
 
 Count = Annotated[int, *number(0, MOST_WIDTH)]
 """A number of experts, layers or positions; 0: none."""
@@ -292,28 +294,32 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
     overlap = training.overlap_grad_reduce
     overlaps = case.strategy == "zero3" if overlap is None else overlap
     framework = framework_of(case, catalog)
+    runtime = Runtime(
+        name=framework.name,
+        attention=training.attention,
+        overlap_grad_reduce=overlaps,
+        overlap_tensor=_overlaps_tensor(case, framework, overlaps),
+        dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
+        grouped_products=training.moe_grouped_gemm is not False,
+        recompute_keeps="qkv" if KEEPS_QKV in (training.recompute_detail or "") else "nothing",
+        fused_cross_entropy="cross_entropy" in framework.fused,
+        framework=framework,
+        host_blocking=training.host_blocking,
+        software_release=case.system.software_release,
+    )
     recipe = TrainingRecipe(
         name=case.id,
         seq_length=case.model.seq_length,
         precision=training.precision,
-        attention=training.attention,
         recompute=training.recompute or "auto",
-        overlap_grad_reduce=overlaps,
-        overlap_tensor=_overlaps_tensor(case, framework, overlaps),
-        dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
         routing="balanced" if training.moe_force_balance else "drawn",
         expert_capacity=training.moe_capacity_factor,
-        grouped_products=training.moe_grouped_gemm is not False,
         reduce_precision=training.reduce_precision
         or (None if overlap is False else framework.grad_precision),
         optimizer_precision=_optimizer_precision(case),
-        recompute_keeps="qkv" if KEEPS_QKV in (training.recompute_detail or "") else "nothing",
         dropout=framework.dropout and training.attention == "standard",
-        fused_cross_entropy="cross_entropy" in framework.fused,
-        framework=framework,
-        host_blocking=training.host_blocking,
         lm_head_positions=training.lm_head_positions,
-        software_release=case.system.software_release,
+        runtime=runtime,
     )
     return Job(model, recipe, training.global_batch_size)
 

@@ -21,7 +21,7 @@ from perfsim.evidence.tables import (
     scipy_optimize,
     table_text,
 )
-from perfsim.network import ring
+from perfsim.network.algorithms import num_steps, wire_factor
 from perfsim.specs.calibration import CollectiveOp, FitRecord, ProtocolSegment
 from perfsim.specs.hardware import LinkSpec
 
@@ -233,11 +233,10 @@ def _start_and_bounds(line_rate: float) -> tuple[Array, Array, Array]:
 def _predict(values: Array, op: CollectiveOp, rows: CollectiveTable) -> Array:
     """Seconds by the fastest of the lines whose base, step, bandwidth and local rate are given."""
     sizes, index = np.unique(rows.size, return_inverse=True)
-    num_steps = np.array([ring.num_steps(op, int(size)) for size in sizes])[index]
-    wire = np.array([ring.wire_factor(op, int(size)) for size in sizes])[index]
+    steps = np.array([num_steps(op, int(size)) for size in sizes])[index]
+    wire = np.array([wire_factor(op, int(size)) for size in sizes])[index]
     lines = [
-        base + step * num_steps + rows.n_bytes * (wire / rate + 1 / local)
-        for base, step, rate, local in values.T
+        base + step * steps + rows.n_bytes * (wire / rate + 1 / local) for base, step, rate, local in values.T
     ]
     return np.asarray(np.min(lines, axis=0))
 

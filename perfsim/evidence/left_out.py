@@ -20,7 +20,6 @@ from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
@@ -39,8 +38,6 @@ from perfsim.evidence.step_fit import (
 )
 from perfsim.evidence.tables import rounded, scipy_optimize
 from perfsim.evidence.wafer_fit import leave_releases_out
-
-Floats = NDArray[np.float64]
 
 ALL = "all runs"
 """The row over all families, each predicted with itself left out."""

@@ -27,10 +27,9 @@ from perfsim.evidence.cases import (
 )
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
-from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Step
+from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import GpuClusterSpec, SystemSpec
 from perfsim.strategies import Plan
@@ -209,7 +208,7 @@ class PlacedCase:
         where gradients or parameters travel on a stream of their own does anything run beside compute. In a
         domain of several nodes contention for NVLink ports is part of it.
         """
-        if not self.plan.job.recipe.overlap_grad_reduce:
+        if not self.plan.job.runtime.overlap_grad_reduce:
             return 1.0
         step = self.step(machine_of(self.plan.system).costs(self.plan.topology, self.plan.job.recipe))
         whole = step

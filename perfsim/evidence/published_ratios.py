@@ -21,12 +21,13 @@ from perfsim.base.spec import Spec
 from perfsim.base.units import number
 from perfsim.catalog import Catalog, data_root, parse_file
 from perfsim.prediction.bands import accuracy_of, unknowns_of
-from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.question import Question
+from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.hardware import Devices, SystemSpec, WaferClusterSpec
+from perfsim.specs.layout import Layout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import Layout, Sequences, TrainingRecipe
+from perfsim.specs.recipe import Sequences, TrainingRecipe
 
 # Published ratios of training speeds between models and numbers of wafer-scale systems.
 

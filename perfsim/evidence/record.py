@@ -15,16 +15,8 @@ from perfsim.evidence.left_out import ALL, HeldOut, LeftOut, held_out
 from perfsim.evidence.plans import public_cases
 from perfsim.evidence.production import healthy_tokens_per_s, production_runs
 from perfsim.prediction import bands
-from perfsim.prediction.bands import (
-    SHARDED,
-    UNKNOWN,
-    BandWidths,
-    Reached,
-    alone,
-    recorded_errors,
-    widths_from,
-)
-from perfsim.studies import result as study_result
+from perfsim.prediction.bands import SHARDED, UNKNOWN, BandWidths, Reached, alone, recorded_errors
+from perfsim.studies import answers as study_answers
 from perfsim.work.counts import model_flop_per_step, parameters
 
 KINDS = {
@@ -102,7 +94,7 @@ def _traits_of_kind(kind: str, results: Sequence[Mapping[str, Any]]) -> dict[str
 def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
     """The widths of the first entry whose families are enough to show them all."""
     return next(
-        (widths_from(entry["band"]) for entry in entries if len(entry["families"]) >= FEWEST_FAMILIES), None
+        (BandWidths(**entry["band"]) for entry in entries if len(entry["families"]) >= FEWEST_FAMILIES), None
     )
 
 
@@ -190,7 +182,7 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
 
 def _write_production() -> Path:
     """Write the record into the package; for a checkout, after a change of predictions."""
-    path = Path(study_result.__file__).with_name(study_result.RECORD)
+    path = Path(study_answers.__file__).with_name(study_answers.RECORD)
     write_file(path, json.dumps(production_record(default_catalog()), indent=2) + "\n")
     return path
 

@@ -36,7 +36,6 @@ from perfsim.interop.formats import measured_document, read
 from perfsim.interop.source import Source
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
-from perfsim.prediction.question import spread_warning, wide
 from perfsim.prediction.run import Step
 from perfsim.specs.calibration import (
     MOST_STANDARD_ERROR,
@@ -222,7 +221,7 @@ class Owners:
     def of(cls, placed: PlacedCase) -> Owners:
         """Those of a case. Raises InputError for a case that runs on no calibrated GPU cluster."""
         system = _cluster(placed)
-        framework = placed.plan.job.recipe.framework
+        framework = placed.plan.job.runtime.framework
         network = system.node.nic.calibration
         device = system.device.calibration
         if framework is None or network is None or not isinstance(device, GpuCalibration):
@@ -450,7 +449,7 @@ def step_with(placed: PlacedCase, constants: Constants) -> Step:
     )
     costs = GpuCosts(
         FatTree(system, placed.plan.topology.num_devices),
-        recipe.model_copy(update={"framework": owners.framework}),
+        recipe.ran_with(framework=owners.framework),
     )
     return placed.step(costs)
 
@@ -659,6 +658,6 @@ def _fit(
         median_ape=round(median(apes), 4),
         p90_ape=round(apes[-1], 4),
         standard_errors={"scale": round(error, 4)},
-        note=spread_warning(calibration) if wide(calibration) else "",
+        note=calibration.spread_warning if calibration.is_wide else "",
     )
     return calibration.model_copy(update={"fit": {"scale": record}})

@@ -26,7 +26,7 @@ from perfsim.interop.tool import (
     tf32_products,
     where,
 )
-from perfsim.specs.recipe import ParallelLayout, Place
+from perfsim.specs.layout import ParallelLayout, Place
 
 # A configuration of DeepSpeed: batch, ZeRO, precision and tensor parallelism as JSON.
 #
@@ -64,7 +64,7 @@ SETTINGS: tuple[Setting, ...] = (
         "activation_checkpointing.cpu_checkpointing",
         lambda c: True if c.layout.offload_activations == "cpu" else None,
     ),
-    ("zero_optimization.overlap_comm", lambda c: c.job.recipe.overlap_grad_reduce),
+    ("zero_optimization.overlap_comm", lambda c: c.job.runtime.overlap_grad_reduce),
     ("zero_optimization.reduce_bucket_size", bucket_elements),
     ("tensor_parallel.autotp_size", _tensor),
     ("bf16.enabled", lambda c: c.job.recipe.precision == "bf16"),
@@ -150,7 +150,7 @@ GAPS: tuple[Limit, ...] = (
     ),
     where(lambda c: "nvme" in c.layout.offloads.values(), "nvme_path, the folder of the drives"),
     where(lambda c: c.layout.sequence_parallel, "sequence parallelism of the norms"),
-    where(lambda _: True, "{c.job.recipe.attention} attention, which the model's code chooses"),
+    where(lambda _: True, "{c.job.runtime.attention} attention, which the model's code chooses"),
     tf32_products,
     reduced_otherwise(*WIRES),
 )

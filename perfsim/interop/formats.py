@@ -24,8 +24,8 @@ from perfsim.interop.megatron import iteration_steps
 from perfsim.interop.models import GAP
 from perfsim.interop.shape import ExpertShape, Latent, Shape
 from perfsim.interop.source import Source
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import ParallelLayout
 
 # The model of a file that holds none: the one that is named, or the config.json in its folder.
 
@@ -273,6 +273,7 @@ FORMATS: Mapping[str, Format] = {
 
 CHAKRA = "chakra"
 """The format of files that are no text: traces, of which a summary is the document."""
+NAMES = (*FORMATS, CHAKRA)
 
 PARSERS: Mapping[str, Callable[[Source], Any]] = {
     "json": Source.as_json,
@@ -378,7 +379,7 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
     """The format of a file with its parsed document."""
     if format_name:
         if format_name not in FORMATS:
-            raise UnknownNameError("format", format_name, [*FORMATS, CHAKRA])
+            raise UnknownNameError("format", format_name, NAMES)
         documents = _documents(source, FORMATS[format_name].syntaxes)
         if documents:
             known = [document for document in documents if FORMATS[format_name].recognise(document)]

@@ -41,8 +41,9 @@ from perfsim.interop.tool import (
     where,
 )
 from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.layout import ContextExchange, ParallelLayout, layers_of_stages
 from perfsim.specs.model import Experts, LatentAttention, layer_kinds
-from perfsim.specs.recipe import ContextExchange, ParallelLayout, TrainingRecipe, layers_of_stages
+from perfsim.specs.recipe import TrainingRecipe
 
 # Megatron's arguments for what is not a dense layer: experts, latent attention, windows, further tokens.
 #
@@ -130,7 +131,7 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
         "--moe-router-force-load-balancing",
         _routing(lambda recipe: True if recipe.routing == "balanced" else None),
     ),
-    ("--moe-grouped-gemm", _routing(lambda recipe: True if recipe.grouped_products else None)),
+    ("--moe-grouped-gemm", _routing(lambda recipe: True if recipe.runtime.grouped_products else None)),
 )
 
 
@@ -243,12 +244,12 @@ SETTINGS: tuple[Setting, ...] = (
     ("--ckpt-format", lambda c: "fsdp_dtensor" if _fsdp(c) else None),
     (
         "--overlap-grad-reduce",
-        lambda c: _flag(c.job.recipe.overlap_grad_reduce and c.layout.replicas > 1),
+        lambda c: _flag(c.job.runtime.overlap_grad_reduce and c.layout.replicas > 1),
     ),
     (
         "--overlap-param-gather",
         lambda c: _flag(
-            c.job.recipe.overlap_param_gather and c.layout.zero_stage > 0 and c.layout.replicas > 1
+            c.job.runtime.overlap_param_gather and c.layout.zero_stage > 0 and c.layout.replicas > 1
         ),
     ),
     ("--ddp-bucket-size", bucket_elements),
@@ -265,11 +266,11 @@ SETTINGS: tuple[Setting, ...] = (
     ("--grad-reduce-in-bf16", lambda c: _flag(c.job.recipe.reduce_precision == "bf16")),
     (
         "--attention-backend",
-        lambda c: "flash" if c.job.recipe.attention == "flash" else "unfused",
+        lambda c: "flash" if c.job.runtime.attention == "flash" else "unfused",
     ),
     ("--attention-dropout", _dropout),
     ("--hidden-dropout", _dropout),
-    ("--cross-entropy-loss-fusion", lambda c: _flag(c.job.recipe.fused_cross_entropy)),
+    ("--cross-entropy-loss-fusion", lambda c: _flag(c.job.runtime.fused_cross_entropy)),
     ("--optimizer", lambda c: OPTIMIZERS[c.job.recipe.optimizer]),
 )
 
@@ -321,7 +322,7 @@ GAPS: tuple[Limit, ...] = (
     tf32_products,
     reduced_otherwise("fp32", "bf16"),
     where(
-        lambda c: c.job.recipe.host_blocking,
+        lambda c: c.job.runtime.host_blocking,
         "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1",
     ),
 )

@@ -131,7 +131,7 @@ def _text(comments: Sequence[str], values: Values) -> str:
 
 
 def _start(chosen: Chosen) -> str:
-    release = chosen.job.recipe.software_release or getattr(chosen.system, "software_release", "")
+    release = chosen.job.runtime.software_release or getattr(chosen.system, "software_release", "")
     predicted = f"; predicted for software release {release}" if release else ""
     return f"run.py CSX --params and this file, mode train{predicted}"
 

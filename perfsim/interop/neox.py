@@ -19,7 +19,7 @@ from perfsim.base.sizes import (
 from perfsim.interop.imported import Reading
 from perfsim.interop.shape import ExpertShape, Gap, Shape
 from perfsim.interop.source import Settings, Source
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 
 SIGNS = ("pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb")
 EMBEDDINGS: Mapping[str, Any] = {

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.recipe import Job, Layout
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import Job
 
 
 class Chosen(Protocol):
@@ -103,9 +104,9 @@ def commented(comments: Sequence[str]) -> list[str]:
 def bucket_elements(chosen: Chosen) -> int | None:
     """Elements of a bucket of gradients; None where the recipe gives no size."""
     recipe = chosen.job.recipe
-    if recipe.grad_bucket is None:
+    if recipe.runtime.grad_bucket is None:
         return None
-    return int(recipe.grad_bucket / (2 if recipe.reduce_precision in ("bf16", "fp16") else 4))
+    return int(recipe.runtime.grad_bucket / (2 if recipe.reduce_precision in ("bf16", "fp16") else 4))
 
 
 def where(needed: Callable[[Chosen], Any], words: str) -> Limit:

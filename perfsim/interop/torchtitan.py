@@ -34,7 +34,7 @@ from perfsim.interop.tool import (
     tf32_products,
     where,
 )
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 
 # A job of torchtitan: parallelism, recompute and batch as TOML.
 #
@@ -195,7 +195,7 @@ GAPS: tuple[Limit, ...] = (
     ),
     reduced_otherwise("fp32"),
     tf32_products,
-    where(lambda c: c.job.recipe.attention != "flash", "attention that keeps its scores; SDPA is used"),
+    where(lambda c: c.job.runtime.attention != "flash", "attention that keeps its scores; SDPA is used"),
     where(lambda c: c.job.recipe.dropout, "dropout; its models have none"),
 )
 

@@ -14,18 +14,11 @@ from numpy.typing import NDArray
 from perfsim.base.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
-from perfsim.prediction.evaluation import (
-    Evaluation,
-    evaluate_from_fewer,
-    evaluate_reported,
-    graph_of,
-    in_full,
-)
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Step
-from perfsim.specs.recipe import Layout
+from perfsim.prediction.run import Evaluation, Step, evaluate_from_fewer, evaluate_reported, graph_of, in_full
+from perfsim.specs.layout import Layout
 from perfsim.strategies import Plan
-from perfsim.strategies.screening import Screening
+from perfsim.strategies.plan import Screening
 
 ESTIMATE_ERROR = 0.02
 """By how much the closed form may exceed a simulated step; more is rare (`reports/regret.md`)."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.proof.experts import Kept
 from perfsim.proof.gpu_compute import GpuCompute, Values
 from perfsim.proof.layers import (
@@ -25,7 +26,7 @@ from perfsim.proof.layers import (
     masked_scores,
     repeated,
 )
-from perfsim.proof.layout import Array, Share
+from perfsim.proof.layout import Share
 from perfsim.proof.program import Cell, Message
 from perfsim.proof.tensors import summed
 from perfsim.work import Task
@@ -38,8 +39,8 @@ POSITIONS = 2
 class Pair(NamedTuple):
     """Keys and values, and their places."""
 
-    k: Array
-    v: Array
+    k: Floats
+    v: Floats
     places: tuple[int, ...]
 
 
@@ -47,7 +48,7 @@ class Travelling(NamedTuple):
     """A message of a ring: keys and values, the gradients of those before them, or both."""
 
     pair: Pair | None
-    gradients: tuple[Array, ...] | None = None
+    gradients: tuple[Floats, ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -59,28 +60,28 @@ class Travelling(NamedTuple):
 class Running(NamedTuple):
     """A softmax over the blocks so far: largest score, sum of exponentials, and sum of weighted values."""
 
-    most: Array
-    total: Array
-    weighted: Array
+    most: Floats
+    total: Floats
+    weighted: Floats
 
 
 class Core(NamedTuple):
     """Arrays that an all-to-all exchanges, and what the core keeps for its backward."""
 
-    arrays: tuple[Array, ...]
+    arrays: tuple[Floats, ...]
     kept: Any = None
 
 
 class Heads(NamedTuple):
     """What the core of some heads keeps: queries, keys, values and probabilities of all positions."""
 
-    q: Array
-    k: Array
-    v: Array
-    probabilities: Array
+    q: Floats
+    k: Floats
+    v: Floats
+    probabilities: Floats
 
 
-def _running_softmax(q: Array, pair: Pair, share: Share, before: Running | None) -> Running:
+def _running_softmax(q: Floats, pair: Pair, share: Share, before: Running | None) -> Running:
     """Attend to one more block."""
     scores = masked_scores(q, pair.k, (share.places, pair.places), share)
     most = scores.max(axis=-1, keepdims=True)
@@ -96,8 +97,8 @@ def _running_softmax(q: Array, pair: Pair, share: Share, before: Running | None)
 
 
 def _block_gradients(
-    kept: AttentionKept, d_context: Array, pair: Pair, share: Share
-) -> tuple[Array, Array, Array]:
+    kept: AttentionKept, d_context: Floats, pair: Pair, share: Share
+) -> tuple[Floats, Floats, Floats]:
     """Gradients of queries, keys and values by one block, from the sums that the forward kept."""
     scores = masked_scores(kept.q, pair.k, (share.places, pair.places), share)
     delta = (d_context * np.asarray(kept.context)).sum(axis=-1, keepdims=True)
@@ -105,8 +106,8 @@ def _block_gradients(
 
 
 def _core_gradients(
-    p: Array, delta: Array, d_context: Array, inputs: tuple[Array, Array, Array], share: Share
-) -> tuple[Array, Array, Array]:
+    p: Floats, delta: Floats, d_context: Floats, inputs: tuple[Floats, Floats, Floats], share: Share
+) -> tuple[Floats, Floats, Floats]:
     q, k, v = inputs
     d_p = d_context @ np.swapaxes(repeated(v, share), -1, -2)
     d_scores = p * (d_p - delta) / math.sqrt(share.model.head_size)
@@ -225,7 +226,7 @@ class ContextCompute(GpuCompute):
         norm = self._norm_of("attention")
         recomputed, beside = self._kept_cells(block)
 
-        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, Linears, Array]:
+        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, Linears, Floats]:
             middle, saved, _, *arrived = operands
             w = self.views(rank, block, buffers[0])
             share = self.share(rank)
@@ -248,7 +249,7 @@ class ContextCompute(GpuCompute):
         self.needs(1)
         contents = task.work.writes[0].name
 
-        def sent(rank: int, source: Any, *done: tuple[Array, ...]) -> Travelling:
+        def sent(rank: int, source: Any, *done: tuple[Floats, ...]) -> Travelling:
             if isinstance(source, Kept):
                 source = Travelling(self._own_pair(source.attention, rank))
             pair = source.pair if "keys_values" in contents else None
@@ -309,16 +310,16 @@ class ContextCompute(GpuCompute):
         return rank // self.layout.tensor % self.layout.context * (share.heads // self.layout.context)
 
 
-def _added(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, ...]:
+def _added(first: tuple[Floats, ...], second: tuple[Floats, ...]) -> tuple[Floats, ...]:
     return tuple(summed([a, b]) for a, b in zip(first, second, strict=True))
 
 
-def _exchanged(value: Any) -> tuple[Array, ...]:
+def _exchanged(value: Any) -> tuple[Floats, ...]:
     """The arrays of a value that an all-to-all exchanges."""
     return (value.q, value.k, value.v) if isinstance(value, AttentionKept) else value.arrays
 
 
-def _taken(split: list[list[list[Array]]], number: int) -> list[list[Array]]:
+def _taken(split: list[list[list[Floats]]], number: int) -> list[list[Floats]]:
     """The part of this number of every array of every rank."""
     return [[parts[number] for parts in own] for own in split]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.layers import (
     AttentionKept,
     MlpKept,
@@ -22,7 +23,7 @@ from perfsim.proof.layers import (
     softmax,
     without_core,
 )
-from perfsim.proof.layout import Array, Share, Weights
+from perfsim.proof.layout import Share, Weights
 from perfsim.specs.model import Experts
 from perfsim.specs.recipe import TrainingRecipe
 
@@ -36,16 +37,14 @@ from perfsim.specs.recipe import TrainingRecipe
 # rows
 # travel with weight zero, as padding does.
 
-Choice = NDArray[np.int64]
-
 
 class Routing(NamedTuple):
     """The experts of every token of a batch, and which of them keep it; shapes (samples, positions, k)."""
 
-    expert: Choice
+    expert: Ints
     keeps: NDArray[np.bool_]
 
-    def of(self, rows: Choice, places: Choice | slice) -> Routing:
+    def of(self, rows: Ints, places: Ints | slice) -> Routing:
         """The routing of some samples and positions."""
         return Routing(self.expert[rows][:, places], self.keeps[rows][:, places])
 
@@ -70,20 +69,20 @@ def drawn_routing(
 class Rows(NamedTuple):
     """Rows of tokens on their way: a vector for each, and the expert that it is for."""
 
-    values: Array
-    expert: Choice
+    values: Floats
+    expert: Ints
 
 
 class RouterKept(NamedTuple):
     """What the router keeps for its backward."""
 
     norm: NormKept
-    z: Array
-    probabilities: Array
+    z: Floats
+    probabilities: Floats
     routing: Routing
 
     @property
-    def weights(self) -> Array:
+    def weights(self) -> Floats:
         """The weight of every slot, shape (samples, positions, k); zero of a dropped one."""
         own = np.take_along_axis(self.probabilities, self.routing.expert, axis=-1)
         return np.asarray(own * self.routing.keeps)
@@ -93,15 +92,15 @@ class ExpertsKept(NamedTuple):
     """What experts keep for their backward: rows, and the inputs of both products' gradients."""
 
     rows: Rows
-    u: Array
-    activated: Array
+    u: Floats
+    activated: Floats
 
 
 class SharedKept(NamedTuple):
     """What shared experts keep."""
 
-    u: Array
-    activated: Array
+    u: Floats
+    activated: Floats
 
 
 class BlockKept(NamedTuple):
@@ -110,12 +109,12 @@ class BlockKept(NamedTuple):
     router: RouterKept
     experts: ExpertsKept
     shared: SharedKept | None
-    outputs: Array
+    outputs: Floats
     """What experts made of the rank's own rows."""
 
 
 # ------------------------------------------------------------------------------------------ forward
-def router_forward(w: Weights, total: Array, routing: Routing) -> tuple[Rows, RouterKept]:
+def router_forward(w: Weights, total: Floats, routing: Routing) -> tuple[Rows, RouterKept]:
     """Norm, scores of all experts, and a row for every slot of a token."""
     z, norm = norm_forward(total, w, "norm2")
     logits = z @ w["router"]
@@ -128,7 +127,7 @@ def router_forward(w: Weights, total: Array, routing: Routing) -> tuple[Rows, Ro
     return Rows(values, routing.expert.ravel()), kept
 
 
-def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Array, ExpertsKept]:
+def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Floats, ExpertsKept]:
     """A rank's experts on rows: its part of the width of every expert."""
     width = w["expert_fc1"].shape[-1]
     ffn = w["expert_fc2"].shape[-2]
@@ -146,7 +145,7 @@ def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Array, Expert
     return y, ExpertsKept(rows, u, activated)
 
 
-def shared_forward(w: Weights, z: Array, share: Share) -> tuple[Array, SharedKept]:
+def shared_forward(w: Weights, z: Floats, share: Share) -> tuple[Floats, SharedKept]:
     """Shared experts, which compute every token."""
     u = z @ w["shared_fc1"]
     if "shared_fc1_bias" in w:
@@ -156,7 +155,7 @@ def shared_forward(w: Weights, z: Array, share: Share) -> tuple[Array, SharedKep
     return (y + w["shared_fc2_bias"] if "shared_fc2_bias" in w else y), SharedKept(u, activated)
 
 
-def combine_forward(outputs: Array, kept: RouterKept, total: Array, shared: Array | None) -> Array:
+def combine_forward(outputs: Floats, kept: RouterKept, total: Floats, shared: Floats | None) -> Floats:
     """Rows weighted and summed to tokens, with the residual and shared experts."""
     weighted = outputs.reshape(*kept.weights.shape, -1) * kept.weights[..., None]
     y = total + np.asarray(weighted.sum(axis=-2))
@@ -164,13 +163,13 @@ def combine_forward(outputs: Array, kept: RouterKept, total: Array, shared: Arra
 
 
 # ----------------------------------------------------------------------------------------- backward
-def combine_backward(dy: Array, kept: RouterKept) -> Rows:
+def combine_backward(dy: Floats, kept: RouterKept) -> Rows:
     """Gradients of what experts made of the rows."""
     rows = dy[..., None, :] * kept.weights[..., None]
     return Rows(rows.reshape(-1, dy.shape[-1]), kept.routing.expert.ravel())
 
 
-def experts_backward(w: Weights, kept: ExpertsKept, dy: Array, share: Share) -> tuple[Array, Weights]:
+def experts_backward(w: Weights, kept: ExpertsKept, dy: Floats, share: Share) -> tuple[Floats, Weights]:
     """Gradients of rows (its part of a sum over peers) and of the rank's experts."""
     grads = {name: np.zeros_like(w[name]) for name in w}
     dx = np.zeros_like(dy)
@@ -186,7 +185,9 @@ def experts_backward(w: Weights, kept: ExpertsKept, dy: Array, share: Share) -> 
     return dx, grads
 
 
-def shared_backward(w: Weights, kept: SharedKept, z: Array, dy: Array, share: Share) -> tuple[Array, Weights]:
+def shared_backward(
+    w: Weights, kept: SharedKept, z: Floats, dy: Floats, share: Share
+) -> tuple[Floats, Weights]:
     """Gradients of the input and the weights of shared experts."""
     du = activation_backward(kept.u, dy @ w["shared_fc2"].T, share)
     grads = {"shared_fc1": outer(z, du), "shared_fc2": outer(kept.activated, dy)}
@@ -196,8 +197,8 @@ def shared_backward(w: Weights, kept: SharedKept, z: Array, dy: Array, share: Sh
 
 
 def router_backward(
-    w: Weights, kept: RouterKept, outputs: Array, rows: Array, dy: Array, d_shared: Array | None
-) -> tuple[Array, Weights]:
+    w: Weights, kept: RouterKept, outputs: Floats, rows: Floats, dy: Floats, d_shared: Floats | None
+) -> tuple[Floats, Weights]:
     """Gradient of the block's input with the residual, and of router and norm."""
     routing = kept.routing
     hidden = dy.shape[-1]
@@ -217,7 +218,7 @@ def router_backward(
     return dx + dy, grads
 
 
-def _by_expert(rows: Rows, share: Share) -> list[tuple[int, Choice]]:
+def _by_expert(rows: Rows, share: Share) -> list[tuple[int, Ints]]:
     """The number of each of a rank's experts among them, and its rows."""
     return [(local, np.flatnonzero(rows.expert == expert)) for local, expert in enumerate(share.own_experts)]
 
@@ -231,10 +232,10 @@ class Kept(NamedTuple):
 
     attention: AttentionKept | None
     mlp: MlpKept | BlockKept | None
-    x: Array
+    x: Floats
     results: Results | None = None
     """What products made, if a recompute keeps it."""
-    context: Array | None = None
+    context: Floats | None = None
     """What the core made, if a recompute keeps it."""
 
 
@@ -246,11 +247,11 @@ def kept_by(
     context = None
     if mode == "full":
         results.pop("projection", None)
-        return Kept(None, None, attention.x, results if recipe.recompute_keeps == "qkv" else None)
+        return Kept(None, None, attention.x, results if recipe.runtime.recompute_keeps == "qkv" else None)
     if mode == OPERATORS:
         if isinstance(mlp, MlpKept):
             results["fc1"] = mlp.u
-        if recipe.attention == "flash":
+        if recipe.runtime.attention == "flash":
             context = attention.context
         whole = mlp if isinstance(mlp, BlockKept) else None
         return Kept(None, whole, attention.x, every_second(results, share), context)

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import UPDATES
 from perfsim.proof.context import CONTEXT_OPERATIONS
 from perfsim.proof.gpu_compute import Partial
 from perfsim.proof.gpu_experts import EXPERT_OPERATIONS
 from perfsim.proof.gpu_replicas import ReplicaCompute
-from perfsim.proof.layout import EXPERTS, Array, cut
+from perfsim.proof.layout import EXPERTS, cut
 from perfsim.proof.program import (
     HOST_GRADIENT,
     HOST_WEIGHTS,
@@ -221,7 +222,7 @@ class GpuCompiler(ReplicaCompute):
             message=Message("table", words),
         )
 
-    def _sum_words(self, rank: int, gradients: list[Array], *, shard: bool) -> None:
+    def _sum_words(self, rank: int, gradients: list[Floats], *, shard: bool) -> None:
         """Set the words in the gradients of embedding and LM head to their sum."""
         parts = [self._words(rank, block, shard=shard) for block in (EMBEDDING, HEAD)]
         total = gradients[0][parts[0]] + gradients[1][parts[1]]
@@ -246,7 +247,7 @@ class GpuCompiler(ReplicaCompute):
             block, shard, [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
         )
 
-    def _summed(self, rank: int, own: Sequence[Gradients], values: Values) -> dict[int, Array]:
+    def _summed(self, rank: int, own: Sequence[Gradients], values: Values) -> dict[int, Floats]:
         """The gradient of each block, from the values of its cells; words on one rank are summed."""
         total = {}
         first = 0
@@ -258,7 +259,7 @@ class GpuCompiler(ReplicaCompute):
             self._sum_words(rank, both, shard=any(of.shard for of in own if of.block == EMBEDDING))
         return total
 
-    def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array], ranks: int) -> float:
+    def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Floats], ranks: int) -> float:
         """The sum of squares of a rank's gradients, over the number of those of `ranks` with the same."""
         share = self.share(rank)
         layout = self.layout
@@ -377,7 +378,7 @@ class GpuCompiler(ReplicaCompute):
         raise KeyError(cell)
 
 
-def _with_norms(given: Sequence[Array], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+def _with_norms(given: Sequence[Floats], values: Sequence[Values]) -> list[tuple[Any, ...]]:
     """What each member of a collective gets, with the sum of a norm's gradients if it reads some of these."""
     if len(values[0]) == 1:
         return [(piece,) for piece in given]

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.experts import OPERATORS, Kept, kept_by
 from perfsim.proof.layers import (
     HeadInputs,
     Linears,
-    Tokens,
     attention_dgrad,
     attention_forward,
     attention_wgrad,
@@ -32,10 +32,11 @@ from perfsim.proof.layers import (
     mlp_wgrad,
     with_core,
 )
-from perfsim.proof.layout import EXPERTS, Array, Share, Weights
+from perfsim.proof.layout import EXPERTS, Share, Weights
 from perfsim.proof.program import Cell, Claim, Compiler, per_rank
 from perfsim.proof.serial import SmallTraining
-from perfsim.specs.recipe import ContextExchange, ParallelLayout, TrainingRecipe
+from perfsim.specs.layout import ContextExchange, ParallelLayout
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
 
 SHARDED_GRADIENTS = 2
@@ -103,7 +104,7 @@ class GpuCompute(Compiler):
         """The recompute mode of a layer; `operators` where selective is by operator."""
         if block not in self.recomputed:
             return "none"
-        framework = self.recipe.framework
+        framework = self.recipe.runtime.framework
         mode = self.layout.recompute
         by_operator = framework is not None and framework.selective != "core"
         return OPERATORS if mode == "selective" and by_operator else mode
@@ -143,22 +144,22 @@ class GpuCompute(Compiler):
             rank % layout.expert_tensor,
         )
 
-    def places(self, rank: int) -> Tokens | slice:
+    def places(self, rank: int) -> Ints | slice:
         """The positions of each sample that a rank has."""
         return slice(None) if self.layout.context == 1 else np.array(self.share(rank).places)
 
-    def rows(self, rank: int, microbatch: int) -> Tokens:
+    def rows(self, rank: int, microbatch: int) -> Ints:
         """The samples of the batch that a rank has in a micro-batch."""
         size = self.layout.micro_batch_size
         replica = rank // (self.layout.tensor * self.layout.context) % self.layout.data
         first = (microbatch * self.layout.data + replica) * size
         return np.arange(first, first + size)
 
-    def views(self, rank: int, block: int, flat: Array) -> Weights:
+    def views(self, rank: int, block: int, flat: Floats) -> Weights:
         """The named weights of a block on a rank."""
         return self.share(rank).layouts[block].views(flat)
 
-    def flat(self, rank: int, block: int, parts: Weights) -> Array:
+    def flat(self, rank: int, block: int, parts: Weights) -> Floats:
         """Named gradients of a block on a rank as a flat vector."""
         return self.share(rank).layouts[block].flat(parts)
 
@@ -327,7 +328,7 @@ class GpuCompute(Compiler):
         recomputed = [self.cell(f"recomputed {'MLP' if mlp else 'attention'}")] if recomputes else []
         run = self._mlp_dgrad if mlp else self._attention_dgrad
 
-        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, Linears, Array]:
+        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, Linears, Floats]:
             w = self.views(rank, block, buffers[0])
             saved = operands[1]
             kept = buffers[1] if recomputed else saved.mlp if mlp else saved.attention
@@ -339,19 +340,19 @@ class GpuCompute(Compiler):
         claims = self.completes("middle" if mlp else "gradient", block, (norm, block))
         self._backward(dgrad, norm, reads, beside if mlp else [], claims, whole=whole)
 
-    def _mlp_dgrad(self, rank: int, w: Weights, kept: Any, dy: Array, _: Array) -> tuple[Array, Linears]:
+    def _mlp_dgrad(self, rank: int, w: Weights, kept: Any, dy: Floats, _: Floats) -> tuple[Floats, Linears]:
         return mlp_dgrad(w, kept, dy, self.share(rank))
 
     def _attention_dgrad(
-        self, rank: int, w: Weights, kept: Any, middle: Array, dy: Array
-    ) -> tuple[Array, Linears]:
+        self, rank: int, w: Weights, kept: Any, middle: Floats, dy: Floats
+    ) -> tuple[Floats, Linears]:
         share = self.share(rank)
         dx, inputs = attention_dgrad(w, kept, dy, share)
         return (dx + middle if share.leads else dx), inputs
 
     def _backward(
         self,
-        dgrad: Callable[[int, Values, Values], tuple[Array, Any, Array]],
+        dgrad: Callable[[int, Values, Values], tuple[Floats, Any, Floats]],
         norm: str,
         reads: list[Cell],
         beside: list[Cell],
@@ -414,7 +415,7 @@ class GpuCompute(Compiler):
         step = self.step
         tag = task.tag
 
-        def gradients(rank: int, dx: Array) -> Weights:
+        def gradients(rank: int, dx: Floats) -> Weights:
             return embedding_backward(dx, self.tokens(rank, step, tag)[0], self.share(rank))
 
         self._accumulate(gradients, [], begins=True)
@@ -441,7 +442,7 @@ class GpuCompute(Compiler):
         logits = self.cell(f"logits[{tag}]")
         loss = self.cell(f"loss[{tag}]")
 
-        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, HeadInputs, Array]:
+        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, HeadInputs, Floats]:
             w = self.views(rank, HEAD, buffers[0])
             share = self.share(rank)
             count = self.training.num_tokens

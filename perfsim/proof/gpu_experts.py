@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.proof.context import ContextCompute
 from perfsim.proof.experts import (
     BlockKept,
@@ -41,7 +42,7 @@ from perfsim.proof.layers import (
     losses_of,
     norm_of_head,
 )
-from perfsim.proof.layout import EXPERTS, Array
+from perfsim.proof.layout import EXPERTS
 from perfsim.proof.program import Cell, Claim, Message
 from perfsim.proof.tensors import pieces, summed
 from perfsim.work import EMBEDDING, HEAD, Task
@@ -63,8 +64,8 @@ class Travelled(NamedTuple):
     """Rows on a rank, and how they came: from which place of the group each, and from which of its rows."""
 
     rows: Rows
-    source: Array
-    place: Array
+    source: Floats
+    place: Floats
 
     @property
     def size(self) -> int:

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.proof.gpu_compute import SHARDED_PARAMETERS
 from perfsim.proof.gpu_experts import ModuleCompute
-from perfsim.proof.layout import EXPERTS, Array
+from perfsim.proof.layout import EXPERTS
 from perfsim.proof.program import Cell, Claim, Message, Values
 from perfsim.proof.serial import SmallTraining
 from perfsim.proof.tensors import summed
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import ParallelLayout, TrainingRecipe
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Task, TaskGraph
 
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
@@ -256,6 +258,6 @@ class ReplicaCompute(ModuleCompute):
         self.add([*operands, *masters], writes, kernel, joined=True, claims=claims, message=message)
 
 
-def _plus(total: Array, kept: Values, number: int) -> Array:
+def _plus(total: Floats, kept: Values, number: int) -> Floats:
     """A sum, with that of earlier micro-batches if it is kept."""
     return total + kept[number] if kept else total.copy()

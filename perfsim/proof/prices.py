@@ -15,9 +15,9 @@ import numpy as np
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.proof.layout import EXPERTS, Share
 from perfsim.proof.program import Fault, Message, Program
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
-from perfsim.strategies.schedules import Held, Pass, Slot, in_flight
+from perfsim.strategies.schedules import Held, Pass, Slot, schedule_called
 from perfsim.strategies.schedules.slots import held_at_peak
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
@@ -181,7 +181,7 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
     for rank, passes in _passes_of_layers(graph).items():
         stage = rank // layout.width
         sizes = (stage, layout.pipeline, layout.virtual_pipeline, plan.num_microbatches)
-        promised = in_flight(layout.schedule, *map(np.array, sizes))
+        promised = schedule_called(layout.schedule).in_flight(*map(np.array, sizes))
         layers = len({slot.chunk for slot in passes})
         if layers % layout.virtual_pipeline:
             continue

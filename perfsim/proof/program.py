@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from perfsim.proof.layers import Tokens
+from perfsim.base.arrays import Ints
 from perfsim.proof.layout import Share
 from perfsim.proof.serial import SmallTraining
 from perfsim.strategies.three_d.offload import ACTIVATIONS
@@ -216,21 +216,21 @@ class Compiler(ABC):
         """Add the action of one task."""
 
     @abstractmethod
-    def rows(self, rank: int, microbatch: int) -> Tokens:
+    def rows(self, rank: int, microbatch: int) -> Ints:
         """The samples of the batch that a rank has in a micro-batch."""
 
     @abstractmethod
     def share(self, rank: int) -> Share:
         """The share of the model that a rank has."""
 
-    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Tokens, Tokens]:
+    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
         """Inputs and targets of a rank in a micro-batch, or those of a module that are so much later."""
         inputs, targets = self.training.words(step, ahead)
         rows = self.rows(rank, microbatch)
         places = self.places(rank)
         return inputs[rows][:, places], targets[rows][:, places]
 
-    def places(self, _rank: int) -> Tokens | slice:
+    def places(self, _rank: int) -> Ints | slice:
         """The positions of each sample that a rank has: all, unless others share its sequences."""
         return slice(None)
 

@@ -17,7 +17,7 @@ from perfsim.base.errors import DeadlockError, GraphError, InputError, Problem
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.interop.models import model_named
 from perfsim.machines import build_topology, costs_for, machine
-from perfsim.prediction.evaluation import Evaluation, evaluate
+from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.gpu import GpuCompiler
 from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, order_in_time, random_order
@@ -27,14 +27,15 @@ from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.proof.tensors import Oracle
 from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout
 from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
-from perfsim.specs.recipe import ContextExchange, Job, Layout, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
+from perfsim.studies.axes import is_sweep
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.studies.sweep import is_sweep
 from perfsim.work import TaskGraph
 from perfsim.work.unfold import Unfolded, unfold
 
@@ -654,14 +655,12 @@ def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> 
 def plan_of_case(case: Case, model: TransformerConfig, catalog: Catalog) -> Plan:
     """The small plan of a case of the catalogue."""
     system: SystemSpec = catalog.system(prover(strategy(case.strategy).system_kind).system)
-    recipe = catalog.recipe(RECIPE).model_copy(
-        update={
-            "overlap_grad_reduce": case.overlap,
-            "overlap_param_gather": case.ahead,
-            "expert_capacity": case.capacity,
-            "recompute_keeps": case.keeps,
-        }
+    recipe = catalog.recipe(RECIPE).ran_with(
+        overlap_grad_reduce=case.overlap,
+        overlap_param_gather=case.ahead,
+        recompute_keeps=case.keeps,
     )
+    recipe = recipe.model_copy(update={"expert_capacity": case.capacity})
     chosen = strategy(case.strategy)
     topology = build_topology(system, case.devices)
     job = Job(model, recipe, 8 * case.devices)

@@ -14,8 +14,9 @@ from perfsim.proof.prices import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.program import Compiler
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
 from perfsim.proof.wafer import WaferCompiler
+from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
-from perfsim.specs.recipe import Job, Layout, ParallelLayout, TrainingRecipe
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
@@ -141,12 +142,12 @@ class GpuProver:
         words += ["sequence parallel"] if layout.sequence_parallel else []
         words += [] if plan.job.model.experts is None else ["experts"]
         words += [] if plan.job.recipe.expert_capacity is None else ["tokens dropped"]
-        keeps = layout.recompute == "full" and plan.job.recipe.recompute_keeps == "qkv"
+        keeps = layout.recompute == "full" and plan.job.runtime.recompute_keeps == "qkv"
         words += ["queries, keys and values kept"] if keeps else []
         words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
-        overlaps = plan.job.recipe.overlap_grad_reduce and layout.replicas > 1
+        overlaps = plan.job.runtime.overlap_grad_reduce and layout.replicas > 1
         words += ["reduction overlapped"] if overlaps else []
-        gathers = plan.job.recipe.overlap_param_gather and layout.zero_stage in (1, 2)
+        gathers = plan.job.runtime.overlap_param_gather and layout.zero_stage in (1, 2)
         return [*words, "parameters gathered beside forwards"] if gathers else words
 
 
@@ -306,8 +307,9 @@ def _small_recipe(recipe: TrainingRecipe, parts: Parts) -> TrainingRecipe:
     length = small_sequence(parts)
     positions = length // 2 if recipe.lm_head_positions else None
     update = {"seq_length": length, "lm_head_positions": positions, "recompute": "auto"}
-    update |= {"routing": "balanced", "dispatcher": "all_to_all"}
-    return recipe.model_copy(update={**update, **({"attention": "flash"} if parts.fused else {})})
+    update["routing"] = "balanced"
+    attention = "flash" if parts.fused else recipe.runtime.attention
+    return recipe.model_copy(update=update).ran_with(dispatcher="all_to_all", attention=attention)
 
 
 def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout, microbatches: int) -> Plan:

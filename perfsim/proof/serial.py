@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.experts import (
     BlockKept,
     Routing,
@@ -28,7 +29,6 @@ from perfsim.proof.layers import (
     HeadKept,
     Joined,
     MlpKept,
-    Tokens,
     attention_dgrad,
     attention_forward,
     attention_wgrad,
@@ -47,7 +47,7 @@ from perfsim.proof.layers import (
     mlp_wgrad,
     norm_of_head,
 )
-from perfsim.proof.layout import EXPERTS, Array, Share, Weights, blocks
+from perfsim.proof.layout import EXPERTS, Share, Weights, blocks
 from perfsim.specs.model import TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
 
@@ -72,8 +72,8 @@ def clipping(squared_norm: float, max_norm: float) -> float:
 class Moments(NamedTuple):
     """First and second moment, and the number of updates so far."""
 
-    first: Array
-    second: Array
+    first: Floats
+    second: Floats
     updates: int
 
     @classmethod
@@ -82,7 +82,7 @@ class Moments(NamedTuple):
         return cls(np.zeros(size), np.zeros(size), 0)
 
 
-def adam(weights: Array, gradient: Array, moments: Moments) -> tuple[Array, Moments]:
+def adam(weights: Floats, gradient: Floats, moments: Moments) -> tuple[Floats, Moments]:
     """One update with bias correction."""
     first = BETA1 * moments.first + (1 - BETA1) * gradient
     second = BETA2 * moments.second + (1 - BETA2) * gradient * gradient
@@ -123,22 +123,22 @@ class SmallTraining:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a step that reach the LM head."""
+        """Ints of a step that reach the LM head."""
         return self.batch * self.head_positions
 
     @property
     def num_later_tokens(self) -> float:
-        """Tokens over which a module's loss is averaged, over the weight of its mean."""
+        """Ints over which a module's loss is averaged, over the weight of its mean."""
         return self.batch * self.seq_length * self.model.mtp_num_layers / LOSS_WEIGHT
 
-    def words(self, step: int, ahead: int = 0) -> tuple[Tokens, Tokens]:
+    def words(self, step: int, ahead: int = 0) -> tuple[Ints, Ints]:
         """Inputs and targets of one step; those of the `ahead`-th module are later by as many tokens."""
         drawn = self._words[step]
         length = self.seq_length if ahead else self.head_positions
         return drawn[:, ahead : ahead + self.seq_length], drawn[:, ahead + 1 : ahead + 1 + length]
 
     @cached_property
-    def _words(self) -> Tokens:
+    def _words(self) -> Ints:
         rng = np.random.default_rng([self.seed, 1])
         length = self.seq_length + 1 + self.model.mtp_num_layers
         return rng.integers(0, self.model.vocab_size, (STEPS, self.batch, length))
@@ -156,7 +156,7 @@ class SmallTraining:
         return weights
 
 
-def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
+def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Floats:
     around = 1.0 if name.endswith(".scale") else 0.0
     wide = len(shape) > 1 and not name.endswith("_bias")
     deviation = 0.5 / np.sqrt(shape[-1] if name == "words" else shape[-2]) if wide else 0.1
@@ -167,15 +167,15 @@ def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array
 class Record:
     """Values of one step of serial training; `hidden[k]` is the input of layer k."""
 
-    losses: Array
+    losses: Floats
     """The part of each token in the mean loss, shape (samples, positions)."""
-    later_losses: dict[int, Array] = field(default_factory=dict)
+    later_losses: dict[int, Floats] = field(default_factory=dict)
     """The same for every module of multi-token prediction, by its layer."""
-    hidden: list[Array] = field(default_factory=list)
-    attention: list[Array] = field(default_factory=list)
-    gradient: dict[int, Array] = field(default_factory=dict)
+    hidden: list[Floats] = field(default_factory=list)
+    attention: list[Floats] = field(default_factory=list)
+    gradient: dict[int, Floats] = field(default_factory=dict)
     """Gradient of `hidden[k]`."""
-    middle: dict[int, Array] = field(default_factory=dict)
+    middle: dict[int, Floats] = field(default_factory=dict)
     """Gradient of the input of layer k's MLP."""
     weight_gradients: dict[int, Weights] = field(default_factory=dict)
     squared_norm: float = 0.0
@@ -282,17 +282,17 @@ class _Module(NamedTuple):
     """What a module keeps for its backward."""
 
     layer: int
-    tokens: Tokens
-    targets: Tokens
+    tokens: Ints
+    targets: Ints
     joined: Joined
     kept: LayerKept
-    statistics: Array
+    statistics: Floats
     head: HeadKept
 
 
 def _module_backward(
-    training: SmallTraining, weights: dict[int, Weights], module: _Module, d: Array, record: Record
-) -> tuple[Array, Weights]:
+    training: SmallTraining, weights: dict[int, Weights], module: _Module, d: Floats, record: Record
+) -> tuple[Floats, Weights]:
     """Gradients of a module's input and of embeddings, from that of its output by the next module."""
     share = training.share
     layer = module.layer
@@ -330,8 +330,8 @@ def _whole(weights: dict[int, Weights], layer: int) -> Weights:
 
 
 def layer_forward(
-    w: Weights, x: Array, routing: Routing | None, share: Share
-) -> tuple[Array, Array, LayerKept]:
+    w: Weights, x: Floats, routing: Routing | None, share: Share
+) -> tuple[Floats, Floats, LayerKept]:
     """A whole layer, with experts if tokens are routed: its output, its attention's, and what it keeps."""
     attention, of_attention = attention_forward(w, x, share)
     if routing is None:
@@ -345,7 +345,7 @@ def layer_forward(
     return y, attention, LayerKept(of_attention, BlockKept(router, of_experts, of_shared, outputs))
 
 
-def layer_backward(w: Weights, kept: LayerKept, dy: Array, share: Share) -> tuple[Array, Array, Weights]:
+def layer_backward(w: Weights, kept: LayerKept, dy: Floats, share: Share) -> tuple[Floats, Floats, Weights]:
     """Gradients of a whole layer's input, of its MLP's input and of its weights."""
     if isinstance(kept.mlp, BlockKept):
         middle, grads = _experts_backward(w, kept.mlp, dy, share)
@@ -360,12 +360,12 @@ def layer_backward(w: Weights, kept: LayerKept, dy: Array, share: Share) -> tupl
     return dx + middle, middle, grads
 
 
-def _experts_backward(w: Weights, kept: BlockKept, dy: Array, share: Share) -> tuple[Array, Weights]:
+def _experts_backward(w: Weights, kept: BlockKept, dy: Floats, share: Share) -> tuple[Floats, Weights]:
     """Gradients of the input and of all weights of a block with experts."""
     made = combine_backward(dy, kept.router)
     own = {name: value for name, value in w.items() if name.startswith("expert_")}
     rows, of_experts = experts_backward(own, kept.experts, made.values, share)
-    d_shared: Array | None = None
+    d_shared: Floats | None = None
     grads: Weights = {}
     if kept.shared is not None:
         d_shared, grads = shared_backward(w, kept.shared, kept.router.z, dy, share)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.layers import (
-    Tokens,
     embedding_backward,
     embedding_forward,
     head_dgrad,
@@ -20,7 +20,7 @@ from perfsim.proof.layers import (
     head_wgrad,
     losses_of,
 )
-from perfsim.proof.layout import Array, Share, Weights, with_experts
+from perfsim.proof.layout import Share, Weights, with_experts
 from perfsim.proof.program import (
     SHARED,
     Cell,
@@ -81,7 +81,7 @@ class WaferCompiler(Compiler):
         operation(self, task)
 
     # ---------------------------------------------------------------------------------- shares
-    def rows(self, rank: int, microbatch: int) -> Tokens:
+    def rows(self, rank: int, microbatch: int) -> Ints:
         """The samples of a system in a micro-batch; the last ones may have fewer or none."""
         batch = self.training.batch
         size = self.layout.micro_batch_size
@@ -93,7 +93,7 @@ class WaferCompiler(Compiler):
         """The whole model, with the experts of a layer in its block."""
         return self.whole
 
-    def views(self, block: int, flat: Array) -> Weights:
+    def views(self, block: int, flat: Floats) -> Weights:
         """The named weights of a block."""
         return self.whole.layouts[block].views(flat)
 
@@ -271,7 +271,7 @@ class WaferCompiler(Compiler):
         ]
         return [*claims, (4, Claim("weights", HEAD, self.step, -1))] if both else claims
 
-    def _update_both(self, gradient: Array, of_head: Array, states: Sequence[Any]) -> tuple[Any, ...]:
+    def _update_both(self, gradient: Floats, of_head: Floats, states: Sequence[Any]) -> tuple[Any, ...]:
         """Update the embedding with the sum of both gradients, and copy its words to the LM head."""
         layout = self.whole.layouts[EMBEDDING]
         head = self.whole.layouts[HEAD]

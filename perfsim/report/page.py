@@ -28,7 +28,7 @@ from perfsim.report.text import capital, split_caveats, time_unit
 from perfsim.version import __version__
 
 if TYPE_CHECKING:
-    from perfsim.prediction.result import SharedCaveat
+    from perfsim.prediction.caveats import SharedCaveat
     from perfsim.report.figures.machine import Drawing
 
 

@@ -8,15 +8,14 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.caveats import rank
+from perfsim.prediction.caveats import Caveat, rank
 from perfsim.prediction.prediction import document_of
-from perfsim.prediction.result import Caveat
 from perfsim.report import text
 from perfsim.report.document import plain, write_document
 from perfsim.report.table import Cell, Table
 from perfsim.report.terminal import paragraph, paragraphs, table_lines
-from perfsim.strategies.screening import MEMORY
-from perfsim.studies.equal_time import Matched
+from perfsim.strategies.plan import MEMORY
+from perfsim.studies.scaling import Matched
 from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Experiment, Planned
 
 _REASONS = {

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from perfsim.convergence.bill import NOT_GIVEN
-from perfsim.prediction.result import Resilience
+from perfsim.prediction.disturbed import Resilience
 from perfsim.report import text
 from perfsim.report.table import Cell, Table
 from perfsim.report.terminal import caveat_lines, paragraph, paragraphs, table_lines
-from perfsim.studies.decision import chance, verb
-from perfsim.studies.result import (
+from perfsim.studies.answers import (
     Assumption,
     CandidateResult,
     Decision,
@@ -22,6 +21,7 @@ from perfsim.studies.result import (
     StudyResult,
     recorded,
 )
+from perfsim.studies.decision import chance, first_and_rival, verb
 
 SAME = 0.02
 """Differences below this share are not worth a word."""
@@ -376,18 +376,6 @@ def _spread(spread: Spread | None) -> Cell:
 
 
 # The same in sentences.
-
-
-def first_and_rival(
-    candidates: Sequence[CandidateResult],
-) -> tuple[CandidateResult, CandidateResult | None] | None:
-    """The fastest candidate, and the fastest on another machine or with another strategy, else the next."""
-    arriving = [own for own in candidates if math.isfinite(own.time_to_accuracy_s)]
-    if not arriving:
-        return None
-    first, *others = sorted(arriving, key=lambda own: own.time_to_accuracy_s)
-    unlike = [own for own in others if (own.system, own.strategy) != (first.system, first.strategy)]
-    return first, next(iter([*unlike, *others]), None)
 
 
 def headline(result: StudyResult) -> str:

@@ -12,14 +12,14 @@ from typing import Any
 from perfsim.base.units import DAY_S
 from perfsim.interop.chrome import write_chrome_trace
 from perfsim.prediction.prediction import document_of
-from perfsim.prediction.roofline import Roofline
+from perfsim.prediction.why import Roofline
 from perfsim.report import study, text
 from perfsim.report.document import plain, write_document
 from perfsim.report.figures import machine, step, time
 from perfsim.report.page import Card, Head, Section, caveats_section, slugify, trust_of, write_page
 from perfsim.report.table import Cell, Table
-from perfsim.studies.decision import amount
-from perfsim.studies.result import CandidateResult, Decision, Outcome, StudyResult
+from perfsim.studies.answers import CandidateResult, Decision, Outcome, StudyResult
+from perfsim.studies.decision import amount, first_and_rival
 from perfsim.studies.runner import StudyRun
 from perfsim.version import __version__
 from perfsim.work.graph import computes
@@ -83,7 +83,7 @@ def _scale(result: StudyResult) -> Table:
     """All candidates, fastest first, with what else they take."""
     decision = result.decision
     notes = {own.label: _takes(own, decision.currency) for own in decision.outcomes} if decision else {}
-    first, _ = study.first_and_rival(result.candidates) or (None, None)
+    first, _ = first_and_rival(result.candidates) or (None, None)
     ranked = sorted(text.named(result.candidates), key=lambda pair: pair[1].time_to_accuracy_s)
     return Table.of(
         {"candidate": None, "Time to the target": text.TIME},
@@ -123,7 +123,7 @@ def _why(result: StudyResult) -> Iterator[Section]:
 
 def differences(result: StudyResult) -> Iterator[Card]:
     """What explains the ratio of the first two: speed, tokens, and the largest wait of the slower one."""
-    first, rival = study.first_and_rival(result.candidates) or (None, None)
+    first, rival = first_and_rival(result.candidates) or (None, None)
     if first is None or rival is None:
         return
     names = {id(candidate): name for name, candidate in text.named(result.candidates)}
@@ -298,7 +298,7 @@ def _laws(result: StudyResult) -> Iterator[Section]:
 
 def _bridge(result: StudyResult) -> Iterator[Section]:
     """From the step of the second machine to that of the first; nothing for a single one."""
-    first, rival = study.first_and_rival(result.candidates) or (None, None)
+    first, rival = first_and_rival(result.candidates) or (None, None)
     if first is None or rival is None:
         return
     names = {id(candidate): name for name, candidate in text.named(result.candidates)}
@@ -364,7 +364,7 @@ def _network(result: StudyResult) -> Iterator[Section]:
     names = {id(candidate): name for name, candidate in text.named(result.candidates)}
     drawings = [
         machine.topology(names[id(own)], own.devices_noun, own.network, own.utilisation)
-        for own in study.first_and_rival(result.candidates) or ()
+        for own in first_and_rival(result.candidates) or ()
         if own is not None and own.network is not None and own.utilisation
     ]
     how = (

@@ -6,12 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from perfsim.base.files import write_file
 from perfsim.base.units import DAY_S
-from perfsim.convergence.bill import bill, rates_of
-from perfsim.convergence.uncertain import typical
 from perfsim.report import text
 from perfsim.report.document import plain, text_with_rows
 from perfsim.report.figures import scaling, step, time
@@ -19,9 +15,8 @@ from perfsim.report.page import Head, Section, caveats_section, slugify, trust_o
 from perfsim.report.study import assumptions_tables, production_rate
 from perfsim.report.table import Cell, Table, Value
 from perfsim.report.terminal import caveat_lines, paragraph, table_lines
-from perfsim.studies.decision import verb
-from perfsim.studies.points import PointResult
-from perfsim.studies.runner import question_of_candidate
+from perfsim.studies.answers import PointResult
+from perfsim.studies.decision import outcome_of, verb
 from perfsim.studies.scaling import Match, Series, TimeMap
 from perfsim.studies.variants import Analysis, Change, SweepResult, first_sentence
 from perfsim.version import __version__
@@ -82,7 +77,7 @@ def points_table(result: SweepResult, *, feasible: bool = True) -> Table:
 def _answer(point: PointResult) -> list[Cell | Value]:
     return [
         Cell(point.target_time.time_s, point.target_time.band_s),
-        point.wall_s,
+        point.prediction.wall_s,
         point.prediction.step_time_s,
         point.prediction.mfu,
         text.layout_short(point.prediction.layout),
@@ -193,9 +188,8 @@ def _terminal_columns(
 def _terminal_cells(point: PointResult, effect: Cell | Value) -> list[Cell | Value]:
     prediction = point.prediction
     band = Cell(_time_s(point), point.target_time.band_s)
-    return [
-        prediction.global_batch_size, prediction.step_time_s, prediction.mfu, effect, band, point.wall_s,
-    ]  # fmt: skip
+    step = [prediction.global_batch_size, prediction.step_time_s, prediction.mfu]
+    return [*step, effect, band, prediction.wall_s]
 
 
 def _time_s(point: PointResult) -> float:
@@ -225,7 +219,7 @@ def sweep_lines(result: SweepResult) -> list[str]:
 
 def _production_notes(feasible: Sequence[PointResult]) -> list[str]:
     """A sentence for each production ratio of the points."""
-    ratios = dict.fromkeys(point.production for point in feasible)
+    ratios = dict.fromkeys(point.prediction.production for point in feasible)
     return [
         f"Times are of healthy steps; runs take longer, at {production_rate(production)}."
         for production in filter(None, ratios)
@@ -412,10 +406,10 @@ def _time_and_cost(analysis: Analysis) -> Iterator[Section]:
     points = [(member, point) for member in analysis.series for point in member.points]
     if len(analysis.targets) > 1 or all(len(member.points) == 1 for member in analysis.series):
         return
-    money = [_money(point) for _, point in points]
+    money = [outcome_of(point).money for _, point in points]
     priced = None not in money
     costs = [
-        amount if priced and amount is not None else _time_s(point) * point.num_devices / DAY_S
+        amount.typical if priced and amount else _time_s(point) * point.num_devices / DAY_S
         for amount, (_, point) in zip(money, points, strict=True)
     ]
     pairs = [(_time_s(point), cost) for (_, point), cost in zip(points, costs, strict=True)]
@@ -450,19 +444,6 @@ def _time_and_cost(analysis: Analysis) -> Iterator[Section]:
         ("time to the target", "cost"),
         slug="cost",
     )
-
-
-def _money(point: PointResult) -> float | None:
-    """What the steps of a point cost at typical prices; None without a price."""
-    candidate = point.point.candidate
-    study = point.point.study
-    if candidate.price is None:
-        return None
-    unit = question_of_candidate(study, candidate, point.num_devices).topology.devices_per_node
-    units = -(-point.num_devices // unit)
-    rates = rates_of(candidate.system, point.num_devices, units, candidate.price, study.energy)
-    money = bill(np.asarray(_time_s(point)), rates, typical).money
-    return None if money is None else float(money)
 
 
 def _efficiency(analysis: Analysis) -> Iterator[Section]:
@@ -581,7 +562,7 @@ def _where_steps_go(points: Sequence[tuple[str, PointResult]]) -> Section:
     """Every second of a step by cause."""
     table = step.parts_table(
         [
-            (name, point.prediction.step_time_s, point.parts_s, point.prediction.why.sentence)
+            (name, point.prediction.step_time_s, point.prediction.parts_s, point.prediction.why.sentence)
             for name, point in points[:MAX_STEPS]
         ]
     )
@@ -665,7 +646,7 @@ def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[s
 
 def sweep_text(result: SweepResult, *, report: str = "index.html") -> Iterator[str]:
     """The same document as text in parts, of which none holds more than a point."""
-    return text_with_rows(_summary(result, report), "points", (point.as_dict() for point in result.points))
+    return text_with_rows(_summary(result, report), "points", result.documents())
 
 
 def _summary(result: SweepResult, report: str) -> dict[str, Any]:

@@ -33,9 +33,11 @@ from perfsim.report.text import (
 )
 
 if TYPE_CHECKING:
-    from perfsim.prediction.gap import GapExplained
+    from perfsim.prediction.caveats import SharedCaveat
+    from perfsim.prediction.disturbed import Perturbed
     from perfsim.prediction.prediction import Prediction
-    from perfsim.prediction.result import Perturbed, SamplingSummary, SharedCaveat
+    from perfsim.prediction.verification import SamplingSummary
+    from perfsim.prediction.why import GapExplained
     from perfsim.studies.differences import Difference
     from perfsim.studies.trials import Explained, Tried
 

@@ -12,8 +12,8 @@ from perfsim.base.units import DAY_S
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
-    from perfsim.prediction.result import SharedCaveat
-    from perfsim.studies.result import CandidateResult
+    from perfsim.prediction.caveats import SharedCaveat
+    from perfsim.studies.answers import CandidateResult
 
 
 Item = TypeVar("Item")

@@ -15,8 +15,7 @@ from pydantic import AfterValidator, Field, create_model, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import PydanticCustomError
 
-from perfsim.base.errors import CatalogError
-from perfsim.base.plug_ins import PlugInError, made_by
+from perfsim.base.errors import CatalogError, PlugInError, made_by
 from perfsim.base.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
 from perfsim.base.spec import CatalogSpec, CountedSpec, Spec
 from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity

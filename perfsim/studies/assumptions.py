@@ -10,10 +10,9 @@ from perfsim.base.units import format_quantity
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.bill import NOT_GIVEN, amount_text
 from perfsim.machines import machine_of
-from perfsim.prediction.question import cluster_note
 from perfsim.specs.calibration import Calibration, ClusterCalibration, FitRecord
+from perfsim.studies.answers import Assumption, production_of
 from perfsim.studies.batches import Target
-from perfsim.studies.result import Assumption, production_of
 from perfsim.studies.spec import StudySpec
 
 # Calibration constants as inputs of an answer: value, standard error, and the fit or source.
@@ -219,7 +218,7 @@ def _cluster_scale(calibration: ClusterCalibration, catalog: Catalog) -> list[As
     )
     topic = f"calibration {calibration.name}"
     return [
-        Assumption(topic, "scale", cluster_note(calibration), cases, "fit"),
+        Assumption(topic, "scale", calibration.note, cases, "fit"),
         *_constants_of(calibration, catalog),
     ]
 

@@ -30,9 +30,9 @@ from perfsim.convergence.time_to_accuracy import (
 from perfsim.convergence.wall_clock import RunPart, Training, whole_run
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.evaluation import CurveSteps, Evaluation
 from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
+from perfsim.prediction.run import CurveSteps, Evaluation
 from perfsim.specs.calibration import ConvergenceCalibration
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe
@@ -104,6 +104,11 @@ def target_for(
     )
     measured = fit if law.law == "fitted" and fit is not None and fit.batches else None
     return Target(tokens, critical_batch(law.law, inputs), loss, measured)
+
+
+def target_of(spec: StudySpec) -> Target:
+    """What ends the study's run. Raises InputError where the recipe says nothing of it."""
+    return target_for(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
 
 
 def _fit_of(own: ConvergenceCalibration) -> HyperbolaFit:
@@ -255,18 +260,16 @@ def suggested_batches(spec: StudySpec, d_min_tokens: float) -> dict[str, float]:
     return suggested
 
 
-def whole_run_of(question: Question, choice: BatchChoice) -> tuple[RunPart, ...]:
+def whole_run_of(question: Question, time: TimeToAccuracy) -> tuple[RunPart, ...]:
     """The parts of a candidate's wall clock; empty if it names none."""
-    if question.wall_clock is None:
-        return ()
-    return whole_run(question.wall_clock, training_of(question, choice))
+    return () if question.wall_clock is None else whole_run(question.wall_clock, training_of(question, time))
 
 
-def training_of(question: Question, choice: BatchChoice) -> Training:
+def training_of(question: Question, time: TimeToAccuracy) -> Training:
     """The steps of a candidate and the units that run them."""
     return Training(
-        steps=choice.answer.steps,
-        step_time_s=choice.step_time_s,
+        steps=time.steps,
+        step_time_s=time.step_time_s,
         num_parameters=float(parameters(question.model).total),
         num_nodes=-(-question.devices // question.topology.devices_per_node),
     )

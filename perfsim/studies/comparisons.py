@@ -20,10 +20,9 @@ from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.critical_batch import examples, fit_hyperbola
 from perfsim.convergence.laws import LossLaw, loss_law, power_law
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.prediction.evaluation import graph_of
-from perfsim.prediction.predict import predict
-from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.prediction import Prediction, predict
 from perfsim.prediction.question import Question
+from perfsim.prediction.run import graph_of
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe

@@ -13,7 +13,7 @@ from perfsim.base.errors import InputError, LimitError, PerfsimError
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.units import number
 from perfsim.engine.limits import present_limits
-from perfsim.studies.result import CandidateResult
+from perfsim.studies.answers import CandidateResult
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 

@@ -19,16 +19,13 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
 from perfsim.machines.placement import place
-from perfsim.prediction.bands import SHARDED, accuracy_of
-from perfsim.prediction.caveats import worst_first
-from perfsim.prediction.evaluation import Evaluation, evaluate_from_fewer, graph_of
+from perfsim.prediction.bands import SHARDED, Accuracy, accuracy_of
+from perfsim.prediction.caveats import batch_caveats, worst_first
 from perfsim.prediction.planner import Search, confirmed, search
-from perfsim.prediction.predict import batch_caveats, prediction_of
-from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.prediction import Prediction, prediction_of
 from perfsim.prediction.question import Question
-from perfsim.prediction.result import Accuracy
-from perfsim.prediction.run import Step
-from perfsim.specs.recipe import Layout
+from perfsim.prediction.run import Evaluation, Step, evaluate_from_fewer, graph_of
+from perfsim.specs.layout import Layout
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of_run, target_for
 from perfsim.studies.executors import Executor, Failed

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from perfsim.base.errors import MOST_SHOWN, LayoutError
+from perfsim.base.errors import MOST_SHOWN, CatalogError, LayoutError
 from perfsim.base.sizes import MOST_CHOICES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
@@ -29,12 +29,13 @@ from perfsim.convergence.bill import Currency, EnergySpec, PriceSpec
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.machines import machine_of
-from perfsim.prediction.model_version import model_version
-from perfsim.prediction.question import MEMORY_LIMIT, PerturbationSpec, ResilienceSpec
+from perfsim.prediction.prediction import model_version
+from perfsim.prediction.question import MEMORY_LIMIT, Question
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
 from perfsim.specs.model import TransformerConfig
+from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
 from perfsim.specs.recipe import Sequences, TrainingRecipe
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.strategies import STRATEGIES, strategy_names
@@ -279,6 +280,29 @@ class StudySpec(CatalogSpec):
     """Applied to every candidate's step after its batch and layout are chosen without them."""
     resilience: ResilienceSpec | None = None
     """Asks for step time as a function of the severity of one straggler."""
+
+
+def question_of_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
+    """What a study asks of a candidate with so many devices; the batch is open."""
+    return Question(
+        model=spec.model,
+        recipe=spec.recipe,
+        system=candidate.system,
+        devices=devices,
+        strategy=candidate.strategy,
+        layout=candidate.layout,
+        memory_limit=spec.memory_limit,
+        cluster=candidate.cluster_calibration,
+        wall_clock=candidate.wall_clock,
+    )
+
+
+def check_question(question: Question) -> None:
+    """Refuse bad input. Missing prices concern one candidate, so they are reported when it is answered."""
+    try:
+        question.check()
+    except CatalogError:
+        return
 
 
 def with_verify(spec: StudySpec, mode: str | None) -> StudySpec:

@@ -9,13 +9,13 @@ from typing import Any
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.layout_text import text_of
-from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan
-from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.prediction import prediction_of
 from perfsim.prediction.question import Question
-from perfsim.studies.batches import Target, choice_of_run
-from perfsim.studies.result import CandidateResult
-from perfsim.studies.runner import StudyRun, run_study, target_of
+from perfsim.prediction.run import Evaluation
+from perfsim.studies.answers import CandidateResult
+from perfsim.studies.batches import Target, choice_of_run, target_of
+from perfsim.studies.runner import StudyRun, run_study
 from perfsim.studies.spec import StudySpec
 
 PARTS = (
@@ -97,9 +97,10 @@ def _changes(asked: Question, evaluation: Evaluation) -> Iterator[tuple[str, Cal
     yield "twice the batch", lambda: asked.at(2 * batch)
     if batch % 2 == 0:
         yield "half the batch", lambda: asked.at(batch // 2)
-    if asked.recipe.attention == "standard":
-        flash = asked.recipe.model_copy(update={"attention": "flash"})
-        yield "flash attention", lambda: replace(asked, recipe=flash)
+    runtime = asked.job.runtime
+    if runtime.attention == "standard":
+        flash = runtime.model_copy(update={"attention": "flash"})
+        yield "flash attention", lambda: replace(asked, runtime=flash)
     for words, path in PARTS:
         value = _at(asked.system, path)
         if value:

@@ -1,4 +1,4 @@
-"""The result of a sweep: every point in the order of the grid, with the comparisons between them."""
+"""What a sweep says: variants compared with the first one, machines with each other, and the verdict."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.prediction.caveats import confidence, shared_caveats
-from perfsim.prediction.result import SharedCaveat
+from perfsim.prediction.caveats import SharedCaveat, confidence, shared_caveats
+from perfsim.studies.answers import Assumption, Circumstances, PointResult, setting_text, settings_text
 from perfsim.studies.axes import LAYOUT, VARIANT
-from perfsim.studies.decision import time_unit, verb
-from perfsim.studies.points import Circumstances, PointResult, setting_name, setting_text, settings_text
-from perfsim.studies.result import Assumption
+from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import (
     Match,
     Scaling,
@@ -30,14 +28,16 @@ from perfsim.studies.scaling import (
     series_of,
     time_maps,
 )
-from perfsim.studies.spec import Digests, StudySpec
-
-# Effects of variants: step times relative to the first one, times side by side, and layouts that change.
+from perfsim.studies.spec import Digests
 
 SAME = 0.01
 """Relative changes of the step time below this are not reported one by one."""
 MAX_NAMED = 6
 """Most changes of one group that a sentence names."""
+MAX_SENTENCES = 3
+"""Most sentences of one kind; the page shows the rest."""
+BILL = ("wall_s", "device_hours", "energy_kwh", "carbon_kg", "money")
+"""What a point's document says of its outcome, each with its 90 % interval."""
 _PROSE = ("description", "sources", "assumed", "fit", "name")
 
 
@@ -59,50 +59,31 @@ class Change:
         return policy_changes(self.base, self.point)
 
 
-def _variants_of(points: Sequence[PointResult]) -> list[str]:
-    """The names of the variants in the order of the file."""
-    return list(dict.fromkeys(point.variant for point in points if point.variant))
-
-
 def _changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[Change]]:
     """By the settings that variants share, every variant's point compared with the first variant's.
 
     Empty if the variants train different models or batches, because step times are then not comparable.
     """
-    groups: dict[str, dict[str, PointResult]] = {}
-    sizes = _several_sizes(feasible)
+    counts: dict[str, set[int]] = {}
     for point in feasible:
-        groups.setdefault(_common(point, sizes=sizes), {}).setdefault(point.variant, point)
+        counts.setdefault(point.variant, set()).add(point.num_devices)
+    several = any(len(numbers) > 1 for numbers in counts.values())
+    groups: dict[str, dict[str, PointResult]] = {}
+    for point in feasible:
+        grid = tuple((path, setting_text(value)) for path, value in point.settings.items() if path != VARIANT)
+        shared = [f"{point.num_devices:,} devices"] if several else []
+        name = ", ".join(filter(None, [*shared, settings_text(grid)])) or "all else equal"
+        groups.setdefault(name, {}).setdefault(point.variant, point)
     changes = {
         name: [Change(points[variants[0]], points[variant]) for variant in variants if variant in points]
         for name, points in groups.items()
         if variants and variants[0] in points
     }
-    return changes if all(_same_work(change) for group in changes.values() for change in group) else {}
+    alike = all(_same_work(change.base, change.point) for group in changes.values() for change in group)
+    return changes if alike else {}
 
 
-def _common(point: PointResult, *, sizes: bool) -> str:
-    """What a point shares with other variants' points: the grid's settings; with `sizes` also its devices."""
-    settings = [f"{setting_name(path)} {setting_text(value)}" for path, value in _grid(point).items()]
-    count = [f"{point.num_devices:,} devices"] if sizes else []
-    return ", ".join([*count, *settings]) or "all else equal"
-
-
-def _several_sizes(feasible: Sequence[PointResult]) -> bool:
-    """Whether any variant runs on several numbers of devices."""
-    counts: dict[str, set[int]] = {}
-    for point in feasible:
-        counts.setdefault(point.variant, set()).add(point.num_devices)
-    return any(len(numbers) > 1 for numbers in counts.values())
-
-
-def _grid(point: PointResult) -> dict[str, Any]:
-    return {path: value for path, value in point.settings.items() if path != VARIANT}
-
-
-def _same_work(change: Change) -> bool:
-    base = change.base
-    point = change.point
+def _same_work(base: PointResult, point: PointResult) -> bool:
     same_tokens = base.target_time.batch_tokens == point.target_time.batch_tokens
     return same_tokens and _flat(base.point.study.model) == _flat(point.point.study.model)
 
@@ -118,73 +99,58 @@ def variant_sentences(feasible: Sequence[PointResult], changes: Mapping[str, Seq
 
 
 def _changed(name: str, changes: Sequence[Change]) -> str:
-    base = changes[0].base
+    step = changes[0].base.prediction
     moved = [change for change in changes[1:] if abs(change.ratio - 1) >= SAME]
     still = [change.point.variant for change in changes[1:] if change not in moved]
-    moved.sort(key=lambda change: -abs(change.ratio - 1))
-    words = [_moved(change) for change in moved[:MAX_NAMED]]
+    words = []
+    for change in sorted(moved, key=lambda change: -abs(change.ratio - 1))[:MAX_NAMED]:
+        ratio = change.ratio
+        said = f"{ratio:.1f} times as long" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} %"
+        replanned = change.policy and change.base.system == change.point.system
+        policy = f" (policy changed: {change.policy})" if replanned else ""
+        words.append(f"{change.point.variant} {said}{policy}")
     if len(moved) > MAX_NAMED:
         words.append(f"{len(moved) - MAX_NAMED} more")
     if still:
         words.append(f"less than {100 * SAME:.0f} %: {', '.join(still)}")
-    step = base.prediction
     return (
-        f"{name}: a step of '{base.variant}' takes {step.step_time_s:.3g} s, limited by {step.why.cause}; "
-        f"changes: {'; '.join(words)}."
+        f"{name}: a step of '{changes[0].base.variant}' takes {step.step_time_s:.3g} s, limited by "
+        f"{step.why.cause}; changes: {'; '.join(words)}."
     )
-
-
-def _moved(change: Change) -> str:
-    policy = (
-        f" (policy changed: {change.policy})"
-        if change.policy and change.base.system == change.point.system
-        else ""
-    )
-    return f"{change.point.variant} {_variants_percent(change.ratio)}{policy}"
-
-
-def _variants_percent(ratio: float) -> str:
-    return f"{ratio:.1f} times as long" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} %"
 
 
 def _times(name: str, points: Sequence[PointResult]) -> str:
-    times = [point.target_time for point in points]
-    takes = (
-        f"{_named(point)} {_variants_time(time.time_s)}" for point, time in zip(points, times, strict=True)
-    )
-    words = ", ".join(takes)
+    words = []
+    for point in points:
+        layout = f" with {point.settings[LAYOUT]}" if LAYOUT in point.settings else ""
+        words.append(f"{point.variant}{layout} {_rough_time(point.target_time.time_s)}")
+    said = ", ".join(words)
     variants = {point.variant for point in points}
-    if all(time.critical.given_length for time in times) and len(variants) == len(points) > 1:
-        words += f"; all together {_variants_time(sum(time.time_s for time in times))}"
-    return f"{name}: {words}."
+    given = all(point.target_time.critical.given_length for point in points)
+    if given and len(variants) == len(points) > 1:
+        said += f"; all together {_rough_time(sum(point.target_time.time_s for point in points))}"
+    return f"{name}: {said}."
 
 
-def _named(point: PointResult) -> str:
-    """The variant, with a fixed layout that tells it from others."""
-    return f"{point.variant} with {point.settings[LAYOUT]}" if LAYOUT in point.settings else point.variant
-
-
-def _variants_time(seconds: float) -> str:
+def _rough_time(seconds: float) -> str:
     for name, unit_s, least_s in (("days", DAY_S, 2 * DAY_S), ("h", 3600, 7200), ("min", 60, 120)):
         if seconds >= least_s:
-            value = seconds / unit_s
-            return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+            return f"{_number(seconds / unit_s)} {name}"
     return f"{seconds:.3g} s"
 
 
 def _differing(points: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[str]]:
     """By dotted path of a study, its value in each variant, if they differ; names and prose are left out."""
-    first = {name: next(point for point in points if point.variant == name) for name in variants}
-    flat = {name: _study(point.point.study) for name, point in first.items()}
-    paths = dict.fromkeys(path for values in flat.values() for path in values)
-    rows = {path: [flat[name].get(path, "") for name in variants] for path in paths}
+    columns: list[dict[str, str]] = []
+    for name in variants:
+        study = next(point for point in points if point.variant == name).point.study
+        parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
+        columns.append(
+            {f"{root}.{path}": value for root, part in parts.items() for path, value in _flat(part).items()}
+        )
+    paths = dict.fromkeys(path for values in columns for path in values)
+    rows = {path: [values.get(path, "") for values in columns] for path in paths}
     return {path: values for path, values in rows.items() if len(set(values)) > 1}
-
-
-def _study(study: StudySpec) -> dict[str, str]:
-    """The values of a study's model, recipe and system by dotted path."""
-    parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
-    return {f"{root}.{path}": value for root, part in parts.items() for path, value in _flat(part).items()}
 
 
 def _flat(spec: Any) -> dict[str, str]:
@@ -217,30 +183,24 @@ _DERIVED = ("num_microbatches", "recompute_layers", "stream_chunks", *_DEGREES)
 
 
 def policy_changes(before: PointResult, after: PointResult) -> str:
-    """`tp1 dp8 → tp2 dp4, micro-batch 4 → 2`: each field of the layout that differs; empty if none does.
+    """`tp1 dp8 \u2192 tp2 dp4, micro-batch 4 \u2192 2`: fields of the layout that differ; empty if none does.
 
     The data-parallel degree is not compared if the numbers of devices differ.
     """
     old = before.prediction.layout
     new = after.prediction.layout
-    changes = _degrees(old, new, same_devices=before.num_devices == after.num_devices)
+    same_devices = before.num_devices == after.num_devices
+    changes = []
+    if any(old.get(name, 1) != new.get(name, 1) for name in _DEGREES if name != "data" or same_devices):
+        shown = [name for name in _DEGREES if old.get(name, 1) != 1 or new.get(name, 1) != 1]
+        ends = (" ".join(f"{_DEGREES[name]}{layout.get(name, 1)}" for name in shown) for layout in (old, new))
+        changes.append(" \u2192 ".join(ends))
     for name in dict.fromkeys([*old, *new]):
-        if name in _DERIVED:
-            continue
-        old_text = _value(name, old)
-        new_text = _value(name, new)
-        if old_text != new_text:
-            changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {old_text} \u2192 {new_text}")
+        was = _value(name, old)
+        becomes = _value(name, new)
+        if name not in _DERIVED and was != becomes:
+            changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {was} \u2192 {becomes}")
     return ", ".join(changes)
-
-
-def _degrees(old: Mapping[str, Any], new: Mapping[str, Any], *, same_devices: bool) -> list[str]:
-    compared = [name for name in _DEGREES if name != "data" or same_devices]
-    if all(old.get(name, 1) == new.get(name, 1) for name in compared):
-        return []
-    worded = [name for name in _DEGREES if old.get(name, 1) != 1 or new.get(name, 1) != 1]
-    ends = (" ".join(f"{_DEGREES[name]}{layout.get(name, 1)}" for name in worded) for layout in (old, new))
-    return [" \u2192 ".join(ends)]
 
 
 def _value(name: str, layout: Mapping[str, Any]) -> str:
@@ -298,7 +258,7 @@ def sparsity_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
         dense = steps[0].base
         sparse = [step.point for step in steps]
         tokens = {round(point.target_time.examples_tokens / 1e6) for point in (dense, *sparse)}
-        if len(tokens) > 1 or _experts(dense) or not all(_experts(point) for point in sparse):
+        if len(tokens) > 1 or _has_experts(dense) or not all(map(_has_experts, sparse)):
             return ""
         for point in sparse:
             saved = 1 - dense.target_time.time_s / point.target_time.time_s
@@ -307,7 +267,7 @@ def sparsity_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
     return f"Experts pay where they save more tokens than they cost time: {words}." if rows else ""
 
 
-def _experts(point: PointResult) -> bool:
+def _has_experts(point: PointResult) -> bool:
     return point.point.study.model.experts is not None
 
 
@@ -353,7 +313,7 @@ class Analysis:
     @cached_property
     def variants(self) -> Sequence[str]:
         """The names of the variants in the order of the file."""
-        return _variants_of(self.points)
+        return list(dict.fromkeys(point.variant for point in self.points if point.variant))
 
     @cached_property
     def changes(self) -> Mapping[str, Sequence[Change]]:
@@ -378,44 +338,30 @@ class Analysis:
 
 # The verdict of a sweep: how many devices of one machine match another, or how well a machine scales.
 
-MAX_SENTENCES = 3
-"""Most sentences of one kind; the page shows the rest."""
-
-
-def _sweep_verdict(analysis: Analysis, caveats: Sequence[SharedCaveat] = ()) -> str:
-    """Which machine reaches the target first, how machines compare or scale, and the worst caveat."""
-    if not analysis.feasible:
-        reasons = analysis.points[0].reasons if analysis.points else ("the grid is empty",)
-        return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
-    trust = confidence(caveats)
-    return " ".join([_compared(analysis), *([f"{trust[0].upper()}{trust[1:]}."] if trust else [])])
-
-
-def _compared(analysis: Analysis) -> str:
-    if analysis.variants:
-        return " ".join(_of_variants(analysis))
-    series = analysis.series
-    if len(analysis.targets) > 1:
-        return " ".join(_scales(member) for member in series[:MAX_SENTENCES])
-    return (
-        f"{first_sentence(analysis)} {_matched(analysis.matches) if analysis.matches else _scales(series[0])}"
-    )
-
 
 def first_sentence(analysis: Analysis) -> str:
     """Which point reaches the one target first, and when."""
     first = min(analysis.feasible, key=lambda point: point.target_time.time_s)
     reach = verb(first.num_devices, "reach", "reaches")
-    return f"{_machine(first)} {reach} the target first, in {_time(first)} ({_band(first)})."
+    _, scale = time_unit(first.target_time.time_s)
+    low, high = (_number(end / scale) for end in first.target_time.band_s)
+    return f"{_machine(first)} {reach} the target first, in {_time(first)} ({low} to {high})."
 
 
-def _of_variants(analysis: Analysis) -> list[str]:
-    """How each variant scales; if none has several device counts, the effect of each."""
-    sentences = [scaling.sentence for scaling in analysis.scalings]
-    if not sentences:
-        sentences = variant_sentences(analysis.feasible, analysis.changes)
-    beside = [sparsity_sentence(analysis.successions), policy_sentence(analysis.successions)]
-    return [*sentences[:MAX_SENTENCES], *filter(None, beside)]
+def _sentences(analysis: Analysis) -> list[str]:
+    """Which machine reaches the target first, how machines compare or scale, and what variants change."""
+    if not analysis.feasible:
+        reasons = analysis.points[0].reasons if analysis.points else ("the grid is empty",)
+        return [f"No point of the grid has a feasible plan: {'; '.join(reasons)}."]
+    if analysis.variants:
+        of_scalings = [scaling.sentence for scaling in analysis.scalings]
+        sentences = of_scalings or variant_sentences(analysis.feasible, analysis.changes)
+        more = [sparsity_sentence(analysis.successions), policy_sentence(analysis.successions)]
+        return [*sentences[:MAX_SENTENCES], *filter(None, more)]
+    if len(analysis.targets) > 1:
+        return [_scales(member) for member in analysis.series[:MAX_SENTENCES]]
+    second = _matched(analysis.matches) if analysis.matches else _scales(analysis.series[0])
+    return [first_sentence(analysis), second]
 
 
 def _machine(point: PointResult) -> str:
@@ -430,12 +376,6 @@ def _with_settings(machine: str, settings: Circumstances) -> str:
 def _time(point: PointResult) -> str:
     unit, scale = time_unit(point.target_time.time_s)
     return f"{_number(point.target_time.time_s / scale)} {unit}"
-
-
-def _band(point: PointResult) -> str:
-    _, scale = time_unit(point.target_time.time_s)
-    low, high = (_number(end / scale) for end in point.target_time.band_s)
-    return f"{low} to {high}"
 
 
 def _number(value: float) -> str:
@@ -545,8 +485,8 @@ class SweepResult:
     def inputs_digest(self) -> str:
         """SHA-256 of the digests of all points."""
         digests = Digests()
-        own = "".join(digests.of(point.point.study) for point in self.points)
-        return hashlib.sha256(own.encode()).hexdigest()
+        known = "".join(digests.of(point.point.study) for point in self.points)
+        return hashlib.sha256(known.encode()).hexdigest()
 
     @cached_property
     def caveats(self) -> tuple[SharedCaveat, ...]:
@@ -555,8 +495,10 @@ class SweepResult:
 
     @cached_property
     def verdict(self) -> str:
-        """The sentences that answer the sweep's question."""
-        return _sweep_verdict(self.analysis, self.caveats)
+        """The sentences that answer the sweep's question, the worst caveat last."""
+        trust = confidence(self.caveats) if self.feasible else ""
+        said = [f"{trust[0].upper()}{trust[1:]}."] if trust else []
+        return " ".join([*_sentences(self.analysis), *said])
 
     def head(self) -> dict[str, Any]:
         """What a document says beside the points."""
@@ -570,6 +512,16 @@ class SweepResult:
             "caveats": [asdict(caveat) for caveat in self.caveats],
         }
 
+    def documents(self) -> Iterator[dict[str, Any]]:
+        """The points, each with its bill: time on the wall, device-hours, energy, carbon and money."""
+        for point in self.points:
+            document = point.as_dict()
+            if point.feasible:
+                outcome = asdict(outcome_of(point))
+                document["bill"] = {name: outcome[name] for name in BILL}
+                document["bill"]["currency"] = point.point.study.currency
+            yield document
+
     def as_dict(self) -> dict[str, Any]:
         """The result as one document, independent of which points were already stored."""
-        return {**self.head(), "points": [point.as_dict() for point in self.points]}
+        return {**self.head(), "points": list(self.documents())}

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perfsim.base.arrays import Ids, Ints
 from perfsim.base.errors import GraphError
-from perfsim.work.graph import Ints, Kind, TaskGraph, Wide, Work
+from perfsim.work.graph import Kind, TaskGraph, Work
 
 
 class Meeting(NamedTuple):
@@ -68,7 +69,7 @@ def meetings_of(graph: TaskGraph) -> list[Meeting]:
     return sorted(meetings)
 
 
-def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) -> Ints:
+def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) -> Ids:
     """Class of each peer, by offset: the fewest classes whose members have equal times.
 
     `marks` distinguishes ranks (a straggler, a slow NIC); ranks without a mark are equal. Two peers are of
@@ -108,7 +109,7 @@ def as_slowest_peers(graph: TaskGraph, factors: Mapping[int, float]) -> dict[int
     return slowdown
 
 
-def _groups(classes: Ints, meeting: Meeting) -> list[tuple[int, ...]]:
+def _groups(classes: Ids, meeting: Meeting) -> list[tuple[int, ...]]:
     """The distinct classes in each peer's group."""
     groups: dict[int, tuple[int, ...]] = {}
     for first in {meeting.first(offset) for offset in range(len(classes))}:
@@ -116,7 +117,7 @@ def _groups(classes: Ints, meeting: Meeting) -> list[tuple[int, ...]]:
     return [groups[meeting.first(offset)] for offset in range(len(classes))]
 
 
-def _numbered(colours: Sequence[Hashable]) -> Ints:
+def _numbered(colours: Sequence[Hashable]) -> Ids:
     """Colours as numbers, in the order in which they appear."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(colour, len(numbers)) for colour in colours], dtype=np.int32)
@@ -129,12 +130,12 @@ class Gatherings(NamedTuple):
     `members[m]` lists the classes of every instance.
     """
 
-    instance: Wide
-    slot: Wide
+    instance: Ints
+    slot: Ints
     members: list[list[tuple[int, ...]]]
 
 
-def gatherings(classes: Ints, meetings: Sequence[Meeting]) -> Gatherings:
+def gatherings(classes: Ids, meetings: Sequence[Meeting]) -> Gatherings:
     """The instances of every meeting. Raises GraphError if members of one class meet different classes."""
     count = int(classes.max(initial=-1)) + 1
     instance, slot = (np.zeros((len(meetings), count), dtype=np.int64) for _ in range(2))

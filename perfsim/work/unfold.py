@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Ids, Ints
 from perfsim.base.errors import GraphError
-from perfsim.work.graph import Ints, Ragged, RankGroup, TaskGraph, Wide, Work, offsets, rank_of
+from perfsim.work.graph import Ragged, RankGroup, TaskGraph, Work, offsets, rank_of
 from perfsim.work.symmetry import gatherings, meeting_of, meetings_of
 
 # Replaces tasks by chains of tasks, such as a collective by the steps of its algorithm.
@@ -77,25 +78,25 @@ class Unfolded:
     """An unfolded graph and its mapping to the folded one."""
 
     graph: TaskGraph
-    task: Ints
+    task: Ids
     """The folded task of which each task is an instance."""
-    rank: Ints
+    rank: Ids
     """The (first) rank that runs each task; -1 on a shared stream."""
-    first: Wide
+    first: Ints
     """The first instance of each folded task."""
-    row: Wide
+    row: Ints
     """The row of `instance` for each folded task."""
-    instance: Wide
+    instance: Ints
     """Number of the instance, among those of its folded task, for a class of peers: (row, class)."""
-    classes: Ints
+    classes: Ids
     """Class of each peer, by offset."""
 
-    def of_peer(self, offset: int) -> Wide:
+    def of_peer(self, offset: int) -> Ints:
         """The instance of each folded task for the peer at this offset."""
         return np.asarray(self.first + self.instance[self.row, self.classes[offset]])
 
 
-def unfold(graph: TaskGraph, classes: Ints | None = None) -> Unfolded:
+def unfold(graph: TaskGraph, classes: Ids | None = None) -> Unfolded:
     """`graph` with a device for every class of peers, by default for every rank.
 
     `classes` has one entry per peer, as from `peer_classes`. Raises GraphError if members of one class meet
@@ -111,16 +112,16 @@ def unfold(graph: TaskGraph, classes: Ints | None = None) -> Unfolded:
 class _Instances(NamedTuple):
     """The tasks of the new graph by folded task: each one's folded task and number among its instances."""
 
-    task: Wide
-    local: Wide
-    first: Wide
+    task: Ints
+    local: Ints
+    first: Ints
     """The first instance of each folded task, and the end of the last."""
 
 
 class _Unfolding:
     """One unfolding. Tables have one row per meeting; the last row is for shared streams."""
 
-    def __init__(self, graph: TaskGraph, classes: Ints) -> None:
+    def __init__(self, graph: TaskGraph, classes: Ids) -> None:
         self.graph = graph
         self.width = len(classes)
         # `offset` is the first peer of each class: its ranks name the devices of the new graph.
@@ -142,7 +143,7 @@ class _Unfolding:
             self.num_members[row, : len(instances)] = [len(members) for members in instances]
         self.row = self._rows()
 
-    def _rows(self) -> Wide:
+    def _rows(self) -> Ints:
         """The row of each folded task."""
         graph = self.graph
         number = {meeting: row for row, meeting in enumerate(self.meetings)}
@@ -158,19 +159,19 @@ class _Unfolding:
         return _Instances(task, np.arange(len(task)) - first[task], first)
 
     @property
-    def writes_of_task(self) -> Wide:
+    def writes_of_task(self) -> Ints:
         """Tensors that each folded task writes."""
         return np.diff(self.graph.first_write).astype(np.int64)
 
     @cached_property
-    def first_write(self) -> Wide:
+    def first_write(self) -> Ints:
         """First tensor of each instance; a collective writes its tensors once for each member, in order."""
         task, local, _ = self.instances
         row = self.row[task]
         copies = np.where(row == self.shared, 1, self.num_members[row, local])
         return offsets(self.writes_of_task[task] * copies)
 
-    def at(self, tasks: Wide | Ints, peer: int) -> Wide:
+    def at(self, tasks: Ints | Ids, peer: int) -> Ints:
         """The instances of folded tasks for one class of peers."""
         return np.asarray(self.instances.first[tasks] + self.instance[self.row[tasks], peer])
 
@@ -202,7 +203,7 @@ class _Unfolding:
             self.classes,
         )
 
-    def _ranks(self) -> Ints:
+    def _ranks(self) -> Ids:
         """The first rank of each instance."""
         base = self.graph.stream_ranks
         offsets = np.zeros(self.num_members.shape, dtype=np.int64)
@@ -221,7 +222,7 @@ class _Unfolding:
         moves[alone] = False
         return moves
 
-    def _works(self) -> tuple[tuple[Work, ...], Ints]:
+    def _works(self) -> tuple[tuple[Work, ...], Ids]:
         """The works of all instances, and the first one of each folded work."""
         works: list[Work] = []
         first = []
@@ -299,7 +300,7 @@ class _Unfolding:
             values[where] = self._handles(writer, position, peer)
         return Ragged(start.astype(np.int32), values)
 
-    def _handles(self, writer: Ints, position: Wide, peer: int) -> Wide:
+    def _handles(self, writer: Ids, position: Ints, peer: int) -> Ints:
         """Tensors that folded tasks write at `position` for one class of peers."""
         row = self.row[writer]
         copy = np.where(row == self.shared, 0, self.slot[row, peer])

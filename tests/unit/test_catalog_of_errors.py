@@ -70,7 +70,7 @@ def test_a_description_extends_another_key_by_key() -> None:
             r"study\.yaml:3:14: .*unknown strategy '4d'",
         ),
         (
-            "extends: gpt3_20b\nrecipe: {extends: chinchilla, software_release: 1 GB}",
+            "extends: gpt3_20b\nrecipe: {extends: chinchilla, runtime: {software_release: 1 GB}}",
             r"study\.yaml:2:\d+: software_release: .*not of the form r2\.0",
         ),
     ],

@@ -9,14 +9,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perfsim.prediction.network_map import Cables, NetworkMap, Place
-from perfsim.prediction.prediction import MemoryBar
-from perfsim.prediction.result import LinkUse
-from perfsim.prediction.roofline import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
+from perfsim.costs.memory import MemoryUse
+from perfsim.network.topology import Cables, NetworkMap, Place
+from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, LinkUse, Roofline
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Cell, Table
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 # What each pipeline stage or wafer holds at its peak, against its capacity.
 
@@ -27,9 +26,9 @@ _FRAME_PX = 150
 
 def memory_table(result: StudyResult) -> Table:
     """Every place with its parts, total and capacity; neighbours that hold exactly the same share a row."""
-    rows: list[tuple[str, str, MemoryBar]] = []
+    rows: list[tuple[str, str, MemoryUse]] = []
     for name, candidate in text.named(result.candidates):
-        runs: list[list[MemoryBar]] = []
+        runs: list[list[MemoryUse]] = []
         for bar in candidate.memory:
             if runs and _held(runs[-1][0]) == _held(bar):
                 runs[-1].append(bar)
@@ -51,7 +50,7 @@ def memory_table(result: StudyResult) -> Table:
     return Table.of(columns, cells, "Peak memory of one device.")
 
 
-def _held(bar: MemoryBar) -> tuple[dict[str, float], float]:
+def _held(bar: MemoryUse) -> tuple[dict[str, float], float]:
     return dict(bar.parts_bytes), bar.capacity_bytes
 
 

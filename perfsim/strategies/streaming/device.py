@@ -14,11 +14,9 @@ from perfsim.work.kernels import Kernel, LayerSlice
 
 # What MemoryX holds and moves for each parameter, in DRAM or flash.
 #
-# MemoryX keeps each parameter in the format that it streams, and the state of the optimizer: the fp32
-# master copy, moments, and the fp32 sum of gradients. Adam reads 12 B of state and the gradient and writes
-# the state back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse weights are neither stored
-# nor
-# updated.
+# MemoryX keeps each parameter in the format that it streams, and the state of the optimizer: the fp32 master
+# copy, moments, and the fp32 sum of gradients. Adam reads 12 B of state and the gradient and writes the state
+# back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse weights are neither stored nor updated.
 
 MASTER_BYTES = 4.0
 GRADIENT_SUM_BYTES = 4.0
@@ -177,9 +175,9 @@ class StreamedGpu(StreamedDevice):
         recipe = job.recipe
         return replace(
             whole,
-            attention=recipe.attention,
+            attention=recipe.runtime.attention,
             dropout=recipe.dropout,
-            fused_cross_entropy=recipe.fused_cross_entropy,
+            fused_cross_entropy=recipe.runtime.fused_cross_entropy,
         )
 
     def kept_bytes(self, part: LayerSlice) -> float:

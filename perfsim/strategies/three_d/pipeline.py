@@ -14,8 +14,7 @@ from functools import lru_cache
 from perfsim.costs.memory import routed_parameters, stage_parameters
 from perfsim.strategies.three_d.data import Held, Replicas, Shards
 from perfsim.strategies.three_d.halves import compute_work
-from perfsim.strategies.three_d.layer import Layer, WeightInputs
-from perfsim.strategies.three_d.tensor import EMBEDDED, FROM_HEAD, TensorGroup
+from perfsim.strategies.three_d.tensor import EMBEDDED, FROM_HEAD, Layer, TensorGroup, WeightInputs
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,
@@ -27,10 +26,11 @@ from perfsim.work import (
     Template,
     TensorClass,
     Work,
-    transformer,
 )
 from perfsim.work.builder import Port
+from perfsim.work.counts import head_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
+from perfsim.work.layer import embedding_kernels, head_kernels, padded_vocab_size
 
 # A virtual stage: one model chunk on one pipeline rank, and its work outside layers.
 
@@ -104,25 +104,25 @@ class VirtualStage:
 
 def embedding_work(stage: VirtualStage) -> Work:
     """Embedding lookup of one micro-batch."""
-    kernels = transformer.embedding_forward(stage.group.part)
+    kernels = embedding_kernels(stage.group.part, "forward")
     return compute_work("embedding.forward", "forward", kernels, (stage.hidden,))
 
 
 def embedding_backward_work(stage: VirtualStage) -> Work:
     """Gradient of the word and position tables."""
-    kernels = transformer.embedding_backward(stage.group.part)
+    kernels = embedding_kernels(stage.group.part, "backward")
     return compute_work("embedding.backward", "backward", kernels, (TensorClass("table_gradient", 0.0),))
 
 
 def head_work(stage: VirtualStage) -> Work:
     """LM head and loss."""
-    kernels = transformer.head_forward(stage.group.part, stage.head_positions)
+    kernels = head_kernels(stage.group.part, stage.head_positions, "forward")
     return compute_work("head.forward", "forward", kernels, (TensorClass("logits", 0.0),))
 
 
 def head_backward_work(stage: VirtualStage) -> Work:
     """Backward of loss and LM head."""
-    kernels = transformer.head_backward(stage.group.part, stage.head_positions)
+    kernels = head_kernels(stage.group.part, stage.head_positions, "backward")
     return compute_work("head.backward", "backward", kernels, (stage.hidden,))
 
 
@@ -130,15 +130,15 @@ def head_dgrad_work(stage: VirtualStage) -> Work:
     """Input gradient of loss and LM head, with the inputs of its weight gradient."""
     part = stage.group.part
     positions = stage.head_positions
-    kept = TensorClass("weight_inputs", transformer.head_weight_input_bytes(part, positions))
+    kept = TensorClass("weight_inputs", head_weight_input_bytes(part, positions))
     return compute_work(
-        "head.dgrad", "backward", transformer.head_dgrad(part, positions), (stage.hidden, kept)
+        "head.dgrad", "backward", head_kernels(part, positions, "dgrad"), (stage.hidden, kept)
     )
 
 
 def head_wgrad_work(stage: VirtualStage) -> Work:
     """Weight gradient of the LM head."""
-    kernels = transformer.head_wgrad(stage.group.part, stage.head_positions)
+    kernels = head_kernels(stage.group.part, stage.head_positions, "wgrad")
     return compute_work("head.wgrad", "backward", kernels, (TensorClass("weight_gradient", 0.0),))
 
 
@@ -179,7 +179,7 @@ def softmax_sum_bytes(stage: VirtualStage) -> float:
 
 def tied_embedding_work(first: TensorGroup, ranks: RankGroup, grad_bytes: float) -> Work:
     """Sum of the gradients of a tied embedding over the first and last stage."""
-    rows = transformer.padded_vocab_size(first.part.model, first.part.tensor) / first.part.tensor
+    rows = padded_vocab_size(first.part.model, first.part.tensor) / first.part.tensor
     n_bytes = rows * first.part.model.hidden_size * grad_bytes
     return Work(
         name="pipeline.tied_embedding",

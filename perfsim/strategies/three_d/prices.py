@@ -9,12 +9,13 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.network import FatTree
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.context import ring_terms
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, Held, Replicas, layers_per_bucket
@@ -28,7 +29,6 @@ from perfsim.strategies.three_d.expert import (
     shared_work,
 )
 from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
 from perfsim.strategies.three_d.pipeline import (
     VirtualStage,
@@ -45,19 +45,15 @@ from perfsim.strategies.three_d.pipeline import (
 )
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.stages import experts_of, group_of, layer_of
-from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between
+from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, Layer
 from perfsim.work import RankGroup, Work
 
 # The works that add up to prices, in components: each is written once for all layouts that agree in it.
 #
 # A rank's share of a layer is decided by seven degrees (`Degrees`), but no work depends on all of them but
-# the
-# weight gradients of a block with experts: attention does not depend on experts, and what experts compute
-# of
-# rows depends on the tokens that a rank routes, not on how tensor and context groups divide them.
+# the weight gradients of a block with experts: attention does not depend on experts, and what experts compute
+# of rows depends on the tokens that a rank routes, not on how tensor and context groups divide them.
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Named = Mapping[str, Sequence[Work]]
 """Works by the price that they add to."""
 
@@ -71,9 +67,7 @@ class Terms:
         self._shape = len(fields), rows
         self._components: list[tuple[Ints, int, Ints, Ints]] = []
 
-    def add(
-        self, keys: Sequence[Ints], terms: Callable[..., Named], where: NDArray[np.bool_] | None = None
-    ) -> None:
+    def add(self, keys: Sequence[Ints], terms: Callable[..., Named], where: Bools | None = None) -> None:
         """Works that depend on some keys, of shape (rows,) each; only in the rows of `where`."""
         rows = np.arange(self._shape[1]) if where is None else np.flatnonzero(where)
         if not len(rows):
@@ -274,7 +268,7 @@ def head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
 def send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
     """Messages between pipeline ranks; `node` is 0 where all devices are in one."""
     stage = _stage(job, kind, degrees)
-    framework = job.recipe.framework
+    framework = job.runtime.framework
     return {
         "send_inside": (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else (),
         "send_across": (transfer_work(stage, RankGroup(0, node, 2)),) if node else (),
@@ -291,12 +285,8 @@ def _stage(job: Job, kind: LayerKind, degrees: Sequence[int]) -> VirtualStage:
 
 # Seconds of the passes of layouts, in columns: prices of distinct shares of a layer, joined row by row.
 #
-# Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend
-# on
-# few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage
-# need.
-
-Booleans = NDArray[np.bool_]
+# Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend on
+# few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage need.
 
 
 class PassPrices(NamedTuple):
@@ -386,11 +376,11 @@ class Slices(NamedTuple):
     """A layout with every share."""
     of_row: Ints
     """The share of every layout."""
-    splits: Booleans
+    splits: Bools
     """Its weight gradients are a pass of their own."""
-    selective: Booleans
-    full: Booleans
-    sends: Booleans
+    selective: Bools
+    full: Bools
+    sends: Bools
     """It has a pipeline; one device alone has no peer to send to."""
 
 
@@ -398,7 +388,7 @@ def slices_of(columns: Columns) -> Slices:
     """The distinct shares of a layer among some layouts."""
     first, of_row = distinct_rows(columns.slice_keys)
 
-    def occurs(rows: Booleans) -> Booleans:
+    def occurs(rows: Bools) -> Bools:
         return np.bincount(of_row[rows], minlength=len(first)) > 0
 
     return Slices(
@@ -636,8 +626,8 @@ def data_prices(
 ) -> DataPrices:
     """The prices of every layout's replicas."""
     full, rest = np.divmod(largest.chunk, largest.bucket)
-    overlaps = int(job.recipe.overlap_grad_reduce)
-    gathers = int(job.recipe.overlap_param_gather)
+    overlaps = int(job.runtime.overlap_grad_reduce)
+    gathers = int(job.runtime.overlap_param_gather)
     keys = (
         columns.tensor,
         columns.replicas,
@@ -744,7 +734,7 @@ def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[
         reduce(whole),
         gather(whole, updates_shard and not key.ahead),
         [replicas.optimizer_work()],
-        reduce(Held(ends), job.recipe.overlap_grad_reduce),
+        reduce(Held(ends), job.runtime.overlap_grad_reduce),
         reduce(layer * key.bucket),
         reduce(layer * key.rest),
         reduce(layer, scatters),

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from subprocess import run
 
@@ -135,16 +134,6 @@ def test_bash_itself_completes(perfsim: Run, line: str, completed: list[str]) ->
     variables = {**os.environ, "PATH": f"{command.parent.resolve()}{os.pathsep}{os.environ['PATH']}"}
     done = run(["bash", "-c", script], capture_output=True, text=True, check=True, env=variables)
     assert done.stdout.split() == completed, done.stderr
-
-
-def test_the_settings_that_complete_are_those_that_there_are() -> None:
-    from perfsim.cli.completion import LAYOUT
-    from perfsim.machines.layout_text import SHORT_NAMES
-    from perfsim.specs.recipe import ParallelLayout
-    from perfsim.strategies.schedules import SCHEDULES
-
-    assert sorted(LAYOUT["schedule"]) == sorted(SCHEDULES)
-    assert set(LAYOUT) <= {*SHORT_NAMES, *(field.name for field in fields(ParallelLayout))}
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)

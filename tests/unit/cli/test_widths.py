@@ -51,7 +51,7 @@ ASKED_ONCE = (
     ("perfsim.api.answers", "study"),
     ("perfsim.api.answers", "sweep"),
     ("perfsim.api.questions", "predict"),
-    ("perfsim.api.questions", "plan"),
+    ("perfsim.api.planning", "plan"),
     ("perfsim.api.tools", "why_measured"),
     ("perfsim.proof.prove", "prove_all"),
 )

@@ -82,7 +82,7 @@ def test_only_muon_multiplies_matrices_and_shards_share_them(toys: ModuleType) -
 
 
 def test_a_leaner_optimizer_frees_memory_and_moves_fewer_bytes(toys: ModuleType) -> None:
-    from perfsim.specs.recipe import ParallelLayout
+    from perfsim.specs.layout import ParallelLayout
 
     def plan(**recipe: Any) -> Any:
         job = toys.job(32, recipe)

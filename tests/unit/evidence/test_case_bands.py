@@ -12,7 +12,7 @@ from perfsim.evidence.bands import CaseBand, case_band
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.plans import case_plan, evaluate_case, predict_s
 from perfsim.evidence.score import validate_cases
-from perfsim.prediction.bands import left_out_of, nearest, recorded_errors, traits_of_plan, widths_from
+from perfsim.prediction.bands import BandWidths, left_out_of, nearest, recorded_errors, traits_of_plan
 
 
 def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **changes: Any) -> StepCase:
@@ -60,7 +60,7 @@ def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family
     assert record is not None
     assert band.left_out_s == pytest.approx(math.sqrt(band.low_s * band.high_s))
     assert band.left_out_s != pytest.approx(predict_s(case(), Catalog()), rel=1e-3)
-    widths = widths_from(record["band"])
+    widths = BandWidths(**record["band"])
     assert band.high_s / band.left_out_s == pytest.approx(1 + widths.error(band.unlikeness))
     assert band.unlikeness > own.unlikeness, "its own family is not compared with"
 

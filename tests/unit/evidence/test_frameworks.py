@@ -89,7 +89,7 @@ def test_the_runs_own_settings_change_its_framework() -> None:
 
 def test_tensor_communication_overlaps_as_the_run_says_or_as_its_framework_does() -> None:
     overlapped = {
-        name: case_job(run, CATALOG).recipe.overlap_tensor
+        name: case_job(run, CATALOG).recipe.runtime.overlap_tensor
         for name, run in {
             "said": case("3d", "a100-sxm4-80gb", tp_comm_overlap=True),
             "denied": case(overlap_grad_reduce=True, tp_comm_overlap=False),

@@ -53,22 +53,22 @@ def test_a_container_and_the_nvlink_domain_decide_whether_8_bit_steps_are_replay
 ) -> None:
     run = case(f"printed 8047 tokens/s/GPU; container {container}. Same layout", precision=precision)
     run = run.model_copy(update={"system": run.system.model_copy(update=system)})
-    framework = case_job(run, default_catalog()).recipe.framework
+    framework = case_job(run, default_catalog()).recipe.runtime.framework
     assert framework is not None
     assert framework.cuda_graph is graph
 
 
 def test_a_run_without_fused_attention_has_that_of_the_a100() -> None:
     plain, printed = (case_job(case(note), default_catalog()) for note in ("", "GeGLU, NVTE_FUSED_ATTN=0."))
-    assert plain.recipe.framework is not None
-    assert printed.recipe.framework is not None
-    assert plain.recipe.framework.attention == "asynchronous"
-    assert printed.recipe.framework.attention == "synchronous"
+    assert plain.recipe.runtime.framework is not None
+    assert printed.recipe.runtime.framework is not None
+    assert plain.recipe.runtime.framework.attention == "asynchronous"
+    assert printed.recipe.runtime.framework.attention == "synchronous"
 
 
 def test_a_declared_setting_decides_whatever_the_notes_say() -> None:
     run = case("container 26.08; NVTE_FUSED_ATTN=0.", attention_kernel="one_block", cuda_graph=False)
-    framework = case_job(run, default_catalog()).recipe.framework
+    framework = case_job(run, default_catalog()).recipe.runtime.framework
     assert framework is not None
     assert (framework.attention, framework.cuda_graph) == ("one_block", False)
 
@@ -77,8 +77,8 @@ def test_settings_of_experts_reach_recipe_and_layout() -> None:
     said = {"moe_dispatcher": "hybridep", "moe_force_balance": True, "moe_capacity_factor": 1.5}
     run = case(**said, moe_grouped_gemm=False)
     recipe = case_job(run, default_catalog()).recipe
-    assert (recipe.dispatcher, recipe.routing, recipe.expert_capacity) == ("deepep", "balanced", 1.5)
-    assert not recipe.grouped_products
+    assert (recipe.runtime.dispatcher, recipe.routing, recipe.expert_capacity) == ("deepep", "balanced", 1.5)
+    assert not recipe.runtime.grouped_products
     layout = case_layout(run, case_system(run, default_catalog()))
     assert (layout.expert, layout.expert_tensor) == (4, 2)  # type: ignore[union-attr]  # on GPUs
 

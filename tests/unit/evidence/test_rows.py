@@ -155,7 +155,7 @@ def test_settings_of_the_stack_that_a_prediction_leaves_out_are_named(tmp_path: 
     assert ignored(case) == ["recompute_detail"]
     (case,) = read(tmp_path, changed("training.recompute_detail", "remat_policy save_qkv_proj")).cases
     assert not ignored(case)
-    assert case_job(case, default_catalog()).recipe.recompute_keeps == "qkv"
+    assert case_job(case, default_catalog()).recipe.runtime.recompute_keeps == "qkv"
     (alone,) = read(tmp_path, changed("training.tp_comm_overlap", True)).cases
     assert "tp_comm_overlap" not in ignored(alone), "there is no tensor-parallel communication"
 

@@ -47,17 +47,17 @@ def test_a_case_becomes_the_job_that_was_run() -> None:
     training = {"global_batch_size": 64, "precision": "fp16", "attention": "flash", "recompute": "full"}
     job = case_job(case(training=training), Catalog())
     assert (job.global_batch_size, job.seq_length, job.model.num_layers) == (64, 512, 4)
-    assert (job.recipe.precision, job.recipe.attention, job.recipe.recompute) == ("fp16", "flash", "full")
-    assert job.recipe.software_release == "r1.7"
+    assert (job.recipe.precision, job.runtime.attention, job.recipe.recompute) == ("fp16", "flash", "full")
+    assert job.runtime.software_release == "r1.7"
     assert job.model.max_position_embeddings == 512, "learned positions grow with the sequence"
     assert not job.recipe.dropout, "fused attention of the time had none"
 
 
 @pytest.mark.parametrize(("strategy", "overlap"), [("3d", False), ("zero3", True)])
 def test_reduction_overlaps_by_the_habit_of_the_strategy_unless_told(strategy: str, overlap: bool) -> None:
-    assert case_job(case(strategy=strategy), Catalog()).recipe.overlap_grad_reduce == overlap
+    assert case_job(case(strategy=strategy), Catalog()).recipe.runtime.overlap_grad_reduce == overlap
     told = case(strategy=strategy, training={"global_batch_size": 64, "overlap_grad_reduce": not overlap})
-    assert case_job(told, Catalog()).recipe.overlap_grad_reduce != overlap
+    assert case_job(told, Catalog()).recipe.runtime.overlap_grad_reduce != overlap
 
 
 def test_a_case_layout_has_its_degrees_and_modes() -> None:

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from perfsim.cli import main
 from perfsim.strategies.streaming.passes import PassRecorder, _recording
+from perfsim.strategies.three_d.emission import StepWriter
 from perfsim.strategies.three_d.pipeline import Reduction
-from perfsim.strategies.three_d.strategy import StepWriter
 
 MODEL = "gpt3_20b"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from markupsafe import escape
+from perfsim.report.terminal_study import MOST_ROWS, sweep_lines
 
 from perfsim.report.sweep import (
     head_of,
@@ -22,10 +23,10 @@ from perfsim.report.sweep import (
     sweep_sections,
     write_sweep,
 )
-from perfsim.report.terminal_study import MOST_ROWS, sweep_lines
 from perfsim.report.text import encodable
-from perfsim.studies.points import PointResult
-from perfsim.studies.sweep import load_sweep, run_sweep
+from perfsim.studies.answers import PointResult
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import Analysis, SweepResult
 
 SWEEP = """\
@@ -112,7 +113,7 @@ def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_
     slugs = [section.anchor for section in sweep_sections(result)]
     maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
     curves = ["scaling", "equals", "equals-back", "cost", "efficiency", "step-time"]
-    assert slugs == [*curves, *maps, "without", "points", "inputs"]
+    assert slugs == [*curves, *maps, "caveats", "without", "points", "inputs"]
 
 
 def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult) -> None:
@@ -196,6 +197,7 @@ def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_cha
         "efficiency",
         "step-time",
         "differences",
+        "caveats",
         "points",
         "inputs",
     ]
@@ -284,7 +286,8 @@ def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_pat
     (section,) = [own for own in sweep_sections(result) if own.anchor == "cost"]
     assert section.heading == "Time against cost"
     first = result.feasible[0]
-    money = first.target_time.time_s / 3600 * first.num_devices * 100
+    assert first.prediction.wall_s is not None
+    money = first.prediction.wall_s / 3600 * first.num_devices * 100
     assert section.figure.data[0].y[-1] == pytest.approx(money)
 
 

@@ -18,8 +18,7 @@ from perfsim.evidence.cases import StepCase
 from perfsim.evidence.score import validate_cases
 from perfsim.report.page import Head, Section, markdown, table_lines
 from perfsim.report.table import Table
-from perfsim.report.validation import validation_lines
-from perfsim.report.validation import write_validation
+from perfsim.report.validation import validation_lines, write_validation
 
 MODEL = {
     "num_layers": 2,

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from perfsim.report import text
-from perfsim.report.study_page import study_page
-from perfsim.report.study_page import study_document, write_study_page
-from perfsim.studies.batches import suggested_batches
+from perfsim.report.study_page import study_document, study_page, write_study_page
+from perfsim.studies.answers import StudyResult
+from perfsim.studies.batches import suggested_batches, target_of
 from perfsim.studies.loading import load_study
-from perfsim.studies.result import StudyResult
-from perfsim.studies.runner import run_study, target_of
+from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 
 

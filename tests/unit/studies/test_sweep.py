@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,15 +15,13 @@ from click.testing import CliRunner
 from perfsim.base.errors import CatalogError, LayoutError, LimitError, PerfsimError, Problem
 from perfsim.cli import main
 from perfsim.engine.limits import Limits, limited
-from perfsim.prediction.question import PriceTables
+from perfsim.studies import runner as sweep_module
 from perfsim.studies import store as store_module
-from perfsim.studies import sweep as sweep_module
-from perfsim.studies.batches import Target
+from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import Answered, run_study
+from perfsim.studies.runner import Answered, SweepInterrupted, answer_text, plan_sweep, run_study, run_sweep
 from perfsim.studies.spec import CandidateSpec, Digests, StudySpec
 from perfsim.studies.store import Store, Stored
-from perfsim.studies.sweep import SweepInterrupted, answer_text, load_sweep, plan_sweep, run_sweep
 
 Write = Callable[[str], Path]
 
@@ -146,12 +145,10 @@ def test_a_point_that_fails_keeps_its_reason_and_loses_no_other(
 ) -> None:
     answer_candidate = sweep_module.answer_candidate
 
-    def answer(
-        study: StudySpec, candidate: CandidateSpec, devices: int, target: Target, tables: PriceTables
-    ) -> Answered:
+    def answer(study: StudySpec, candidate: CandidateSpec, devices: int, *rest: Any, **more: Any) -> Answered:
         if devices == 2:
             raise error
-        return answer_candidate(study, candidate, devices, target, tables)
+        return answer_candidate(study, candidate, devices, *rest, **more)
 
     monkeypatch.setattr(sweep_module, "answer_candidate", answer)
     points = run_sweep(load_sweep(str(path)), store, jobs=1).points

@@ -12,9 +12,10 @@ import pytest
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.report.figures.time import equal_time, equal_time_alt
 from perfsim.report.sweep import sweep_document, sweep_sections
-from perfsim.studies.points import PointResult
+from perfsim.studies.answers import PointResult
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.runner import run_sweep
 from perfsim.studies.scaling import match
-from perfsim.studies.sweep import load_sweep, run_sweep
 from perfsim.studies.variants import SweepResult
 
 Write = Callable[[str], Path]
@@ -37,7 +38,7 @@ def at_speed(point: PointResult, factor: float) -> PointResult:
         time.step_time_error,
     )
     assert point.answer is not None
-    return replace(point, answer=replace(point.answer, target_time=slower))
+    return replace(point, answer=replace(point.answer, time=slower))
 
 
 def test_each_device_count_runs_at_the_batch_of_least_time(result: SweepResult) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.specs.hardware import WaferClusterSpec
-from perfsim.studies.points import PointResult
+from perfsim.studies.answers import PointResult
+from perfsim.studies.axes import is_sweep, load_sweep, only_strategies
+from perfsim.studies.runner import run_sweep
 from perfsim.studies.scaling import Scaling, cost_of_token
-from perfsim.studies.sweep import is_sweep, load_sweep, only_strategies, run_sweep
 from perfsim.studies.variants import (
     SweepResult,
     policy_changes,
@@ -243,7 +244,7 @@ def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointR
     candidate = point.point.candidate.model_copy(update={"devices": (devices,)})
     study = point.point.study.model_copy(update={"candidates": (candidate,)})
     assert point.answer is not None
-    answer = replace(point.answer, prediction=replace(point.prediction, layout=layout))
+    answer = replace(point.answer, layout=layout)
     return replace(point, point=replace(point.point, study=study), answer=answer)
 
 

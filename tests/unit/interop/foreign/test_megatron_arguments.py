@@ -46,7 +46,8 @@ def test_what_perfsim_emits_is_read_back_whole(planned: Callable[..., Plan], lay
     assert reading.shape.parameters == parameters(plan.job.model).total
     recipe = plan.job.recipe
     assert reading.recipe["global_batch_size"] == 192
-    for field in ("seq_length", "precision", "attention", "dropout"):
+    assert reading.recipe["attention"] == recipe.runtime.attention
+    for field in ("seq_length", "precision", "dropout"):
         assert reading.recipe[field] == getattr(recipe, field)
     assert reading.recipe["grad_bucket"] == "25000000 B"
 
@@ -86,7 +87,7 @@ def test_a_script_is_followed_through_arrays_defaults_and_conditions(tmp_path: P
     assert result.parameters == 174_604_259_328
     assert (result.layout, result.devices) == ("tp=8,pp=16,dp=1,mbs=1", 128)
     assert result.recipe["global_batch_size"] == 1536
-    assert (result.recipe["precision"], result.recipe["attention"]) == ("fp16", "flash")
+    assert (result.recipe["precision"], result.recipe["runtime"]["attention"]) == ("fp16", "flash")
     assert result.unused_keys == ("lr",)
 
 

@@ -11,7 +11,7 @@ from perfsim.proof import gpu_experts
 from perfsim.proof.faults import mutations
 from perfsim.proof.prove import Request, Subject, plans_of, prove_all
 from perfsim.proof.provers import small_plan, training_of
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
 
 EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64, "shared_ffn_hidden_size": 32}
