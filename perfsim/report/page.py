@@ -92,8 +92,6 @@ class Head:
     subtitle: str = ""
     verdict: str = ""
     caveats: Sequence[SharedCaveat] = ()
-    """Of which the worst are shown, unless `quoted` has them."""
-    quoted: str = ""
     cards: Sequence[Card] = ()
     cards_note: str = ""
     footer: str = ""
@@ -179,7 +177,6 @@ def render_page(title: str, sections: Sequence[Section], *, head: Head | None = 
         title=title,
         head=head,
         scale=_scale(head.scale) if head.scale is not None else None,
-        caveats=split_caveats(head.caveats, head.quoted)[0],
         version=__version__,
         digest=head.digest[:DIGITS],
         sections=[(section, _plot(section)) for section in sections],

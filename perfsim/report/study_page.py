@@ -63,8 +63,7 @@ def _head(result: StudyResult) -> Head:
     return Head(
         result.question,
         " ".join(filter(None, [_verdict_in_head(result), decided])),
-        result.caveats,
-        _verdict_in_head(result) or trust,
+        text.split_caveats(result.caveats, _verdict_in_head(result) or trust)[0],
         cards_note=f"{note} {wall}." if wall else note,
         command=result.command,
         digest=result.inputs_digest,

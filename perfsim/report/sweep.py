@@ -112,7 +112,7 @@ def _equal(match: Match) -> str:
     low, middle, high = (
         _count(end, match, text.number) for end in (match.equal.low, match.equal.typical, match.equal.high)
     )
-    return f"{middle} ({low} to {high})"
+    return middle if low == middle == high else f"{middle} ({low} to {high})"
 
 
 def _count(count: float | None, match: Match, written: Any = text.integer) -> str:
@@ -241,8 +241,7 @@ def head_of(result: SweepResult) -> Head:
     return Head(
         result.question,
         verdict,
-        result.caveats,
-        result.verdict,
+        text.split_caveats(result.caveats, result.verdict)[0],
         cards_note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
         command=result.command,
         digest=result.inputs_digest,

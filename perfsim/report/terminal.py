@@ -146,7 +146,8 @@ def _head(table: Table, rows: Sequence[Sequence[str]]) -> list[list[str]]:
     marked = [any(cell.mark for cell in cells) for cells in zip(*table.rows, strict=True)]
     names = []
     for place, column in enumerate(table.columns):
-        unit = column.unit.name if column.unit else ""
+        banded = any(row[place].band for row in table.rows)
+        unit = " ".join(filter(None, [column.unit.name if column.unit else "", "(band)" * banded]))
         room = max([len(unit), *(len(row[place]) for row in rows), *map(len, column.name.split())])
         lines = [column.name] if column.unit is None else textwrap.wrap(column.name, room)
         lines += [unit] if unit else []
@@ -365,7 +366,7 @@ def run_lines(prediction: Prediction, sampled: SamplingSummary | None = None) ->
     parts = sorted(((s, name) for name, s in prediction.breakdown_s.items() if s > 0), reverse=True)
     unit = time_unit([parts[0][0]] if parts else [])
     spent = Table.of(
-        {"where the step goes": None, "time": unit, "share": SHARE},
+        {"where the step goes": None, unit.name: Unit(scale=unit.scale), "share": SHARE},
         ((human(name), seconds, seconds / prediction.step_time_s) for seconds, name in parts),
         "Waits count as what they end with; 'why' counts the wait between two steps as the update."
         if streams

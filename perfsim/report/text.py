@@ -97,7 +97,7 @@ class Unit:
 
     def number(self, value: float) -> str:
         """The value without the name of the unit."""
-        return self.digits(value / self.scale)
+        return self.digits(value / self.scale) if math.isfinite(value) else MISSING
 
     def text(self, value: float, band: tuple[float, float] | None = None, to: str = " to ") -> str:
         """`32.0 days`, and with a band `32.0 days (31.2 to 37.1)`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -515,16 +516,15 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
     outside = result.get("left_out") or {}
     scaling = [table for *_, table in _scaling_tables(result["scaling"])] if result.get("scaling") else []
-    worst_cases = _worst_table(result["cases"], {}, worst).only(
-        "run", "measured", "predicted", "error", "evidence"
-    )
+    wrong = _worst_table(result["cases"], {}, worst)
+    wrong = wrong.only("run", "measured", "predicted", "error", "evidence")
+    first = replace(wrong.columns[0], name=f"worst {len(wrong.rows)}")
+    wrong = replace(wrong, columns=[first, *wrong.columns[1:]], caption="Evidence C is not scored.")
     return [
         f"{result['file']}: {text.counted(result['count'], 'case')}, {len(result['failed'])} failed",
         *table_lines(_summary_table(result, outside)),
         *paragraphs(_summary_notes(result, outside)),
-        *(["", f"worst {len(worst_cases.rows)}"] if worst_cases.rows else []),
-        *(table_lines(worst_cases) if worst_cases.rows else []),
-        *(["Evidence C is not scored."] if worst_cases.rows else []),
+        *(["", *table_lines(wrong)] if wrong.rows else []),
         *(line for table in scaling if table.rows for line in ("", *table_lines(table))),
     ]
 
