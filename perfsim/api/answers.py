@@ -30,7 +30,7 @@ from perfsim.studies.answers import (
     PointResult,
     StudyResult,
 )
-from perfsim.studies.axes import Sweep, load_sweep, only_strategies
+from perfsim.studies.axes import Sweep, changed_study, load_sweep, only_strategies
 from perfsim.studies.comparisons import Comparison, compare, load_comparison
 from perfsim.studies.decision import ratio_of
 from perfsim.studies.executors import Tell, executor_for
@@ -56,6 +56,7 @@ def study(
     compare: Iterable[str] = (),
     *,
     verify: Verify | None = None,
+    changes: Mapping[str, Any] | None = None,
     progress: Tell = lambda _: None,
     jobs: int | None = 1,
     scheduler: str | None = None,
@@ -64,8 +65,9 @@ def study(
     """Answer a study: a name of the catalogue, the path of a YAML file, its fields, or a `Study`.
 
     `compare` keeps the candidates of these strategies, in this order. `verify` executes matrix products of
-    the step in NumPy: "off", "sample" or "full" (the study's own choice if absent). `progress` is told what
-    is computed next. `jobs` and `scheduler` are as of `sweep`, and candidates are computed beside each other.
+    the step in NumPy: "off", "sample" or "full" (the study's own choice if absent). `changes` are values by
+    their path in a question (`{"recipe.precision": "fp8"}`), for all candidates that have it. `progress` is
+    told what is computed next. `jobs` and `scheduler` are as of `sweep`; candidates are computed in parallel.
     Raises InputError for what is wrong in a study, PlanError where no candidate has a plan,
     LimitError where a limit ends it, and VerificationError where a product differs.
     """
@@ -78,7 +80,7 @@ def study(
         spec = load_study(str(study), catalog)
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
-    asked = with_verify(spec, verify)
+    asked = with_verify(changed_study(spec, changes or {}, catalog), verify)
     executor = executor_for(
         jobs, scheduler, most=sum(len(candidate.devices) for candidate in asked.candidates)
     )
@@ -87,6 +89,8 @@ def study(
     if isinstance(study, (Study, Mapping)):
         return StudyAnswer(run)
     words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
+    for path, value in (changes or {}).items():
+        words += ["--set", f"{path}={value}"]
     return StudyAnswer(replace(run, result=replace(run.result, command=shlex.join(words))))
 
 
@@ -353,6 +357,7 @@ def sweep(
     *,
     folder: str | Path | None = None,
     compare: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
     jobs: int | None = 1,
     scheduler: str | None = None,
     progress: Tell = lambda _: None,
@@ -361,12 +366,13 @@ def sweep(
     """Answer a sweep: a name of the catalogue, the path of a YAML file, or one that was loaded.
 
     Finished points are kept in `folder`, and a second call computes only the others; without it nothing is
-    kept. `compare` keeps the points of these strategies. `jobs` is the number of processes (None: all
+    kept. `compare` keeps the points of these strategies; `changes`, for a sweep by name, are as of `study`.
+    `jobs` is the number of processes (None: all
     cores); they import the caller's main module anew, so that a script needs `if __name__ == "__main__":`.
     With `scheduler`, the address of a Dask scheduler, its workers compute instead.
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
-    asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog)
+    asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
     asked = only_strategies(asked, names_of(compare, "compare"))
     if folder is not None:
         return SweepAnswer(

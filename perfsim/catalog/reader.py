@@ -32,7 +32,7 @@ from perfsim.catalog.kinds import (
 from perfsim.catalog.yaml_tree import Mark, Node, Scalar, read_yaml
 from perfsim.specs.calibration import CollectiveCalibration, ProtocolSegment
 from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, NodeSpec
-from perfsim.specs.recipe import PRECISION_BYTES
+from perfsim.specs.precisions import PRECISIONS
 
 if TYPE_CHECKING:
     from perfsim.catalog.catalog import Catalog
@@ -513,7 +513,7 @@ def _unlikeness(device: DeviceSpec, other: DeviceSpec) -> tuple[float, float]:
 
 def _figures(device: DeviceSpec) -> tuple[float, float, float]:
     """Bits of the narrowest numbers that it multiplies, its peak in 16 bits or its highest, its bandwidth."""
-    whole_bits = [2.0 ** round(math.log2(8 * PRECISION_BYTES[name])) for name in device.peak]
+    whole_bits = [2.0 ** round(math.log2(8 * PRECISIONS[name].bytes)) for name in device.peak]
     sixteen = [device.peak[name] for name in ("bf16", "fp16") if name in device.peak]
     return min(whole_bits), max(sixteen or device.peak.values()), device.memory.bandwidth
 

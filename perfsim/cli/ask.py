@@ -181,7 +181,7 @@ def _study(study: str, compare: str, verify: Any, how: How) -> None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
         _answer_sweep(study, names, how)
     elif how.dry_run:
-        _print_planned(study, names)
+        _print_planned(study, names, how)
     else:
         _answer_study(study, names, verify, how)
 
@@ -192,7 +192,13 @@ def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
 
     tell = progress(quiet=how.as_json or how.quiet)
     answer = answer_study(
-        study, names, verify=verify, progress=tell, jobs=how.jobs or 1, scheduler=how.scheduler
+        study,
+        names,
+        verify=verify,
+        changes=how.changes,
+        progress=tell,
+        jobs=how.jobs or 1,
+        scheduler=how.scheduler,
     )
     page = answer.save(how.out or Path("reports") / answer.result.study)
     if how.table is not None:
@@ -206,12 +212,14 @@ def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
     answer.check()
 
 
-def _print_planned(study: str, names: list[str]) -> None:
+def _print_planned(study: str, names: list[str], how: How) -> None:
     """What a study would compute: its candidates and batches."""
+    from perfsim.catalog import default_catalog
     from perfsim.report.text import counted
+    from perfsim.studies.axes import changed_study
     from perfsim.studies.loading import load_study
 
-    spec = load_study(study)
+    spec = changed_study(load_study(study), how.changes, default_catalog())
     kept = [candidate for candidate in spec.candidates if not names or candidate.strategy in names]
     machines = [f"  {candidate.label(devices)}" for candidate in kept for devices in candidate.devices]
     count = 0 if spec.batch_sizes == "auto" else len(spec.batch_sizes)
@@ -265,7 +273,7 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     from perfsim.studies.axes import load_sweep, only_strategies
     from perfsim.studies.runner import STORE, plan_sweep
 
-    asked = only_strategies(load_sweep(name), strategies)
+    asked = only_strategies(load_sweep(name, changes=how.changes), strategies)
     folder = how.out or Path("reports") / asked.name
     if how.dry_run:
         planned = plan_sweep(asked, folder / STORE, how.jobs)

@@ -46,7 +46,7 @@ def in_ticks(duration_s: Floats, exponent: int) -> Ints:
 
 
 def in_seconds(ticks: Ints, exponent: int) -> Floats:
-    """Ints of 2^exponent s in seconds, exactly."""
+    """Ticks of 2^exponent s in seconds, exactly."""
     return np.asarray(ticks * 2.0**exponent)
 
 

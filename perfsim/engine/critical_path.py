@@ -30,7 +30,7 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
 
 def longest_path(graph: TaskGraph, ticks: Ints, exponent: int) -> Trace:
     """`critical_path` with durations in ticks of 2^exponent s."""
-    # Ints are added as integers and scaled by a power of two, so every time is exact.
+    # Ticks are added as integers and scaled by a power of two, so every time is exact.
     chains = graph.chains
     tick_s = 2.0**exponent
     total, before = chains.running_sums(ticks)

@@ -37,7 +37,7 @@ from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
-from perfsim.work.symmetry import meeting_of
+from perfsim.work.unfold import meeting_of
 
 # How a group of ranks, and the corresponding groups of its peers, lie over nodes and leaves.
 #

@@ -23,7 +23,7 @@ from perfsim.network import Topology
 from perfsim.strategies import Plan
 from perfsim.work import Kind, TaskGraph, Work, peer_classes, unfold
 from perfsim.work.graph import Ragged, offsets
-from perfsim.work.symmetry import as_slowest_peers, bases_of
+from perfsim.work.unfold import as_slowest_peers, bases_of
 
 # Which peers of a folded graph differ, because their groups lie differently over the nodes.
 #
@@ -294,7 +294,7 @@ def _note(kinds: int, *, too_many: bool) -> str:
 # Graphs with stragglers: each slow rank apart from its peers, or together with its tensor peers.
 #
 # Tensor peers wait for one another after every block, so a step with one straggler takes exactly as long if
-# all its tensor peers are as slow (`graph.symmetry.as_slowest_peers`). That halves the classes of ranks and
+# all its tensor peers are as slow (`work.unfold.as_slowest_peers`). That halves the classes of ranks and
 # keeps their chains of tasks whole. It holds only where the peers are alike otherwise: their positions are
 # alike, and no peer could take its share of a link earlier than the straggler.
 

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.errors import LayoutError, MemoryCapacityError, PlanError
+from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question
@@ -211,6 +211,21 @@ def plan_of(question: Question) -> Plan:
     if layout is None:
         return best_plan(question).plan
     return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
+
+
+def refusal(question: Question) -> PerfsimError | None:
+    """Why a question has no answer whatever the memory of the devices, found without simulating."""
+    try:
+        if question.given_layout is None:
+            search(question)
+        else:
+            plan_of(replace(question, must_fit=False))
+    except InputError as error:
+        return error
+    except PlanError as error:
+        screening = question.chosen.screen(question.job, question.topology, question.costs)
+        return None if screening.screened else error  # else some are legal, and none fits in memory
+    return None
 
 
 def estimated(question: Question) -> Screened:

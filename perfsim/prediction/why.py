@@ -26,8 +26,7 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step
 from perfsim.specs.calibration import Dispatcher
-from perfsim.specs.hardware import Precision
-from perfsim.specs.recipe import PRECISION_BYTES
+from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
 from perfsim.work import Kind, Work
 from perfsim.work.graph import computes
@@ -347,7 +346,7 @@ def roofline(evaluation: Evaluation) -> Roofline | None:
 
 def _wide(precision: Precision) -> Precision:
     """The precision of products that are not narrow."""
-    return "bf16" if PRECISION_BYTES[precision] < PRECISION_BYTES["bf16"] else precision
+    return "bf16" if PRECISIONS[precision].is_narrow else precision
 
 
 def _use(work: Work, kernel: Kernel, wide: Precision) -> tuple[str, str, Precision | None]:

@@ -424,7 +424,7 @@ def _time_and_cost(analysis: Analysis) -> Iterator[Section]:
             (member.label, member.at(point), *pair, worth)
             for (member, point), pair, worth in zip(points, pairs, best, strict=True)
         ],
-        text.Unit(points[0][1].point.study.currency if priced else "device-days"),
+        text.Unit(points[0][1].study.currency if priced else "device-days"),
     )
     lead = (
         "Shows what a shorter time costs. Filled marks are worth taking: no other point is both faster and "

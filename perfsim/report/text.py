@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsim.base.units import DAY_S
+from perfsim.specs.layout import AXES
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
@@ -190,11 +191,7 @@ def counted(number: float, name: str, several: str = "") -> str:
 
 
 _SHORT = {
-    "tensor": "tp",
-    "pipeline": "pp",
-    "virtual_pipeline": "vpp",
-    "data": "dp",
-    "micro_batch_size": "mbs",
+    name: AXES[name].short for name in ("tensor", "pipeline", "virtual_pipeline", "data", "micro_batch_size")
 }
 
 

@@ -16,7 +16,8 @@ import numpy as np
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, update_products, updated_state_bytes
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
+from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work import EMBEDDING_AND_HEAD, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.kernels import Kernel, elementwise
 from perfsim.work.layer import cast_bytes
@@ -203,7 +204,7 @@ class Replicas:
 def _weight_casts(recipe: TrainingRecipe, num_parameters: float) -> tuple[Kernel, ...]:
     """The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too."""
     table = recipe.narrow_kernels
-    if table is None or PRECISION_BYTES[table.forward] >= recipe.element_bytes:
+    if table is None or PRECISIONS[table.forward].bytes >= recipe.element_bytes:
         return ()
     return (elementwise("weights.cast", num_parameters * cast_bytes(table.forward), launches=2),)
 
@@ -235,7 +236,7 @@ def optimizer_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = No
     optimizer in fp32 first copies gradients of 16 bits, and does all but zeroing on the copy.
     """
     summed = main_grad_bytes(recipe)
-    used = max(summed, PRECISION_BYTES[recipe.optimizer_precision])
+    used = max(summed, PRECISIONS[recipe.optimizer_precision].bytes)
     copied = summed + used if used > summed else 0.0
     update = used + 2 * updated_state_bytes(recipe, model) + recipe.element_bytes
     return copied + update + 5 * used + summed

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -32,11 +32,7 @@ from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
 from perfsim.strategies.three_d.pipeline import (
     VirtualStage,
-    embedding_backward_work,
     embedding_work,
-    head_backward_work,
-    head_dgrad_work,
-    head_wgrad_work,
     head_work,
     pass_work,
     softmax_sum_bytes,
@@ -102,72 +98,44 @@ class Terms:
 
 
 # ------------------------------------------------------------------------------------------- layers
-@lru_cache(maxsize=4096)
-def attention_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Attention forward and backward with the sums of the tensor group, and in a ring of context ranks.
+Run = Literal["whole", "split", "selective", "full"]
+"""What is run of a layer: whole passes, a split backward, or what a recompute mode repeats."""
 
-    These are of `tensor` to `exchange` of `Degrees`, as in the following functions.
+
+@lru_cache(maxsize=16384)
+def _half_terms(
+    job: Job, kind: LayerKind, half: Literal["attention", "mlp"], run: Run, *degrees: int
+) -> Named:
+    """A half of a layer, by `tensor` to `exchange` of `Degrees`; of a layer with experts its attention.
+
+    Attention comes with the sums of the tensor group, and in a ring of context ranks. Selective recompute is
+    that of both halves; of experts it repeats nothing.
     """
-    layer = _layer(job, kind, degrees)
-    forward, backward = (layer.attention.works(which) for which in ("forward", "backward"))
+    mode = run if run in ("selective", "full") else "none"
+    layer = layer_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False), mode)
+    part = layer.attention if half == "attention" else layer.mlp
+
+    def sums(between: Sequence[Between]) -> tuple[Work, ...]:
+        return _sums(layer, kind, between) if half == "attention" else ()
+
+    if run == "whole":
+        return {
+            "forward": (*part.works("forward"), *sums(FORWARD)),
+            "backward": (*part.works("backward"), *sums(BACKWARD)),
+            **ring_terms(part)._asdict(),
+        }
+    if run == "split":
+        return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
+    again = part.works("recompute")
+    if run == "selective":
+        both = not kind.experts and layer.mlp.repeats
+        return {"core": (*again, *layer.mlp.works("recompute"), *sums(FORWARD)) if both else again}
+    # An MLP is repeated whole, or up to the last tensor that the backward reads.
+    stopped = replace(part, part=replace(part.part, recompute_stops_early=True))
     return {
-        "forward": (*forward, *_sums(layer, kind, FORWARD)),
-        "backward": (*backward, *_sums(layer, kind, BACKWARD)),
-        **ring_terms(layer.attention)._asdict(),
+        "layer": (*again, *sums(FORWARD)),
+        "layer_early": (*stopped.works("recompute"), *sums(FORWARD)),
     }
-
-
-@lru_cache(maxsize=4096)
-def attention_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Attention where weight gradients are a pass of their own."""
-    layer = _layer(job, kind, degrees)
-    inputs, weights = (layer.attention.works(which) for which in ("dgrad", "wgrad"))
-    return {"inputs": (*inputs, *_sums(layer, kind, BACKWARD)), "weights": weights}
-
-
-@lru_cache(maxsize=4096)
-def attention_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Attention that full recompute repeats."""
-    layer = _layer(job, kind, degrees, "full")
-    works = (*layer.attention.works("recompute"), *_sums(layer, kind, FORWARD))
-    return {"layer": works, "layer_early": works}
-
-
-@lru_cache(maxsize=4096)
-def core_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """What selective recompute repeats, which is nothing of experts."""
-    layer = _layer(job, kind, degrees, "selective")
-    core = layer.attention.works("recompute")
-    if kind.experts or not layer.mlp.repeats:
-        return {"core": core}
-    return {"core": (*core, *layer.mlp.works("recompute"), *_sums(layer, kind, FORWARD))}
-
-
-@lru_cache(maxsize=4096)
-def mlp_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The MLP forward and backward."""
-    mlp = _layer(job, kind, degrees).mlp
-    return {"forward": mlp.works("forward"), "backward": mlp.works("backward")}
-
-
-@lru_cache(maxsize=4096)
-def mlp_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The MLP where weight gradients are a pass of their own."""
-    mlp = _layer(job, kind, degrees).mlp
-    return {"inputs": mlp.works("dgrad"), "weights": mlp.works("wgrad")}
-
-
-@lru_cache(maxsize=4096)
-def mlp_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The MLP that full recompute repeats, whole and up to the last tensor that the backward reads."""
-    mlp = _layer(job, kind, degrees, "full").mlp
-    stopped = replace(mlp, part=replace(mlp.part, recompute_stops_early=True))
-    return {"layer": mlp.works("recompute"), "layer_early": stopped.works("recompute")}
-
-
-def _layer(job: Job, kind: LayerKind, degrees: Sequence[int], mode: str = "none") -> Layer:
-    """A layer of one kind; of one with experts, its attention."""
-    return layer_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False), mode)
 
 
 def _sums(layer: Layer, kind: LayerKind, between: Sequence[Between]) -> tuple[Work, ...]:
@@ -248,10 +216,13 @@ def end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
     stage = _stage(job, kind, degrees)
     group = stage.group
     return {
-        "embedding_forward": (embedding_work(stage), *group.all_reduce_works(EMBEDDED)),
-        "embedding_backward": (embedding_backward_work(stage),),
-        "head_forward": (head_work(stage), *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage))),
-        "head_backward": (head_backward_work(stage), *group.all_reduce_works(FROM_HEAD)),
+        "embedding_forward": (embedding_work(stage, "forward"), *group.all_reduce_works(EMBEDDED)),
+        "embedding_backward": (embedding_work(stage, "backward"),),
+        "head_forward": (
+            head_work(stage, "forward"),
+            *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage)),
+        ),
+        "head_backward": (head_work(stage, "backward"), *group.all_reduce_works(FROM_HEAD)),
         "receive": group.all_gather_works(),
     }
 
@@ -260,8 +231,8 @@ def end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
 def head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """The LM head where weight gradients are a pass of their own."""
     stage = _stage(job, kind, degrees)
-    inputs = (head_dgrad_work(stage), *stage.group.all_reduce_works(FROM_HEAD))
-    return {"head_inputs": inputs, "head_weights": (head_wgrad_work(stage),)}
+    inputs = (head_work(stage, "dgrad"), *stage.group.all_reduce_works(FROM_HEAD))
+    return {"head_inputs": inputs, "head_weights": (head_work(stage, "wgrad"),)}
 
 
 @lru_cache(maxsize=4096)
@@ -496,16 +467,17 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
     base = Job(job.model, job.recipe, 1)
     works = Terms(LayerPrices._fields, len(columns))
     every = columns.slice_keys
-    attention = every[:5]
-    works.add(attention, partial(attention_passes, base, kind))
-    works.add(attention, partial(attention_split, base, kind), slices.splits)
-    works.add(attention, partial(core_redone, base, kind), slices.selective)
-    works.add(attention, partial(attention_redone, base, kind), slices.full)
+    runs: dict[Run, Bools | None] = {
+        "whole": None,
+        "split": slices.splits,
+        "selective": slices.selective,
+        "full": slices.full,
+    }
+    for run, where in runs.items():
+        works.add(every[:5], partial(_half_terms, base, kind, "attention", run), where)
+        if not kind.experts and run != "selective":
+            works.add(every[:4], partial(_half_terms, base, kind, "mlp", run), where)
     if not kind.experts:
-        mlp = every[:4]
-        works.add(mlp, partial(mlp_passes, base, kind))
-        works.add(mlp, partial(mlp_split, base, kind), slices.splits)
-        works.add(mlp, partial(mlp_redone, base, kind), slices.full)
         return works
     routed = _routed_keys(columns)
     divided = (columns.expert, columns.expert_tensor)

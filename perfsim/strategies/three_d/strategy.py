@@ -1,7 +1,7 @@
 """3D parallelism: tensor, context, pipeline, data and expert parallelism composed, as Megatron composes them.
 
 Ranks: tensor innermost, then context, then data, then pipeline. The graph is folded to one tensor peer of one
-replica for each pipeline rank (`graph.symmetry`). The plain strategies `data`, `tensor`, `pipeline` and
+replica for each pipeline rank (`work.unfold`). The plain strategies `data`, `tensor`, `pipeline` and
 `zero3` are this strategy with some degrees fixed at 1.
 """
 

@@ -79,7 +79,7 @@ def test_the_page_has_every_caveat_once(result: SweepResult, tmp_path: Path) -> 
 
 def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResult) -> None:
     many = [
-        replace(point, point=replace(point.point, settings={**point.point.settings, "system.x": number}))
+        replace(point, settings={**point.settings, "system.x": number})
         for number in range(20)
         for point in result.points
     ]
@@ -177,8 +177,8 @@ def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> N
 
 def test_hostile_names_are_escaped(result: SweepResult, tmp_path: Path) -> None:
     def hostile(point: PointResult) -> PointResult:
-        settings = {**point.point.settings, "model": "<img src=x onerror=steal()>"}
-        return replace(point, point=replace(point.point, settings=settings))
+        settings = {**point.settings, "model": "<img src=x onerror=steal()>"}
+        return replace(point, settings=settings)
 
     page = write_sweep(replace(result, points=tuple(map(hostile, result.points))), tmp_path)
     assert "<img src=x" not in page.read_text("utf-8")
@@ -232,7 +232,7 @@ def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None
     assert [row[0].value for row in scale.rows if row[1].mark] == [min(times, key=times.__getitem__)]
     assert "Marked: the fastest." in note
     many = tuple(
-        replace(point, point=replace(point.point, settings={**point.settings, "x": number}))
+        replace(point, settings={**point.settings, "x": number})
         for number in range(6)
         for point in result.points
     )
