@@ -16,11 +16,10 @@ import perfsim as ps
 from perfsim.prediction.bands import hidden_of
 from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, Caveat, edge_batch, shared_caveats
 from perfsim.prediction.prediction import predict, prediction_from, prediction_of, run_document
-from perfsim.report.caveats import ALWAYS
-from perfsim.report.study import study_page
-from perfsim.report.study_files import study_document, write_study_page
+from perfsim.report.study import study_lines
+from perfsim.report.study_page import study_document, study_page, write_study_page
 from perfsim.report.terminal import run_lines
-from perfsim.report.terminal_study import study_lines
+from perfsim.report.text import ALWAYS
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
 from perfsim.studies.answers import CandidateResult
 
@@ -187,7 +186,7 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
         row[2]
         for section in sections
         if section.slug == "caveats" and section.table
-        for row in section.table.rows
+        for row in section.table.shown()
     ]
     assert places == [caveat.text], "once, at the head or in the table"
 
