@@ -19,7 +19,6 @@ from perfsim.base.units import DAY_S
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.prediction.verification import Verify, must_be_right
-from perfsim.report.comparison import write_comparison
 from perfsim.report.text import layout_short
 from perfsim.studies.answers import (
     CandidateResult,
@@ -170,14 +169,14 @@ class StudyAnswer(StudyResult, Tabular):
 
     def save(self, folder: str | Path) -> Path:
         """Write the report, `summary.json` and a trace of each candidate; returns the page."""
-        from perfsim.report.study_files import write_study
+        from perfsim.report.study_page import write_study
 
         with writing(folder) as path:
             return write_study(self.run, path)
 
     def document(self, report: str = "") -> dict[str, Any]:
         """The answer as `perfsim study --json` prints it; `report` is where the page stands."""
-        from perfsim.report.study_files import study_document
+        from perfsim.report.study_page import study_document
 
         return study_document(self.run.result, report=report)
 
@@ -215,27 +214,27 @@ class StudyFigures:
 
     def time_to_accuracy(self) -> go.Figure:
         """Time to the target against the global batch."""
-        from perfsim.report.figures.time import time_to_accuracy
+        from perfsim.report.figures.time import batch_curves, batch_table
 
-        return time_to_accuracy(self.result)
+        return batch_curves(batch_table(self.result), self.result)
 
     def step_time(self) -> go.Figure:
         """Where the seconds of a step go."""
-        from perfsim.report.figures.step import step_breakdown
+        from perfsim.report.figures.step import breakdown_table, step_shares
 
-        return step_breakdown(self.result)
+        return step_shares(breakdown_table(self.result))
 
     def network(self) -> go.Figure:
         """Use of the network by kind of link."""
-        from perfsim.report.figures.machine import network_use
+        from perfsim.report.figures.machine import network_table, network_use
 
-        return network_use(self.result)
+        return network_use(network_table(self.result))
 
     def memory(self) -> go.Figure:
         """Memory of each pipeline stage or wafer under its capacity."""
-        from perfsim.report.figures.machine import memory
+        from perfsim.report.figures.machine import memory, memory_table
 
-        return memory(self.result)
+        return memory(memory_table(self.result))
 
     def roofline(self, candidate: int = 0) -> go.Figure:
         """The kernels of a candidate under the ceilings of its device.
@@ -251,10 +250,10 @@ class StudyFigures:
 
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""
-        from perfsim.report.figures.step import cut_timelines, timeline
+        from perfsim.report.figures.step import timeline, timelines
 
         chosen = self._candidate(candidate)
-        return timeline(chosen, cut_timelines([chosen])[0].bars)
+        return timeline(chosen, timelines([chosen])[0].bars)
 
     def _candidate(self, number: int) -> CandidateResult:
         count = len(self.result.candidates)
@@ -399,5 +398,7 @@ def comparison(name: Named, *, catalog: Catalog | None = None) -> Comparison:
 
 def save_comparison(result: Comparison, folder: str | Path) -> Path:
     """Write the page and `summary.json`; returns the page."""
+    from perfsim.report.validation import write_comparison
+
     with writing(folder) as path:
         return write_comparison(result, path)

@@ -124,7 +124,7 @@ def _plan(
 ) -> None:
     """List the layouts that may be the fastest, and what would tell them apart."""
     from perfsim.api.planning import plan as answer_plan
-    from perfsim.report.terminal_study import match_lines, plan_lines
+    from perfsim.report.plan import match_lines, plan_lines
 
     wanted: Any = "time-to-accuracy" if rival else objective
     answer = answer_plan(**asked, objective=wanted, shown=shown, scheduler=scheduler)
@@ -188,7 +188,7 @@ def _study(study: str, compare: str, verify: Any, how: How) -> None:
 
 def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
     from perfsim.api.answers import study as answer_study
-    from perfsim.report.terminal_study import study_lines
+    from perfsim.report.study import study_lines
 
     tell = progress(quiet=how.as_json or how.quiet)
     answer = answer_study(
@@ -236,7 +236,7 @@ def _answer_comparison(name: str, how: How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
     from perfsim.api.answers import comparison, save_comparison
     from perfsim.report.document import plain
-    from perfsim.report.terminal import comparison_lines
+    from perfsim.report.validation import comparison_lines
 
     if how.dry_run:
         print_prose(f"{name}: a comparison of published figures; nothing was computed")
@@ -269,8 +269,7 @@ def _sweep(file: Path, how: How) -> None:
 def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.answers import sweep as answer_sweep
-    from perfsim.report.sweep import sweep_text
-    from perfsim.report.terminal_study import sweep_lines
+    from perfsim.report.sweep import sweep_lines, sweep_text
     from perfsim.studies.axes import load_sweep, only_strategies
     from perfsim.studies.runner import STORE, plan_sweep
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import perfsim as ps
-from perfsim.report.terminal_study import plan_lines
+from perfsim.report.plan import plan_lines
 
 
 @pytest.fixture(scope="module")
