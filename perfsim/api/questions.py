@@ -49,7 +49,7 @@ def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
         return given
     if isinstance(given, (str, Path)):
         if kind == "model" and Path(given).is_file():
-            from perfsim.interop.models import model_named  # readers of many tools
+            from perfsim.interop import model_named  # readers of many tools
 
             return model_named(str(given), catalog)
         return catalog.load(kind, str(given))

@@ -13,17 +13,15 @@ from perfsim.base.files import check_file
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.completion import complete, complete_layout, studies
 from perfsim.cli.output import metered
+from perfsim.interop import WRITTEN
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 VERIFY = ("off", "sample", "full")
 
-TOOLS = ("megatron", "deepspeed", "torchtitan", "modelzoo")
-"""The names of `perfsim.interop.emit.TOOLS`, which is not loaded for a help text."""
-
 emit_option = click.option(
     "--emit",
-    type=click.Choice(TOOLS),
+    type=click.Choice(WRITTEN),
     default=None,
     help="Print the flags or the file with which this tool runs the layout.",
 )

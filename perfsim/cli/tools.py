@@ -24,6 +24,7 @@ from perfsim.cli.options import (
 )
 from perfsim.cli.output import metered, print_json, print_lines, print_prose, progress, write_error
 from perfsim.cli.verb import Verb, VerbGroup
+from perfsim.interop import CHAKRA, READ
 
 if TYPE_CHECKING:
     from perfsim.evidence.left_out import LeftOut
@@ -303,18 +304,7 @@ def explain(term: tuple[str, ...]) -> None:
 
 # `perfsim import`: files of other tools as YAML of perfsim.
 
-FORMATS = (
-    "huggingface",
-    "megatron",
-    "modelzoo",
-    "nemo",
-    "neox",
-    "deepspeed",
-    "torchtitan",
-    "mllog",
-    "chakra",
-)
-"""The names of `perfsim.interop.foreign.formats.FORMATS`, which is not loaded for a help text."""
+FORMATS = (*READ, CHAKRA)
 PARTS = ("model", "recipe", "measured", "convergence")
 
 

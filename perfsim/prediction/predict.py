@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfsim.interop.models import gaps_of
+from perfsim.interop import gaps_of
 from perfsim.machines import machine_of
 from perfsim.prediction.caveats import caveats_of, default_batch, default_settings, worst_first
 from perfsim.prediction.disturbed import perturbed

@@ -139,7 +139,7 @@ class Prediction:
         Raises InputError for another tool or a layout that it cannot run, PerfsimError for a stored
         prediction.
         """
-        from perfsim.interop.emit import emit  # writers of many tools
+        from perfsim.interop import emit  # writers of many tools
 
         return emit(tool, self.run.plan)
 

@@ -742,13 +742,6 @@ def test_run_prints_what_runs_the_layout(perfsim: Run) -> None:
     refused(perfsim(*asked, "modelzoo"), 2, "trains on wafers")
 
 
-def test_the_tools_of_the_option_are_those_that_there_are() -> None:
-    from perfsim.cli.options import TOOLS as NAMES
-    from perfsim.interop.emit import TOOLS
-
-    assert tuple(TOOLS) == NAMES
-
-
 # ------------------------------------------------------------------------------------------ plan
 PLAN = ("plan", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "16")
 

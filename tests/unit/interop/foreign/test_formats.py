@@ -8,12 +8,7 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import data_root
-from perfsim.cli.tools import FORMATS as NAMED
-from perfsim.interop.formats import CHAKRA, FORMATS, format_of, import_file
-
-
-def test_the_command_line_names_the_formats() -> None:
-    assert (*FORMATS, CHAKRA) == NAMED
+from perfsim.interop.formats import format_of, import_file
 
 
 @pytest.mark.parametrize("folder", ["workloads/models", "workloads/recipes", "studies", "hardware/systems"])
