@@ -16,15 +16,13 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.evidence.bands import CaseBand
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.score import Scored
-from perfsim.prediction.bands import Traits
+from perfsim.prediction.bands import Accuracy, Traits
 from perfsim.prediction.planner import Search
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.result import Accuracy
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
-from perfsim.studies.points import PointResult
-from perfsim.studies.result import CandidateResult, StudyResult
+from perfsim.studies.answers import CandidateResult, PointResult, StudyResult
 from perfsim.studies.shortlist import Entry, Planned
 from perfsim.studies.variants import SweepResult
 
@@ -131,6 +129,8 @@ def notes(cls: type) -> dict[str, Note]:
             if isinstance(statement, ast.AnnAssign):
                 constant = after.value if isinstance(after, ast.Expr) else None
                 words = str(constant.value) if isinstance(constant, ast.Constant) else ""
+                if base is ParallelLayout:
+                    words = AXES[ast.unparse(statement.target)].help
                 out[ast.unparse(statement.target)] = _note(words, statement.annotation, base)
             elif isinstance(statement, ast.FunctionDef) and statement.returns is not None:
                 out[statement.name] = _note(ast.get_docstring(statement) or "", statement.returns, base)

@@ -18,20 +18,27 @@ from perfsim.base.text import did_you_mean
 from perfsim.base.units import DAY_S
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
-from perfsim.prediction.result import Accuracy, SharedCaveat
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import SharedCaveat
 from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.comparison import write_comparison
 from perfsim.report.text import layout_short
+from perfsim.studies.answers import (
+    Assumption,
+    CandidateResult,
+    Decision,
+    Infeasible,
+    PointResult,
+    StudyResult,
+)
+from perfsim.studies.axes import Sweep, changed_study, load_sweep, only_strategies
 from perfsim.studies.comparisons import Comparison, compare, load_comparison
-from perfsim.studies.executors import executor_for
+from perfsim.studies.decision import ratio_of
+from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import load_study, study_from
-from perfsim.studies.points import PointResult
-from perfsim.studies.result import Assumption, CandidateResult, Decision, Infeasible, StudyResult
-from perfsim.studies.runner import Progress, StudyRun, run_study
+from perfsim.studies.runner import STORE, StudyRun, run_study, run_sweep
 from perfsim.studies.spec import StudySpec, with_verify
-from perfsim.studies.sweep import STORE, Sweep, Tell, load_sweep, only_strategies, run_sweep
 from perfsim.studies.variants import SweepResult
-from perfsim.studies.verdict import Answer, ratio_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +57,8 @@ def study(
     compare: Iterable[str] = (),
     *,
     verify: Verify | None = None,
-    progress: Progress = lambda _: None,
+    changes: Mapping[str, Any] | None = None,
+    progress: Tell = lambda _: None,
     jobs: int | None = 1,
     scheduler: str | None = None,
     catalog: Catalog | None = None,
@@ -58,8 +66,9 @@ def study(
     """Answer a study: a name of the catalogue, the path of a YAML file, its fields, or a `Study`.
 
     `compare` keeps the candidates of these strategies, in this order. `verify` executes matrix products of
-    the step in NumPy: "off", "sample" or "full" (the study's own choice if absent). `progress` is told what
-    is computed next. `jobs` and `scheduler` are as of `sweep`, and candidates are computed beside each other.
+    the step in NumPy: "off", "sample" or "full" (the study's own choice if absent). `changes` are values by
+    their path in a question (`{"recipe.precision": "fp8"}`), for all candidates that have it. `progress` is
+    told what is computed next. `jobs` and `scheduler` are as of `sweep`; candidates are computed in parallel.
     Raises InputError for what is wrong in a study, PlanError where no candidate has a plan,
     LimitError where a limit ends it, and VerificationError where a product differs.
     """
@@ -72,7 +81,7 @@ def study(
         spec = load_study(str(study), catalog)
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
-    asked = with_verify(spec, verify)
+    asked = with_verify(changed_study(spec, changes or {}, catalog), verify)
     executor = executor_for(
         jobs, scheduler, most=sum(len(candidate.devices) for candidate in asked.candidates)
     )
@@ -81,6 +90,8 @@ def study(
     if isinstance(study, (Study, Mapping)):
         return StudyAnswer(run)
     words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
+    for path, value in (changes or {}).items():
+        words += ["--set", f"{path}={value}"]
     return StudyAnswer(replace(run, result=replace(run.result, command=shlex.join(words))))
 
 
@@ -146,16 +157,15 @@ class StudyAnswer:
         Candidates are named as `16 CS-2`, `128 A100-80GB`, `16 x cs-2` or by their whole label. Raises
         InputError with the labels for a name that fits none or several of them.
         """
-        return ratio_of(self._answer(candidate), self._answer(over or self.best.label))
+        return ratio_of(self._candidate(candidate), self._candidate(over) if over else self.best)
 
-    def _answer(self, name: str) -> Answer:
-        fitting = [place for place, known in enumerate(self.candidates) if _fits(name, known)]
+    def _candidate(self, name: str) -> CandidateResult:
+        fitting = [known for known in self.candidates if _fits(name, known)]
         if len(fitting) != 1:
             labels = [known.label for known in self.candidates]
             wrong = "no candidate is called" if not fitting else "several candidates are called"
             raise InputError([Problem(f"{wrong} {name!r}", help=did_you_mean(name, labels))])
-        (place,) = fitting
-        return Answer(self.candidates[place], self.run.answered[place].choice.answer)
+        return fitting[0]
 
     @cached_property
     def batch_curve(self) -> Rows:
@@ -348,6 +358,7 @@ def sweep(
     *,
     folder: str | Path | None = None,
     compare: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
     jobs: int | None = 1,
     scheduler: str | None = None,
     progress: Tell = lambda _: None,
@@ -356,12 +367,13 @@ def sweep(
     """Answer a sweep: a name of the catalogue, the path of a YAML file, or one that was loaded.
 
     Finished points are kept in `folder`, and a second call computes only the others; without it nothing is
-    kept. `compare` keeps the points of these strategies. `jobs` is the number of processes (None: all
+    kept. `compare` keeps the points of these strategies; `changes`, for a sweep by name, are as of `study`.
+    `jobs` is the number of processes (None: all
     cores); they import the caller's main module anew, so that a script needs `if __name__ == "__main__":`.
     With `scheduler`, the address of a Dask scheduler, its workers compute instead.
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
-    asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog)
+    asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
     asked = only_strategies(asked, names_of(compare, "compare"))
     if folder is not None:
         return SweepAnswer(
@@ -455,7 +467,7 @@ def _answer(point: PointResult) -> Row:
         time.steps,
         time.time_s,
         *time.band_s,
-        None if point.production is None else point.production.time_s(time.time_s),
+        step.production_time_s,
     )
     return dict(zip(ANSWER, values, strict=True))
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perfsim.base.errors import (
-    InputError,
-    PerfsimError,
-)
+from perfsim.base.errors import InputError, PerfsimError
 from perfsim.catalog import default_catalog, load_mapping
-
-if TYPE_CHECKING:
-    pass
-
 
 SINGULAR = {
     "systems": "system",
     "devices": "device",
     "models": "model",
     "recipes": "recipe",
+    "runtimes": "runtime",
     "wall_clocks": "wall_clock",
     "studies": "study",
 }
-
-
+KINDS = (*SINGULAR, "strategies")
 Rows = list[dict[str, str]]
 
 
@@ -64,7 +57,7 @@ def entry(kind: str, name: str) -> Rows:
     if kind == "strategies":
         return [_strategy(name)]
     if kind not in SINGULAR:
-        raise InputError(f"unknown kind {kind!r}; known: {', '.join([*SINGULAR, 'strategies'])}")
+        raise InputError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
     rows = default_catalog().describe(name, SINGULAR[kind], deep=True)
     return [
         {"value of": row.path, "value": row.value_text, "source": row.source_or_assumption} for row in rows

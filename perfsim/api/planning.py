@@ -7,32 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from perfsim.api.questions import (
-    Named,
-    Row,
-    cluster_of,
-    described,
-    frame,
-    html_table,
-    recipe_for,
-    system_of,
-    writing,
-)
+from perfsim.api.questions import Named, Row, asks, frame, html_table, writing
 from perfsim.base.errors import InputError, within_floats
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.prediction.question import (
-    MEMORY_LIMIT,
-    Question,
-)
+from perfsim.prediction.question import described, question_of
 from perfsim.report.text import layout_short
-from perfsim.specs.calibration import ClusterCalibration
 from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import TrainingRecipe
-from perfsim.strategies import Strategy
 from perfsim.studies.batches import target_for
-from perfsim.studies.equal_time import Matched, match_system
 from perfsim.studies.executors import executor_for
+from perfsim.studies.scaling import Matched, match_system
 from perfsim.studies.shortlist import (
     SHOWN,
     AboveLimit,
@@ -49,29 +32,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@asks("plan")
 @within_floats
 def plan(
     *,
-    model: Named | TransformerConfig,
-    system: Named | SystemSpec,
-    devices: int,
-    strategy: str | Strategy | None = None,
-    batch: int | None = None,
-    recipe: Named | TrainingRecipe | None = None,
     objective: Objective = "step-time",
-    memory_limit: float = MEMORY_LIMIT,
     shown: int = SHOWN,
-    cluster: Named | ClusterCalibration | None = None,
     scheduler: str | None = None,
     catalog: Catalog | None = None,
+    **asked: Any,
 ) -> PlanAnswer:
     """The layouts that are within the model's error of the fastest, and what would separate them.
 
-    Model, system, recipe, strategy, batch and cluster are given as to `predict`. The objective
-    "time-to-accuracy" takes the best batch to the recipe's target where none is given; "cost" counts
-    device-hours. Layouts that use more than `memory_limit` of a GPU are no answers unless nothing else
-    fits. `shown` is the number of layouts to list. With `scheduler`, the address of a Dask scheduler, one of
-    its workers computes.
+    The question is given as to `predict`. The objective "time-to-accuracy" takes the best batch to the
+    recipe's target where none is given; "cost" counts device-hours. `shown` is the number of layouts to
+    list. With `scheduler`, the address of a Dask scheduler, one of its workers computes.
 
     Raises InputError for what cannot be asked and PlanError where no layout fits, both with all reasons.
     """
@@ -80,19 +55,7 @@ def plan(
     count: Any = shown
     if not (isinstance(count, int) and count >= 1):
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
-    catalog = catalog or default_catalog()
-    trained = described(model, "model", catalog)
-    question = Question(
-        model=trained,
-        recipe=recipe_for(recipe, trained, catalog),
-        system=system_of(system, catalog),
-        devices=devices,
-        strategy="" if strategy is None else strategy,
-        batch=batch,
-        memory_limit=memory_limit,
-        cluster=cluster_of(cluster, catalog),
-    )
-    question.check()
+    question = question_of(asked, catalog, "plan")
     if scheduler is None:
         return PlanAnswer(plan_layouts(question, objective, shown))
     return PlanAnswer(plan_on(executor_for(1, scheduler), question, objective, shown))
@@ -147,7 +110,7 @@ class PlanAnswer:
         target = target_for(question.model, question.recipe, ConvergenceSpec(), "match: ")
         if time is None:
             raise InputError(f"match: recipe {question.recipe.name} has no target")
-        return match_system(system_of(system, catalog or default_catalog()), question, time, target)
+        return match_system(described(system, "system", catalog or default_catalog()), question, time, target)
 
     def rows(self) -> list[Row]:
         """One row a layout: step time with its band, ratio to the first, memory; SI units."""

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfsim.api.questions import Named, Row, frame, html_table, names_of, question_of
+from perfsim.api.questions import Named, Row, frame, html_table, names_of
 from perfsim.base.errors import (
     CatalogError,
     InputError,
@@ -29,22 +30,29 @@ from perfsim.catalog.kinds import classes_of
 from perfsim.catalog.reader import place as place_in
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
-from perfsim.evidence.cases import CaseFile, ConvergenceFile, RefusedRow, convergence_rows, step_rows
-from perfsim.evidence.plans import public_cases
+from perfsim.evidence.cases import (
+    CaseFile,
+    CaseT,
+    ConvergenceCase,
+    ConvergenceFile,
+    StepCase,
+    public_cases,
+    read_cases,
+)
 from perfsim.evidence.score import validate_file
 from perfsim.evidence.step_fit import MeasuredFile
 from perfsim.interop.formats import import_file as read_file
 from perfsim.interop.formats import read_model
 from perfsim.interop.imported import Imported
-from perfsim.prediction.gap import GapExplained, explain_gap
+from perfsim.prediction.question import question_of
+from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
-from perfsim.studies.axes import SweepSpec
+from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import check_question, question_of_candidate
+from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec, with_verify
-from perfsim.studies.sweep import is_sweep, load_sweep
 from perfsim.studies.trials import Explained, explain
 
 if TYPE_CHECKING:
@@ -145,34 +153,23 @@ def _kind_of_file(path: Path) -> str:
 
 def _study(path: Path, catalog: Catalog) -> str:
     spec = load_study(str(path), catalog)
-    machines = [(own, devices) for own in spec.candidates for devices in own.devices]
-    for own, devices in machines:
-        check_question(question_of_candidate(spec, own, devices))
-    return f"{spec.model.name} by {spec.recipe.name} on " + "; ".join(
-        own.label(count) for own, count in machines
-    )
+    reasons = {refused.label: f" (no answer: {refused.reason})" for refused in refusals(spec)}
+    labels = [candidate.label(devices) for candidate in spec.candidates for devices in candidate.devices]
+    machines = [f"{label}{reasons.get(label, '')}" for label in labels]
+    return f"{spec.model.name} by {spec.recipe.name} on {'; '.join(machines)}"
 
 
 def _sweep(path: Path, catalog: Catalog) -> str:
     return f"{len(load_sweep(str(path), catalog).points):,} points"
 
 
-def _steps(path: Path, catalog: Catalog) -> str:
-    read = step_rows(path, catalog)
-    return _rows(path, len(read.cases), read.refused)
-
-
-def _convergence(path: Path, catalog: Catalog) -> str:
-    read = convergence_rows(path, catalog)
-    return _rows(path, len(read.cases), read.refused)
-
-
-def _rows(path: Path, count: int, refused: tuple[RefusedRow, ...]) -> str:
-    if refused:
+def _cases(kind: type[CaseT], path: Path, catalog: Catalog) -> str:
+    read = read_cases(path, kind, catalog)
+    if read.refused:
         raise InputError(
-            [Problem(f"case {row.id}: {row.reason}", file=str(path), line=row.line) for row in refused]
+            [Problem(f"case {row.id}: {row.reason}", file=str(path), line=row.line) for row in read.refused]
         )
-    return f"{count} cases"
+    return f"{len(read.cases)} cases"
 
 
 def _measured(path: Path, catalog: Catalog) -> str:
@@ -183,8 +180,8 @@ def _measured(path: Path, catalog: Catalog) -> str:
 _READERS: dict[str, Callable[[Path, Catalog], str]] = {
     "study": _study,
     "sweep": _sweep,
-    "cases": _steps,
-    "convergence": _convergence,
+    "cases": partial(_cases, StepCase),
+    "convergence": partial(_cases, ConvergenceCase),
     "measured": _measured,
 }
 
@@ -193,13 +190,16 @@ _READERS: dict[str, Callable[[Path, Catalog], str]] = {
 
 
 @within_floats
-def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
+def why(
+    study: Named, compare: Iterable[str] = (), changes: Mapping[str, Any] | None = None
+) -> tuple[Explained, ...]:
     """What limits every candidate of a study, and the changes that were tried, those that help most first.
 
-    `study` is a name, a YAML file or the summary.json of an answer. Raises InputError for a file of another
-    kind, and what answering the study raises.
+    `study` is a name, a YAML file or the summary.json of an answer, `changes` are as of `perfsim.study`.
+    Raises InputError for a file of another kind, and what answering the study raises.
     """
-    return explain(with_verify(_study_named(study), "off"), names_of(compare, "compare"))[1]
+    asked = changed_study(_study_named(study), changes or {}, default_catalog())
+    return explain(with_verify(asked, "off"), names_of(compare, "compare"))[1]
 
 
 @within_floats
@@ -215,7 +215,7 @@ def why_measured(measured: str | float, **asked: Any) -> GapExplained:
         except InputError as error:
             problems = [replace(own, message=f"measured: {own.message}") for own in error.problems]
             raise InputError(problems) from None
-    return explain_gap(question_of(**asked), measured)
+    return explain_gap(question_of(asked), measured)
 
 
 def _study_named(study: Named) -> StudySpec:

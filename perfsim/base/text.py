@@ -59,8 +59,8 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()
 
 
-def nearest_divisor(count: int, wanted: int, least: int = 1) -> str:
+def nearest_divisors(count: int, wanted: int, least: int = 1) -> list[int]:
     """The divisor of `count` nearest to `wanted`, of those from `least` on; two that are equally near."""
     divisors = [number for number in range(least, count + 1) if count % number == 0]
     least_apart = min(abs(number - wanted) for number in divisors)
-    return " or ".join(str(number) for number in divisors if abs(number - wanted) == least_apart)
+    return [number for number in divisors if abs(number - wanted) == least_apart]

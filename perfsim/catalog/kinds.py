@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
@@ -17,6 +17,7 @@ from perfsim.specs.calibration import Calibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec, system_classes
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import WallClockSpec
 
 # The types that a pydantic field accepts, read from its annotation.
@@ -87,6 +88,30 @@ def element(annotation: Any, part: object) -> list[Any]:
     return accepted
 
 
+def types_at(model: type, path: Sequence[object]) -> list[Any]:
+    """The types accepted at a path of keys and indices inside a record."""
+    alternatives: list[Any] = [model]
+    for part in path:
+        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
+    return alternatives
+
+
+def records_at(model: type, path: Sequence[object]) -> list[type]:
+    """The records that a mapping at a path may be."""
+    return [member for outer in types_at(model, path) for member in members(outer) if is_record(member)]
+
+
+def keys_of(records: Sequence[type]) -> list[str]:
+    """The keys that a mapping accepts which may be any of these records."""
+    return list(dict.fromkeys(key for record in records for key in known_fields(record)))
+
+
+def help_of_key(name: str, records: Sequence[type]) -> str:
+    """Where a key has moved that no record accepts, or the nearest that one does."""
+    moved = (getattr(record, "moved", {}).get(name, "") for record in records)
+    return next(filter(None, moved), "") or did_you_mean(name, keys_of(records))
+
+
 def takes_boolean(alternatives: list[Any]) -> bool:
     """Whether true and false keep their meaning; a number field would coerce them to 1 and 0."""
     free = {bool, Any, object, type(None)}
@@ -116,6 +141,7 @@ FOLDERS = {
     "wall_clock": "hardware/wall_clocks",
     "model": "workloads/models",
     "recipe": "workloads/recipes",
+    "runtime": "workloads/runtimes",
     "study": "studies",
 }
 """Kind to folder below a root of the catalogue."""
@@ -125,6 +151,7 @@ _CLASSES: dict[str, tuple[type[BaseModel], ...]] = {
     "link": (LinkSpec,),
     "model": (TransformerConfig,),
     "recipe": (TrainingRecipe,),
+    "runtime": (Runtime,),
     "framework": (FrameworkCalibration,),
     "wall_clock": (WallClockSpec,),
 }
@@ -151,6 +178,11 @@ def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
         calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
         return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
     return _CLASSES.get(kind, ())
+
+
+def base_of(kind: str) -> type[BaseModel]:
+    """The class of which every description of a kind is."""
+    return _BASES.get(kind) or _CLASSES[kind][0]
 
 
 def kind_of(cls: type) -> str:

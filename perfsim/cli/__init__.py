@@ -13,42 +13,29 @@ from typing import Any, NoReturn
 import click
 
 from perfsim import __version__
-from perfsim.base.errors import InputError, PerfsimError
-from perfsim.base.plug_ins import blamed
+from perfsim.base.errors import InputError, PerfsimError, blamed
 from perfsim.base.text import nearest
-from perfsim.cli.ask import plan, run, study, sweep
-from perfsim.cli.completion import completion
+from perfsim.cli import ask as _ask  # noqa: F401  # defines its verbs
+from perfsim.cli import tools as _tools  # noqa: F401
+from perfsim.cli.options import VERBS
 from perfsim.cli.output import refuse, write_error
-from perfsim.cli.tools import (
-    calibrate,
-    check,
-    diff,
-    explain,
-    import_,
-    init,
-    prove,
-    schema,
-    show,
-    validate,
-    why,
-)
 
-INTERRUPTED = 130
+_INTERRUPTED = 130
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # Matrices here are small: more BLAS threads only compete, and they change the last bits of results.
     os.environ.setdefault(_variable, "1")
-EXAMPLE = """\b
+_EXAMPLE = """\b
 Start here:
   perfsim study gpt3_20b --compare 3d,weight-streaming
   perfsim init my_study.yaml
 """
 
 
-OTHER_VERBS = {"compare": "diff", "list": "show", "predict": "run", "simulate": "run"}
+_OTHER_VERBS = {"compare": "diff", "list": "show", "predict": "run", "simulate": "run"}
 """Verbs of other tools, and what they are here."""
 
 
-class Refusing(click.Group):
+class _Refusing(click.Group):
     """A group whose verbs end in a message and an exit code, never in a traceback."""
 
     def resolve_command(
@@ -56,7 +43,7 @@ class Refusing(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb that is asked for; UsageError with the nearest one for a name that is none."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            near = OTHER_VERBS.get(args[0]) or nearest(args[0], self.commands)
+            near = _OTHER_VERBS.get(args[0]) or nearest(args[0], self.commands)
             guess = f"; did you mean `perfsim {near}`?" if near else "."
             ctx.fail(f"No such command {args[0]!r}{guess}")
         return super().resolve_command(ctx, args)
@@ -66,7 +53,7 @@ class Refusing(click.Group):
         try:
             super().main(*args, **{**kwargs, "standalone_mode": False})
         except (click.exceptions.Abort, KeyboardInterrupt):
-            refuse("interrupted before the end", INTERRUPTED)
+            refuse("interrupted before the end", _INTERRUPTED)
         except click.ClickException as error:
             said = io.StringIO()
             error.show(said)
@@ -86,15 +73,11 @@ class Refusing(click.Group):
         sys.exit(0)
 
 
-@click.group(cls=Refusing, epilog=EXAMPLE, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Refusing, epilog=_EXAMPLE, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="perfsim")
 def main() -> None:
     """Predict how to train a model, on what, and how long until it is good."""
 
 
-VERBS = (
-    calibrate, check, completion, diff, explain, import_, init, plan, prove, run, schema, show, study, sweep,
-    validate, why,
-)  # fmt: skip
 for _verb in VERBS:
     main.add_command(_verb)

@@ -1,27 +1,129 @@
-"""What several verbs share: options, and checks of their values."""
+"""What verbs are made of: their form, the options that several share, and names at the tabulator key."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
 from perfsim.base.files import check_file
-from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
-from perfsim.cli.completion import complete, complete_layout, studies
+from perfsim.base.sizes import MOST_SEQUENCES
 from perfsim.cli.output import metered
-from perfsim.interop import WRITTEN
+from perfsim.prediction.question import ASKED, Asked, Asker
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Completed = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+VERBS: list[click.Command] = []
+"""Every verb, in the order of their definition."""
+_WORD = re.compile(r"'[^']*'|\S+")
 
-VERIFY = ("off", "sample", "full")
+
+class Verb(click.Command):
+    """A verb whose examples are broken like shell commands where the terminal is narrow."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
+        """Write the examples below the options."""
+        width = shutil.get_terminal_size().columns
+        heading, *commands = (self.epilog or "").replace("\b", "").strip().splitlines() or [""]
+        formatter.write(f"\n  {heading}\n" if heading else "")
+        for command in commands:
+            formatter.write(f"{_shell_lines(command, width)}\n")
+
+
+class VerbGroup(Verb, click.Group):
+    """The same for a verb of several parts."""
+
+
+def _shell_lines(command: str, width: int) -> str:
+    """A command in lines no wider than `width`, which a shell reads as one."""
+    lines = ["   "]
+    for word in _WORD.findall(command):
+        if len(lines[-1]) + 1 + len(word) + 2 > width and lines[-1].strip():
+            lines[-1] += " \\"
+            lines.append("     ")
+        lines[-1] += f" {word}"
+    return "\n".join(lines)
+
+
+def verb(
+    short_help: str, examples: str, cls: type[click.Command] = Verb
+) -> Callable[[Callable[..., None]], Any]:
+    """Make a function a verb of its name, with one line of help and with examples below their heading."""
+
+    def made(function: Callable[..., None]) -> click.Command:
+        name = function.__name__.strip("_")
+        VERBS.append(click.command(name, cls=cls, short_help=short_help, epilog=examples)(function))
+        return VERBS[-1]
+
+    return made
+
+
+class LateChoice(click.Choice):  # type: ignore[type-arg]  # generic in later releases of click only
+    """The names of a table or of a Literal elsewhere in perfsim, loaded when they are needed."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        self.case_sensitive = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "choices":
+            raise AttributeError(name)
+        module, _, attribute = self.home.partition(":")
+        known = getattr(import_module(module), attribute)
+        self.choices = tuple(get_args(known) or known)
+        return self.choices
+
+
+# Names at the tabulator key.
+
+
+def complete(kind: str) -> Completed:
+    """A completion by the catalogue's names of a kind, and by files."""
+
+    def names(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
+        from perfsim.catalog import default_catalog
+
+        known = [name for name in default_catalog().names(kind) if name.startswith(start)]
+        files = [CompletionItem(start, type="file")] if not known else []
+        return [*(CompletionItem(name) for name in known), *files]
+
+    return names
+
+
+def _layout_values() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The settings of a layout, and their values where they are words."""
+    from perfsim.specs.layout import AXES, ParallelLayout
+    from perfsim.strategies.schedules import SCHEDULES
+
+    for name, kind in get_type_hints(ParallelLayout).items():
+        words = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
+        yield AXES[name].short or name, tuple(SCHEDULES) if name == "schedule" else words
+
+
+def complete_layout(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
+    """The next setting of a layout that is not given yet, or its value."""
+    before, comma, item = start.rpartition(",")
+    name, equals, _ = item.partition("=")
+    given = {part.partition("=")[0] for part in before.split(",")}
+    known = dict(_layout_values())
+    items = [f"{name}={value}" for value in known.get(name, ())] if equals else [f"{each}=" for each in known]
+    kept = [text for text in items if text.startswith(item) and text.partition("=")[0] not in given]
+    return [CompletionItem(f"{before}{comma}{text}") for text in kept]
+
+
+# Options.
 
 emit_option = click.option(
     "--emit",
-    type=click.Choice(WRITTEN),
+    type=LateChoice("perfsim.interop:WRITTEN"),
     default=None,
     help="Print the flags or the file with which this tool runs the layout.",
 )
@@ -36,85 +138,85 @@ scheduler_option = click.option(
     default=None,
     help="Compute on the workers of this Dask scheduler, e.g. tcp://host:8786.",
 )
-_QUESTION = (
-    click.option(
-        "--model",
-        required=True,
-        shell_complete=complete("model"),
-        help="Name of the catalogue, a YAML file, or a file that `perfsim import` reads (config.json, ...).",
-    ),
-    click.option(
-        "--system",
-        required=True,
-        shell_complete=complete("system"),
-        help="Name of the catalogue, or a YAML file.",
-    ),
-    click.option(
-        "--devices",
-        "--num-csx",
-        type=click.IntRange(1, MOST_DEVICES),
-        required=True,
-        help="Number of GPUs, or of CS-2 systems.",
-    ),
-    click.option("--strategy", default="", help="[default: the system's own]"),
-    click.option(
-        "--batch",
-        type=click.IntRange(1, MOST_SEQUENCES),
-        default=None,
-        help="Global batch in sequences. [default: the recipe's, else 8 per device]",
-    ),
-    click.option(
-        "--batch-per-device",
-        type=click.IntRange(1, MOST_SEQUENCES),
-        default=None,
-        help="Instead of --batch: sequences per GPU or CS-2.",
-    ),
-    click.option(
-        "--recipe",
-        default=None,
-        shell_complete=complete("recipe"),
-        help="[default: llm_2021 or llm_2024, by the month in which the model was published]",
-    ),
-    click.option(
-        "--memory-limit",
-        type=click.FloatRange(0.0, 1.0, min_open=True),
-        default=0.94,
-        show_default=True,
-        help="Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",
-    ),
-    click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`."),
+
+
+def asks(asker: Asker, *, required: bool = True) -> Callable[[Function], Any]:
+    """The options of a question, from its declaration; the verb gets those that are given as `asked`."""
+    known = [entry for entry in ASKED.values() if asker in entry.by]
+
+    def decorate(verb: Function) -> Any:
+        @functools.wraps(verb)
+        def asking(*args: Any, batch_per_device: int | None, changes: dict[str, Any], **options: Any) -> Any:
+            asked = {entry.name: options.pop(entry.name) for entry in known}
+            asked = {name: value for name, value in asked.items() if value is not None} | changes
+            if batch_per_device is not None:
+                if "batch" in asked:
+                    raise click.UsageError(
+                        "give --batch (all devices together) or --batch-per-device, not both"
+                    )
+                asked["batch"] = batch_per_device * asked.get("devices", 1)
+            return verb(*args, asked=asked, **options)
+
+        decorated = set_option(asking)
+        for entry in reversed(known):
+            if entry.name == "batch":
+                decorated = click.option(
+                    "--batch-per-device",
+                    type=click.IntRange(1, MOST_SEQUENCES),
+                    help="Instead of --batch: sequences per GPU or CS-2.",
+                )(decorated)
+            decorated = _option_of(entry, required=required and entry.required)(decorated)
+        return decorated
+
+    return decorate
+
+
+def _option_of(entry: Asked, *, required: bool) -> Callable[[Function], Function]:
+    """The option of one field of a question."""
+    ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
+    if entry.choices:
+        kind: Any = click.Choice(entry.choices)
+    else:
+        kind = ranges[entry.number](entry.least, entry.most) if entry.number else str
+    names = [f"--{name.replace('_', '-')}" for name in (entry.name, entry.synonym) if name]
+    completed = complete_layout if entry.name == "layout" else complete(entry.kind) if entry.kind else None
+    return click.option(
+        *names,
+        entry.name,
+        type=kind,
+        required=required,
+        metavar=entry.example or None,
+        help=f"{entry.help}{entry.otherwise}",
+        shell_complete=completed,
+    )
+
+
+def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
+    """`KEY=VALUE` texts as values of YAML."""
+    from perfsim.catalog.yaml_tree import ScalarError, resolve_plain
+
+    given: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise click.UsageError(f"{option.opts[0]} {text}: write KEY=VALUE")
+        try:
+            given[key] = resolve_plain(value)
+        except ScalarError as error:
+            raise click.UsageError(f"{option.opts[0]} {text}: {error}") from None
+    return given
+
+
+def pairs_option(argument: str, metavar: str, help_text: str) -> Callable[[Function], Function]:
+    """`--set KEY=VALUE`, which may be repeated."""
+    return click.option("--set", argument, multiple=True, metavar=metavar, help=help_text, callback=_pairs)
+
+
+set_option = pairs_option(
+    "changes",
+    "PATH=VALUE",
+    "Change a value, such as recipe.precision=fp8 or system.node.nics=4. May be repeated.",
 )
-
-
-def question_options(verb: Function) -> Function:
-    """The options that say what is asked: model, machine, strategy, batch, recipe, memory limit, cluster."""
-    for option in reversed(_QUESTION):
-        verb = option(verb)
-    return verb
-
-
-def question_options_if_asked(verb: Function) -> Function:
-    """The same for a verb that needs them with some of its other options only."""
-    verb = question_options(verb)
-    for option in getattr(verb, "__click_params__", ()):
-        option.required = False
-    return verb
-
-
-def batch_of(batch: int | None, per_device: int | None, devices: int) -> int | None:
-    """The global batch of the options; None where none is given."""
-    if per_device is None:
-        return batch
-    if batch is not None:
-        raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
-    return per_device * devices
-
-
-def out_option(
-    help_text: str, checked: Callable[[Path, str], None] | None = check_file
-) -> Callable[[Function], Function]:
-    """`--out PATH`, refused before anything is computed where it cannot be written to."""
-    return path_option("--out", help_text, checked)
 
 
 def path_option(
@@ -127,12 +229,7 @@ def path_option(
             checked(path, name)
         return path
 
-    return click.option(name, type=click.Path(path_type=Path), default=None, help=help_text, callback=check)
-
-
-def table_option(rows: str) -> Callable[[Function], Function]:
-    """`--table FILE`."""
-    return path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", _check_table)
+    return click.option(name, type=click.Path(path_type=Path), help=help_text, callback=check)
 
 
 def _check_table(path: Path, option: str) -> None:
@@ -172,32 +269,79 @@ def limits(verb: Function) -> Function:
     return limited_verb  # type: ignore[return-value]  # the same verb with two more options
 
 
-def workers_options(processes: str) -> Callable[[Function], Function]:
-    """`--jobs` and `--scheduler`: who computes; `processes` is the default of the first."""
+@dataclass(frozen=True)
+class How:
+    """Who computes an answer, where it is written, and what is printed of it."""
 
-    def options(verb: Function) -> Function:
-        jobs = click.option(
-            "--jobs", type=click.IntRange(min=1), default=None, help=f"Processes. [default: {processes}]"
-        )
-        return scheduler_option(jobs(verb))
+    out: Path | None
+    table: Path | None
+    changes: dict[str, Any]
+    jobs: int | None
+    scheduler: str | None
+    dry_run: bool
+    opens: bool
+    quiet: bool
+    as_json: bool
 
-    return options
 
-
-def layout_option(help_text: str) -> Callable[[Function], Function]:
-    """`--layout`, whose settings complete one after the other."""
-    return click.option(
-        "--layout", default="", metavar="tp=8,pp=4,mbs=1", shell_complete=complete_layout, help=help_text
+def answers(out: str, rows: str, processes: str) -> Callable[[Function], Any]:
+    """The options of a verb that answers a file; the verb gets them as `how`."""
+    options = (
+        path_option("--out", out, None),
+        path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", _check_table),
+        set_option,
+        click.option("--jobs", type=click.IntRange(min=1), help=f"Processes. [default: {processes}]"),
+        scheduler_option,
+        click.option("--dry-run", is_flag=True, help="Print what would be computed, and stop."),
+        click.option("--open", "opens", is_flag=True, help="Open the report in the browser."),
+        click.option("--quiet", is_flag=True, help="Print the comparison and the report's place only."),
+        json_option,
+        limits,
     )
 
+    def decorate(verb: Function) -> Any:
+        @functools.wraps(verb)
+        def answering(**given: Any) -> Any:
+            how = How(**{each.name: given.pop(each.name) for each in fields(How)})
+            return verb(**given, how=how)
 
-def study_argument(verb: Function) -> Function:
-    """`STUDY`, with names of the catalogue at the tabulator key."""
-    return click.argument("study", shell_complete=studies)(verb)
+        return functools.reduce(lambda made, option: option(made), reversed(options), answering)
+
+    return decorate
 
 
-def shown_options(verb: Function) -> Function:
-    """`--open` and `--quiet`: what becomes of the answer on the screen."""
-    opened = click.option("--open", "opens", is_flag=True, help="Open the report in the browser.")
-    quiet = click.option("--quiet", is_flag=True, help="Print the comparison and the report's place only.")
-    return opened(quiet(verb))
+_BASH = (
+    ("    local response\n", """\
+    local response line="${COMP_LINE:0:COMP_POINT}" words prefix=""
+    IFS=' ' read -ra words <<< "$line"
+    [[ $line == *' ' ]] && words+=("")
+    local last="${words[-1]}"
+    [[ $COMP_WORDBREAKS == *=* && $last == *=* ]] && prefix="${last%=*}="
+"""),
+    ('COMP_WORDS="${COMP_WORDS[*]}"', 'COMP_WORDS="$line"'),
+    ("COMP_CWORD=$COMP_CWORD", "COMP_CWORD=$((${#words[@]} - 1))"),
+    ("COMPREPLY+=($value)", 'COMPREPLY+=("${value#"$prefix"}"); [[ $value == *= ]] && compopt -o nospace'),
+)  # fmt: skip
+"""What makes click's script for bash complete `--layout tp=8,pp=`: bash takes `=` for the end of a word."""
+
+
+@verb(
+    "Print what completes names in your shell.",
+    """\b
+Once, in your shell:
+  bash:  perfsim completion bash > ~/.perfsim-complete && echo '. ~/.perfsim-complete' >> ~/.bashrc
+  zsh:   perfsim completion zsh > ~/.perfsim-complete && echo '. ~/.perfsim-complete' >> ~/.zshrc
+  fish:  perfsim completion fish > ~/.config/fish/completions/perfsim.fish
+""",
+)
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def _completion(shell: str) -> None:
+    """Print a script that completes verbs, options, models, systems and studies in SHELL."""
+    from click.shell_completion import get_completion_class
+
+    writer: Any = get_completion_class(shell)
+    root = click.get_current_context().find_root().command
+    source = writer(root, {}, "perfsim", "_PERFSIM_COMPLETE").source()
+    for theirs, ours in _BASH if shell == "bash" else ():
+        source = source.replace(theirs, ours)
+    click.echo(source)

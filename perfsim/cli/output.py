@@ -306,8 +306,10 @@ def _needs_output() -> None:
         raise PerfsimError("standard output is closed: the answer cannot be printed")
 
 
-def progress(*, quiet: bool) -> Callable[[str], None]:
-    """A function that tells what is being computed, on a terminal only."""
+def progress(*, quiet: bool, in_a_log: bool = False) -> Callable[[str], None]:
+    """A function that tells what is being computed: by a bar on a terminal, elsewhere by lines `in_a_log`."""
     meter = present_meter()
     meter.quiet = quiet
-    return meter.tell
+    if quiet or sys.stderr.isatty() or not in_a_log:
+        return meter.tell
+    return lambda message: write_error(f"{message}\n")

@@ -1,4 +1,4 @@
-"""`perfsim why`: what limits each candidate of a study, or what would explain a measured step."""
+"""The verbs that need no question of one's own: fits, checks, lists, proofs, and explanations."""
 
 from __future__ import annotations
 
@@ -12,39 +12,52 @@ import click
 from perfsim.base.errors import InputError, PerfsimError, refused_values, within_floats
 from perfsim.base.files import check_file, check_folder, must_exist, write_file
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
-from perfsim.cli.completion import complete
 from perfsim.cli.options import (
-    batch_of,
+    LateChoice,
+    VerbGroup,
+    asks,
+    complete,
+    complete_layout,
     json_option,
-    layout_option,
     limits,
-    out_option,
+    pairs_option,
     path_option,
-    question_options_if_asked,
+    set_option,
+    verb,
 )
 from perfsim.cli.output import metered, print_json, print_lines, print_prose, progress, write_error
-from perfsim.cli.verb import Verb, VerbGroup
-from perfsim.interop import CHAKRA, READ
+from perfsim.prediction.question import ASKED
 
 if TYPE_CHECKING:
-    from perfsim.evidence.left_out import LeftOut
+    from perfsim.evidence.left_out import LeavingOut
     from perfsim.proof.prove import Request
 
 
 # `perfsim calibrate`: constants from your own measurements.
 
-Given = ParamSpec("Given")
-source_option = click.option(
+_Given = ParamSpec("_Given")
+_source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
 )
-yaml_option = out_option("YAML file to write. [default: standard output]")
+_yaml_option = path_option("--out", "YAML file to write. [default: standard output]")
 
 
-def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
+def _files(name: str, **known: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """An argument of one file or several, which must be there."""
+
+    def check(_context: click.Context, _argument: click.Parameter, given: Any) -> Any:
+        for path in given if isinstance(given, tuple) else [given]:
+            must_exist(path)
+        return given
+
+    return click.argument(name, type=click.Path(path_type=Path), callback=check, **known)
+
+
+def _fitted(verb: Callable[_Given, None]) -> Callable[_Given, None]:
     """A verb that refuses measurements from which constants follow that no hardware has."""
 
     @wraps(verb)
-    def checked(*args: Given.args, **kwargs: Given.kwargs) -> None:
+    def checked(*args: _Given.args, **kwargs: _Given.kwargs) -> None:
         from pydantic import ValidationError
 
         from perfsim.engine.limits import Limits, limited
@@ -59,50 +72,55 @@ def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
     return checked
 
 
-CALIBRATE_EXAMPLES = """\b
+@verb(
+    "Fit constants to your own measurements.",
+    """\b
 Examples:
   perfsim calibrate script > measure_gemms.py && python measure_gemms.py > gemms.csv
   perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml
   perfsim calibrate collective all_reduce.txt all_gather.txt --link nvlink4 --out links.yaml
   perfsim calibrate steps measured.yaml --out cluster.yaml
-"""
-
-
-@click.group(cls=VerbGroup, short_help="Fit constants to your own measurements.", epilog=CALIBRATE_EXAMPLES)
-def calibrate() -> None:
+""",
+    VerbGroup,
+)
+def _calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
 
 
-@calibrate.command(short_help="Print a PyTorch script that writes a table for gemm.")
-def script() -> None:
+def _part(short_help: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A part of `calibrate`, named as its function."""
+    return lambda function: _calibrate.command(function.__name__.strip("_"), short_help=short_help)(function)
+
+
+@_part("Print a PyTorch script that writes a table for gemm.")
+def _script() -> None:
     """Print a script that times matrix products on your GPU with PyTorch, as a table for `calibrate gemm`."""
     from perfsim.catalog import data_root
 
     click.echo((data_root() / "hardware" / "measure_gemms.py").read_text("utf-8"), nl=False)
 
 
-@calibrate.command(short_help="Fit the GEMM model to a table of products.")
-@click.argument("table", type=click.Path(path_type=Path))
+@_part("Fit the GEMM model to a table of products.")
+@_files("table")
 @click.option("--device", required=True, help="Name, or file, of the measured device.")
 @click.option("--like", default="", help="Calibration whose tiles are scaled, for a table with `precision`.")
-@yaml_option
-@source_option
-@fitted
-def gemm(table: Path, device: str, like: str, out: Path | None, source: str) -> None:
+@_yaml_option
+@_source_option
+@_fitted
+def _gemm(table: Path, device: str, like: str, out: Path | None, source: str) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us and, with --like, precision."""
     from perfsim.evidence.calibrate import calibrate_gemm
 
-    must_exist(table)
     print_lines([calibrate_gemm(table, device, out, source=source, like=like)])
 
 
-@calibrate.command(short_help="Fit the collective model to tables of measurements.")
-@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_part("Fit the collective model to tables of measurements.")
+@_files("tables", nargs=-1, required=True)
 @click.option("--link", required=True, help="Name, or file, of the measured link.")
-@yaml_option
-@source_option
-@fitted
-def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
+@_yaml_option
+@_source_option
+@_fitted
+def _collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
     """Fit the collective model to TABLES: outputs of nccl-tests on one node, or CSVs.
 
     A CSV has the columns collective, num_gpus, bytes, time_us. Several files fit several operations and
@@ -110,15 +128,13 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
     """
     from perfsim.evidence.calibrate import calibrate_collectives
 
-    for table in tables:
-        must_exist(table)
     print_lines([calibrate_collectives(list(tables), link, out, source=source)])
 
 
-@calibrate.command(short_help="Fit host times and sustained ceilings to whole steps.")
-@click.argument("cases", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--device", default=None, help="Only runs on this device of the catalogue. [default: all]")
-@out_option("Folder for the YAML. [default: standard output]", check_folder)
+@_part("Fit host times and sustained ceilings to whole steps.")
+@_files("cases", nargs=-1, required=True)
+@click.option("--device", help="Only runs on this device of the catalogue. [default: all]")
+@path_option("--out", "Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @click.option("--only", multiple=True, metavar="CONSTANT", help="Fit only this constant; may be repeated.")
 @click.option(
@@ -127,9 +143,9 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
     default=MOST_DEVICES,
     help="Leave out larger runs.",
 )
-@source_option
-@fitted
-def framework(
+@_source_option
+@_fitted
+def _framework(
     cases: tuple[Path, ...],
     device: str | None,
     out: Path | None,
@@ -141,50 +157,45 @@ def framework(
     """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
     from perfsim.evidence.calibrate import calibrate_framework
 
-    for path in cases:
-        must_exist(path)
     text = calibrate_framework(
         cases, device, out, device_only=device_only, only=only, most_devices=most_devices, source=source
     )
     print_lines([text])
 
 
-@calibrate.command(short_help="Fit one scale for your cluster to steps measured on it.")
-@click.argument("measured", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_part("Fit one scale for your cluster to steps measured on it.")
+@_files("measured", nargs=-1, required=True)
 @click.option("--system", default="", help="Catalogue name of the machine that wrote the logs.")
-@yaml_option
-@fitted
-def steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
+@_yaml_option
+@_fitted
+def _steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
     """Fit one scale for your cluster to steps that you MEASURED on it.
 
     MEASURED is a YAML file of two or three steps, or one or several logs of Megatron-LM, with --system.
     """
     from perfsim.evidence.calibrate import calibrate_steps
 
-    for path in measured:
-        must_exist(path)
     text, warning = calibrate_steps(measured, out, system)
     print_lines([text])
     if warning:
         write_error(f"warning: {warning}\n")
 
 
-@calibrate.command(short_help="Fit a wafer's efficiency by software release to logs.")
-@click.argument("cases", type=click.Path(path_type=Path))
+@_part("Fit a wafer's efficiency by software release to logs.")
+@_files("cases")
 @click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
-@yaml_option
-@source_option
-@fitted
-def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
+@_yaml_option
+@_source_option
+@_fitted
+def _wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     """Fit a wafer's efficiency for each software release to the logs in CASES."""
     from perfsim.evidence.calibrate import calibrate_wafer
 
-    must_exist(cases)
     print_lines([calibrate_wafer(cases, device, out, source=source)])
 
 
-@calibrate.command(short_help="Fit the critical batch to your own runs.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_part("Fit the critical batch to your own runs.")
+@_files("files", nargs=-1, required=True)
 @click.option(
     "--tokens-per-example",
     type=float,
@@ -199,9 +210,9 @@ def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     show_default=True,
     help="Kind of the runs.",
 )
-@yaml_option
-@fitted
-def convergence(files: tuple[Path, ...], tokens_per_example: float, kind: str, out: Path | None) -> None:
+@_yaml_option
+@_fitted
+def _convergence(files: tuple[Path, ...], tokens_per_example: float, kind: str, out: Path | None) -> None:
     """Fit E_min and the critical batch to FILES: a CSV, a file of a convergence case, or MLPerf logs.
 
     A CSV has the columns batch and steps (or examples) to the target, or tokens and b_simple (a log of the
@@ -209,25 +220,24 @@ def convergence(files: tuple[Path, ...], tokens_per_example: float, kind: str, o
     """
     from perfsim.evidence.calibrate import calibrate_convergence
 
-    for path in files:
-        must_exist(path)
     print_lines(calibrate_convergence(files, tokens_per_example, kind, out))
 
 
 # `perfsim check`: all mistakes of a file, and nothing computed.
 
-CHECK_EXAMPLES = """\b
+
+@verb(
+    "List all mistakes of a file; nothing is run.",
+    """\b
 Examples:
   perfsim check my_study.yaml
   perfsim check my_cluster.yaml my_gpu.yaml
-"""
-
-
-@click.command(cls=Verb, short_help="List all mistakes of a file; nothing is run.", epilog=CHECK_EXAMPLES)
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+""",
+)
+@_files("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--kind", default="", help="device, system, model, ... [default: told by the file's keys]")
 @json_option
-def check(files: tuple[Path, ...], kind: str, as_json: bool) -> None:
+def _check(files: tuple[Path, ...], kind: str, as_json: bool) -> None:
     """Read each FILE with all that it names, and list every mistake; nothing is run.
 
     Exit code 2 if there is any.
@@ -251,19 +261,20 @@ def check(files: tuple[Path, ...], kind: str, as_json: bool) -> None:
 
 # `perfsim diff`: two studies or two answers side by side.
 
-DIFF_EXAMPLES = """\b
+
+@verb(
+    "What differs between two studies, and its effect.",
+    """\b
 Examples:
   perfsim diff gpt3_20b my_study.yaml
   perfsim diff before/summary.json after/summary.json
-"""
-
-
-@click.command(cls=Verb, short_help="What differs between two studies, and its effect.", epilog=DIFF_EXAMPLES)
+""",
+)
 @click.argument("first")
 @click.argument("second")
 @json_option
 @limits
-def diff(first: str, second: str, as_json: bool) -> None:
+def _diff(first: str, second: str, as_json: bool) -> None:
     """Compare FIRST and SECOND: names or files of studies, or the summary.json of two answers.
 
     Studies are answered, and the first once more with each changed input alone. Answers are compared as they
@@ -282,16 +293,17 @@ def diff(first: str, second: str, as_json: bool) -> None:
 
 # `perfsim explain`: terms of reports and messages, from the glossary.
 
-EXPLAIN_EXAMPLES = """\b
+
+@verb(
+    "Say what a term means, such as mfu.",
+    """\b
 Examples:
   perfsim explain mfu
   perfsim explain critical batch
-"""
-
-
-@click.command(cls=Verb, short_help="Say what a term means, such as mfu.", epilog=EXPLAIN_EXAMPLES)
+""",
+)
 @click.argument("term", nargs=-1)
-def explain(term: tuple[str, ...]) -> None:
+def _explain(term: tuple[str, ...]) -> None:
     """Say what a TERM of reports and messages means, or list all terms."""
     from perfsim.report.glossary import explained, terms
 
@@ -304,48 +316,40 @@ def explain(term: tuple[str, ...]) -> None:
 
 # `perfsim import`: files of other tools as YAML of perfsim.
 
-FORMATS = (*READ, CHAKRA)
-PARTS = ("model", "recipe", "measured", "convergence")
+_PARTS = ("model", "recipe", "measured", "convergence")
 
 
-IMPORT_EXAMPLES = """\b
+@verb(
+    "Read a model or a run of another tool.",
+    """\b
 Examples:
   perfsim import config.json --out my_model.yaml
   perfsim import pretrain.sh --part recipe
-"""
-
-
-@click.command(
-    cls=Verb, name="import", short_help="Read a model or a run of another tool.", epilog=IMPORT_EXAMPLES
+""",
 )
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_files("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice(FORMATS),
+    type=LateChoice("perfsim.interop:FORMATS"),
     metavar="NAME",
-    default=None,
-    help=f"Format of FILE: {', '.join(FORMATS)}. [default: recognised by its content]",
+    help="Format of FILE, such as megatron. [default: recognised by its content]",
 )
-@click.option("--part", type=click.Choice(PARTS), default=None, help="What to write. [default: the model]")
+@click.option("--part", type=click.Choice(_PARTS), help="What to write. [default: the model]")
 @click.option("--model", default="", help="Model of a FILE without one: of the catalogue, or a config.json.")
 @click.option("--system", default="", help="Machine on which the steps of a log were measured.")
-@click.option(
-    "--set",
-    "given",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A value that FILE lacks or computes, by its name in FILE. May be repeated.",
+@pairs_option(
+    "given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE. May be repeated."
 )
-@out_option("YAML file to write. [default: standard output]")
+@path_option("--out", "YAML file to write. [default: standard output]")
 @json_option
-def import_(
+def _import(
     files: tuple[Path, ...],
     format_name: Any,
     part: Any,
     model: str,
     system: str,
-    given: Sequence[str],
+    given: dict[str, Any],
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -365,7 +369,7 @@ def import_(
         part=part or "",
         model=model,
         system=system,
-        given=_given(given),
+        given=given,
         more=files[1:],
     )
     if out is not None:
@@ -379,30 +383,8 @@ def import_(
         print_lines([f"{result.kind} from {result.format}: {out}", *result.remarks()])
 
 
-def _given(texts: Sequence[str]) -> dict[str, Any]:
-    """`KEY=VALUE` texts as values of YAML."""
-    from perfsim.catalog.yaml_tree import ScalarError, resolve_plain
-
-    given: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise click.UsageError(f"--set {text}: write KEY=VALUE")
-        try:
-            given[key] = resolve_plain(value)
-        except ScalarError as error:
-            raise click.UsageError(f"--set {text}: {error}") from None
-    return given
-
-
 # `perfsim init`: a commented study to begin with.
-
-INIT_EXAMPLES = """\b
-Examples:
-  perfsim init my_study.yaml
-  perfsim init my_study.yaml --model llama2_70b --system dgx-h100 --devices 64
-"""
-TEMPLATE = """\
+_TEMPLATE = """\
 # A study for perfsim. Check it:   perfsim check {file}
 #                      Answer it:  perfsim study {file} --open
 title: {model} on my machine
@@ -416,7 +398,7 @@ recipe:
   extends: {recipe}
   # seq_length: 4096             # tokens of a sequence
   # precision: bf16              # or fp16, fp8
-  # attention: flash             # or standard
+  # runtime: megatron_core       # what runs it (perfsim show runtimes)
   # dropout: false
   # global_batch_size: 512       # sequences; without it the best batch is searched
   tokens: 400e9                  # until the target is reached, with a small batch
@@ -448,13 +430,20 @@ assumed:
 """
 
 
-@click.command(cls=Verb, short_help="Write a commented study to begin with.", epilog=INIT_EXAMPLES)
+@verb(
+    "Write a commented study to begin with.",
+    """\b
+Examples:
+  perfsim init my_study.yaml
+  perfsim init my_study.yaml --model llama2_70b --system dgx-h100 --devices 64
+""",
+)
 @click.argument("file", type=click.Path(path_type=Path), default="my_study.yaml")
 @click.option("--model", default="llama2_70b", show_default=True, shell_complete=complete("model"))
 @click.option("--recipe", default="gpt3_pretraining", show_default=True, shell_complete=complete("recipe"))
 @click.option("--system", default="dgx-h100", show_default=True, shell_complete=complete("system"))
 @click.option("--devices", type=click.IntRange(1, MOST_DEVICES), default=64, show_default=True)
-def init(file: Path, model: str, recipe: str, system: str, devices: int) -> None:
+def _init(file: Path, model: str, recipe: str, system: str, devices: int) -> None:
     """Write a commented study to FILE, which `perfsim study FILE` answers as it is."""
     from perfsim.catalog import default_catalog
     from perfsim.machines import strategy_for
@@ -467,61 +456,56 @@ def init(file: Path, model: str, recipe: str, system: str, devices: int) -> None
         catalog.load(kind, name)
     strategy = strategy_for("", catalog.system(system)).name
     names = {"model": model, "recipe": recipe, "system": system, "strategy": strategy}
-    write_file(file, TEMPLATE.format(file=file, devices=devices, **names))
+    write_file(file, _TEMPLATE.format(file=file, devices=devices, **names))
     print_prose(f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`")
 
 
 # `perfsim prove`: execute schedules and compare them with serial training.
 
-MOST_ORDERS = 10_000
 
-
-PROVE_EXAMPLES = """\b
+@verb(
+    "Compare schedules with serial training, in NumPy.",
+    """\b
 Examples:
   perfsim prove gpt3_xl --strategy 3d --layout tp=2,pp=4,schedule=zb1p
-"""
-
-
-@click.command(
-    cls=Verb, short_help="Compare schedules with serial training, in NumPy.", epilog=PROVE_EXAMPLES
+""",
 )
 @click.argument("target", metavar="MODEL|STUDY")
 @click.option("--strategy", default="", help="Only this strategy. [default: all; 3d for a --layout]")
-@layout_option("Only this layout. [default: all strategies and schedules of the catalogue]")
+@click.option(
+    "--layout",
+    default="",
+    metavar="tp=8,pp=4,mbs=1",
+    shell_complete=complete_layout,
+    help="Only this layout. [default: all strategies and schedules of the catalogue]",
+)
 @click.option(
     "--devices",
     type=click.IntRange(1, MOST_DEVICES),
-    default=None,
     help="Number of devices. [default: what --layout needs]",
 )
-@click.option(
-    "--batch", type=click.IntRange(1, MOST_SEQUENCES), default=None, help="Global batch of a --layout."
-)
+@click.option("--batch", type=click.IntRange(1, MOST_SEQUENCES), help="Global batch of a --layout.")
 @click.option(
     "--orders",
-    type=click.IntRange(0, MOST_ORDERS),
-    default=None,
+    type=click.IntRange(0, 10_000),
     help="Random orders of execution. [default: 10]",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
-    default=None,
     help="Seed of weights and random orders. [default: 0]",
 )
+@set_option
 @click.option(
     "--mutations",
     type=click.Path(dir_okay=False),
-    default=None,
     metavar="FILE",
     help="Insert faults into these schedules instead, and write to FILE (Markdown) which are detected.",
 )
-@click.option(
-    "--every", type=click.IntRange(1), default=None, help="Of --mutations: try every N-th fault only."
-)
+@click.option("--every", type=click.IntRange(1), help="Of --mutations: try every N-th fault only.")
 @json_option
 @limits
-def prove(
+def _prove(
     target: str,
     strategy: str,
     layout: str,
@@ -529,6 +513,7 @@ def prove(
     batch: int | None,
     orders: int | None,
     seed: int | None,
+    changes: dict[str, Any],
     mutations: str | None,
     every: int | None,
     as_json: bool,
@@ -542,34 +527,26 @@ def prove(
     catalogue with MODEL's architecture, or the layouts that STUDY chooses. --mutations tests how many
     faults such a proof detects.
     """
-    from perfsim.proof.prove import DEFAULT_ORDERS, Request
+    from perfsim.proof.prove import DEFAULT_ORDERS, Request, prove_all
+    from perfsim.report.terminal import proof_lines
 
     if mutations is None and every is not None:
         raise InputError("--every belongs to --mutations: it says which share of the faults is tried")
     if mutations is not None and (orders is not None or seed is not None):
         raise InputError("--orders and --seed belong to proofs: --mutations tries each fault in one order")
     orders = DEFAULT_ORDERS if orders is None else orders
-    request = Request(target, strategy, layout, devices, batch, orders, seed or 0)
+    request = Request(target, strategy, layout, devices, batch, orders, seed or 0, changes)
     tell = progress(quiet=as_json)
-    if mutations is None:
-        _prove(request, tell, as_json=as_json)
-    else:
+    if mutations is not None:
         _mutate(request, Path(mutations), every or 1, tell, as_json=as_json)
-
-
-def _prove(request: Request, tell: Callable[[str], None], *, as_json: bool) -> None:
-    from perfsim.proof.prove import prove_all
-    from perfsim.report.terminal import proof_lines
-
+        return
     answer = prove_all(request, tell).as_dict()
     if as_json:
         print_json(answer)
     else:
         print_lines(proof_lines(answer))
     if not answer["passed"]:
-        raise PerfsimError(
-            f"{request.target}: at least one layout does not compute what serial training does"
-        )
+        raise PerfsimError(f"{target}: at least one layout does not compute what serial training does")
 
 
 def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None], *, as_json: bool) -> None:
@@ -591,17 +568,18 @@ def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None
 
 # `perfsim schema`: JSON Schemas of the YAML files.
 
-SCHEMA_EXAMPLES = """\b
+
+@verb(
+    "Print or write JSON Schemas of the YAML files.",
+    """\b
 Examples:
   perfsim schema study
   perfsim schema --out .schemas
-"""
-
-
-@click.command(cls=Verb, short_help="Print or write JSON Schemas of the YAML files.", epilog=SCHEMA_EXAMPLES)
+""",
+)
 @click.argument("kind", required=False)
-@out_option("Folder for <kind>.schema.json files. [default: standard output]", check_folder)
-def schema(kind: str | None, out: Path | None) -> None:
+@path_option("--out", "Folder for <kind>.schema.json files. [default: standard output]", check_folder)
+def _schema(kind: str | None, out: Path | None) -> None:
     """Print or write the JSON Schema of a KIND of YAML file (device, model, study, ...), or of all."""
     from perfsim.api.tools import KINDS, schema_of, schema_text, write_schemas
 
@@ -615,20 +593,16 @@ def schema(kind: str | None, out: Path | None) -> None:
 
 # `perfsim show`: what the catalogue holds.
 
-KINDS = ("systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies")
 
-COUNTED = {"num_devices": "devices", "vertices": "vertices", "edges": "edges"}
-
-
-SHOW_EXAMPLES = """\b
+@verb(
+    "List what the catalogue holds, with sources.",
+    """\b
 Examples:
   perfsim show models
   perfsim show systems dgx-h100
-"""
-
-
-@click.command(cls=Verb, short_help="List what the catalogue holds, with sources.", epilog=SHOW_EXAMPLES)
-@click.argument("kind", type=click.Choice(KINDS))
+""",
+)
+@click.argument("kind", type=LateChoice("perfsim.api.inventory:KINDS"))
 @click.argument("name", required=False)
 @click.option(
     "--graph",
@@ -642,10 +616,10 @@ Examples:
     help="Of so many devices.  [default: those of two nodes]",
 )
 @json_option
-def show(kind: str, name: str | None, graph: Path | None, devices: int | None, as_json: bool) -> None:
+def _show(kind: str, name: str | None, graph: Path | None, devices: int | None, as_json: bool) -> None:
     """List what the catalogue holds, or print one entry with the source of each value."""
     if graph is not None:
-        _write(kind, name, graph, devices, as_json=as_json)
+        _write_network(kind, name, graph, devices, as_json=as_json)
         return
     from perfsim.api.inventory import entry, names
     from perfsim.report.terminal import row_lines
@@ -657,7 +631,7 @@ def show(kind: str, name: str | None, graph: Path | None, devices: int | None, a
         print_lines(row_lines(rows, title=name or kind))
 
 
-def _write(kind: str, name: str | None, graph: Path, devices: int | None, *, as_json: bool) -> None:
+def _write_network(kind: str, name: str | None, graph: Path, devices: int | None, *, as_json: bool) -> None:
     """Write the network of a system to a file, and say what is in it."""
     from perfsim.api.inventory import write_network
     from perfsim.base.errors import InputError
@@ -668,21 +642,24 @@ def _write(kind: str, name: str | None, graph: Path, devices: int | None, *, as_
     if as_json:
         print_json(written)
         return
-    counts = ", ".join(f"{written[key]:,} {word}" for key, word in COUNTED.items())
+    counts = (
+        f"{written['num_devices']:,} devices, {written['vertices']:,} vertices, {written['edges']:,} edges"
+    )
     print_prose(f"{graph}: {name} with {counts}")
 
 
 # `perfsim validate`: predictions against published runs.
 
-VALIDATE_EXAMPLES = """\b
+
+@verb(
+    "Compare predictions with published runs.",
+    """\b
 Examples:
   perfsim validate
   perfsim validate my_runs.yaml --worst 20
-"""
-
-
-@click.command(cls=Verb, short_help="Compare predictions with published runs.", epilog=VALIDATE_EXAMPLES)
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+""",
+)
+@_files("files", nargs=-1)
 @json_option
 @click.option(
     "--worst",
@@ -706,22 +683,20 @@ Examples:
     "minutes.",
 )
 @limits
-def validate(
+def _validate(
     files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
 ) -> None:
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
     from perfsim.api.tools import validate as answer
-    from perfsim.evidence.plans import public_cases
+    from perfsim.evidence.cases import public_cases
     from perfsim.report.terminal_study import validation_lines
 
     paths = files or tuple(public_cases())
-    for path in paths:
-        must_exist(path)
     results = [dict(answer(path).document) for path in paths]
     steps = [pair for pair in zip(paths, results, strict=True) if pair[1]["kind"] == "step_time"]
     if leave_out and not steps:
         raise click.UsageError("--leave-out is for files of step times")
-    left_out_rows: dict[str, Sequence[LeftOut]] = {}
+    known: dict[str, Sequence[LeavingOut]] = {}
     if page is not None:
         from perfsim.evidence.accuracy_page import accuracy_page
         from perfsim.report.validation import write_validation
@@ -729,19 +704,20 @@ def validate(
         accuracy = accuracy_page(paths, results, leaves_out=leave_out)
         written = write_validation(accuracy, page)
         write_error(f"Page: {written[0]}, {written[1]}\n")
-        outside = [step.outside for step in accuracy.steps]
-        left_out_rows = {step.result["file"]: step.left_out for step in accuracy.steps}
+        known = {step.result["file"]: step.leaving for step in accuracy.steps}
     elif leave_out:
         from perfsim.evidence.left_out import left_out
 
-        outside = [left_out(path) for path, _ in steps]
+        known = {path.name: left_out(path) for path, _ in steps}
     if leave_out:
-        for (_, result), scores in zip(steps, outside, strict=True):
-            result["left_out"] = scores
+        from perfsim.evidence.left_out import left_out_document
+
+        for path, result in steps:
+            result["left_out"] = left_out_document(known[path.name])
     if record:
         from perfsim.evidence.record import write_records
 
-        write_records(paths, results, left_out_rows)
+        write_records(paths, results, known)
     if as_json:
         print_json(results[0] if len(results) == 1 else results)
         return
@@ -749,19 +725,14 @@ def validate(
         print_lines(validation_lines(result, worst))
 
 
-NEEDED = ("model", "system", "devices")
-WHY_EXAMPLES = """\b
+@verb(
+    "What limits the candidates, and what would help; or explains a measured step.",
+    """\b
 Examples:
   perfsim why gpt3_20b
   perfsim why reports/gpt3_20b/summary.json
   perfsim why --measured 5.4s --model gpt3_xl --system dgx-a100-80gb --devices 16
-"""
-
-
-@click.command(
-    cls=Verb,
-    short_help="What limits the candidates, and what would help; or explains a measured step.",
-    epilog=WHY_EXAMPLES,
+""",
 )
 @click.argument("study", required=False, default="")
 @click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
@@ -771,52 +742,36 @@ Examples:
     metavar="5.4s",
     help="Rank the inputs that would explain this step of --model on --system and --devices.",
 )
-@question_options_if_asked
-@layout_option("[default: chosen by the planner]")
+@asks("run", required=False)
 @json_option
 @limits
-def why(study: str, compare: str, measured: str, as_json: bool, **asked: Any) -> None:
+def _why(study: str, compare: str, measured: str, asked: dict[str, Any], as_json: bool) -> None:
     """Explain the candidates of a STUDY: a name, a YAML file, or the summary.json of its answer.
 
     Each change is predicted again at the best batch, with the layout that is best with it. With --measured,
     explain the gap between the step that `perfsim run` predicts for the same options and a measured one.
     """
-    if measured:
-        _why_measured(study, measured, asked, as_json=as_json)
-    elif not study:
-        raise click.UsageError("name a STUDY, or give --measured with --model, --system and --devices")
-    elif given := [name for name in NEEDED if asked[name]]:
-        raise click.UsageError(f"--{given[0]} belongs to --measured; a STUDY names its own")
-    else:
-        _why_study(study, compare, as_json=as_json)
-
-
-def _why_study(study: str, compare: str, *, as_json: bool) -> None:
-    from perfsim.api.tools import why as explain_study
+    from perfsim.api.tools import why, why_measured
     from perfsim.report.document import plain
-    from perfsim.report.terminal import why_lines
+    from perfsim.report.terminal import gap_lines, why_lines
 
-    names = [name.strip() for name in compare.split(",") if name.strip()]
-    explained = explain_study(study, names)
-    if as_json:
-        print_json({"candidates": plain(explained)})
-    else:
-        print_lines(why_lines(explained))
-
-
-def _why_measured(study: str, measured: str, asked: dict[str, Any], *, as_json: bool) -> None:
-    from perfsim.api.tools import why_measured
-    from perfsim.report.document import plain
-    from perfsim.report.terminal import gap_lines
-
-    missing = [f"--{name}" for name in NEEDED if not asked[name]]
-    if study or missing:
+    missing = [f"--{name}" for name, entry in ASKED.items() if entry.required and name not in asked]
+    if measured and (study or missing):
         words = f"it needs {', '.join(missing)}" if missing else "it takes no STUDY"
         raise click.UsageError(f"--measured explains one step of one model on one system; {words}")
-    batch = batch_of(asked.pop("batch"), asked.pop("batch_per_device"), asked["devices"])
-    asked["cluster"] = asked["cluster"] or None
-    explained = why_measured(measured, batch=batch, **asked)
-    if as_json:
-        print_json(plain(explained) | {"inside_band": explained.inside})
+    if measured:
+        gap = why_measured(measured, **asked)
+        document = plain(gap) | {"inside_band": gap.inside}
+        lines = gap_lines(gap)
+    elif not study:
+        raise click.UsageError("name a STUDY, or give --measured with --model, --system and --devices")
+    elif given := [name for name in asked if "." not in name]:
+        raise click.UsageError(f"--{given[0]} belongs to --measured; a STUDY names its own")
     else:
-        print_lines(gap_lines(explained))
+        explained = why(study, [name.strip() for name in compare.split(",") if name.strip()], asked)
+        document = {"candidates": plain(explained)}
+        lines = why_lines(explained)
+    if as_json:
+        print_json(document)
+    else:
+        print_lines(lines)

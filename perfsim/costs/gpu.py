@@ -18,7 +18,7 @@ and e the seconds of a chunk of the product and of the exchange, which takes a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import cast, get_args
@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from perfsim.base.errors import CatalogError, GraphError
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares
-from perfsim.network import FatTree, Group, ring
+from perfsim.network import FatTree, Group
+from perfsim.network.algorithms import wire_factor
 from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.calibration import (
     CollectiveOp,
@@ -39,8 +40,9 @@ from perfsim.specs.calibration import (
     GpuCalibration,
     NarrowGemmConstants,
 )
-from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, HostSpec, Precision, SystemSpec
-from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, HostSpec, SystemSpec
+from perfsim.specs.precisions import PRECISIONS, Precision
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
 from perfsim.work.kernels import Kernel
 
@@ -184,14 +186,14 @@ class GpuKernels:
         latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel in moving)
         moving_s = sum(self.kernel_s(kernel) for kernel in moving)
         slope = 1.0
-        if not self.recipe.host_blocking:
+        if not self.recipe.runtime.host_blocking:
             slope = ((units_s + moving_s) / seconds) ** (self.framework.overlap_sharpness - 1)
         return Shares(slope * units_s / seconds, slope * (moving_s - latency_s) / seconds)
 
     def _with_host(self, device_s: float, launches: int) -> float:
         """Device and host time combined: the longer of the two, or their sum where the host blocks."""
         host_s = 0.0 if self.framework.cuda_graph else launches * self.framework.host_s_per_kernel
-        if self.recipe.host_blocking:
+        if self.recipe.runtime.host_blocking:
             return device_s + host_s + launches * self.framework.host_blocking_s_per_kernel
         return smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
 
@@ -217,7 +219,8 @@ class GpuKernels:
     def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
         """Seconds of a matrix product from those of its shape."""
         seconds *= self.gpu.wgrad_factor if kernel.weight_gradient else 1.0
-        if kernel.grouped and kernel.batch > 1 and kernel.precision is None and self.recipe.grouped_products:
+        in_one_call = kernel.grouped and kernel.batch > 1 and kernel.precision is None
+        if in_one_call and self.recipe.runtime.grouped_products:
             seconds /= self.framework.grouped_rate
         return max(seconds, self._vector_s(kernel))
 
@@ -309,7 +312,7 @@ class GpuCosts(GpuKernels, Costs):
     def _exposed_s(self, work: Work, alone_s: float) -> float:
         """Seconds of a collective, less what the product beside it hides."""
         product = work.beside
-        if product is None or work.group is None or not self.recipe.overlap_tensor:
+        if product is None or work.group is None or not self.recipe.runtime.overlap_tensor:
             return alone_s
         chunks = work.group.size
         chunk_s = self.kernel_s(_chunk(product, chunks))
@@ -340,7 +343,7 @@ class GpuCosts(GpuKernels, Costs):
         op, group = self._collective(work)
         if group.size == 1 or seconds <= 0.0:
             return NONE
-        sent_bytes = work.comm_bytes * ring.wire_factor(op, group.size)
+        sent_bytes = work.comm_bytes * wire_factor(op, group.size)
         passes = constants.memory_passes.get(op, 0.0)
         return Shares(
             self._kernel_units(constants, op, group) / self.topology.system.device.compute_units,
@@ -402,7 +405,7 @@ def _chunk(product: Kernel, chunks: int) -> Kernel:
 
 def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
     """Datasheet peak of a device for products that are not narrow: at a recipe's precision, or in bf16."""
-    narrow = PRECISION_BYTES[recipe.precision] < PRECISION_BYTES["bf16"]
+    narrow = PRECISIONS[recipe.precision].is_narrow
     return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
 
 
@@ -412,18 +415,7 @@ def _narrow_precisions(recipe: TrainingRecipe) -> set[Precision]:
     if table is None:
         return set()
     used = {table.forward, table.input_gradient, table.weight_gradient, table.head}
-    return {precision for precision in used if PRECISION_BYTES[precision] < PRECISION_BYTES["bf16"]}
-
-
-NEAREST_NARROW: Mapping[Precision, tuple[Precision, ...]] = {
-    "fp8": ("fp8_block",),
-    "fp8_rowwise": ("fp8", "fp8_block"),
-    "fp8_block": ("mxfp8", "fp8"),
-    "mxfp8": ("fp8_block", "fp8"),
-    "mxfp4": ("nvfp4", "fp8_block"),
-    "nvfp4": ("mxfp4", "fp8_block"),
-}
-"""By precision, those whose table stands in where it has none."""
+    return {precision for precision in used if PRECISIONS[precision].is_narrow}
 
 
 def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precision: Precision) -> GemmModel:
@@ -432,7 +424,7 @@ def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precis
     A device without any table of narrow products has the fractions of peak of its 16-bit products.
     """
     peak = device.peak_flop_per_s(precision)
-    tables = (gpu.narrow.get(name) for name in (precision, *NEAREST_NARROW[precision]))
+    tables = (gpu.narrow.get(name) for name in (precision, *PRECISIONS[precision].stand_ins))
     narrow = next((table for table in tables if table is not None), None)
     constants = gemm.constants if narrow is None else narrow_constants(gemm.constants, narrow)
     slowest = gemm.sustained_fraction / gpu.sustained_fraction
@@ -442,7 +434,7 @@ def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precis
         constants=constants,
         peak_flop_per_s=peak,
         sustained_fraction=min(1.0, ceiling),
-        element_bytes=PRECISION_BYTES[precision],
+        element_bytes=PRECISIONS[precision].bytes,
         result_bytes=gemm.element_bytes,
     )
 
@@ -488,6 +480,7 @@ def _calibration(system: SystemSpec) -> GpuCalibration:
 
 
 def _framework(recipe: TrainingRecipe) -> FrameworkCalibration:
-    if recipe.framework is None:
-        raise CatalogError(f"recipe {recipe.name} names no framework, so launches cannot be priced on GPUs")
-    return recipe.framework
+    runtime = recipe.runtime
+    if runtime.framework is None:
+        raise CatalogError(f"runtime {runtime.name} names no framework, so launches cannot be priced on GPUs")
+    return runtime.framework

@@ -224,7 +224,9 @@ class WaferCosts(Costs):
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             raise CatalogError(f"device {system.device.name} names no wafer calibration")
-        self.release = nearest_release(recipe.software_release or system.software_release, calibration)
+        self.release = nearest_release(
+            recipe.runtime.software_release or system.software_release, calibration
+        )
         peak = self.release == PEAK
         efficiency = 1.0 if peak else calibration.efficiency[self.release]
         self.flop_per_s = efficiency * peak_flop_per_s(system, recipe)

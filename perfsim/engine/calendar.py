@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 from simpy.events import NORMAL, EventPriority
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.engine.trace import Trace
 
 # A grid of times whose sums are exact, so that addition is associative and both engines agree bitwise.
@@ -27,9 +27,7 @@ from perfsim.engine.trace import Trace
 MANTISSA_BITS = 53
 FINEST_EXPONENT = -40
 
-Floats = NDArray[np.float64]
-Ticks = NDArray[np.int64]
-Run = Callable[[Ticks, int], Trace]
+Run = Callable[[Ints, int], Trace]
 """A run with durations in ticks of 2^exponent s."""
 
 
@@ -40,14 +38,14 @@ def grid_exponent(horizon_s: float) -> int:
     return max(FINEST_EXPONENT, math.frexp(horizon_s)[1] - MANTISSA_BITS)
 
 
-def in_ticks(duration_s: Floats, exponent: int) -> Ticks:
+def in_ticks(duration_s: Floats, exponent: int) -> Ints:
     """Durations as numbers of ticks of 2^exponent s, rounded to the nearest."""
     ticks = duration_s * 2.0**-exponent
     np.rint(ticks, out=ticks)
     return ticks.astype(np.int64)
 
 
-def in_seconds(ticks: Ticks, exponent: int) -> Floats:
+def in_seconds(ticks: Ints, exponent: int) -> Floats:
     """Ticks of 2^exponent s in seconds, exactly."""
     return np.asarray(ticks * 2.0**exponent)
 

@@ -6,11 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from perfsim.engine.calendar import Floats, Ticks, in_seconds, on_exact_grid
+from perfsim.base.arrays import Floats, Ids, Ints
+from perfsim.engine.calendar import in_seconds, on_exact_grid
 from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
 from perfsim.work import TaskGraph
-from perfsim.work.graph import Ints, Pairs
+from perfsim.work.graph import Pairs
 
 ROWS_AT_ONCE = 1 << 16
 """Rows between two checks of the limits."""
@@ -27,7 +28,7 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
     return on_exact_grid(partial(longest_path, graph), duration_s)
 
 
-def longest_path(graph: TaskGraph, ticks: Ticks, exponent: int) -> Trace:
+def longest_path(graph: TaskGraph, ticks: Ints, exponent: int) -> Trace:
     """`critical_path` with durations in ticks of 2^exponent s."""
     # Ticks are added as integers and scaled by a power of two, so every time is exact.
     chains = graph.chains
@@ -43,10 +44,10 @@ def longest_path(graph: TaskGraph, ticks: Ticks, exponent: int) -> Trace:
     return Trace(graph, start_s, end_s)
 
 
-def _starts(pairs: Pairs, total: Ticks, before: Ticks, tick_s: float) -> Floats:
+def _starts(pairs: Pairs, total: Ints, before: Ints, tick_s: float) -> Floats:
     """Start of each chain; `total` are sums of ticks over all chains, `before` the sum where each begins."""
 
-    def since_s(places: Ints, chains: Ints) -> list[float]:
+    def since_s(places: Ids, chains: Ids) -> list[float]:
         ticks = total.take(places) - before.take(chains)
         ticks[places < 0] = 0  # no dependency
         seconds: list[float] = (ticks * tick_s).tolist()

@@ -14,6 +14,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ids
 from perfsim.base.errors import InputError
 from perfsim.engine.limits import present_limits
 from perfsim.work import Kind, TaskGraph
@@ -23,18 +24,13 @@ from perfsim.work import Kind, TaskGraph
 # A *straggler* is a rank whose computation always takes a factor longer; *jitter* is noise on every
 # computation. Both need a graph with separate tasks for the perturbed ranks (`graph.unfold`).
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int32]
-
 
 def _computes(graph: TaskGraph) -> NDArray[np.bool_]:
     """Which tasks are computation, which a slow device slows down."""
     return np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
 
 
-def with_stragglers(
-    graph: TaskGraph, duration_s: Floats, ranks: Ints, factors: Mapping[int, float]
-) -> Floats:
+def with_stragglers(graph: TaskGraph, duration_s: Floats, ranks: Ids, factors: Mapping[int, float]) -> Floats:
     """Durations where rank r computes `factors[r]` times as long; `ranks` has one entry per task."""
     if not factors:
         return duration_s
@@ -46,7 +42,7 @@ def with_stragglers(
 
 
 def with_jitter(
-    graph: TaskGraph, duration_s: Floats, sigma: float, together: Ints, rng: np.random.Generator
+    graph: TaskGraph, duration_s: Floats, sigma: float, together: Ids, rng: np.random.Generator
 ) -> Floats:
     """Durations with lognormal noise of mean 1 on every computation.
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from perfsim.base.errors import GraphError
 from perfsim.engine.calendar import Calendar
@@ -139,7 +139,6 @@ class PathClass:
 # when a link on its route is full. D. Bertsekas and R. Gallager, Data Networks, 2nd edition (1992), section
 # 6.5.2.
 
-Floats = NDArray[np.float64]
 Loads = Sequence[Sequence[tuple[int, int]]]
 """For each class: (link, load per unit of the class's rate), for links that may bind."""
 

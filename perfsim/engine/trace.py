@@ -12,11 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.work import TaskGraph
 from perfsim.work.graph import computes, owners_of
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Tasks = NDArray[np.int32] | Ints
 
 

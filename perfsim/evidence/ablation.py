@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts, narrow_gemm
@@ -26,7 +27,6 @@ from perfsim.strategies import Plan
 from perfsim.work import WAIT_OF_HOST, RankGroup, TaskGraph, Work
 from perfsim.work.kernels import Kernel
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 LARGER_MEMORY = "a100-sxm4"
@@ -76,7 +76,7 @@ class WithoutMechanism(GpuCosts):
     def duration_s(self, work: Work) -> float:
         return 0.0 if self.removal.work(work) else super().duration_s(work)
 
-    def durations_s(self, works: Sequence[Work]) -> Array:
+    def durations_s(self, works: Sequence[Work]) -> Floats:
         kept = np.array([not self.removal.work(work) for work in works], dtype=bool)
         seconds = np.zeros(len(works))
         seconds[kept] = super().durations_s([works[place] for place in np.flatnonzero(kept).tolist()])
@@ -94,7 +94,7 @@ class WithoutMechanism(GpuCosts):
 class GemmWithoutWaves(GemmModel):
     """GEMMs without wave quantisation: tiles over compute units, not rounded up."""
 
-    def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
+    def geometry(self, m: Floats, n: Floats, k: Floats, batch: Floats) -> Geometry:
         geometry = super().geometry(m, n, k, batch)
         tile = self._candidates
         tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
@@ -116,7 +116,7 @@ def _no_power_limit(costs: GpuCosts) -> None:
 
 
 def _all_exposed(costs: GpuCosts) -> None:
-    costs.recipe = costs.recipe.model_copy(update={"overlap_tensor": False})
+    costs.recipe = costs.recipe.ran_with(overlap_tensor=False)
 
 
 def _old_attention(costs: GpuCosts) -> None:
@@ -178,7 +178,7 @@ def _all_instructions_at_peak(costs: GpuCosts) -> None:
 
 def _passes_in_fp32(kernel: Kernel, costs: GpuCosts) -> float:
     """Megatron-LM's passes over logits (38 and 14 bytes for 2 and 4) where a fused kernel runs."""
-    if not costs.recipe.fused_cross_entropy:
+    if not costs.recipe.runtime.fused_cross_entropy:
         return 1.0
     return {"cross_entropy": 38 / 2, "cross_entropy.backward": 14 / 4}.get(kernel.name, 1.0)
 

@@ -26,7 +26,6 @@ from perfsim.evidence.tables import rounded
 from perfsim.evidence.wafer_fit import fit_wafer
 from perfsim.interop.formats import format_of
 from perfsim.machines import machine_of
-from perfsim.prediction.question import spread_warning, wide
 from perfsim.specs.calibration import (
     Calibration,
     CollectiveCalibration,
@@ -108,12 +107,12 @@ def calibrate_framework(
     `out` is a directory; `only` and `most_devices` are those of `fit_steps`. Raises InputError for a bad
     file, an unknown device or constant, or without SciPy.
     """
-    fit = fit_steps(
+    calibrations = fit_steps(
         cases, device, device_only=device_only, only=only, most_devices=most_devices, source=source
     )
     return "\n".join(
         _deliver(calibration, None if out is None else out / f"{calibration.name}.yaml")
-        for calibration in fit.calibrations
+        for calibration in calibrations
     )
 
 
@@ -128,7 +127,7 @@ def calibrate_steps(measured: Sequence[Path], out: Path | None = None, system: s
             [Problem("a log does not say on what it ran", str(measured[0]), help="add --system NAME")]
         )
     calibration = fit_logs(measured, system) if system else fit_cluster(measured[0])
-    return _deliver(calibration, out), spread_warning(calibration) if wide(calibration) else ""
+    return _deliver(calibration, out), calibration.spread_warning if calibration.is_wide else ""
 
 
 def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
@@ -172,7 +171,7 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             sustained_spread=0.02,
             assumed=dict.fromkeys(unmeasured, _UNMEASURED)
             | {"sustained_fraction": _UNMEASURED_CEILING}
-            | undetermined.assumed,
+            | undetermined.assumed_in("gemm"),
             fit={"gemm": record},
         )
     kept = {key: reason for key, reason in present.assumed.items() if not key.startswith("gemm.")}
@@ -182,7 +181,7 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             "description": present.description if is_own(device, present) else words,
             "gemm": constants,
             "fit": {**present.fit, "gemm": record},
-            "assumed": kept | undetermined.assumed,
+            "assumed": kept | undetermined.assumed_in("gemm"),
         }
     )
 

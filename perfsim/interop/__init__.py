@@ -23,6 +23,7 @@ WRITTEN = ("megatron", "deepspeed", "torchtitan", "modelzoo")
 """Tools that are told a plan."""
 CHAKRA = "chakra"
 """The format of files that are no text: traces, of which a summary is the document."""
+FORMATS = (*READ, CHAKRA)
 GAP = "imported gap"
 """Begins the keys under `assumed` of an imported model that hold what cannot be expressed."""
 
@@ -30,7 +31,7 @@ GAP = "imported gap"
 def tool_named(name: str) -> Tool:
     """The tool of a name; UnknownNameError for a format that is not read."""
     if name not in READ:
-        raise UnknownNameError("format", name, [*READ, CHAKRA])
+        raise UnknownNameError("format", name, FORMATS)
     found: Tool = import_module(f"perfsim.interop.{name}").TOOL
     return found
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import PerfsimError
 from perfsim.base.files import write_file
 from perfsim.engine.trace import Span, Trace
@@ -34,8 +34,6 @@ from perfsim.work import Kind, TaskGraph
 GIGA = 1e9
 PLACED = ("weights", "gradients", "parameters", "norm")
 """Tensors of the graph that are no activations."""
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Counter(NamedTuple):

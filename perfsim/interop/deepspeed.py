@@ -38,7 +38,7 @@ from perfsim.interop.tool import (
     told,
     whole,
 )
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 
 WIRES = ("fp32", "fp16", "bf16")
 PARAMETERS_SHARDED = MICS_STAGE = 3
@@ -155,7 +155,7 @@ ROWS: tuple[Row, ...] = (
     found("(a share of the optimizer)", "zero_optimization.offload_optimizer.ratio", _ratio),
     named("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
     found("layout.recompute", CPU_CHECKPOINTS, lambda s, _: "full" if s.flag(CPU_CHECKPOINTS) else "none"),
-    same("recipe.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
+    same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
     Row(
         "layout.tensor",
         "tensor_parallel.autotp_size",
@@ -201,7 +201,7 @@ ROWS: tuple[Row, ...] = (
     lacks("layout.expert", "expert {}, expert_tensor {c.layout.expert_tensor}; its MoE layers set ep_size"),
     lacks("layout.offloads", "nvme_path, the folder of the drives", when=_on_drives),
     lacks("layout.sequence_parallel", "sequence parallelism of the norms"),
-    lacks("recipe.attention", "{} attention, which the model's code chooses"),
+    lacks("runtime.attention", "{} attention, which the model's code chooses"),
     TF32_PRODUCTS,
     reduced_otherwise(*WIRES),
 )
@@ -221,7 +221,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     settings = Settings.of(source, document)
     settings.values = {name: value for name, value in settings.values.items() if value != "auto"}
     values = read_rows(ROWS, settings)
-    recipe = part_of(values, "recipe")
+    recipe = part_of(values, "recipe") | part_of(values, "runtime")
     batch = recipe.get("global_batch_size")
     micro = values.get("layout.micro_batch_size")
     accumulation = values.get("(micro-batches)")

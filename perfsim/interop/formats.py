@@ -13,8 +13,8 @@ from perfsim.interop.chakra import is_chakra, read_chakra
 from perfsim.interop.imported import Imported, Reading, layout_text, model_document, recipe_document
 from perfsim.interop.megatron import iteration_steps
 from perfsim.interop.source import Source
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import ParallelLayout
 
 PARSERS: Mapping[str, Callable[[Source], Any]] = {
     "json": Source.as_json,

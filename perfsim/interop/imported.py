@@ -14,11 +14,14 @@ from perfsim.base.spec import CatalogSpec
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Gap, Settings
+from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import Layout, ParallelLayout, TrainingRecipe
+from perfsim.specs.recipe import RUNTIME_FIELDS, TrainingRecipe
 
 BASE_RECIPE = "gpt3_pretraining"
 """The recipe of the catalogue that an imported one extends: what a file does not say."""
+BASE_RUNTIME = "megatron_2021"
+"""The runtime of the catalogue that an imported one extends."""
 LONGEST_NAME = 64
 SHOWN_KEYS = 24
 """Keys that were not used and stand in the text; JSON has all of them."""
@@ -43,7 +46,7 @@ class Reading:
     settings: Settings
     model: Nearest | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Fields of a `TrainingRecipe`."""
+    """Fields of a `TrainingRecipe` and of its `Runtime`."""
     layout: Layout | None = None
     devices: int | None = None
     steps: tuple[Step, ...] = ()
@@ -148,9 +151,11 @@ def recipe_document(reading: Reading, title: str) -> dict[str, Any] | None:
     if not fields:
         return None
     described = {"name": reading.title, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
-    stated = {key: value for key, value in fields.items() if key != "framework"}  # a name of the catalogue
-    _validate(reading, TrainingRecipe, {"seq_length": 1, **described, **stated})
-    return {**described, "extends": BASE_RECIPE, **fields}
+    settings = {key: fields.pop(key) for key in RUNTIME_FIELDS if key in fields}
+    stated = {key: value for key, value in settings.items() if key != "framework"}  # a name of the catalogue
+    _validate(reading, TrainingRecipe, {"seq_length": 1, **described, **fields, "runtime": stated})
+    runtime = {"name": reading.title, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
+    return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}
 
 
 def _validate(reading: Reading, spec: type[CatalogSpec], document: dict[str, Any]) -> None:

@@ -48,8 +48,8 @@ from perfsim.interop.tool import (
     told,
     when,
 )
+from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import ParallelLayout, layers_of_stages
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
@@ -288,14 +288,14 @@ MODEL: tuple[Row, ...] = (
         _has_experts,
         same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
         Row(
-            "recipe.dispatcher",
+            "runtime.dispatcher",
             "moe_token_dispatcher_type",
             lambda c: DISPATCHERS[c.job.recipe.expert_dispatcher],
-            named("recipe.dispatcher", "moe_token_dispatcher_type", DISPATCHERS).read,
+            named("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS).read,
         ),
         same("recipe.expert_capacity", "moe_expert_capacity_factor"),
         named("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
-        same("recipe.grouped_products", "moe_grouped_gemm", usual=False),
+        same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
         of=_with_experts,
     ),
     *when(
@@ -544,23 +544,23 @@ def _optimizer_word(settings: Settings) -> str:
 
 
 def _overlaps_reduce(chosen: Chosen) -> bool:
-    return bool(chosen.job.recipe.overlap_grad_reduce and chosen.layout.replicas > 1)
+    return bool(chosen.job.runtime.overlap_grad_reduce and chosen.layout.replicas > 1)
 
 
 def _overlaps_gather(chosen: Chosen) -> bool:
     layout = chosen.layout
-    return bool(chosen.job.recipe.overlap_param_gather and layout.zero_stage > 0 and layout.replicas > 1)
+    return bool(chosen.job.runtime.overlap_param_gather and layout.zero_stage > 0 and layout.replicas > 1)
 
 
 RECIPE: tuple[Row, ...] = (
     Row(
-        "recipe.overlap_grad_reduce",
+        "runtime.overlap_grad_reduce",
         "overlap_grad_reduce overlap_grad_sync",
         _if(_overlaps_reduce),
         lambda settings, _: settings.flag("overlap_grad_reduce", "overlap_grad_sync"),
     ),
     Row(
-        "recipe.overlap_param_gather",
+        "runtime.overlap_param_gather",
         "overlap_param_gather",
         _if(_overlaps_gather),
         lambda settings, _: settings.flag("overlap_param_gather") or None,
@@ -586,14 +586,14 @@ RECIPE: tuple[Row, ...] = (
     ),
     grad_bucket("ddp_bucket_size bucket_size"),
     Row(
-        "recipe.attention",
+        "runtime.attention",
         "attention_backend",
-        lambda c: "flash" if c.job.recipe.attention == "flash" else "unfused",
+        lambda c: "flash" if c.job.runtime.attention == "flash" else "unfused",
         _attention,
     ),
     Row("recipe.dropout", "attention_dropout", _no_dropout, _dropout),
     told("recipe.dropout", "hidden_dropout", _no_dropout),
-    named("recipe.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
+    named("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
     optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
     lacks("recipe.lm_head_positions", "an LM head on part of the positions"),
     TF32_PRODUCTS,
@@ -603,7 +603,7 @@ RECIPE: tuple[Row, ...] = (
         unless=(*WIDE_OR_FP16, "bf16", "fp8"),
     ),
     reduced_otherwise("fp32", "bf16"),
-    lacks("recipe.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
+    lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
     noted(
         "overlap_moe_expert_parallel_comm: all-to-alls beside the compute of another micro-batch; predicted "
         "one after the other, which takes longer",
@@ -821,7 +821,7 @@ def read_settings(settings: Settings, world: int | None) -> Reading:
     if world is not None and 1 < instances < layout.replicas and layout.replicas % instances == 0:
         layout = replace(layout, shard_group=layout.replicas // instances)
     layout = _divided(settings, layout, values["model.num_layers"])
-    recipe = part_of(values, "recipe")
+    recipe = part_of(values, "recipe") | part_of(values, "runtime")
     if world is not None and settings.has("micro_batch_size", "batch_size"):
         recipe.setdefault("global_batch_size", layout.micro_batch_size * layout.data)
     return Reading(settings, nearest_model(part_of(values, "model")), recipe, layout, world)

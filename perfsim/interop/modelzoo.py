@@ -220,10 +220,10 @@ ROWS: tuple[Row, ...] = (
     same("recipe.global_batch_size", "train_input.batch_size"),
     replace(same("layout.micro_batch_size", "train_input.micro_batch_size"), read=_micro),
     same("recipe.seq_length", "train_input.max_sequence_length"),
-    _either("model.vocab_size", "model.vocab_size", "train_input.vocab_size"),
     same("model.hidden_size", "model.hidden_size", needed=True),
     same("model.num_layers", "model.num_hidden_layers", needed=True),
     same("model.num_attention_heads", "model.num_heads model.num_attention_heads", needed=True),
+    _either("model.vocab_size", "model.vocab_size", "train_input.vocab_size"),
     found("model.head_dim", "model.attention_inner_dim", _head_dim),
     found("model.num_query_groups", "model.extra_attention_params.num_kv_groups", _groups),
     same("model.ffn_hidden_size", "model.filter_size", default=lambda _, v: 4 * v["model.hidden_size"]),
@@ -312,7 +312,7 @@ def _read(source: Source, document: Any) -> Reading:
     phases = document.get("trainer")
     if isinstance(phases, list) and len(phases) > 1:
         settings.gap(f"{len(phases)} phases of training, of which the first is described")
-    recipe = part_of(values, "recipe")
+    recipe = part_of(values, "recipe") | part_of(values, "runtime")
     recipe.setdefault("seq_length", values["model.max_position_embeddings"])
     systems = values.get("layout.data")
     micro = values.get("layout.micro_batch_size")
@@ -329,7 +329,7 @@ def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
 
 
 def _start(chosen: Chosen) -> str:
-    release = chosen.job.recipe.software_release or getattr(chosen.system, "software_release", "")
+    release = chosen.job.runtime.software_release or getattr(chosen.system, "software_release", "")
     predicted = f"; predicted for software release {release}" if release else ""
     return f"run.py CSX --params and this file, mode train{predicted}"
 

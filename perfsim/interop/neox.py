@@ -28,7 +28,7 @@ from perfsim.interop.tool import (
     when,
     whole,
 )
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 
 SIGNS = ("pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb")
 VOCABULARIES = {
@@ -181,9 +181,9 @@ ROWS: tuple[Row, ...] = (
     same("recipe.seq_length", "seq_length", default=lambda _, v: v["model.max_position_embeddings"]),
     found("recipe.precision", "precision bf16.enabled fp16.enabled", _precision),
     optimizer("neox", "optimizer.type optimizer_type"),
-    found("recipe.attention", "attention_config", _attention),
+    found("runtime.attention", "attention_config", _attention),
     found("recipe.dropout", "hidden_dropout attention_dropout", _dropout),
-    same("recipe.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
+    same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
     grad_bucket("zero_optimization.reduce_bucket_size", size_of=lambda _: 2),
 )
 
@@ -216,7 +216,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
             )
         layout = replace(layout, data=devices // ways)
         batch = batch or at_once * layout.data
-    recipe = part_of(values, "recipe") | {"global_batch_size": batch}
+    recipe = part_of(values, "recipe") | part_of(values, "runtime") | {"global_batch_size": batch}
     return Reading(settings, nearest_model(part_of(values, "model")), recipe, layout, devices)
 
 

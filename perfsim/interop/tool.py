@@ -17,8 +17,11 @@ from perfsim.interop.imported import Reading
 from perfsim.interop.nearest_model import Beyond
 from perfsim.interop.source import Settings, Source
 from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
-from perfsim.specs.recipe import Job, Layout, ParallelLayout, TrainingRecipe
+from perfsim.specs.optimizers import OPTIMIZERS
+from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.runtime import Runtime
 
 
 class Chosen(Protocol):
@@ -73,6 +76,7 @@ _SPECS: Mapping[str, Any] = {
     "model.experts": Experts,
     "model.latent_attention": LatentAttention,
     "recipe": TrainingRecipe,
+    "runtime": Runtime,
     "layout": ParallelLayout,
 }
 
@@ -220,7 +224,7 @@ def read_rows(rows: Sequence[Row], settings: Settings, before: Mapping[str, Any]
 
 
 def part_of(values: Values, part: str) -> dict[str, Any]:
-    """The fields of `model`, `layout` or `recipe` among the values, as a tree."""
+    """The fields of `model`, `layout`, `recipe` or `runtime` among the values, as a tree."""
     start = f"{part}."
     return nested({name[len(start) :]: value for name, value in values.items() if name.startswith(start)})
 
@@ -240,7 +244,8 @@ def lacks(
 ) -> Row:
     """What the emitted text cannot say: a field that is in use, or that has none of the values `unless`.
 
-    This is so in plans for which `when` holds. Words may name the value, `{}`, and fields of the plan, `{c.layout.tensor}`.
+    This is so in plans for which `when` holds. Words may name the value, `{}`, and fields of the plan,
+    `{c.layout.tensor}`.
     """
     return Row(field, gap=_limit(field, words, unless, when))
 
@@ -295,27 +300,21 @@ TF32_PRODUCTS = lacks(
 
 
 # ------------------------------------------------------------------ settings that several tools have
-OPTIMIZERS: Mapping[str, Mapping[str, str]] = {
-    "megatron": {"adam": "adam", "adamw": "adam", "muon": "muon", "sgd": "sgd"},
-    "deepspeed": {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"},
-    "torchtitan": {"adam": "Adam", "adamw": "AdamW"},
-    "modelzoo": {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"},
-    "neox": {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"},
-}
-"""What a tool calls an optimizer. One without a name there is refused; a foreign name that is none of ours is
-a gap. Megatron's adam decouples weight decay, as AdamW does."""
 VARIANTS: Mapping[str, str] = {
-    **{name: name for name in ("adam", "adamw", "muon", "sgd")},
+    **{name: name for name in OPTIMIZERS},
     **dict.fromkeys(("fusedadam", "cpuadam", "cpu_adam", "torchadam"), "adam"),
 }
-"""Names of optimizers in any tool, folded, by ours."""
+"""What any tool calls an optimizer, folded, by ours."""
 
 
 def optimizer(
     tool: str, keys: str, *, default: str = "adam", word: Callable[[Settings], str] | None = None
 ) -> Row:
-    """The row of the optimizer; `word` finds its name where it is no value of a key."""
-    names = OPTIMIZERS[tool]
+    """The row of the optimizer; `word` finds its name where it is no value of a key.
+
+    One that the tool has not is refused, and a foreign name that is none of ours is a gap.
+    """
+    names = {ours: name for ours, row in OPTIMIZERS.items() if (name := getattr(row, tool)) is not None}
 
     def read(settings: Settings, _: Values) -> str:
         text = settings.text(*keys.split()) if word is None else word(settings)
@@ -331,16 +330,16 @@ def grad_bucket(keys: str, *, size_of: Callable[[Values], int] | None = None) ->
     """The row of a bucket of gradients, which tools count in elements of the precision that is reduced."""
 
     def write(chosen: Chosen) -> int | None:
-        recipe = chosen.job.recipe
-        size = 2 if recipe.reduce_precision in ("bf16", "fp16") else 4
-        return None if recipe.grad_bucket is None else int(recipe.grad_bucket / size)
+        bucket_bytes = chosen.job.runtime.grad_bucket
+        size = 2 if chosen.job.recipe.reduce_precision in ("bf16", "fp16") else 4
+        return None if bucket_bytes is None else int(bucket_bytes / size)
 
     def read(settings: Settings, values: Values) -> str | None:
         elements = settings.integer(*keys.split())
         size = size_of(values) if size_of else 2 if "recipe.reduce_precision" in values else 4
         return None if elements is None else f"{elements * size} B"
 
-    return Row("recipe.grad_bucket", keys, write, read)
+    return Row("runtime.grad_bucket", keys, write, read)
 
 
 def reduced_otherwise(*wires: str) -> Row:

@@ -44,7 +44,7 @@ from perfsim.interop.tool import (
     told,
     whole,
 )
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 
 SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
 """Sections in which a degree stands, by release."""
@@ -303,7 +303,7 @@ ROWS: tuple[Row, ...] = (
     ),
     reduced_otherwise("fp32"),
     TF32_PRODUCTS,
-    lacks("recipe.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
+    lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
     lacks("recipe.dropout", "dropout; its models have none"),
 )
 
@@ -332,7 +332,7 @@ def _read(source: Source, document: Any) -> Reading:
     mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
     layout, devices = _read_layout(settings, values, world, model)
-    recipe = part_of(values, "recipe")
+    recipe = part_of(values, "recipe") | part_of(values, "runtime")
     if recipe.get("global_batch_size", 0) < 1:
         local = settings.integer("training.local_batch_size", "training.batch_size")
         told = devices is not None and local is not None

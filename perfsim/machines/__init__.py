@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from perfsim.base.errors import InputError, Problem, UnknownNameError
-from perfsim.base.plug_ins import made_by
+from perfsim.base.errors import InputError, Problem, UnknownNameError, made_by
 from perfsim.costs.price import Costs
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine, Network, Unknown
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.network import Topology
 from perfsim.specs.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
-from perfsim.specs.recipe import Layout, TrainingRecipe
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.plan import check_runs_on
 

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.text import did_you_mean
-from perfsim.specs.recipe import layers_of_stages
+from perfsim.specs.layout import AXES, layers_of_stages
 
-SHORT_NAMES = {
-    "tp": "tensor",
-    "pp": "pipeline",
-    "dp": "data",
-    "cp": "context",
-    "ep": "expert",
-    "etp": "expert_tensor",
-    "vpp": "virtual_pipeline",
-    "mbs": "micro_batch_size",
-    "sp": "sequence_parallel",
-    "zero": "zero_stage",
-}
+SHORT_NAMES = {axis.short: name for name, axis in AXES.items() if axis.short}
 OTHER_NAMES = {"pipeline_layout": "layers_per_stage"}
 """Further names that texts may use."""
 _STAGES = re.compile(r"[EtL|()*\d\s]+")
@@ -59,8 +48,8 @@ def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
     for item, name, value in settings(text):
         try:
             parsed = _parsed(name, value, layout_type)
-        except _Wrong as wrong:
-            problems.append(Problem(f"layout {item!r}: {wrong.message}", help=wrong.help))
+        except LayoutError as wrong:
+            problems += [replace(p, message=f"layout {item!r}: {p.message}") for p in wrong.problems]
             continue
         if name in given:
             problems.append(Problem(f"layout names {name} twice"))
@@ -86,32 +75,23 @@ def _written(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-class _Wrong(Exception):
-    """A problem with a setting, and how to fix it."""
-
-    def __init__(self, message: str, help_text: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.help = help_text
-
-
 def _parsed(name: str, value: str, layout_type: type) -> Any:
     """The value of a field, by its type."""
     defaults: dict[str, Any] = {field.name: field.default for field in fields(layout_type)}
     if name not in defaults:
         others = {**SHORT_NAMES, **OTHER_NAMES}
         known = [*(other for other, long in others.items() if long in defaults), *defaults]
-        raise _Wrong("unknown name", did_you_mean(name, known))
+        raise LayoutError([Problem("unknown name", help=did_you_mean(name, known))])
     kind = get_type_hints(layout_type)[name]
     if kind is str:
         return value
     if kind is bool:
         if value.lower() not in ("true", "false", "1", "0"):
-            raise _Wrong(f"{value!r} is not a truth value", "write true or false")
+            raise LayoutError([Problem(f"{value!r} is not a truth value", help="write true or false")])
         return value.lower() in ("true", "1")
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise _Wrong(f"{value!r}", f"allowed: {', '.join(get_args(kind))}")
+            raise LayoutError([Problem(f"{value!r}", help=f"allowed: {', '.join(get_args(kind))}")])
         return value
     if kind in (int, int | None):
         default = defaults[name]
@@ -126,14 +106,18 @@ def _stages(value: str) -> tuple[int, ...]:
     try:
         return layers_of_stages(value)
     except ValueError as error:
-        raise _Wrong(str(error), "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L") from None
+        raise LayoutError(
+            [Problem(str(error), help="write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L")]
+        ) from None
 
 
 def _whole_number(value: str, least: int) -> int:
     try:
         number = int(value)
     except ValueError:
-        raise _Wrong(f"{value!r} is not a whole number", "write for example tp=8") from None
+        raise LayoutError(
+            [Problem(f"{value!r} is not a whole number", help="write for example tp=8")]
+        ) from None
     if number < least:
-        raise _Wrong(f"{number} is less than {least}", f"write {least} or more")
+        raise LayoutError([Problem(f"{number} is less than {least}", help=f"write {least} or more")])
     return number

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.machines.layout_text import parsed_settings
 from perfsim.network import Topology
-from perfsim.specs.calibration import Calibration
+from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import LinkSpec, SystemSpec
-from perfsim.specs.recipe import Job, Layout, TrainingRecipe
+from perfsim.specs.layout import Layout
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 
-# How a kind of machine explains step times: causes and remedies.
-
-Floats = NDArray[np.float64]
 HEAVY = 0.15
 """Share of the step above which recomputation, or movement inside a device, is mentioned."""
 LOOK = "see in the timeline what the devices wait for"
@@ -31,75 +30,12 @@ LOOK = "see in the timeline what the devices wait for"
 
 @dataclass(frozen=True)
 class Lane:
-    """One part of the machine in one step."""
+    """A part of the machine that moves data beside compute (a link and its servers, flash), in one step."""
 
     name: str
     busy_s: float
     saved: float
     """Share of the step saved if it were twice as fast."""
-
-
-class Explanation:
-    """Causes and remedies for one kind of machine; the defaults hold for any kind.
-
-    A *lane* is a part of the machine that moves data beside compute: a link and its servers, flash.
-    """
-
-    lanes: Mapping[str, str] = {}
-    """The lane of each operation that moves data; empty where lanes are not distinguished."""
-    layer_fixed_s = 0.0
-    """Seconds a layer and step independent of tokens, by another fit of published runs; 0: no such fit."""
-    more = "more devices"
-    """What shortens a step that is bound by compute."""
-    unit = "devices"
-    """What its number of devices counts."""
-    inputs: Mapping[str, tuple[str, ...]] = {}
-    """For each cause of a step time, the fields of the system that it rests on."""
-
-    def busy_s(self, topology: Topology, graph: TaskGraph, duration_s: Floats, lane: str) -> float:
-        """Seconds a step that a lane is busy."""
-        own = self.works_of(graph, lane)[graph.work]
-        streams = np.zeros(len(graph.streams))
-        np.add.at(streams, graph.stream[own], duration_s[own])
-        return self._together_s(topology, lane, streams) / len(graph.step_ends)
-
-    def works_of(self, graph: TaskGraph, lane: str) -> NDArray[np.bool_]:
-        """Which classes of work run on a lane."""
-        return np.array([self.lanes.get(work.op) == lane for work in graph.works])
-
-    def _together_s(self, _topology: Any, _lane: str, streams_s: Floats, /) -> float:
-        """Busy seconds of a lane from those of its streams, which run in parallel by default."""
-        return float(streams_s.max(initial=0.0))
-
-    def roof(
-        self, _plan: Any, _graph: TaskGraph, _costs: Costs, _duration_s: Floats, /
-    ) -> StreamingRoof | None:
-        """Tokens needed to hide streamed weights; None where nothing streams."""
-        return None
-
-    def cause(self, _lane: Lane, wait: str, /) -> str:
-        """The cause to name for a limiting lane; `wait` is the longest wait."""
-        return wait
-
-    def about_roof(self, _roof: StreamingRoof, _lane: Lane | None, /) -> str:
-        """A sentence that compares a step with its roof."""
-        return ""
-
-    def wait_remedy(self, _cause: str, _plan: Any, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
-        """What shortens a step that is bound by a wait."""
-        return LOOK
-
-    def compute_remedy(self, plan: Plan, moving: float, recompute: float) -> str:
-        """What shortens a step bound by compute; `moving` and `recompute` are shares of the step."""
-        if recompute > max(HEAVY, moving):
-            return (
-                f"memory for more activations (recomputation takes {100 * recompute:.0f} % of the step), "
-                f"or {self.more}"
-            )
-        return self._more_compute(plan, moving)
-
-    def _more_compute(self, _plan: Plan, _moving: float, /) -> str:
-        return self.more
 
 
 # Traffic of communication on a network, counted for all ranks that a folded rank stands for.
@@ -108,8 +44,6 @@ class Explanation:
 # uplinks. So a class of work is one flow over all links that any of its copies crosses, counted as often as
 # copies cross it. All copies run at the rate of the most contended link, since peers wait for one another
 # before the step ends.
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -255,12 +189,20 @@ class Machine(ABC):
     """The layout type of its strategies, a dataclass with a default for every field."""
     system_type: ClassVar[type[SystemSpec]]
     """The specification type of its systems."""
-    explanation: ClassVar[Explanation] = Explanation()
-    """Causes and remedies of step times."""
     fragments_memory: ClassVar[bool] = False
     """Whether devices allocate memory as they run, so that some of it is lost to fragmentation."""
     default_strategy: ClassVar[str]
     """The strategy where a question names none."""
+    unit: ClassVar[str] = "devices"
+    """What its number of devices counts."""
+    lanes: ClassVar[Mapping[str, str]] = {}
+    """The lane of each operation that moves data beside compute; empty where lanes are not distinguished."""
+    inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """For each cause of a step time, the fields of the system that it rests on."""
+    more: ClassVar[str] = "more devices"
+    """What shortens a step that is bound by compute."""
+    layer_fixed_s: ClassVar[float] = 0.0
+    """Seconds a layer and step independent of tokens, by another fit of published runs; 0: no such fit."""
 
     # ---------------------------------------------------------------------------------- hardware
     @abstractmethod
@@ -298,17 +240,63 @@ class Machine(ABC):
         """Whether the system is assumed to run at peak, an upper bound that was never observed."""
         return False
 
-    def unknowns(self, _system: Any, _recipe: TrainingRecipe, _num_devices: int, /) -> list[Unknown]:
+    def unknowns(self, _system: Any, _recipe: TrainingRecipe, _num_devices: int, /) -> Iterable[Unknown]:
         """What no published run shows of a system of this kind, such as its software or its size."""
-        return []
+        return ()
 
-    def job_unknowns(self, _job: Job, /) -> list[Unknown]:
+    def job_unknowns(self, _job: Job, /) -> Iterable[Unknown]:
         """What no published run on a system of this kind shows of a job, such as its kind of layer."""
-        return []
+        return ()
 
     def overlap_slowdown(self, _system: Any, /) -> float:
         """The most by which communication slows the compute beside it, as a fraction of its time."""
         return 0.0
+
+    # ------------------------------------------------------------------------- causes and remedies
+    def busy_s(self, topology: Topology, graph: TaskGraph, duration_s: Floats, lane: str) -> float:
+        """Seconds a step that a lane is busy."""
+        on_lane = self.works_of(graph, lane)[graph.work]
+        streams = np.zeros(len(graph.streams))
+        np.add.at(streams, graph.stream[on_lane], duration_s[on_lane])
+        return self._together_s(topology, lane, streams) / len(graph.step_ends)
+
+    def works_of(self, graph: TaskGraph, lane: str) -> Bools:
+        """Which classes of work run on a lane."""
+        return np.array([self.lanes.get(work.op) == lane for work in graph.works])
+
+    def _together_s(self, _topology: Any, _lane: str, streams_s: Floats, /) -> float:
+        """Busy seconds of a lane from those of its streams, which run in parallel by default."""
+        return float(streams_s.max(initial=0.0))
+
+    def roof(
+        self, _plan: Any, _graph: TaskGraph, _costs: Costs, _duration_s: Floats, /
+    ) -> StreamingRoof | None:
+        """Tokens needed to hide streamed weights; None where nothing streams."""
+        return None
+
+    def cause(self, _lane: Lane, wait: str, /) -> str:
+        """The cause to name for a limiting lane; `wait` is the longest wait."""
+        return wait
+
+    def about_roof(self, _roof: StreamingRoof, _lane: Lane | None, /) -> str:
+        """A sentence that compares a step with its roof."""
+        return ""
+
+    def wait_remedy(self, _cause: str, _plan: Any, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
+        """What shortens a step that is bound by a wait."""
+        return LOOK
+
+    def compute_remedy(self, plan: Plan, moving: float, recompute: float) -> str:
+        """What shortens a step bound by compute; `moving` and `recompute` are shares of the step."""
+        if recompute > max(HEAVY, moving):
+            return (
+                f"memory for more activations (recomputation takes {100 * recompute:.0f} % of the step), "
+                f"or {self.more}"
+            )
+        return self._more_compute(plan, moving)
+
+    def _more_compute(self, _plan: Plan, _moving: float, /) -> str:
+        return self.more
 
     # ------------------------------------------------------------------------------ published runs
     def published_system(
@@ -351,3 +339,28 @@ class Machine(ABC):
     def in_chunks(self, _layout: Any, /) -> Layout:
         """The layout with layers streamed in chunks; InputError where nothing streams."""
         raise InputError(f"detail chunk: no weights are streamed on a {self.kind}")
+
+
+# Calibrations measured on another device or link than the one that names them.
+
+
+def measured_on(calibration: Calibration, option: str) -> list[str]:
+    """Names of the devices or links (`option`) in the commands of a calibration's fits."""
+    commands = " ".join(record.command for record in calibration.fit.values())
+    return re.findall(rf"--{option} (\S+)", commands)
+
+
+def is_borrowed(name: str, assumed: Iterable[str], calibration: Calibration | None, option: str) -> bool:
+    """Whether a device's or link's constants were measured on another one.
+
+    Its description says so (`assumed: {calibration: ...}`), or the command of a fit names another one and
+    `name` is not a variant of the calibration's name, as a100-sxm4-40gb is of a100-sxm4. A calibration of a
+    chip that another one has measured counts as its device's where whole steps gave it a ceiling.
+    """
+    if calibration is None:
+        return False
+    measured = measured_on(calibration, option)
+    measured_here = not measured or name in measured or name.startswith(calibration.name)
+    if isinstance(calibration, GpuCalibration) and calibration.chip:
+        measured_here = measured_here or "sustained_fraction" in calibration.fit
+    return "calibration" in assumed or not measured_here

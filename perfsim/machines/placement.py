@@ -13,16 +13,17 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from perfsim.base.arrays import Bools, Floats, Ids, Ints
 from perfsim.engine.fairshare import TOLERANCE, Flow
 from perfsim.machines import network_of
-from perfsim.machines.machine import Ints, Network, PeerClasses, Traffic
+from perfsim.machines.machine import Network, PeerClasses, Traffic
 from perfsim.network import Topology
 from perfsim.strategies import Plan
 from perfsim.work import Kind, TaskGraph, Work, peer_classes, unfold
 from perfsim.work.graph import Ragged, offsets
-from perfsim.work.symmetry import as_slowest_peers, bases_of
+from perfsim.work.unfold import as_slowest_peers, bases_of
 
 # Which peers of a folded graph differ, because their groups lie differently over the nodes.
 #
@@ -35,7 +36,7 @@ def rank_classes(
     marks: Mapping[int, Hashable] | None = None,
     *,
     shares_links: bool = True,
-) -> NDArray[np.int32]:
+) -> Ids:
     """The class of each peer, by its position in the network and by the `marks` of ranks.
 
     With a single class the graph can stay folded. Unless something `shares_links`, positions that cost the
@@ -59,8 +60,7 @@ def rank_classes(
 #
 # A link with some capacity admits flow rates r with sum(count x r) <= capacity. Link A is implied by link B
 # where B's counts over capacity are at least A's for every flow: rates that B admits, A admits too. Max-min
-# fair rates depend only on the rates that all links together admit, so dropping implied links does not
-# change
+# fair rates depend only on the rates that all links together admit, so dropping implied links does not change
 # them. All links of a tree that a broadcast crosses become one, however many leaves the tree has.
 
 Loads = Mapping[int, int]
@@ -96,7 +96,7 @@ def _implies(column: Mapping[int, float], implied: Mapping[int, float]) -> bool:
 
 def flows_on(
     loads: Sequence[Loads], bytes_per_s: Sequence[float], capacities: Capacities
-) -> tuple[list[Flow], NDArray[np.float64]]:
+) -> tuple[list[Flow], Floats]:
     """Flows on the binding links, renumbered from 0, and the capacities of these links.
 
     A link that every flow crosses a multiple of k times becomes one with a k-th of the capacity.
@@ -130,7 +130,7 @@ class SharedLinks(NamedTuple):
     """Flows by work id, and the capacity of every link on their routes."""
 
     flows: Mapping[int, Flow] = NO_FLOWS
-    capacities: NDArray[np.float64] | None = None
+    capacities: Floats | None = None
 
 
 def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
@@ -166,9 +166,7 @@ def _crossings(traffic: Sequence[Traffic]) -> tuple[Ints, Ragged]:
     return links, Ragged(start.astype(np.int32), index.astype(np.int32))
 
 
-def _demand(
-    traffic: Sequence[Traffic], num_links: int, crossed: Ragged, stream: Ints, row: Ints
-) -> NDArray[np.float64]:
+def _demand(traffic: Sequence[Traffic], num_links: int, crossed: Ragged, stream: Ints, row: Ints) -> Floats:
     """Peak demand on each link in bytes/s, where each stream runs its rows one at a time."""
     bytes_per_s = np.concatenate([flow.times * flow.bytes_per_s for flow in traffic])
     entry = crossed._replace(values=np.arange(len(bytes_per_s), dtype=np.int32)).rows(row)
@@ -181,7 +179,7 @@ def _demand(
     return np.asarray(np.bincount(keys[first] % num_links, peaks, minlength=num_links), dtype=np.float64)
 
 
-def _loads(traffic: Sequence[Traffic], crossed: Ragged, hot: NDArray[np.bool_]) -> dict[int, dict[int, int]]:
+def _loads(traffic: Sequence[Traffic], crossed: Ragged, hot: Bools) -> dict[int, dict[int, int]]:
     """How often each communication, by its row, crosses each hot link; those that cross none are left out."""
     entries = np.flatnonzero(hot[crossed.values])
     rows = crossed.row_of_value[entries].tolist()
@@ -228,11 +226,11 @@ class Placed(NamedTuple):
     """A graph in which ranks that differ have tasks of their own."""
 
     graph: TaskGraph
-    rank: NDArray[np.int32]
+    rank: Ids
     """The (first) rank of each task; -1 on a stream that all ranks share."""
     links: SharedLinks
     topology: Topology
-    peers: NDArray[np.int32]
+    peers: Ids
     """The class of each peer; peers of one class are written once."""
     note: str = ""
     """A remark on how ranks that differ are simulated; empty where peers are alike."""
@@ -296,9 +294,9 @@ def _note(kinds: int, *, too_many: bool) -> str:
 # Graphs with stragglers: each slow rank apart from its peers, or together with its tensor peers.
 #
 # Tensor peers wait for one another after every block, so a step with one straggler takes exactly as long if
-# all its tensor peers are as slow (`graph.symmetry.as_slowest_peers`). That halves the classes of ranks and
-# keeps their chains of tasks whole. It holds only where the peers are alike otherwise: their positions
-# are alike, and no peer could take its share of a link earlier than the straggler.
+# all its tensor peers are as slow (`work.unfold.as_slowest_peers`). That halves the classes of ranks and
+# keeps their chains of tasks whole. It holds only where the peers are alike otherwise: their positions are
+# alike, and no peer could take its share of a link earlier than the straggler.
 
 MANY_TASKS = 100_000
 """Folded tasks above which tensor peers are as slow as their straggler; below, their waiting is shown."""

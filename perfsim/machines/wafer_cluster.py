@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs, mean_s
 from perfsim.costs.wafer import (
@@ -25,19 +26,7 @@ from perfsim.costs.wafer import (
     place_of,
     roof_tokens,
 )
-from perfsim.machines.machine import (
-    HEAVY,
-    LOOK,
-    Explanation,
-    Floats,
-    Ints,
-    Lane,
-    Machine,
-    Network,
-    PeerClasses,
-    Traffic,
-    Unknown,
-)
+from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, PeerClasses, Traffic, Unknown
 from perfsim.network import WaferTree
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import WaferClusterSpec
@@ -201,125 +190,6 @@ CAUSES = {
 }
 """The cause of each limiting lane; a limiting link is named by the longest of `LINK_WAITS`."""
 
-INPUTS: Mapping[str, tuple[str, ...]] = {
-    "exposed streaming": ("memoryx.servers", "memoryx.server.bandwidth", "weight_bytes"),
-    "gradient egress": ("swarmx.bandwidth", "gradient_bytes"),
-    "update bubble": ("memoryx.server.dram.bandwidth", "memoryx.server.arithmetic"),
-    "flash": ("memoryx.server.flash",),
-    "input": ("activation_servers",),
-    "exposed spilling": ("activation_servers",),
-}
-"""The fields of the system behind each cause."""
-
-
-class StreamingExplanation(Explanation):
-    """Causes and remedies for steps of weight streaming."""
-
-    lanes = LANES
-    layer_fixed_s = 0.0055
-    """Forward and backward. assumed: a fit of the same logs with a constant per layer in place of our
-    movement over the mesh, which grows with the layer; used only in a remark."""
-    more = "more systems, each with the same batch"
-    unit = "systems"
-    inputs = INPUTS
-
-    def _together_s(self, tree: WaferTree, lane: str, streams_s: Floats, /) -> float:
-        """Streams that share a bandwidth take turns; servers with blocks of their own work in parallel."""
-        memoryx = tree.system.memoryx
-        flash = tree.system.memoryx.server.flash
-        half_duplex = {"link": not tree.system.swarmx.duplex, "flash": flash is not None and not flash.duplex}
-        if not half_duplex.get(lane, False):
-            return float(streams_s.max(initial=0.0))
-        return float(streams_s.sum()) / (memoryx.servers if memoryx.placement == "by_layer" else 1)
-
-    # ------------------------------------------------------------------------------------ the roof
-    def roof(
-        self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats, /
-    ) -> StreamingRoof | None:
-        """Tokens of a micro-batch on one system, and the tokens that hide its streams."""
-        load = _named(graph, "layer.load")
-        use = _named(graph, "layer.forward")
-        if load is None or use is None:
-            return None
-        tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
-        load_s = costs.duration_s(load)
-        matrices = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed")
-        weights = use.share * matrices / (2.0 * tokens)
-        hidden = {"link": hidden_from_tokens(tokens, costs.duration_s(use), costs.fixed_s(use), load_s)}
-        hidden |= self._step_wide(plan, graph, costs, duration_s)
-        lane = max(hidden, key=lambda name: hidden[name])
-        flop_per_s = costs.arithmetic_flop_per_s(use)
-        return StreamingRoof(
-            tokens=tokens,
-            hidden_from_tokens=hidden[lane],
-            formula_tokens=roof_tokens(flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
-            lane=lane,
-        )
-
-    def _step_wide(
-        self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats
-    ) -> dict[str, float]:
-        """Tokens whose compute hides flash and updates, whose times do not depend on tokens."""
-        steps = len(graph.step_ends)
-        computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
-        compute_s = float(duration_s[computing].sum()) / steps
-        fixed_s = mean_s(graph, costs.fixed_s)
-        tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
-        return {
-            lane: hidden_from_tokens(
-                tokens, compute_s, fixed_s, self.busy_s(plan.topology, graph, duration_s, lane)
-            )
-            for lane in ("flash", "update")
-        }
-
-    def about_roof(self, roof: StreamingRoof, lane: Lane | None, /) -> str:
-        """The micro-batch compared with the tokens that hide its streams; none hide samples or spills."""
-        if lane is not None and lane.name in ("input", "spilling"):
-            late = "Samples arrive" if lane.name == "input" else "Spilled activations move"
-            return f"{late} more slowly than their tokens are computed, whatever the batch. "
-        if not roof.hidden_from_tokens:
-            return "A layer's weights take longer to pass over the mesh than to arrive, whatever the batch. "
-        than = "above" if roof.tokens >= roof.hidden_from_tokens else "below"
-        arithmetic = f" ({roof.formula_tokens:,.0f} by arithmetic alone)" if roof.lane == "link" else ""
-        return (
-            f"A system's micro-batch of {roof.tokens:,.0f} tokens is {than} the "
-            f"{roof.hidden_from_tokens:,.0f} that hide {HIDES[roof.lane]}{arithmetic}. "
-        )
-
-    # ------------------------------------------------------------------------------------ remedies
-    def cause(self, lane: Lane, wait: str, /) -> str:
-        """The cause of a lane; a link is named by the wait that it causes."""
-        if lane.name == "link":
-            return wait if wait in LINK_WAITS else "exposed streaming"
-        return CAUSES[lane.name]
-
-    def wait_remedy(
-        self, _cause: str, plan: StreamingPlan, lane: Lane | None, roof: StreamingRoof | None, /
-    ) -> str:
-        """A faster limiting part, or more tokens per stream of the weights."""
-        if roof is None:
-            return LOOK
-        remedies = []
-        if lane is not None:
-            part = _part_of(lane.name, plan.topology)
-            remedies.append(f"{part} twice as fast ({100 * lane.saved:.0f} % off the step)")
-        if lane is not None and lane.name == "flash":
-            in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
-            remedies.append(f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, so that flash is not needed")
-        if lane is None or lane.name not in ("input", "spilling"):
-            remedies.append(_more_tokens(plan, roof))
-        if lane is not None and lane.name == "spilling":
-            remedies.append("a smaller batch, whose activations fit on the wafer")
-        return ", or ".join(remedies)
-
-    def _more_compute(self, plan: Plan, moving: float, /) -> str:
-        if moving <= HEAVY:
-            return self.more
-        return (
-            f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}: {100 * moving:.0f} % of the "
-            "step is movement over the wafer's mesh, which grows more slowly than FLOPs"
-        )
-
 
 def _named(graph: TaskGraph, name: str) -> Work | None:
     return next((work for work in graph.works if work.name == name), None)
@@ -431,39 +301,6 @@ def of_systems(count: int) -> Iterator[Unknown]:
         yield Unknown("devices-outside", width, words)
 
 
-def of_job(job: Job) -> Iterator[Unknown]:
-    """Layers and sequences that no log has: grouped queries, gated MLPs, experts, more than 2,048 tokens.
-
-    The first two are more matrix products of the kind that logs have, so the band does not widen. What a long
-    sequence adds is attention's core: its share of the model's FLOPs above the largest of a log may be wrong
-    by a factor.
-    """
-    model = job.model
-    unlike = ["grouped queries"] * (model.query_groups < model.num_attention_heads)
-    unlike += ["a gated MLP"] * model.gated_mlp
-    unlike += ["latent attention"] * (model.latent_attention is not None)
-    unlike += ["attention in a window"] * (model.sliding_window is not None)
-    if unlike:
-        words = (
-            f"no published log of a wafer has {' or '.join(unlike)}: such models are published as "
-            "configurations without a step time, and take the efficiency of other matrix products"
-        )
-        yield Unknown("shape-outside", 0.0, words)
-    yield from _of_experts(job)
-    if job.seq_length <= SEQUENCE:
-        return
-    excess = max(0.0, attention_flop_per_step(job) / model_flop_per_step(job) - ATTENTION_SHARE)
-    width = math.log1p(excess * (ATTENTION_FACTOR - 1.0))
-    words = (
-        f"sequences of {job.seq_length:,} tokens, while published logs of wafers have at most {SEQUENCE:,}; "
-    )
-    if width:
-        words += f"the band allows {_percent(width)} for the core of attention"
-    else:
-        words += "the core of attention has no larger share of the work than in them"
-    yield Unknown("sequence-outside", width, words)
-
-
 def _of_experts(job: Job) -> Iterator[Unknown]:
     """Experts, which no log of a wafer has: their share of the model's FLOPs may be wrong by a factor."""
     experts = job.model.experts
@@ -491,11 +328,23 @@ class WaferCluster(Machine):
     kind = "wafer-cluster"
     system_type = WaferClusterSpec
     layout_type = StreamingLayout
-    explanation = StreamingExplanation()
+    unit = "systems"
+    more = "more systems, each with the same batch"
+    lanes = LANES
+    inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "exposed streaming": ("memoryx.servers", "memoryx.server.bandwidth", "weight_bytes"),
+        "gradient egress": ("swarmx.bandwidth", "gradient_bytes"),
+        "update bubble": ("memoryx.server.dram.bandwidth", "memoryx.server.arithmetic"),
+        "flash": ("memoryx.server.flash",),
+        "input": ("activation_servers",),
+        "exposed spilling": ("activation_servers",),
+    }
+    layer_fixed_s = 0.0055
+    """Forward and backward. assumed: a fit of the same logs with a constant per layer in place of our
+    movement over the mesh, which grows with the layer; used only in a remark."""
     default_strategy = "weight-streaming"
 
     def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:
-        """Systems under a tree of broadcast-reduce nodes."""
         return WaferTree(system, num_devices)
 
     def costs(self, topology: WaferTree, recipe: TrainingRecipe) -> Costs:
@@ -505,7 +354,6 @@ class WaferCluster(Machine):
         return costs(topology, recipe)
 
     def network(self, topology: WaferTree, /) -> WaferNetwork:
-        """Traffic on MemoryX and the tree."""
         return WaferNetwork(topology)
 
     def releases(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> tuple[str, str] | None:
@@ -513,26 +361,146 @@ class WaferCluster(Machine):
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             return None
-        wanted = recipe.software_release or system.software_release
+        wanted = recipe.runtime.software_release or system.software_release
         return wanted, nearest_release(wanted, calibration)
 
     def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
-        """Whether the software release is `peak`."""
-        return (recipe.software_release or system.software_release) == PEAK
+        return (recipe.runtime.software_release or system.software_release) == PEAK
 
     def unknowns(
         self, system: WaferClusterSpec, recipe: TrainingRecipe, num_devices: int, /
-    ) -> list[Unknown]:
+    ) -> Iterator[Unknown]:
         """The efficiency of a release without a log, and the loss of many systems."""
         calibration = system.device.calibration
-        if not isinstance(calibration, WaferCalibration):
-            return list(of_systems(num_devices))
-        wanted = recipe.software_release or system.software_release
-        return [*of_release(wanted, calibration), *of_systems(num_devices)]
+        if isinstance(calibration, WaferCalibration):
+            yield from of_release(recipe.runtime.software_release or system.software_release, calibration)
+        yield from of_systems(num_devices)
 
-    def job_unknowns(self, job: Job, /) -> list[Unknown]:
-        """Grouped queries, gated MLPs and long sequences, which no log has."""
-        return list(of_job(job))
+    def job_unknowns(self, job: Job, /) -> Iterator[Unknown]:
+        """Layers and sequences that no log has: grouped queries, gated MLPs, experts, more than 2,048 tokens.
+
+        The first two are more matrix products of the kind that logs have, so the band does not widen. What a
+        long sequence adds is attention's core: its share of the model's FLOPs above the largest of a log may
+        be wrong by a factor.
+        """
+        model = job.model
+        unlike = ["grouped queries"] * (model.query_groups < model.num_attention_heads)
+        unlike += ["a gated MLP"] * model.gated_mlp
+        unlike += ["latent attention"] * (model.latent_attention is not None)
+        unlike += ["attention in a window"] * (model.sliding_window is not None)
+        if unlike:
+            words = (
+                f"no published log of a wafer has {' or '.join(unlike)}: such models are published as "
+                "configurations without a step time, and take the efficiency of other matrix products"
+            )
+            yield Unknown("shape-outside", 0.0, words)
+        yield from _of_experts(job)
+        if job.seq_length <= SEQUENCE:
+            return
+        excess = max(0.0, attention_flop_per_step(job) / model_flop_per_step(job) - ATTENTION_SHARE)
+        width = math.log1p(excess * (ATTENTION_FACTOR - 1.0))
+        most = f"published logs of wafers have at most {SEQUENCE:,}"
+        words = f"sequences of {job.seq_length:,} tokens, while {most}; "
+        if width:
+            words += f"the band allows {_percent(width)} for the core of attention"
+        else:
+            words += "the core of attention has no larger share of the work than in them"
+        yield Unknown("sequence-outside", width, words)
+
+    def _together_s(self, tree: WaferTree, lane: str, streams_s: Floats, /) -> float:
+        """Streams that share a bandwidth take turns; servers with blocks of their own work in parallel."""
+        memoryx = tree.system.memoryx
+        flash = tree.system.memoryx.server.flash
+        half_duplex = {"link": not tree.system.swarmx.duplex, "flash": flash is not None and not flash.duplex}
+        if not half_duplex.get(lane, False):
+            return float(streams_s.max(initial=0.0))
+        return float(streams_s.sum()) / (memoryx.servers if memoryx.placement == "by_layer" else 1)
+
+    def roof(
+        self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats, /
+    ) -> StreamingRoof | None:
+        """Tokens of a micro-batch on one system, and the tokens that hide its streams."""
+        load = _named(graph, "layer.load")
+        use = _named(graph, "layer.forward")
+        if load is None or use is None:
+            return None
+        tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
+        load_s = costs.duration_s(load)
+        matrices = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed")
+        weights = use.share * matrices / (2.0 * tokens)
+        hidden = {"link": hidden_from_tokens(tokens, costs.duration_s(use), costs.fixed_s(use), load_s)}
+        hidden |= self._step_wide(plan, graph, costs, duration_s)
+        lane = max(hidden, key=lambda name: hidden[name])
+        flop_per_s = costs.arithmetic_flop_per_s(use)
+        return StreamingRoof(
+            tokens=tokens,
+            hidden_from_tokens=hidden[lane],
+            formula_tokens=roof_tokens(flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
+            lane=lane,
+        )
+
+    def _step_wide(
+        self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats
+    ) -> dict[str, float]:
+        """Tokens whose compute hides flash and updates, whose times do not depend on tokens."""
+        steps = len(graph.step_ends)
+        computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
+        compute_s = float(duration_s[computing].sum()) / steps
+        fixed_s = mean_s(graph, costs.fixed_s)
+        tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
+        return {
+            lane: hidden_from_tokens(
+                tokens, compute_s, fixed_s, self.busy_s(plan.topology, graph, duration_s, lane)
+            )
+            for lane in ("flash", "update")
+        }
+
+    def about_roof(self, roof: StreamingRoof, lane: Lane | None, /) -> str:
+        """The micro-batch compared with the tokens that hide its streams; none hide samples or spills."""
+        if lane is not None and lane.name in ("input", "spilling"):
+            late = "Samples arrive" if lane.name == "input" else "Spilled activations move"
+            return f"{late} more slowly than their tokens are computed, whatever the batch. "
+        if not roof.hidden_from_tokens:
+            return "A layer's weights take longer to pass over the mesh than to arrive, whatever the batch. "
+        than = "above" if roof.tokens >= roof.hidden_from_tokens else "below"
+        arithmetic = f" ({roof.formula_tokens:,.0f} by arithmetic alone)" if roof.lane == "link" else ""
+        return (
+            f"A system's micro-batch of {roof.tokens:,.0f} tokens is {than} the "
+            f"{roof.hidden_from_tokens:,.0f} that hide {HIDES[roof.lane]}{arithmetic}. "
+        )
+
+    def cause(self, lane: Lane, wait: str, /) -> str:
+        """The cause of a lane; a link is named by the wait that it causes."""
+        if lane.name == "link":
+            return wait if wait in LINK_WAITS else "exposed streaming"
+        return CAUSES[lane.name]
+
+    def wait_remedy(
+        self, _cause: str, plan: StreamingPlan, lane: Lane | None, roof: StreamingRoof | None, /
+    ) -> str:
+        """A faster limiting part, or more tokens per stream of the weights."""
+        if roof is None:
+            return LOOK
+        remedies = []
+        if lane is not None:
+            part = _part_of(lane.name, plan.topology)
+            remedies.append(f"{part} twice as fast ({100 * lane.saved:.0f} % off the step)")
+        if lane is not None and lane.name == "flash":
+            in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
+            remedies.append(f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, so that flash is not needed")
+        if lane is None or lane.name not in ("input", "spilling"):
+            remedies.append(_more_tokens(plan, roof))
+        if lane is not None and lane.name == "spilling":
+            remedies.append("a smaller batch, whose activations fit on the wafer")
+        return ", or ".join(remedies)
+
+    def _more_compute(self, plan: Plan, moving: float, /) -> str:
+        if moving <= HEAVY:
+            return self.more
+        return (
+            f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}: {100 * moving:.0f} % of the "
+            "step is movement over the wafer's mesh, which grows more slowly than FLOPs"
+        )
 
     def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
         """The layout; `dp` defaults to all systems, and `recompute_layers` implies full recompute."""

@@ -32,15 +32,15 @@ from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from perfsim.network import dispatch, in_network, ring, tree
+from perfsim.base.arrays import Floats
+from perfsim.network import algorithms
+from perfsim.network.algorithms import num_steps, wire_factor
 from perfsim.network.fat_tree import FatTree
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveOp, NetworkConstants, NetworkProtocol, ProtocolSegment
 from perfsim.specs.hardware import FatTreeSpec, InNetworkSpec, LinkSpec, NodeSpec
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class CollectiveModel:
     @overload
     def time_s(self, op: CollectiveOp, n_bytes: float, group: Group) -> float: ...
     @overload
-    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group) -> Array: ...
-    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group) -> float | Array:
+    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group) -> Floats: ...
+    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group) -> float | Floats:
         """Seconds from the last rank's arrival to the end; 0 for one rank or no bytes.
 
         `n_bytes` is the whole message as in nccl-tests: the buffer of an all-reduce, broadcast or
@@ -116,7 +116,7 @@ class CollectiveModel:
             seconds = np.where(size > 0, busy, 0.0)
         return float(seconds) if size.ndim == 0 else seconds
 
-    def dispatch_s(self, n_bytes: ArrayLike, group: Group, fan_out: int) -> Array:
+    def dispatch_s(self, n_bytes: ArrayLike, group: Group, fan_out: int) -> Floats:
         """Seconds of an all-to-all in which every item goes to `fan_out` members, one copy a rank and node.
 
         `n_bytes` counts an item once for each of these members. Inside and between nodes overlap.
@@ -124,7 +124,7 @@ class CollectiveModel:
         size = np.asarray(n_bytes, dtype=float)
         if group.size == 1:
             return np.zeros(size.shape)
-        share = dispatch.copies(group, fan_out)
+        share = algorithms.copies(group, fan_out)
         inside = self._inside("all_to_all", size * share.inside, max(2, group.most_per_node))
         if group.nodes == 1:
             return np.where(size > 0, inside, 0.0)
@@ -135,7 +135,7 @@ class CollectiveModel:
     def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
         """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
         seconds = self.time_s(op, n_bytes, Group.inside_node(size))
-        sent_bytes = n_bytes * ring.wire_factor(op, size)
+        sent_bytes = n_bytes * wire_factor(op, size)
         return min(sent_bytes / seconds, self._port_bytes_per_s(op, size)) if seconds > 0.0 else 0.0
 
     @property
@@ -174,11 +174,11 @@ class CollectiveModel:
             ),
         )
 
-    def _inside(self, op: CollectiveOp, n_bytes: Array, size: int) -> Array:
+    def _inside(self, op: CollectiveOp, n_bytes: Floats, size: int) -> Floats:
         lines = [_line_s(segment, op, n_bytes, size) for segment in self._segments(op, size)]
         return np.asarray(np.min(lines, axis=0))
 
-    def _in_network(self, n_bytes: Array, group: Group) -> Array:
+    def _in_network(self, n_bytes: Floats, group: Group) -> Floats:
         """An all-reduce in switches, where data passes each link once each way; inf without such switches."""
         if group.nodes == 1:
             spec = self.inside_switches
@@ -195,9 +195,9 @@ class CollectiveModel:
         if spec is None or not spec.enabled:
             return np.full(n_bytes.shape, np.inf)
         rate = min(spec.bandwidth, link_bytes_per_s)
-        return spec.latency + in_network.all_reduce_s(n_bytes, leaves, fan_out, rate, hop_s)
+        return spec.latency + algorithms.all_reduce_in_network_s(n_bytes, leaves, fan_out, rate, hop_s)
 
-    def _across(self, op: CollectiveOp, n_bytes: Array, group: Group) -> Array:
+    def _across(self, op: CollectiveOp, n_bytes: Floats, group: Group) -> Floats:
         if op == "send_recv":
             return self._network.send_recv_latency_s + n_bytes / self._nic_bytes_per_s
         if op == "all_to_all":
@@ -206,20 +206,22 @@ class CollectiveModel:
         protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
         return np.asarray(np.min([self._protocol_s(p, op, n_bytes, group) for p in protocols], axis=0))
 
-    def _protocol_s(self, protocol: NetworkProtocol, op: CollectiveOp, n_bytes: Array, group: Group) -> Array:
+    def _protocol_s(
+        self, protocol: NetworkProtocol, op: CollectiveOp, n_bytes: Floats, group: Group
+    ) -> Floats:
         if protocol.algorithm == "tree":
-            wire_factor = tree.DOUBLE_TREE_WIRE_FACTOR
+            sent = algorithms.DOUBLE_TREE_WIRE_FACTOR
             intra_steps = 2 * (group.most_per_node - 1)
-            inter_steps = 2 * tree.depth(group.nodes)
+            inter_steps = 2 * algorithms.tree_depth(group.nodes)
         else:
-            wire_factor = ring.wire_factor(op, group.size)
-            inter_steps = ring.num_steps(op, group.nodes)
-            intra_steps = ring.num_steps(op, group.size) - inter_steps
+            sent = wire_factor(op, group.size)
+            inter_steps = num_steps(op, group.nodes)
+            intra_steps = num_steps(op, group.size) - inter_steps
         latency_s = protocol.latency_base_s
         latency_s += intra_steps * protocol.intra_step_s + inter_steps * protocol.inter_step_s
         # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth, of which a
         # protocol with flags among its data carries a fraction on every link.
-        s_per_byte = max(wire_factor / self._bus_bytes_per_s(group), self._inside_s_per_byte(op, group))
+        s_per_byte = max(sent / self._bus_bytes_per_s(group), self._inside_s_per_byte(op, group))
         return latency_s + n_bytes * s_per_byte / protocol.bandwidth_fraction
 
     def _bus_bytes_per_s(self, group: Group) -> float:
@@ -238,7 +240,7 @@ class CollectiveModel:
         segments = self._segments(op, group.most_per_node)
         return min(_s_per_byte(segment, op, group.size) for segment in segments)
 
-    def _all_to_all_across(self, n_bytes: Array, group: Group) -> Array:
+    def _all_to_all_across(self, n_bytes: Floats, group: Group) -> Floats:
         """Every rank sends 1/size to every other rank; transfers inside and across nodes overlap."""
         inside = np.zeros(n_bytes.shape)
         if group.most_per_node > 1:
@@ -257,11 +259,11 @@ def _on_link(segment: ProtocolSegment, faster: float, most_bytes_per_s: float) -
 
 def _s_per_byte(segment: ProtocolSegment, op: CollectiveOp, size: int) -> float:
     local = 0.0 if segment.local_bytes_per_s is None else 1 / segment.local_bytes_per_s
-    return ring.wire_factor(op, size) / segment.bandwidth_bytes_per_s + local
+    return wire_factor(op, size) / segment.bandwidth_bytes_per_s + local
 
 
-def _line_s(segment: ProtocolSegment, op: CollectiveOp, n_bytes: Array, size: int) -> Array:
-    latency_s = segment.latency_base_s + ring.num_steps(op, size) * segment.latency_per_step_s
+def _line_s(segment: ProtocolSegment, op: CollectiveOp, n_bytes: Floats, size: int) -> Floats:
+    latency_s = segment.latency_base_s + num_steps(op, size) * segment.latency_per_step_s
     return latency_s + n_bytes * _s_per_byte(segment, op, size)
 
 

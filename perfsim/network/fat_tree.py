@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
-from perfsim.network.topology import Cable, Floats, Ints, Part, Topology, network_graph
+from perfsim.network.topology import Cable, Part, Topology, network_graph
 from perfsim.specs.hardware import GpuClusterSpec
 
 ROUNDING = 1e-9

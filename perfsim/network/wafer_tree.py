@@ -7,8 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from perfsim.base.arrays import Ints
 from perfsim.base.errors import InputError
-from perfsim.network.topology import Cable, Ints, Topology
+from perfsim.network.topology import Cable, Topology
 from perfsim.specs.hardware import WaferClusterSpec
 
 TREE_KINDS = ("memoryx", "swarmx", "io")

@@ -1,8 +1,9 @@
-"""The accuracy of a step time: errors on published runs, recorded with the calibrations.
+"""How far a step time may be wrong: what published runs show of a plan like it, and the band that follows.
 
-`perfsim validate --record` writes the record; a test fails when it is stale. A plan is shown the errors of
-the family of runs that is most like it (`perfsim.prediction.likeness`); its band comes from the errors of all
-runs that were left out of the fit, and widens with the unlikeness (`perfsim.prediction.bands`).
+`perfsim validate --record` writes the errors of predictions of published runs (`accuracy.json`) and the runs
+themselves (`reached.json`); a test fails when they are stale. A plan is shown the errors of the family of
+runs that is most like it. Its band comes from the errors of all runs that were left out of the fit, and
+widens with the unlikeness to that family.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from perfsim.machines import Unknown, machine_of
-from perfsim.prediction.evaluation import Hidden
-from perfsim.prediction.result import Accuracy
-from perfsim.specs.hardware import Precision
+from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
 from perfsim.work.counts import parameters
 
@@ -39,11 +38,11 @@ from perfsim.work.counts import parameters
 #     1    the same for the number of devices, the replicas that share parameters, and the micro-batch
 #
 # assumed: the points, which weigh differences against each other; how much a band widens with a point is
-# fitted
-# (`perfsim.validation.band_fit`). A plan is compared with the family of fewest points; of equal families,
-# with
-# the one with more runs.
+# fitted (`evidence.bands`). A plan is compared with the family of fewest points; of equal families, with the
+# one with more runs.
 
+ERRORS_RECORD = "accuracy.json"
+RUNS_RECORD = "reached.json"
 SHARDED = 3
 """The ZeRO stage that shards parameters."""
 SAME_CHIP = 1.02
@@ -106,7 +105,7 @@ def traits_of_plan(plan: Plan) -> Traits:
 
 def class_of(precision: str) -> str:
     """The class of a precision: fp16 and bf16 have one peak on every device."""
-    return "16-bit" if precision in SIXTEEN_BIT else precision
+    return "16-bit" if PRECISIONS[precision].is_16_bit else precision
 
 
 def traits_together(runs: Sequence[Traits]) -> dict[str, Any]:
@@ -119,8 +118,8 @@ def traits_together(runs: Sequence[Traits]) -> dict[str, Any]:
 def alone(name: str, families: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether no other of some families has a device of this one; of one family alone nothing is said."""
     others = [family for other, family in families.items() if other != name]
-    own = set(families[name]["constants"])
-    return bool(others) and all(own.isdisjoint(family["constants"]) for family in others)
+    devices = set(families[name]["constants"])
+    return bool(others) and all(devices.isdisjoint(family["constants"]) for family in others)
 
 
 def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[str, ...]]:
@@ -181,9 +180,8 @@ def _outside(value: float, low: float, high: float) -> float:
 
 # Published runs on record: what their machines, models and layouts were, and the utilisation they reached.
 #
-# Recorded beside the accuracy record; it depends only on the cases, not on predictions.
+# This record depends only on the cases, not on predictions.
 
-RUNS_RECORD = "reached.json"
 MARGIN = 1.05
 """Tolerance of the comparison with the best run: about the median error of predictions."""
 LIKE_SCALE = 4
@@ -217,15 +215,14 @@ class Reached(NamedTuple):
 @cache
 def recorded_runs() -> tuple[Reached, ...]:
     """The recorded runs."""
-    text = files("perfsim.prediction").joinpath(RUNS_RECORD).read_text(encoding="utf-8")
-    return tuple(Reached(*row) for row in json.loads(text))
+    return tuple(Reached(*row) for row in json.loads(_record(RUNS_RECORD)))
 
 
 def runs_like(plan: Plan) -> list[Reached]:
     """The recorded runs on the kind of system of a plan whose devices have the same constants."""
     device = plan.system.device
-    constants = device.constants
-    return [row for row in recorded_runs() if (row.kind, row.constants) == (plan.system.kind, constants)]
+    wanted = plan.system.kind, device.constants
+    return [row for row in recorded_runs() if (row.kind, row.constants) == wanted]
 
 
 def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
@@ -236,15 +233,15 @@ def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
     still none, with any attention.
     """
     device = plan.system.device.name
-    attention = plan.job.recipe.attention
+    attention = plan.job.runtime.attention
     alike = class_of(plan.job.recipe.precision)
-    own = [row for row in recorded_runs() if (row.device, class_of(row.precision)) == (device, alike)]
-    like = [row for row in own if row.attention == attention]
+    every = [row for row in recorded_runs() if (row.device, class_of(row.precision)) == (device, alike)]
+    like = [row for row in every if row.attention == attention]
     large = [row for row in like if row.num_devices * LIKE_SCALE >= plan.topology.num_devices]
     kinds = (
         (large, f"with {attention} attention on a quarter of its devices or more"),
         (like, f"with {attention} attention"),
-        (own, "with any attention"),
+        (every, "with any attention"),
     )
     for rows, words in kinds:
         if rows:
@@ -256,19 +253,16 @@ def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
 # Bands of a step time: how wide they are by unlikeness, from errors on runs left out of the fit.
 #
 # The log error of a new run has a part that its family shares and a part of its own, and grows with what
-# makes
-# the run unlike the published ones. The half-width of a 90 % band in log time, at u points of unlikeness:
+# makes the run unlike the published ones. The half-width of a 90 % band in log time, at u points of
+# unlikeness:
 #
 #     w(u) = sqrt(base^2 + (slope u)^2 + unknown^2),   band = [t exp(-w), t exp(w)]
 #
 # `base` and `slope` are the scale of errors on runs that were left out of the fit and its growth with u,
-# times
-# the quantile of |log error| over that scale which holds 90 % of new runs (`perfsim.validation.band_fit`);
-# `base` is at least the same quantile of |log error| itself. For models with experts, whose errors are
-# larger,
-# it is `experts` times as wide, so that the width holds 90 % of such runs.
-# `unknown` is the half-width of what no published run shows of this plan, such as more communication behind
-# compute than in any of them (`perfsim.prediction.accuracy`).
+# times the quantile of |log error| over that scale which holds 90 % of new runs (`evidence.bands`). `base` is
+# at least the same quantile of |log error| itself. For models with experts, whose errors are larger, it is
+# `experts` times as wide, so that the width holds 90 % of such runs. `unknown` is the half-width of what no
+# published run shows of this plan, such as more communication behind compute than in any of them.
 
 UNKNOWN_ERROR = 1.0
 """assumed: without published runs a step time is known to a factor of two."""
@@ -315,27 +309,60 @@ UNKNOWN = BandWidths(math.log1p(UNKNOWN_ERROR), 0.0, 1.0)
 """For a kind of system without published runs."""
 
 
-def widths_from(record: Mapping[str, float]) -> BandWidths:
-    """The widths of a record."""
-    return BandWidths(**record)
-
-
-ERRORS_RECORD = "accuracy.json"
-
-
 @cache
 def recorded_errors() -> tuple[dict[str, Any], ...]:
     """The recorded errors, one entry per kind of system."""
-    text = files("perfsim.prediction").joinpath(ERRORS_RECORD).read_text(encoding="utf-8")
-    entries: tuple[dict[str, Any], ...] = tuple(json.loads(text))
-    return entries
+    return tuple(json.loads(_record(ERRORS_RECORD)))
+
+
+def _record(name: str) -> str:
+    return files("perfsim.prediction").joinpath(name).read_text(encoding="utf-8")
+
+
+def _families(system_kind: str, without: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The recorded families of a kind of system but one, each with its entry in the record."""
+    return [
+        (family, entry)
+        for entry in recorded_errors()
+        if entry["system_kind"] == system_kind
+        for family in entry["families"]
+        if family["family"] != without
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Errors of predictions for the family of published runs most like a plan."""
+
+    strategy: str
+    """Strategy of the predictions."""
+    family: str
+    """The family of the most similar published runs."""
+    n: int
+    """Scored runs."""
+    median_ape: float
+    """Median of the absolute relative errors."""
+    p90_ape: float
+    """90th percentile of the absolute relative errors."""
+    baseline_median_ape: float
+    """The same median of one constant efficiency."""
+    held_out_p90_ape: float
+    """The 90th percentile for runs left out of the fit."""
+    likeness: str = ""
+    """Differences between the family and the plan, in words."""
+    unlikeness: float = 0.0
+    """The differences in points."""
+    step_time_error: float = 0.0
+    """Half-width of the 90 % band of the plan's step time, as a fraction."""
+    unshared_error: float = 0.0
+    """The part of it that remains in the ratio of two runs of one machine."""
 
 
 def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
     """The errors of the family of published runs most like a plan, and the plan's band.
 
-    `share` of its step hides communication (`hidden_share`; 0 where the plan was not simulated). `without`
-    names a group of runs of which the answer knows nothing.
+    `share` of its step hides communication (`run.hidden_share`; 0 where the plan was not simulated).
+    `without` names a group of runs of which the answer knows nothing.
     """
     unknowns = [*unknowns_of(plan), *hidden_of(plan, share, without=without).unknown()]
     return nearest(plan.system.kind, traits_of_plan(plan), without, unknowns)
@@ -344,23 +371,47 @@ def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accurac
 def unknowns_of(plan: Plan) -> list[Unknown]:
     """What no published run shows of the machine of a plan, or of its job on such a machine."""
     machine = machine_of(plan.system)
-    own = machine.unknowns(plan.system, plan.job.recipe, plan.topology.num_devices)
-    return [*own, *machine.job_unknowns(plan.job)]
+    of_machine = machine.unknowns(plan.system, plan.job.recipe, plan.topology.num_devices)
+    return [*of_machine, *machine.job_unknowns(plan.job)]
+
+
+# A communication kernel takes multiprocessors and memory bandwidth from the compute beside it, so hiding is
+# not free. How much it costs was checked only up to the largest share of the step that a published run hides.
+# Where a plan hides a share h above that largest share m, its step may take up to (h - m) s longer, where s
+# is the largest slowdown of compute beside communication (`Machine.overlap_slowdown`). The band is wider by
+# that.
+
+
+class Hidden(NamedTuple):
+    """The share of a step in which communication hides behind compute, beside that of published runs."""
+
+    share: float
+    published: float
+    """The largest share of the published runs."""
+    slowdown: float
+    """Most extra time of compute beside communication, as a fraction of its time."""
+
+    @property
+    def cost(self) -> float:
+        """What the share beyond that of published runs costs at most, as a fraction of the step."""
+        return max(0.0, self.share - self.published) * self.slowdown
+
+    def unknown(self) -> list[Unknown]:
+        """The width that it adds to a band; none inside the published range."""
+        if not self.cost:
+            return []
+        most = f"{100 * self.published:.0f} % in any run"
+        words = f"{100 * self.share:.0f} % of the step hides communication, at most {most}"
+        return [Unknown("hidden-communication", float(math.log1p(self.cost)), words)]
 
 
 def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
-    """A share of a step that hides communication, beside the largest of runs on devices like its own.
+    """A share of a step that hides communication, next to the largest of runs on devices like the plan's.
 
     How a device computes beside communication is its own: runs count that have its constants; where none
     has, all on its kind of system.
     """
-    families = [
-        family
-        for entry in recorded_errors()
-        if entry["system_kind"] == plan.system.kind
-        for family in entry["families"]
-        if family["family"] != without
-    ]
+    families = [family for family, _ in _families(plan.system.kind, without)]
     alike = [family for family in families if plan.system.device.constants in family["constants"]]
     published = max((family["hidden_communication"] for family in alike or families), default=0.0)
     return Hidden(share, published, machine_of(plan.system).overlap_slowdown(plan.system))
@@ -385,26 +436,30 @@ def nearest(
     `without` names a group of runs of which the answer knows nothing. A kind of system without published runs
     has `UNKNOWN_ERROR`.
     """
-    families = [
-        (family, entry)
-        for entry in recorded_errors()
-        if entry["system_kind"] == system_kind
-        for family in entry["families"]
-        if family["family"] != without
-    ]
+    families = _families(system_kind, without)
     if not families:
-        return _unknown(system_kind)
+        return Accuracy(
+            strategy="",
+            family="no published run",
+            n=0,
+            median_ape=UNKNOWN_ERROR,
+            p90_ape=UNKNOWN_ERROR,
+            held_out_p90_ape=UNKNOWN_ERROR,
+            baseline_median_ape=UNKNOWN_ERROR,
+            likeness=f"no published run on a {system_kind} is recorded: an error of a factor of two is "
+            "assumed",
+            step_time_error=UNKNOWN.error(0.0),
+            unshared_error=UNKNOWN.unshared_error(0.0),
+        )
     family, whole = min(
         families,
         key=lambda pair: (round(unlikeness(traits, pair[0])[0], 9), -pair[0]["n"], pair[0]["family"]),
     )
     left_out = left_out_of(system_kind, without)
-    widths = widths_from(whole["band"] if left_out is None else left_out["band"])
+    widths = BandWidths(**(whole["band"] if left_out is None else left_out["band"]))
     if traits.experts:
-        known = (
-            widths.experts if left_out else max(entry["band"].get("experts", 1.0) for _, entry in families)
-        )
-        widths = widths.of_experts(known)
+        widest = max(entry["band"].get("experts", 1.0) for _, entry in families)
+        widths = widths.of_experts(widths.experts if left_out else widest)
     points, differences = unlikeness(traits, family)
     differences += tuple(unknown.words for unknown in unknowns)
     beyond = math.hypot(*(unknown.log_width for unknown in unknowns))
@@ -421,19 +476,4 @@ def nearest(
         unlikeness=points,
         step_time_error=widths.error(points, beyond),
         unshared_error=widths.unshared_error(points, unshared),
-    )
-
-
-def _unknown(system_kind: str) -> Accuracy:
-    return Accuracy(
-        strategy="",
-        family="no published run",
-        n=0,
-        median_ape=UNKNOWN_ERROR,
-        p90_ape=UNKNOWN_ERROR,
-        held_out_p90_ape=UNKNOWN_ERROR,
-        baseline_median_ape=UNKNOWN_ERROR,
-        likeness=f"no published run on a {system_kind} is recorded: an error of a factor of two is assumed",
-        step_time_error=UNKNOWN.error(0.0),
-        unshared_error=UNKNOWN.unshared_error(0.0),
     )

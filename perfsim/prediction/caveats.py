@@ -1,19 +1,25 @@
-"""The caveats of several predictions together, each said once, and the worst of them for a verdict."""
+"""Reasons to trust a prediction less, from its question, its plan, its run and the published runs on record.
+
+docs/caveats.md lists the codes. Published runs that count are those on the same kind of system with the same
+constants of the device (`bands.runs_like`). The caveats of several predictions are said once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
+from typing import TYPE_CHECKING, Literal, get_args
 
 from perfsim.base.spec import CHANGED
 from perfsim.convergence.laws import LossTarget
 from perfsim.costs.wafer import PEAK
 from perfsim.machines import machine_of
-from perfsim.machines.borrowed import is_borrowed
+from perfsim.machines.machine import is_borrowed
 from perfsim.prediction.bands import (
     MARGIN,
     SHARDED,
+    Hidden,
     Reached,
     best_below,
     class_of,
@@ -22,20 +28,49 @@ from perfsim.prediction.bands import (
     runs_like,
     unknowns_of,
 )
-from perfsim.prediction.evaluation import Evaluation, Hidden
-from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.question import cluster_note, wide
-from perfsim.prediction.result import SEVERITIES, Caveat, Severity, SharedCaveat, Why
-from perfsim.specs.calibration import ClusterCalibration
+from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import DeviceSpec, LinkSpec
 from perfsim.strategies import Plan
 from perfsim.work.counts import parameters
 
-# Reasons to trust a prediction less, from its plan, its run and the published runs on record.
-#
-# docs/caveats.md lists the codes. Published runs that count are those on the same kind of system with the
-# same
-# constants of the device (`reached.runs_like`).
+if TYPE_CHECKING:
+    from perfsim.prediction.prediction import Prediction
+    from perfsim.prediction.why import Why
+
+Severity = Literal["serious", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""Worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """One reason to trust an answer less; docs/caveats.md lists the codes."""
+
+    code: str
+    """Its name, as in the list of caveats."""
+    severity: Severity
+    """serious, warning or info."""
+    text: str
+    """What is the case; after the first semicolon, what follows from it."""
+
+    @property
+    def headline(self) -> str:
+        """The part of the text that a verdict quotes: all before the first semicolon."""
+        return self.text.partition(";")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCaveat(Caveat):
+    """A caveat of one or more answers that are compared, in the words of the worst of them."""
+
+    systems: tuple[str, ...]
+    """Systems that it is about."""
+    machines: tuple[str, ...]
+    """The answers by system: `1, 4 and 16 CS-2`."""
+    nouns: tuple[str, ...]
+    """Several devices of each system, such as `CS-2`."""
+
 
 CODES = (
     "calibration-borrowed",
@@ -106,7 +141,6 @@ _DEVICE_FIGURES = ("peak", "memory.bandwidth")
 def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[Caveat, ...]:
     """The caveats of one step, worst first."""
     plan = evaluation.plan
-    cluster = evaluation.cluster
     runs = runs_like(plan)
     return worst_first(
         [
@@ -119,7 +153,7 @@ def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[C
             *_few_sequences(plan, runs, why.fixed_s),
             *_memory(plan, memory_limit),
             *_assumed(plan, why.cause),
-            *([] if cluster is None else [_scaled(cluster)]),
+            *_scaled(evaluation),
         ]
     )
 
@@ -188,7 +222,7 @@ def _links(links: Iterable[LinkSpec]) -> Iterator[Caveat]:
 def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """How many published runs there are, and whether they trained in this precision."""
     device = plan.system.device
-    unit = machine_of(plan.system).explanation.unit
+    unit = machine_of(plan.system).unit
     constants = device.constants
     if not runs:
         kind = plan.system.kind
@@ -218,7 +252,7 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     if not runs:
         return
     layout = plan.layout
-    unit = machine_of(plan.system).explanation.unit
+    unit = machine_of(plan.system).unit
     yield from _above(
         "devices-outside",
         plan.topology.num_devices,
@@ -342,7 +376,7 @@ def _few_sequences(plan: Plan, runs: Sequence[Reached], fixed_s: float) -> Itera
     step in this model; the machine's `layer_fixed_s` is the result of another fit of the same logs.
     """
     per_system = plan.job.global_batch_size / plan.topology.num_devices
-    layer_s = machine_of(plan.system).explanation.layer_fixed_s
+    layer_s = machine_of(plan.system).layer_fixed_s
     least = min((row.sequences for row in runs), default=0.0)
     if not layer_s or per_system * FAR_FEWER >= least:
         return
@@ -372,7 +406,7 @@ def _memory(plan: Plan, limit: float) -> Iterator[Caveat]:
 
 def _assumed(plan: Plan, cause: str) -> Iterator[Caveat]:
     """Inputs without a source that decide the answer."""
-    fields = machine_of(plan.system).explanation.inputs.get(cause, ())
+    fields = machine_of(plan.system).inputs.get(cause, ())
     unknown = [
         path
         for path, reason in plan.system.assumed.items()
@@ -386,21 +420,27 @@ def _assumed(plan: Plan, cause: str) -> Iterator[Caveat]:
         yield Caveat("sparsity-assumed", "warning", words)
 
 
-def _scaled(cluster: ClusterCalibration) -> Caveat:
-    return Caveat("cluster-scaled", "warning" if wide(cluster) else "info", cluster_note(cluster))
+def _scaled(evaluation: Evaluation) -> Iterator[Caveat]:
+    """Step times that are multiplied by the user's calibration of a cluster."""
+    cluster = evaluation.cluster
+    if cluster is not None:
+        yield Caveat("cluster-scaled", "warning" if cluster.is_wide else "info", cluster.note)
 
 
 # ------------------------------------------------------------------------------------- questions
-def default_batch(batch: int, per_device: int | None) -> Caveat:
-    """The batch where the question gives none: the recipe's, or so many sequences per device."""
-    if per_device is None:
+def batch_caveats(question: Question) -> list[Caveat]:
+    """A caveat on the batch where the question gives none: the recipe's, or so many sequences per device."""
+    if question.batch is not None:
+        return []
+    batch = question.job.global_batch_size
+    if question.recipe.batch_over(question.devices) is not None:
         words = f"no batch was given: the recipe's {batch:,} sequences are used"
     else:
         words = (
-            f"no batch was given: {per_device} sequences per device are used, {batch:,} in all; the step "
-            "time depends on it (--batch, --batch-per-device)"
+            f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences per device are used, {batch:,} in "
+            "all; the step time depends on it (--batch, --batch-per-device)"
         )
-    return Caveat("batch-default", "info", words)
+    return [Caveat("batch-default", "info", words)]
 
 
 def default_settings(named: Iterable[str], plan: Plan) -> list[Caveat]:
@@ -461,9 +501,9 @@ def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...
             groups.setdefault((caveat.code, prediction.system), []).append(prediction)
     merged: dict[tuple[str, str], SharedCaveat] = {}
     for (code, system), members in groups.items():
-        own = [(caveat, step) for step in members for caveat in step.caveats if caveat.code == code]
-        worst, _ = min(own, key=lambda pair: (rank(pair[0]), -pair[1].num_devices))
-        as_worst = [step for caveat, step in own if caveat.text == worst.text]
+        said = [(caveat, step) for step in members for caveat in step.caveats if caveat.code == code]
+        worst, _ = min(said, key=lambda pair: (rank(pair[0]), -pair[1].num_devices))
+        as_worst = [step for caveat, step in said if caveat.text == worst.text]
         machine = _machine(system, as_worst, predictions)
         alike = {step.num_devices for step in as_worst}
         if lesser := [step for step in members if step.num_devices not in alike]:
@@ -495,15 +535,15 @@ def confidence(caveats: Sequence[SharedCaveat]) -> str:
 
 def _machine(system: str, members: Sequence[Prediction], predictions: Sequence[Prediction]) -> str:
     """`1, 4 and 16 CS-2`, with the strategies where others of this system are left out."""
-    own = {_name(step) for step in members}
-    every = {_name(step) for step in predictions if step.system == system}
-    names = f", {' and '.join(sorted(own))}" if own != every else ""
-    return f"{_counts(members)} {members[0].devices_noun}{names}"
 
+    def names(steps: Iterable[Prediction]) -> set[str]:
+        # A label is the machine and the strategy, and a layout that is named.
+        return {step.label.removeprefix(f"{step.machine}, ") for step in steps}
 
-def _name(step: Prediction) -> str:
-    """What tells a prediction from others on its machine: its strategy, and a layout that is named."""
-    return step.label.removeprefix(f"{step.machine}, ")
+    named = names(members)
+    every = names(step for step in predictions if step.system == system)
+    left_out = f", {' and '.join(sorted(named))}" if named != every else ""
+    return f"{_counts(members)} {members[0].devices_noun}{left_out}"
 
 
 def _counts(members: Sequence[Prediction]) -> str:

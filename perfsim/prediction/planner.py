@@ -11,21 +11,14 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.errors import LayoutError, MemoryCapacityError, PlanError
+from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
-from perfsim.prediction.evaluation import (
-    Evaluation,
-    evaluate_from_fewer,
-    evaluate_reported,
-    graph_of,
-    in_full,
-)
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Step
-from perfsim.specs.recipe import Layout
+from perfsim.prediction.run import Evaluation, Step, evaluate_from_fewer, evaluate_reported, graph_of, in_full
+from perfsim.specs.layout import Layout
 from perfsim.strategies import Plan
-from perfsim.strategies.screening import Screening
+from perfsim.strategies.plan import Screening
 
 ESTIMATE_ERROR = 0.02
 """By how much the closed form may exceed a simulated step; more is rare (`reports/regret.md`)."""
@@ -218,6 +211,21 @@ def plan_of(question: Question) -> Plan:
     if layout is None:
         return best_plan(question).plan
     return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
+
+
+def refusal(question: Question) -> PerfsimError | None:
+    """Why a question has no answer whatever the memory of the devices, found without simulating."""
+    try:
+        if question.given_layout is None:
+            search(question)
+        else:
+            plan_of(replace(question, must_fit=False))
+    except InputError as error:
+        return error
+    except PlanError as error:
+        screening = question.chosen.screen(question.job, question.topology, question.costs)
+        return None if screening.screened else error  # else some are legal, and none fits in memory
+    return None
 
 
 def estimated(question: Question) -> Screened:

@@ -1,39 +1,36 @@
-"""Predictions as JSON documents, written and read back."""
+"""The answer to one question: plain values, the run behind them if it is kept, and its JSON document.
+
+A layout is given or planned, simulated and explained.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from perfsim.base.errors import PerfsimError
+from perfsim.costs.memory import MemoryUse
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.engine.failures import FailedRun
 from perfsim.engine.trace import Simulated
+from perfsim.interop import gaps_of
 from perfsim.interop.chrome import StepTrace
-from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.result import Caveat, LinkUse, Perturbed, Training, Why
-
-# The answer to one question: plain values, and the run behind them if it is kept.
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBar:
-    """Peak memory of one pipeline stage or one wafer, by part."""
-
-    place: str
-    """The stage, or the wafer."""
-    parts_bytes: Mapping[str, float]
-    """Part name (parameters, gradients, optimizer, activations, ...) to bytes, in drawing order."""
-    capacity_bytes: float
-    """Memory of the device."""
-
-    @property
-    def total_bytes(self) -> float:
-        """All parts together."""
-        return sum(self.parts_bytes.values())
+from perfsim.machines import machine_of
+from perfsim.prediction.bands import accuracy_of, recorded_errors
+from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings, worst_first
+from perfsim.prediction.disturbed import Perturbed, expanded, perturbed
+from perfsim.prediction.planner import best_plan
+from perfsim.prediction.question import MEMORY_LIMIT, Question, allowed_share
+from perfsim.prediction.run import Evaluation, Training, evaluate_reported
+from perfsim.prediction.why import LinkUse, Why, link_use, why
+from perfsim.strategies import Plan
+from perfsim.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class Prediction:
     """What steps measured on the user's own cluster multiply the time by; None without them."""
     perturbed: Perturbed | None = None
     """The step with waits and slow devices; None for a healthy step."""
-    memory: tuple[MemoryBar, ...] = ()
+    memory: tuple[MemoryUse, ...] = ()
     """One entry per pipeline stage, or one for a wafer."""
     caveats: tuple[Caveat, ...] = ()
     """Reasons to trust the answer less, worst first."""
@@ -118,7 +115,7 @@ class Prediction:
     @property
     def memory_capacity_bytes(self) -> float:
         """Memory capacity of the fullest stage; NaN for a stored prediction."""
-        fullest = max(self.memory, key=lambda bar: bar.total_bytes, default=None)
+        fullest = max(self.memory, key=lambda use: use.total_bytes, default=None)
         return fullest.capacity_bytes if fullest is not None else math.nan
 
     @property
@@ -142,6 +139,72 @@ class Prediction:
         from perfsim.interop import emit  # writers of many tools
 
         return emit(tool, self.run.plan)
+
+
+def predict(question: Question) -> Prediction:
+    """Predict one step. Raises InputError, LayoutError or PlanError where the question has no answer."""
+    evaluation = best_plan(question)
+    named = question.named_settings
+    if question.detail == "chunk":
+        finer = machine_of(question.system).in_chunks(evaluation.plan.layout)
+        if finer != evaluation.plan.layout:
+            plan = question.chosen.plan(question.job, question.topology, finer)
+            evaluation = evaluate_reported(question, plan)
+            named = None
+    asked = [*batch_caveats(question), *([] if named is None else default_settings(named, evaluation.plan))]
+    if question.expand:
+        evaluation = expanded(evaluation, question.expand)
+    if question.perturbations is not None:
+        evaluation = perturbed(evaluation, question.perturbations)
+    prediction = prediction_of(evaluation, question.memory_limit)
+    return replace(prediction, caveats=worst_first([*prediction.caveats, *asked]))
+
+
+def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) -> Prediction:
+    """The prediction of an evaluation, with the causes of its step time, its caveats and its plan's notes.
+
+    A plan above `memory_limit`, a share of a device's memory, has a caveat.
+    """
+    plan = evaluation.plan
+    causes = why(plan, evaluation.step, evaluation.trace)
+    cluster = evaluation.cluster
+    cluster_calibration = None
+    if cluster is not None:
+        cluster_calibration = Scaling(cluster.name, cluster.scale, cluster.note)
+    return Prediction(
+        model=plan.job.model.name,
+        strategy=plan.strategy,
+        system=_marked(plan, plan.system.name),
+        num_devices=plan.topology.num_devices,
+        layout=plan.layout.as_dict(plan.num_microbatches),
+        global_batch_size=plan.job.global_batch_size,
+        step_time_s=evaluation.step_time_s,
+        tokens_per_s=evaluation.tokens_per_s,
+        mfu=evaluation.mfu,
+        hfu=evaluation.hfu,
+        bubble_fraction=evaluation.bubble_fraction,
+        exposed_communication_fraction=evaluation.exposed_communication_fraction,
+        peak_memory_bytes=plan.peak_memory_bytes,
+        breakdown_s=dict(evaluation.breakdown_s),
+        why=causes,
+        simulated=evaluation.trace.simulated,
+        utilisation=link_use(evaluation.trace, evaluation.placed),
+        cluster_calibration=cluster_calibration,
+        perturbed=evaluation.perturbed,
+        memory=tuple(use for use in plan.memory if use.on_device),
+        caveats=caveats_of(evaluation, causes, allowed_share(plan.system, memory_limit)),
+        notes=(*plan.notes, *gaps_of(plan.job.model)),
+        machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
+        devices_noun=_marked(plan, plan.system.devices_noun),
+        training=evaluation.training,
+        evaluation=evaluation,
+    )
+
+
+def _marked(plan: Plan, name: str) -> str:
+    """A name of a plan's system; a system at peak is marked as an upper bound."""
+    peak = machine_of(plan.system).at_peak(plan.system, plan.job.recipe)
+    return f"{name.removesuffix(' at peak')} at peak (upper bound, never observed)" if peak else name
 
 
 Document = dict[str, Any]
@@ -191,11 +254,12 @@ def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
         "devices_noun": noun,
     }
     scaling = document["cluster_calibration"]
+    roof = document["why"]["streaming_roof"]
     return Prediction(
         **fields,
         model=model,
         breakdown_s=document["step_breakdown_s"],
-        why=_why_from(document["why"]),
+        why=Why(**{**document["why"], "streaming_roof": StreamingRoof(**roof) if roof else None}),
         utilisation={kind: LinkUse(**use) for kind, use in document.get("utilisation", {}).items()},
         simulated=Simulated(**document["simulated"]) if document.get("simulated") else None,
         training=Training(**document["training"]) if document.get("training") else None,
@@ -224,14 +288,28 @@ _WORDS = ("machine", "devices_noun")
 """The same, absent from documents of earlier versions."""
 
 
-def _why_from(document: Mapping[str, Any]) -> Why:
-    roof = document["streaming_roof"]
-    return Why(**{**document, "streaming_roof": StreamingRoof(**roof) if roof else None})
-
-
 def _perturbed_from(document: Mapping[str, Any] | None) -> Perturbed | None:
     if document is None:
         return None
     run = document["run"]
     through_failures = FailedRun(**{k: v for k, v in run.items() if k != "goodput"}) if run else None
     return Perturbed(**{**document, "draws_s": tuple(document["draws_s"]), "run": through_failures})
+
+
+_PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
+
+
+@cache
+def model_version() -> str:
+    """The version of perfsim, of its computing modules, and of the recorded errors that set bands.
+
+    The modules are included so that a corrected model does not reuse old answers.
+    """
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package)
+        if name.parts[0] not in _PRESENTATION and name.parts[0] != "_data":
+            digest.update(name.as_posix().encode("utf-8") + b"\0" + path.read_bytes() + b"\0")
+    digest.update(json.dumps(recorded_errors(), sort_keys=True).encode("utf-8"))
+    return f"{__version__}+{digest.hexdigest()[:16]}"

@@ -1,269 +1,132 @@
-"""A question: a model, a recipe and a machine, and as much of the layout as is given."""
+"""The one declaration of what can be asked: options, arguments, paths of `--set` and reference follow it.
+
+Nothing heavy is imported before a question is asked, since `perfsim --help` reads the declaration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
-from string import ascii_lowercase
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
-
-from perfsim.base.errors import InputError, Problem, refused_values
+from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
-from perfsim.base.spec import Spec
 from perfsim.base.text import did_you_mean
-from perfsim.base.units import Seconds, number, parse_quantity, quantity
-from perfsim.catalog import Catalog
-from perfsim.costs.price import Costs
-from perfsim.machines import build_topology, costs_for, machine_of, strategy_for
-from perfsim.machines.layout_text import settings
-from perfsim.network import Topology
-from perfsim.specs.calibration import ClusterCalibration
-from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import Job, Layout, TrainingRecipe
-from perfsim.specs.wall_clock import WallClockSpec
-from perfsim.strategies import Strategy
-from perfsim.strategies.plan import check_runs_on
 
-# Perturbations in the YAML of a study, or in the text of `perfsim run --perturb`.
-
-Factor = Annotated[float, *number(1, 1000)]
-Share = Annotated[float, *number(0, 1)]
-Rank = Annotated[int, *number(0, MOST_DEVICES)]
-
-
-class StragglerSpec(Spec):
-    """A rank (GPU or wafer) whose computation takes `factor` times as long, always."""
-
-    rank: Rank
-    factor: Factor
-
-
-class StepStragglersSpec(Spec):
-    """Ranks that are slow for one step, each with probability `share`; drawn for every step."""
-
-    share: Share
-    factor: Factor
-
-
-class LinkSpecLeft(Spec):
-    """The remaining bandwidth share of a link, named by its ends (`leaf0-spine3`); 0 is dead."""
-
-    link: str
-    left: Share
-    system: str | None = None
-    """The system of the link in a study of several systems; None: every candidate that has the link."""
-
-
-class FailureSpec(Spec):
-    """Failures of the job, at a time or by the mean time between them; the last checkpoint is restored."""
-
-    at: Seconds | None = None
-    mttf: Annotated[float, *quantity("seconds", least=1e-6)] | None = None
-    """Mean time between failures of the whole job; see `convergence.goodput` for rates of clusters."""
-    checkpoint: Annotated[float, *quantity("seconds", least=1e-6)]
-    """Training time between two checkpoints."""
-    restart: Seconds
-    """Time from a failure until training continues from the last checkpoint."""
-    write: Seconds = 0.0
-    """Time that training stops to write one checkpoint."""
-    steps: Annotated[int, *number(1, 1e9)] = 10_000
-
-    @model_validator(mode="after")
-    def _one_cause(self) -> FailureSpec:
-        if (self.at is None) == (self.mttf is None):
-            raise ValueError("failures need either a time (`at`) or a mean time between them (`mttf`)")
-        return self
-
-
-class ResilienceSpec(Spec):
-    """Step time against the severity of one straggler, a figure for every candidate of a study."""
-
-    rank: Rank = 0
-    """The slow GPU or wafer; the last rank of a machine with fewer."""
-    severities: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=16)] = (1.1, 1.25, 1.5, 2.0)
-
-
-class PerturbationSpec(Spec):
-    """Perturbations of a step or a run; the same seed gives identical results."""
-
-    seed: Annotated[int, *number(0, 2**32 - 1)] = 0
-    stragglers: tuple[StragglerSpec, ...] = ()
-    step_stragglers: StepStragglersSpec | None = None
-    jitter: Share = 0.0
-    """Sigma of lognormal noise, mean 1, on every computation of every rank."""
-    links: tuple[LinkSpecLeft, ...] = ()
-    draws: Annotated[int, *number(1, 64)] = 3
-    """Number of draws where something is random; the draw with the median step time is the result."""
-    failure: FailureSpec | None = None
-
-    @model_validator(mode="after")
-    def _unique_links(self) -> PerturbationSpec:
-        seen: dict[frozenset[str], set[str | None]] = {}
-        for link in self.links:
-            systems = seen.setdefault(frozenset(link.link.split("-")), set())
-            if link.system in systems or None in systems or (systems and link.system is None):
-                raise ValueError(f"link {link.link} is given twice; keep one entry")
-            systems.add(link.system)
-        return self
-
-    @property
-    def is_random(self) -> bool:
-        """Whether draws differ."""
-        return bool(self.jitter) or self.step_stragglers is not None
-
-
-EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
-_PLAIN = ("jitter", "seed", "draws")
-_FAILURE = ("at", "mttf", "checkpoint", "restart", "write", "steps")
-_USUAL = {"at": "h", "mttf": "h", "checkpoint": "h", "restart": "min", "write": "min"}
-"""The unit that is suggested for a time without one."""
-_SEVERAL = ("straggler", "slow", "dead")
-"""Keys that may be repeated, for different ranks or links."""
-_AT = {
-    "straggler": "1.3@rank5",
-    "step-straggler": "1.3@0.01",
-    "slow": "0.5@leaf0-spine3",
-    "dead": "leaf0-spine3",
-}
-
-
-def parse_perturbations(text: str) -> PerturbationSpec:
-    """The specification of `straggler=1.3@rank5,jitter=0.02,seed=1`; InputError lists all problems."""
-    given: dict[str, Any] = {"stragglers": [], "links": []}
-    problems = []
-    seen: set[str] = set()
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, _, value = (part.strip() for part in item.partition("="))
-        try:
-            if key in seen and key not in _SEVERAL:
-                raise InputError([Problem(f"{key} is given twice", help="keep one entry")])
-            seen.add(key)
-            _read(given, key, value)
-        except InputError as error:
-            problems += [replace(p, message=f"--perturb {item!r}: {p.message}") for p in error.problems]
-        except ValueError as error:
-            problems.append(Problem(f"--perturb {item!r}: {error}", help=_help(key)))
-    if problems:
-        raise InputError(problems)
-    try:
-        return PerturbationSpec.model_validate(given)
-    except ValidationError as error:
-        lines = refused_values(error.errors())
-        raise InputError([Problem(f"--perturb {text!r}: {line}") for line in lines]) from None
-
-
-def _read(given: dict[str, Any], key: str, value: str) -> None:
-    amount, _, where = value.partition("@")
-    if key == "straggler":
-        rank = _whole(where.lstrip(ascii_lowercase))
-        given["stragglers"].append({"rank": rank, "factor": _number(amount)})
-    elif key == "step-straggler":
-        given["step_stragglers"] = {"factor": _number(amount), "share": _number(where)}
-    elif key == "slow":
-        given["links"].append({"link": where, "left": _number(amount)})
-    elif key == "dead":
-        given["links"].append({"link": value, "left": 0.0})
-    elif key in _PLAIN:
-        given[key] = _number(value) if key == "jitter" else _whole(value)
-    elif key in _FAILURE:
-        seconds = _whole(value) if key == "steps" else parse_quantity(value, "seconds", _USUAL[key])
-        given.setdefault("failure", {})[key] = seconds
-    else:
-        raise ValueError("unknown name")
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number" if text else "a whole number is missing") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number" if text else "a number is missing") from None
-
-
-def _help(key: str) -> str:
-    if key in _AT:
-        return f"write for example {key}={_AT[key]}"
-    if key in _FAILURE:
-        return "write for example mttf=8h,checkpoint=1h,restart=10min"
-    known = [*_AT, *_PLAIN, *_FAILURE]
-    return f"write for example {EXAMPLE}" if key in known else did_you_mean(key, known)
-
-
-# A user's calibration of a cluster: looked up, checked against the machine, and noted in answers.
-#
-# `perfsim.fitting.cluster_fit` fits it.
-
-WIDE_SPREAD = 0.10
-"""Spread of the cases after scaling above which a single factor does not describe the cluster."""
-
-
-def wide(calibration: ClusterCalibration) -> bool:
-    """Whether the cases are too far apart for a single factor."""
-    return calibration.spread > WIDE_SPREAD
-
-
-def spread_warning(calibration: ClusterCalibration) -> str:
-    """The warning about cases that are too far apart."""
-    worst = max(calibration.cases, key=lambda case: abs(case.residual))
-    return (
-        f"after scaling the cases are still {100 * calibration.spread:.1f} % apart (case {worst.id} is "
-        f"{100 * worst.residual:+.1f} % off): one factor does not describe this cluster"
-    )
-
-
-def cluster_named(name_or_path: str, catalog: Catalog) -> ClusterCalibration:
-    """A cluster's calibration by name or path. Raises InputError for a calibration of another kind."""
-    calibration = catalog.calibration(name_or_path)
-    if not isinstance(calibration, ClusterCalibration):
-        help_text = "make one with: perfsim calibrate steps MEASURED.yaml --out FILE"
-        raise InputError([Problem(f"calibration {calibration.name} is not of kind cluster", help=help_text)])
-    return calibration
-
-
-def scale_of(calibration: ClusterCalibration | None) -> float:
-    """The factor by which step times are multiplied; 1 without a calibration."""
-    return 1.0 if calibration is None else calibration.scale
-
-
-def _check_device(calibration: ClusterCalibration | None, system: SystemSpec) -> None:
-    """Raises InputError for a calibration that was measured on another device than the system's."""
-    if calibration is not None and calibration.device != system.device.name:
-        message = (
-            f"cluster calibration {calibration.name} was measured on {calibration.device}; "
-            f"{system.name} is built of {system.device.name}"
-        )
-        raise InputError([Problem(message, help="measure steps on this machine, or omit the calibration")])
-
-
-def cluster_note(calibration: ClusterCalibration) -> str:
-    """The note of every answer that uses the calibration."""
-    note = (
-        f"step times multiplied by {calibration.scale:g}: cluster calibration {calibration.name}, "
-        f"{len(calibration.cases)} measured steps, {100 * calibration.spread:.1f} % apart after scaling"
-    )
-    return note + (" (too far apart for a single factor)" if wide(calibration) else "")
-
+if TYPE_CHECKING:
+    from perfsim.catalog import Catalog
+    from perfsim.costs.price import Costs
+    from perfsim.network import Topology
+    from perfsim.specs.calibration import ClusterCalibration
+    from perfsim.specs.hardware import SystemSpec
+    from perfsim.specs.layout import Layout
+    from perfsim.specs.model import TransformerConfig
+    from perfsim.specs.perturbations import PerturbationSpec
+    from perfsim.specs.recipe import Job, TrainingRecipe
+    from perfsim.specs.runtime import Runtime
+    from perfsim.specs.wall_clock import WallClockSpec
+    from perfsim.strategies import Strategy
 
 Detail = Literal["layer", "chunk"]
+Asker = Literal["run", "plan", "study"]
+"""Who asks: `run` and `predict` for one step, `plan` for a shortlist, a study for the time to a target."""
 DEFAULT_BATCH_PER_DEVICE = 8
 """Sequences per device and step where neither question nor recipe gives a batch."""
 MEMORY_LIMIT = 0.94
 """assumed: fragmentation of the allocator takes about 6 % of a device's memory."""
+ERAS = (("2023-07", "llm_2024"), ("", "llm_2021"))
+"""Recipes by the first month in which the models that they train were published.
+
+FlashAttention-2 (2307.08691, July 2023) parts the two; a model that does not say when counts as earlier.
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How people give one field of a question, at the command line, in Python and in files."""
+
+    help: str
+    by: tuple[Asker, ...] = ("run", "plan", "study")
+    short: str = ""
+    """Its name for people, where the field of `Question` has a longer one."""
+    synonym: str = ""
+    """Another name of its option."""
+    kind: str = ""
+    """The kind of description of the catalogue that it names."""
+    example: str = ""
+    usual: str = ""
+    """What is taken where nothing is given, in words, where the default does not say it."""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    field: str = ""
+    annotated: str = ""
+    """Its annotation. This, its name and its default (... where there is none) are read from `Question`."""
+    default: Any = ...
+
+    @property
+    def name(self) -> str:
+        """The name of the argument and, with dashes, of the option."""
+        return self.short or self.field
+
+    @property
+    def otherwise(self) -> str:
+        """What is taken where nothing is given, in brackets; empty for what is required, and for nothing."""
+        value = self.usual or ("" if self.default in (..., None, "") else str(self.default))
+        return f" [default: {value}]" if value else ""
+
+    @property
+    def annotation(self) -> str:
+        """The type of the argument: a description may also be a name or a path."""
+        named = f"str | Path | {self.annotated}" if self.kind else self.annotated
+        return f"{named} | None" if self.usual and "None" not in named else named
+
+    @property
+    def number(self) -> type[int] | type[float] | None:
+        """The kind of number that it is; None for all else."""
+        numbers: dict[str, type[int] | type[float]] = {"int": int, "float": float}
+        return numbers.get(self.annotated.removesuffix(" | None"))
+
+    @property
+    def required(self) -> bool:
+        """Whether a question cannot do without it."""
+        return self.default is ... and not self.usual
+
+    def wrong(self, value: Any) -> Iterator[Problem]:
+        """What is wrong with a value, as far as the declaration tells."""
+        if value is None and self.default is None:
+            return
+        if self.kind:
+            from perfsim.catalog.kinds import base_of
+
+            if not isinstance(value, base := base_of(self.kind)):
+                none = "" if self.default is not None else " or None"
+                yield Problem(f"{self.name}: {type(value).__name__} is not {base.__name__}{none}")
+        elif self.choices and value not in self.choices:
+            help_text = did_you_mean(str(value), self.choices)
+            yield Problem(f"{self.name}: {value!r} is none of {', '.join(self.choices)}", help=help_text)
+        elif self.number is not None:
+            whole = self.number is int
+            fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            low = -float("inf") if self.least is None else self.least
+            high = float("inf") if self.most is None else self.most
+            if not (fits and low <= value <= high):
+                words = f"is not a {'whole ' if whole else ''}number from {low:,} to {high:,}"
+                yield Problem(f"{self.name}: {value!r} {words}")
+
+
+def _asked(help: str, **known: Any) -> dict[str, Asked]:  # noqa: A002 (as click calls it)
+    """The metadata of a field that people may give."""
+    return {"asked": Asked(help, **known)}
 
 
 def allowed_share(system: SystemSpec, memory_limit: float) -> float:
     """Share of a device's memory that a planned layout may use: the limit where memory fragments."""
+    from perfsim.machines import machine_of
+
     return memory_limit if machine_of(system).fragments_memory else 1.0
 
 
@@ -271,32 +134,100 @@ def allowed_share(system: SystemSpec, memory_limit: float) -> float:
 class Question:
     """One model trained on one machine; settings that are not given are chosen.
 
-    Parts of a question are checked at first use; `check` checks all of them.
+    A field with `_asked` is an option of `perfsim run` or `plan`, an argument of `perfsim.predict` or `plan`,
+    a path of `--set` and a row of the reference. Values are checked at first use; `check` checks all of them.
     """
 
-    model: TransformerConfig
-    recipe: TrainingRecipe
-    system: SystemSpec
-    devices: int
-    strategy: str | Strategy
-    batch: int | None = None
-    """Sequences per step over all devices; None: the recipe's, else `DEFAULT_BATCH_PER_DEVICE` per device."""
-    layout: Layout | str | None = None
-    """A layout, or its text (`tp=8,pp=4`); None: the planner chooses."""
+    model: TransformerConfig = field(
+        metadata=_asked(
+            "Name of the catalogue, a YAML file, or a file that `perfsim import` reads (config.json, ...).",
+            kind="model",
+        )
+    )
+    system: SystemSpec = field(metadata=_asked("Name of the catalogue, or a YAML file.", kind="system"))
+    devices: int = field(
+        metadata=_asked("Number of GPUs, or of CS-2 systems.", synonym="num_csx", least=1, most=MOST_DEVICES)
+    )
+    strategy: str | Strategy = field(default="", metadata=_asked("How it trains.", usual="the system's own"))
+    layout: Layout | str | None = field(
+        default=None,
+        metadata=_asked(
+            "Degrees of parallelism, micro-batch, schedule and recompute.",
+            by=("run", "study"),
+            example="tp=8,pp=4,mbs=1",
+            usual="chosen by the planner",
+        ),
+    )
+    batch: int | None = field(
+        default=None,
+        metadata=_asked(
+            "Global batch in sequences.",
+            usual=f"the recipe's, else {DEFAULT_BATCH_PER_DEVICE} per device",
+            least=1,
+            most=MOST_SEQUENCES,
+        ),
+    )
+    recipe: TrainingRecipe = field(
+        metadata=_asked(
+            "Name of the catalogue, or a YAML file.",
+            kind="recipe",
+            usual="llm_2021 or llm_2024, by the month in which the model was published",
+        )
+    )
+    runtime: Runtime | None = field(
+        default=None,
+        metadata=_asked(
+            "Training stack with its settings: a name of the catalogue, or a YAML file.",
+            kind="runtime",
+            usual="the recipe's",
+        ),
+    )
+    memory_limit: float = field(
+        default=MEMORY_LIMIT,
+        metadata=_asked(
+            "Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",
+            least=1e-3,
+            most=1,
+        ),
+    )
+    cluster: ClusterCalibration | None = field(
+        default=None,
+        metadata=_asked("Scale by this result of `calibrate steps`.", kind="calibration", example="FILE"),
+    )
+    wall_clock: WallClockSpec | None = field(
+        default=None,
+        metadata=_asked(
+            "Interruptions of a whole run: queue, compilation, checkpoints, failures.",
+            by=("study",),
+            kind="wall_clock",
+        ),
+    )
+    perturbations: PerturbationSpec | None = field(
+        default=None,
+        metadata=_asked(
+            "Perturb the step: slow ranks, jitter, dead=LINK, slow=0.5@LINK; or fail: mttf=8h with "
+            "checkpoint=1h and restart=10min.",
+            by=("run", "study"),
+            short="perturb",
+            example="straggler=1.3@rank5,jitter=0.02,seed=1",
+        ),
+    )
+    detail: Detail = field(
+        default="layer",
+        metadata=_asked(
+            "Granularity in which wafers stream weights.", by=("run",), choices=("layer", "chunk")
+        ),
+    )
+    expand: str = field(
+        default="",
+        metadata=_asked(
+            "Simulate collectives as the steps of a ring or a tree.",
+            by=("run",),
+            example="data.all_reduce=tree",
+        ),
+    )
     must_fit: bool = True
     """Whether a given layout that needs too much memory is refused."""
-    memory_limit: float = MEMORY_LIMIT
-    """Share of a GPU's memory that planned layouts may use, unless nothing else fits."""
-    cluster: ClusterCalibration | None = None
-    """Calibration of the user's own cluster; its scale multiplies step times."""
-    wall_clock: WallClockSpec | None = None
-    """Interruptions of a whole run besides its steps."""
-    detail: Detail = "layer"
-    """How finely a wafer cluster streams: a layer as a whole, or in chunks."""
-    expand: str = ""
-    """Collectives to expand into steps, in the syntax of `expansion.parse_expansion`."""
-    perturbations: PerturbationSpec | None = None
-    """Perturbations of the step."""
     prices: Costs | None = field(default=None, repr=False, compare=False)
     """A cost model that replaces the machine's own."""
 
@@ -313,6 +244,9 @@ class Question:
     @cached_property
     def chosen(self) -> Strategy:
         """The strategy; InputError where it is unknown or runs on another kind of system."""
+        from perfsim.machines import strategy_for
+        from perfsim.strategies.plan import check_runs_on
+
         if isinstance(self.strategy, str):
             return strategy_for(self.strategy, self.system)
         check_runs_on(self.strategy, self.system)
@@ -321,27 +255,37 @@ class Question:
     @cached_property
     def topology(self) -> Topology:
         """The network of the devices; InputError for a number that the system cannot have."""
+        from perfsim.machines import build_topology
+
         return build_topology(self.system, self.devices)
 
     @cached_property
     def costs(self) -> Costs:
         """The cost model of the step."""
-        return costs_for(self.topology, self.recipe) if self.prices is None else self.prices
+        from perfsim.machines import costs_for
+
+        return costs_for(self.topology, self.job.recipe) if self.prices is None else self.prices
 
     @property
     def job(self) -> Job:
         """Model, recipe and batch together."""
+        from perfsim.specs.recipe import Job
+
         batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
-        return Job(self.model, self.recipe, batch)
+        if self.runtime is None:
+            return Job(self.model, self.recipe, batch)
+        return Job(self.model, self.recipe.model_copy(update={"runtime": self.runtime}), batch)
 
     @property
     def scale(self) -> float:
         """The factor of the user's cluster calibration; 1 without one."""
-        return scale_of(self.cluster)
+        return 1.0 if self.cluster is None else self.cluster.scale
 
     @property
     def given_layout(self) -> Layout | None:
         """The given layout; LayoutError lists the problems of its text."""
+        from perfsim.machines import machine_of
+
         if isinstance(self.layout, str):
             return machine_of(self.system).parse_layout(self.layout, self.devices)
         return self.layout
@@ -349,6 +293,8 @@ class Question:
     @property
     def named_settings(self) -> list[str] | None:
         """The settings that the text of a layout names; None where the layout is not text."""
+        from perfsim.machines.layout_text import settings
+
         return [name for _, name, _ in settings(self.layout)] if isinstance(self.layout, str) else None
 
     def at(self, batch: int) -> Question:
@@ -364,47 +310,174 @@ class Question:
         number of devices that the system cannot have, a cluster calibration of another device, and a device
         without the constants that prices need.
         """
-        if problems := list(self._wrong_values()):
+        problems = [
+            problem for asked in ASKED.values() for problem in asked.wrong(getattr(self, asked.field))
+        ]
+        if problems := problems + list(self._wrong_objects()):
             raise InputError(problems)
-        _check_device(self.cluster, self.system)
         _ = self.chosen, self.topology, self.costs
         return self
 
-    def _wrong_values(self) -> Iterator[Problem]:
-        """Values of a wrong type, or outside their range."""
-        types: tuple[tuple[str, Any, type | tuple[type, ...]], ...] = (
-            ("model", self.model, TransformerConfig),
-            ("recipe", self.recipe, TrainingRecipe),
-            ("system", self.system, SystemSpec),
-            ("cluster", self.cluster, (ClusterCalibration, NoneType)),
-            ("perturbations", self.perturbations, (PerturbationSpec, NoneType)),
-            ("expand", self.expand, str),
-        )
-        for name, value, wanted in types:
-            if not isinstance(value, wanted):
-                names = wanted if isinstance(wanted, tuple) else (wanted,)
-                words = " or ".join(kind.__name__.replace("NoneType", "None") for kind in names)
-                yield Problem(f"{name}: {type(value).__name__} is not {words}")
-        for name, value, most in (
-            ("devices", self.devices, MOST_DEVICES),
-            ("batch", self.batch, MOST_SEQUENCES),
-        ):
-            whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
-            if not whole and (name == "devices" or value is not None):
-                yield Problem(f"{name}: {value!r} is not a whole number from 1 to {most:,}")
-        if not 0 < self.memory_limit <= 1:
-            yield Problem(f"memory_limit: {self.memory_limit!r} is not a share of memory above 0, at most 1")
+    def _wrong_objects(self) -> Iterator[Problem]:
+        """Values that may be text or an object and are neither, and a calibration of something else."""
+        from perfsim.machines import machine_of
+        from perfsim.specs.calibration import ClusterCalibration
+        from perfsim.specs.hardware import SystemSpec
+        from perfsim.specs.perturbations import PerturbationSpec
+
+        if not isinstance(self.perturbations, PerturbationSpec | None):
+            yield Problem(f"perturb: {type(self.perturbations).__name__} is not PerturbationSpec or None")
+        if not isinstance(self.cluster, ClusterCalibration | None):
+            yield Problem(
+                f"calibration {self.cluster.name} is not of kind cluster",
+                help="make one with: perfsim calibrate steps MEASURED.yaml --out FILE",
+            )
+        if not isinstance(self.expand, str):
+            yield Problem(f"expand: {type(self.expand).__name__} is not str")
         if not isinstance(self.strategy, str) and not hasattr(self.strategy, "plan"):
             yield Problem(f"strategy: {type(self.strategy).__name__} is neither a name nor a strategy")
-        if self.detail not in get_args(Detail):
-            yield Problem(f"detail: {self.detail!r} is none of {', '.join(get_args(Detail))}")
         if isinstance(self.system, SystemSpec):
-            own = machine_of(self.system).layout_type
-            if not isinstance(self.layout, (str, NoneType, own)):
+            if (
+                isinstance(self.cluster, ClusterCalibration)
+                and self.cluster.device != self.system.device.name
+            ):
+                yield Problem(
+                    f"cluster calibration {self.cluster.name} was measured on {self.cluster.device}; "
+                    f"{self.system.name} is built of {self.system.device.name}",
+                    help="measure steps on this machine, or omit the calibration",
+                )
+            layout_type = machine_of(self.system).layout_type
+            if not isinstance(self.layout, (str, type(None), layout_type)):
                 yield Problem(
                     f"layout: {type(self.layout).__name__} is no layout of a {self.system.kind}",
-                    help=f"give a {own.__name__}, or text such as dp={self.devices},mbs=1",
+                    help=f"give a {layout_type.__name__}, or text such as dp={self.devices},mbs=1",
                 )
+
+
+def _declared() -> Iterator[Asked]:
+    for known in fields(Question):
+        if "asked" in known.metadata:
+            default = ... if known.default is MISSING else known.default
+            entry: Asked = known.metadata["asked"]
+            yield replace(entry, field=known.name, annotated=str(known.type), default=default)
+
+
+ASKED: Mapping[str, Asked] = {entry.name: entry for entry in _declared()}
+"""What people may give, by its name for them."""
+
+
+# From names, files and texts to a question.
+
+
+def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker: Asker = "run") -> Question:
+    """The question that these names, files, texts or objects ask, checked.
+
+    A key is the name of a field (`batch`), or the path of a value inside one (`recipe.precision`,
+    `system.node.nic.bandwidth`), whose value is written as in YAML. Raises InputError for what cannot be
+    asked: the key and the value, what is allowed, and the nearest that is.
+    """
+    from perfsim.catalog import default_catalog
+    from perfsim.specs.perturbations import parse_perturbations
+
+    catalog = catalog or default_catalog()
+    known = {name: asked for name, asked in ASKED.items() if asker in asked.by}
+    whole = {name: value for name, value in given.items() if "." not in name and value not in (None, "")}
+    check_roots(given, known)
+    if missing := [asked for asked in known.values() if asked.required and asked.name not in whole]:
+        raise InputError([Problem(f"{asked.name} is missing", help=asked.help) for asked in missing])
+    values = {
+        known[name].field: described(value, known[name].kind, catalog) if known[name].kind else value
+        for name, value in whole.items()
+    }
+    values["recipe"] = _recipe_for(values.get("recipe"), values["model"], catalog)
+    if any(path.startswith("runtime.") for path in given):
+        values.setdefault("runtime", values["recipe"].runtime)
+    if isinstance(perturbed := values.get("perturbations"), str):
+        values["perturbations"] = parse_perturbations(perturbed)
+    question = Question(**values)
+    for root, changes in changes_by_root(given).items():
+        changed = changed_part(root, getattr(question, known[root].field), changes, catalog)
+        question = replace(question, **{known[root].field: changed})
+    with _placed_in(given["system"]):
+        return question.check()
+
+
+def changes_by_root(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The dotted paths among some keys, by the field that they change: `{"recipe": {"precision": "fp8"}}`."""
+    by_root: dict[str, dict[str, Any]] = {}
+    for path, value in given.items():
+        root, dot, inner = path.partition(".")
+        if dot:
+            by_root.setdefault(root, {})[inner] = value
+    return by_root
+
+
+def check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
+    """Refuse paths that begin with no field, or lead into a field without an inside."""
+    problems = []
+    for path, value in given.items():
+        root, dot, _ = path.partition(".")
+        if root not in known:
+            problems.append(
+                Problem(f"{path}={value}: {root!r} cannot be asked", help=did_you_mean(root, known))
+            )
+        elif dot and not known[root].kind:
+            problems.append(Problem(f"{path}={value}: {root!r} is a single value", help=f"write {root}=..."))
+    if problems:
+        raise InputError(problems)
+
+
+def changed_part(root: str, part: Any, changes: Mapping[str, Any], catalog: Catalog) -> Any:
+    """A description with values at paths inside it replaced; InputError names the whole paths."""
+    if part is None:
+        raise InputError(f"{root} is not given, so {', '.join(changes)} in it cannot be changed")
+    try:
+        return catalog.override(part, changes)
+    except CatalogError as error:
+        problems = [replace(problem, message=f"{root}.{problem.message}") for problem in error.problems]
+        raise InputError(problems) from None
+
+
+def described(given: Any, kind: str, catalog: Catalog) -> Any:
+    """The description of a kind that is given, by name, by file or as itself."""
+    from perfsim.catalog.kinds import base_of
+
+    base = base_of(kind)
+    if isinstance(given, base):
+        return given
+    if isinstance(given, (str, Path)):
+        if kind == "model" and Path(given).is_file():
+            from perfsim.interop import model_named  # readers of many tools
+
+            return model_named(str(given), catalog)
+        return catalog.load(kind, str(given))
+    expected = f"give a name of the catalogue, the path of a YAML file, or an object (Catalog().{kind}s[...])"
+    raise InputError([Problem(f"{kind}: {type(given).__name__} is not {base.__name__}", help=expected)])
+
+
+def _recipe_for(given: TrainingRecipe | None, model: TransformerConfig, catalog: Catalog) -> TrainingRecipe:
+    """The recipe that is given, else that of the model's age; the latter has the model's positions."""
+    released = model.released or ""
+    recipe = given or catalog.recipe(next(name for since, name in ERAS if released >= since))
+    if recipe.name not in {name for _, name in ERAS}:
+        return recipe
+    length = min(recipe.seq_length, model.max_position_embeddings)
+    return recipe.model_copy(update={"seq_length": length})
+
+
+@contextmanager
+def _placed_in(given: Any) -> Iterator[None]:
+    """Name the file of a description in problems without a place, such as a lack of constants."""
+    try:
+        yield
+    except CatalogError as error:
+        if not (isinstance(given, (str, Path)) and Path(given).is_file()):
+            raise
+        placed = [
+            problem if problem.file else replace(problem, file=str(given), line=1)
+            for problem in error.problems
+        ]
+        raise CatalogError(placed) from None
 
 
 # Networks and prices that consecutive questions share, so that they are not built for each.
@@ -451,7 +524,7 @@ class PriceTables:
 
     def lend(self, question: Question) -> None:
         """Give a question the network and prices of an earlier one on the same machine, or keep its own."""
-        recipe = priced_part(question.recipe)
+        recipe = priced_part(question.job.recipe)
         machine = next((known for known in self._machines if known.suits(question, recipe)), None)
         if machine is None:
             machine = _Machine(question.system, question.devices, recipe, question.topology, question.costs)

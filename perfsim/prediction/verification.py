@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from perfsim.base.errors import VerificationError
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
 from perfsim.numerics import GemmPass, GemmSample, GemmShape, SampleResult, layer_of, sample_gemms
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.result import SamplingSummary
+from perfsim.prediction.run import Evaluation
 from perfsim.work import TaskGraph
 from perfsim.work.kernels import Kernel
+
+if TYPE_CHECKING:
+    from perfsim.prediction.prediction import Prediction
 
 # Settings of correctness sampling, in the YAML of a study or an option.
 
@@ -62,6 +64,25 @@ _FLASH: dict[str, tuple[tuple[str, GemmPass], ...]] = {
     ),
 }
 """The products in one fused attention kernel, of equal FLOPs [2205.14135 Alg. 1 and 4]."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSummary:
+    """The result of correctness sampling."""
+
+    tasks_sampled: int
+    tasks_total: int
+    flop_share: float
+    """Share of the step's GEMM FLOPs in the sampled classes of work."""
+    worst_relative_error: float
+    bound: float
+    passed: bool
+    by_partition: Mapping[str, int] = field(default_factory=dict)
+    mode: str = "sample"
+    worst: str = ""
+    """The sample closest to its bound: name, pass and partition."""
+    failed: tuple[str, ...] = ()
+    """Samples whose partitioned product is wrong, in the same format."""
 
 
 def sample_step(evaluation: Evaluation, spec: SamplingSpec) -> SamplingSummary | None:

@@ -1,56 +1,60 @@
-"""Why a step takes as long as it does: seconds by cause, the limiting cause, and the nearest remedy."""
+"""Why a step takes as long as it does: its causes, its links, its kernels, and what explains a measured step.
+
+The seconds by cause add up to the step; the sentence names the limiting cause and the nearest remedy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from perfsim.base.arrays import Floats, Ints
+from perfsim.base.errors import InputError, LimitError, PerfsimError
 from perfsim.costs.price import mean_s
+from perfsim.costs.wafer import StreamingRoof
+from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
-from perfsim.machines import machine_of
-from perfsim.machines.machine import Lane
-from perfsim.prediction.result import Why
-from perfsim.prediction.run import Step
+from perfsim.machines import machine_of, network_of
+from perfsim.machines.machine import Lane, Network, PeerClasses, Traffic
+from perfsim.machines.placement import Placed
+from perfsim.prediction.bands import accuracy_of
+from perfsim.prediction.planner import best_plan
+from perfsim.prediction.question import Question
+from perfsim.prediction.run import Evaluation, Step
+from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
-
-# Which part of a machine limits a step: the step is simulated again with each part twice as fast.
-#
-# The lane that is busy longest is not always the cause, since lanes wait for one another. The limiting lane
-# is the one whose speed shortens the step most.
-
-SPEED_UP = 2.0
-LEAST_BUSY = 0.05
-"""Share of the step below which a lane is not tried."""
-LEAST_SAVED = 0.01
-"""Share of the step that a faster part must save to be a remedy."""
+from perfsim.work import Kind, Work
+from perfsim.work.graph import computes
+from perfsim.work.kernels import Kernel
 
 
-def _limiting_lane(plan: Plan, step: Step) -> Lane | None:
-    """The lane that shortens the step most when it is twice as fast; None where no lane does."""
-    explanation = machine_of(plan.system).explanation
-    if not explanation.lanes:
-        return None
-    graph = step.placed.graph
-    durations = step.duration_s
-    contention = bool(step.placed.links.flows)
-    before_s = step.run(contention=contention).step_time_s / step.scale
-    tried = []
-    for name in dict.fromkeys(explanation.lanes.values()):
-        busy_s = explanation.busy_s(plan.topology, graph, durations, name)
-        if busy_s >= LEAST_BUSY * before_s:
-            faster = np.where(explanation.works_of(graph, name)[graph.work], durations / SPEED_UP, durations)
-            after_s = step.run(faster, contention=contention).step_time_s / step.scale
-            tried.append(Lane(name, busy_s, 1.0 - after_s / before_s))
-    best = max(tried, key=lambda lane: lane.saved, default=None)
-    return best if best is not None and best.saved >= LEAST_SAVED else None
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The causes of a step time."""
+
+    cause: str
+    """`compute`, or the wait that limits the step."""
+    parts_s: Mapping[str, float]
+    """Seconds by cause, which add up to the step time."""
+    remedy: str
+    """The nearest change that would help."""
+    sentence: str
+    """Cause and remedy in words."""
+    fixed_s: float = 0.0
+    """Compute seconds that do not depend on the number of tokens, where known."""
+    streaming_roof: StreamingRoof | None = None
+    """Tokens that hide the weight stream; None on GPUs."""
 
 
 DECIDES = 0.1
 """Share of the step from which the longest wait is the cause; below it, compute is."""
 MENTIONED = 0.005
 """Share of the step below which a wait is not mentioned."""
-
 STREAMS = {
     "weight_stream": "exposed streaming",
     "gradient_stream": "gradient egress",
@@ -70,14 +74,16 @@ def why(plan: Plan, step: Step, trace: Trace) -> Why:
     graph = step.placed.graph
     costs = step.costs
     step_s = trace.step_time_s
-    explanation = machine_of(plan.system).explanation
+    explanation = machine_of(plan.system)
     roof = explanation.roof(plan, graph, costs, step.duration_s)
-    compute_s = sum(parts.values()) - sum(_waits(parts).values())
-    waits = sorted(_waits(parts).items(), key=lambda item: -item[1])
-    decides = bool(waits) and waits[0][1] >= DECIDES * step_s
+    waits = sorted(
+        ((cause, seconds) for cause, seconds in parts.items() if cause != "compute"),
+        key=lambda item: -item[1],
+    )
+    compute_s = sum(parts.values()) - sum(seconds for _, seconds in waits)
     lane = None
     cause = "compute"
-    if decides:
+    if waits and waits[0][1] >= DECIDES * step_s:
         lane = _limiting_lane(plan, step)
         wait = waits[0][0]
         cause = explanation.cause(lane, wait) if lane is not None else wait
@@ -85,14 +91,14 @@ def why(plan: Plan, step: Step, trace: Trace) -> Why:
     else:
         recompute = trace.mean_breakdown().get("recompute", 0.0) / step_s
         remedy = explanation.compute_remedy(plan, mean_s(graph, costs.movement_s) / step_s, recompute)
-    shares = [("compute", compute_s), *waits]
     text = ", ".join(
         f"{name} {100 * seconds / step_s:.1f} %"
-        for name, seconds in shares
+        for name, seconds in (("compute", compute_s), *waits)
         if name == "compute" or seconds >= MENTIONED * step_s
     )
     about = explanation.about_roof(roof, lane) if roof is not None else ""
-    sentence = f"{_verb(cause)}: {text} of the step. {about}Nearest remedy: {remedy}."
+    verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
+    sentence = f"{verb}: {text} of the step. {about}Nearest remedy: {remedy}."
     return Why(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
 
 
@@ -105,7 +111,9 @@ def causes_s(trace: Trace) -> dict[str, float]:
     seconds = trace.mean_breakdown()
     parts: dict[str, float] = {"compute": 0.0}
     for category, value in seconds.items():
-        cause = _cause(category)
+        kind = category.removesuffix("_communication")
+        named = f"exposed {kind} communication" if kind != category else "compute"
+        cause = STREAMS.get(category, named)
         parts[cause] = parts.get(cause, 0.0) + value
     if "weight_stream" in seconds:
         late = trace.mean_boundary().get("weight_stream", 0.0)
@@ -114,16 +122,474 @@ def causes_s(trace: Trace) -> dict[str, float]:
     return {cause: value for cause, value in parts.items() if value > 0 or cause == "compute"}
 
 
-def _cause(category: str) -> str:
-    if category in STREAMS:
-        return STREAMS[category]
-    kind = category.removesuffix("_communication")
-    return f"exposed {kind} communication" if kind != category else "compute"
+# Which part of a machine limits a step: the step is simulated again with each part twice as fast.
+#
+# The lane that is busy longest is not always the cause, since lanes wait for one another. The limiting lane
+# is the one whose speed shortens the step most.
+
+SPEED_UP = 2.0
+LEAST_BUSY = 0.05
+"""Share of the step below which a lane is not tried."""
+LEAST_SAVED = 0.01
+"""Share of the step that a faster part must save to be a remedy."""
 
 
-def _waits(parts: Mapping[str, float]) -> dict[str, float]:
-    return {cause: value for cause, value in parts.items() if cause != "compute"}
+def _limiting_lane(plan: Plan, step: Step) -> Lane | None:
+    """The lane that shortens the step most when it is twice as fast; None where no lane does."""
+    explanation = machine_of(plan.system)
+    if not explanation.lanes:
+        return None
+    graph = step.placed.graph
+    durations = step.duration_s
+    contention = bool(step.placed.links.flows)
+    before_s = step.run(contention=contention).step_time_s / step.scale
+    tried = []
+    for name in dict.fromkeys(explanation.lanes.values()):
+        busy_s = explanation.busy_s(plan.topology, graph, durations, name)
+        if busy_s >= LEAST_BUSY * before_s:
+            faster = np.where(explanation.works_of(graph, name)[graph.work], durations / SPEED_UP, durations)
+            after_s = step.run(faster, contention=contention).step_time_s / step.scale
+            tried.append(Lane(name, busy_s, 1.0 - after_s / before_s))
+    best = max(tried, key=lambda lane: lane.saved, default=None)
+    return best if best is not None and best.saved >= LEAST_SAVED else None
 
 
-def _verb(cause: str) -> str:
-    return "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
+# How much of the network's capacity a step uses, by kind of link.
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """Use of one kind of link in a step, as shares of its capacity."""
+
+    mean: float
+    """Bytes of the step on all links of the kind, in both directions, over what they could carry."""
+    peak: float
+    """The most that the busiest link carries at any instant."""
+
+
+ROUNDED = 1.0 + 1e-6
+"""A peak up to this is a full link; a higher one is more than the link carries, and is shown as it is."""
+
+
+def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
+    """Use of each kind of link that a step's communication crosses, from the trace of a placed graph.
+
+    A communication is spread evenly over its duration, contention included. Bytes are those on the wire:
+    what a ring sends, not the message. Communications priced apart, such as updates and streams in the
+    memory of one weight server, may together exceed a capacity: a peak above 1 says so.
+    """
+    topology = placed.topology
+    network = network_of(placed.topology)
+    crossings = _crossings(trace, network, PeerClasses(placed.peers.astype(np.int64)))
+    if not len(crossings.link):
+        return {}
+    window = _Window.of(trace)
+    edges = topology.edges
+    moved = crossings.n_bytes * window.runs(trace)[crossings.work]
+    on_link = np.bincount(crossings.link, moved, minlength=len(edges))
+    shared = edges.bytes_per_s * (edges.medium == np.arange(len(edges)))
+    capacity = np.bincount(edges.kind, shared, minlength=len(edges.kinds)) * (window.high - window.low)
+    total = np.bincount(edges.kind, on_link, minlength=len(edges.kinds))
+    share = np.divide(on_link, network.bytes_per_s(np.arange(len(edges))), where=on_link > 0, out=0 * on_link)
+    use = {}
+    for number, kind in enumerate(edges.kinds):
+        if total[number] > 0.0:
+            links = np.flatnonzero(edges.kind == number)
+            busiest = int(links[np.argmax(share[links])])
+            peak = window.peak(trace, crossings, busiest) / float(network.bytes_per_s(np.array([busiest]))[0])
+            use[kind] = LinkUse(
+                float(total[number] / capacity[number]), peak if peak > ROUNDED else min(1.0, peak)
+            )
+    return use
+
+
+class _Crossings(NamedTuple):
+    """One row for each class of work and link that it crosses, and the bytes of one run on the link."""
+
+    work: Ints
+    link: Ints
+    n_bytes: Floats
+
+
+def _crossings(trace: Trace, network: Network, peers: PeerClasses) -> _Crossings:
+    known: dict[Hashable, Traffic | None] = {}
+    works: list[Ints] = [np.empty(0, dtype=np.int64)]
+    links: list[Ints] = [np.empty(0, dtype=np.int64)]
+    sizes: list[Floats] = [np.empty(0)]
+    for number, work in enumerate(trace.graph.works):
+        if work.kind is Kind.COMP:
+            continue
+        key = network.alike(work)
+        if key not in known:
+            known[key] = network.load(work, peers)
+        load = known[key]
+        if load is not None:
+            works.append(np.full(len(load.links), number))
+            links.append(load.links)
+            sizes.append(load.times.astype(np.float64) * network.sent_bytes(work))
+    return _Crossings(np.concatenate(works), np.concatenate(links), np.concatenate(sizes))
+
+
+class _Window(NamedTuple):
+    """The interval of a step."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, trace: Trace) -> _Window:
+        return cls(*trace.step_window_s)
+
+    def runs(self, trace: Trace) -> Floats:
+        """How often each class of work runs in the interval; a part counts as a part."""
+        inside = np.minimum(trace.end_s, self.high) - np.maximum(trace.start_s, self.low)
+        lasting = trace.end_s - trace.start_s
+        part = np.divide(inside.clip(0.0), lasting, where=lasting > 0, out=np.zeros_like(lasting))
+        runs = np.bincount(trace.graph.work, part, minlength=len(trace.graph.works))
+        return np.asarray(runs, dtype=np.float64)
+
+    def peak(self, trace: Trace, crossings: _Crossings, link: int) -> float:
+        """The most bytes/s on a link at any instant of the interval."""
+        n_bytes = np.zeros(len(trace.graph.works))
+        rows = crossings.link == link
+        n_bytes[crossings.work[rows]] = crossings.n_bytes[rows]
+        lasting = trace.end_s - trace.start_s
+        tasks = np.flatnonzero((n_bytes[trace.graph.work] > 0) & (lasting > 0))
+        start = trace.start_s[tasks]
+        end = trace.end_s[tasks]
+        rate = n_bytes[trace.graph.work[tasks]] / lasting[tasks]
+        when = np.concatenate([end, start])
+        change = np.concatenate([-rate, rate])
+        order = np.argsort(when, kind="stable")  # at one instant communications end before others start
+        total = np.cumsum(change[order])
+        within = (when[order] >= self.low) & (when[order] < self.high)
+        return float(total[within].max(initial=0.0))
+
+
+# The kernels of a step on the roofline of their device: FLOP/s reached over FLOPs per byte of memory.
+#
+# Seconds are those of the cost model on an idle device, without the host: what limits a kernel is its own
+# shape, not what runs beside it. Formula: a device reaches at most min(peak, intensity x memory bandwidth)
+# [Williams, Waterman, Patterson 2009, Communications of the ACM 52(4)].
+
+PRODUCT = "matrix product"
+ATTENTION = "attention"
+ELEMENTWISE = "element-wise"
+UPDATE = "update"
+PARTS = (
+    ("expert_", "experts"),
+    ("router", "router"),
+    ("fc", "MLP"),
+    ("lm_head", "LM head"),
+    ("scores", "scores and context"),
+    ("context", "scores and context"),
+)
+"""What a matrix product belongs to, by the beginning of its name; all others are projections."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """Like kernels of one device in one step, forward and backward together."""
+
+    name: str
+    """The operation."""
+    kind: str
+    """matrix product, attention, element-wise or update."""
+    precision: Precision | None
+    """That of the operands; None for kernels that are no products."""
+    flop: float
+    """0 for kernels that are counted by their bytes only."""
+    n_bytes: float
+    """Bytes moved in the device's memory."""
+    time_s: float
+    """Time of a step that it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What limits a device, and what its kernels reach."""
+
+    memory_bytes_per_s: float
+    """Bandwidth of the device's memory."""
+    peaks_flop_per_s: Mapping[str, float]
+    """Datasheet peaks of the precisions that are used."""
+    kernels: tuple[KernelUse, ...]
+    """The longest first."""
+
+
+def roofline(evaluation: Evaluation) -> Roofline | None:
+    """The kernels of a step, the mean over computing devices; None where kernels have no prices."""
+    graph = evaluation.trace.graph
+    costs = evaluation.step.costs
+    ranks = np.array(graph.stands_for) * np.array([computes(name) for name in graph.streams])
+    runs = np.bincount(graph.work, ranks[graph.stream], minlength=len(graph.works))
+    per_device = runs / (ranks.sum() * len(graph.step_ends))
+    wide = _wide(evaluation.plan.job.recipe.precision)
+    sums: dict[tuple[str, str, Precision | None], list[float]] = {}
+    for work, times in zip(graph.works, per_device.tolist(), strict=True):
+        for kernel in work.kernels if times else ():
+            seconds = costs.kernel_s(kernel)
+            if seconds is None:
+                return None
+            total = sums.setdefault(_use(work, kernel, wide), [0.0, 0.0, 0.0])
+            for column, value in enumerate((kernel.flop, kernel.bytes_accessed, seconds)):
+                total[column] += times * work.share * value
+    device = evaluation.plan.system.device
+    used = dict.fromkeys(precision for _, _, precision in sums if precision)
+    kernels = [KernelUse(*names, *total) for names, total in sums.items() if total[1] and total[2]]
+    return Roofline(
+        device.memory.bandwidth,
+        {name: device.peak_flop_per_s(name) for name in used},
+        tuple(sorted(kernels, key=lambda kernel: -kernel.time_s)),
+    )
+
+
+def _wide(precision: Precision) -> Precision:
+    """The precision of products that are not narrow."""
+    return "bf16" if PRECISIONS[precision].is_narrow else precision
+
+
+def _use(work: Work, kernel: Kernel, wide: Precision) -> tuple[str, str, Precision | None]:
+    """Name, kind and precision under which a kernel counts."""
+    if work.category in {"optimizer", "update"}:
+        return UPDATE, UPDATE, wide if kernel.op == "gemm" else None
+    if kernel.op == "elementwise":
+        return ELEMENTWISE, ELEMENTWISE, None
+    precision = kernel.precision or wide
+    if kernel.op == "attention":
+        return "fused attention", ATTENTION, precision
+    part = next((part for start, part in PARTS if kernel.name.startswith(start)), "projections")
+    return part, PRODUCT, precision
+
+
+# Which inputs would explain the gap between a predicted step and a measured one, the likeliest first.
+#
+# Rates of the machine are varied until the predicted step is the measured one: with x the factor on a rate,
+# T(x) is close to a + b / x, which two predictions give and a third confirms. Settings that a description may
+# have wrong (recompute, overlap, attention, micro-batch, how rows travel to experts) are changed one at a
+# time. Each suspect has a distance in standard deviations: of how far its rate would be from what is
+# described, and of what is left of the gap over the errors of predictions. All steps have the layout of the
+# run.
+
+BAND_DEVIATIONS = 1.645
+"""Standard deviations of a 90 % band."""
+LEAST_FACTOR = 0.25
+MOST_FACTOR = 4.0
+"""Range of factors on a rate."""
+CLOSE = 0.01
+"""Share of the measured step below which a suspect explains the gap."""
+SETTING_DEVIATIONS = 1.0
+"""assumed: a setting that was not as described is as likely as a standard deviation of a rate."""
+RATES: tuple[tuple[str, str, float], ...] = (
+    ("arithmetic of the devices", "device.peak.{precision}", 0.1),
+    ("device memory", "device.memory.bandwidth", 0.1),
+    ("links inside a node", "node.scale_up.bandwidth", 0.2),
+    ("the network between nodes", "node.nic.bandwidth", 0.3),
+    ("links of MemoryX", "memoryx.server.bandwidth", 0.2),
+    ("links of SwarmX", "swarmx.bandwidth", 0.2),
+    ("flash of MemoryX", "memoryx.server.flash.bandwidth", 0.4),
+)
+"""A rate in words, its dotted path in the system, and its standard deviation in log.
+
+assumed: clocks under a power limit and memory differ by a tenth between devices of one kind, a shared network
+by more than links of one machine; figures of flash are the least certain.
+"""
+HOST_DEVIATION = 0.4
+"""assumed: the time of the host to launch a kernel differs by half between processors and releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """An input that may not be as described, and the step with it changed."""
+
+    change: str
+    factor: float | None
+    """The factor on a rate at which the step is nearest to the measured one; None for a setting."""
+    step_time_s: float
+    explains: float
+    """Share of the gap that it closes, in log time; negative where it widens it."""
+    deviations: float
+    """How unlikely it is as the only cause, in standard deviations."""
+    suffices: bool
+    """Whether the measured step is inside the 90 % band of the step with it changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapExplained:
+    """A measured step beside the predicted one, and what would explain the difference."""
+
+    predicted_s: float
+    measured_s: float
+    band_s: tuple[float, float]
+    """The 90 % band of the prediction."""
+    deviations: float
+    """The gap over the errors of predictions on published runs."""
+    layout: str
+    mfu: float
+    """Model FLOPs over what all devices could do in the measured step; above 1 no device is so fast."""
+    trained: str
+    """Recipe, sequence and framework in words."""
+    suspects: tuple[Suspect, ...]
+    """The likeliest first."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured step is inside the band."""
+        return self.band_s[0] <= self.measured_s <= self.band_s[1]
+
+
+def explain_gap(question: Question, measured_s: float) -> GapExplained:
+    """Explain a measured step. Raises InputError for one that is no time, and what planning raises."""
+    if not 0.0 < measured_s < math.inf:
+        raise InputError(f"a measured step takes more than 0 s, not {measured_s}")
+    run = best_plan(question)
+    asked = replace(question, layout=run.plan.layout, must_fit=False)
+    predicted_s = run.step_time_s
+    error = 1.0 + accuracy_of(run.plan, run.hidden_communication_fraction).step_time_error
+    spread = math.log(error) / BAND_DEVIATIONS
+    gap = math.log(measured_s / predicted_s)
+    trial = _Trial(predicted_s, measured_s, gap, spread)
+    suspects = [*_rates(asked, trial), *_settings(asked, trial)]
+    return GapExplained(
+        predicted_s,
+        measured_s,
+        (predicted_s / error, predicted_s * error),
+        abs(gap) / spread,
+        run.plan.layout.short,
+        run.mfu * predicted_s / measured_s,
+        run.training.words,
+        tuple(sorted(suspects, key=lambda suspect: suspect.deviations)),
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Predictions of changed questions beside the measured step."""
+
+    predicted_s: float
+    measured_s: float
+    gap: float
+    """Log of measured over predicted."""
+    spread: float
+    """Standard deviation of the log error of predictions."""
+
+    def step_s(self, question: Question) -> float | None:
+        """The step of a question; None where it has no plan."""
+        present_limits().in_time(lambda: "inputs tried that may explain a measured step")
+        try:
+            return best_plan(question).step_time_s
+        except LimitError:
+            raise
+        except PerfsimError:
+            return None
+
+    def suspect(self, change: str, factor: float | None, step_s: float, prior: float) -> Suspect:
+        left = math.log(self.measured_s / step_s)
+        explains = 1.0 - left / self.gap if self.gap else 0.0
+        deviations = math.hypot(prior, left / self.spread)
+        suffices = abs(left) <= BAND_DEVIATIONS * self.spread
+        return Suspect(change, factor, step_s, explains, deviations, suffices)
+
+    def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> Suspect | None:
+        """A rate at the factor that comes nearest to the measured step; None where it does nothing."""
+        toward = 0.5 if self.gap > 0 else 2.0
+        moved = self.step_s(changed(toward))
+        if moved is None or abs(moved / self.predicted_s - 1.0) < CLOSE / 10:
+            return None
+        slope = (moved - self.predicted_s) / (1.0 / toward - 1.0)
+        factor = _within((self.measured_s - self.predicted_s) / slope + 1.0)
+        step = self.step_s(changed(factor)) or moved
+        if abs(step / self.measured_s - 1.0) > CLOSE and LEAST_FACTOR < factor < MOST_FACTOR:
+            slope = (step - self.predicted_s) / (1.0 / factor - 1.0)
+            factor = _within((self.measured_s - self.predicted_s) / slope + 1.0)
+            step = self.step_s(changed(factor)) or step
+        return self.suspect(words, factor, step, abs(math.log(factor)) / deviation)
+
+
+def _within(inverse: float) -> float:
+    """The factor of which this is the inverse, within the range of factors."""
+    return min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
+
+
+def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
+    for words, template, deviation in RATES:
+        path = template.format(precision=asked.recipe.precision)
+        value: Any = asked.system
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+        if not value:
+            continue
+
+        def changed(factor: float, path: str = path, value: Any = value) -> Question:
+            system = asked.system.with_(name=asked.system.name, **{path: factor * value})
+            return replace(asked, system=system)
+
+        suspect = trial.rate(words, changed, deviation)
+        if suspect is not None:
+            yield suspect
+    runtime = asked.job.runtime
+    framework = runtime.framework
+    if framework is not None and not framework.cuda_graph:
+
+        def slower_host(factor: float) -> Question:
+            host = ("host_s_per_kernel", "expert_pass_s")
+            update = {name: getattr(framework, name) / factor for name in host}
+            slower = framework.model_copy(update=update)
+            return replace(asked, runtime=runtime.model_copy(update={"framework": slower}))
+
+        words = (
+            "the host, which waits for counts of experts" if asked.model.experts else "launches of the host"
+        )
+        suspect = trial.rate(words, slower_host, HOST_DEVIATION)
+        if suspect is not None:
+            yield suspect
+
+
+def _settings(asked: Question, trial: _Trial) -> Iterator[Suspect]:
+    """Settings of recipe and layout, each as it may have been instead."""
+    for words, question in _changes(asked):
+        step = trial.step_s(question)
+        if step is not None and abs(step / trial.predicted_s - 1.0) >= CLOSE / 10:
+            yield trial.suspect(words, None, step, SETTING_DEVIATIONS)
+
+
+def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
+    recipe = asked.recipe
+    runtime = asked.job.runtime
+    layout = asked.layout
+
+    def with_recipe(**update: Any) -> Question:
+        return replace(asked, recipe=recipe.model_copy(update=update))
+
+    def run_by(**update: Any) -> Question:
+        return replace(asked, runtime=runtime.model_copy(update=update))
+
+    other = "flash" if runtime.attention == "standard" else "standard"
+    yield f"attention {other}", run_by(attention=other)
+    for field in ("overlap_grad_reduce", "overlap_param_gather", "fused_cross_entropy"):
+        value = not getattr(runtime, field)
+        yield f"{field} {str(value).lower()}", run_by(**{field: value})
+    yield f"dropout {str(not recipe.dropout).lower()}", with_recipe(dropout=not recipe.dropout)
+    if runtime.framework is not None:
+        graph = not runtime.framework.cuda_graph
+        framework = runtime.framework.model_copy(update={"cuda_graph": graph})
+        yield f"cuda_graph {str(graph).lower()}", run_by(framework=framework)
+    if asked.model.experts is not None:
+        for name in get_args(Dispatcher):
+            if name != asked.job.recipe.expert_dispatcher:
+                yield f"dispatcher {name}", run_by(dispatcher=name)
+        routing = "balanced" if recipe.routing == "drawn" else "drawn"
+        yield f"routing {routing}", with_recipe(routing=routing)
+        grouped = not runtime.grouped_products
+        yield f"grouped_products {str(grouped).lower()}", run_by(grouped_products=grouped)
+    if layout is None or isinstance(layout, str):
+        return
+    for mode in ("none", "selective", "full"):
+        if mode != layout.recompute and hasattr(layout, "recompute_every"):
+            changed = replace(layout, recompute=mode, recompute_every=1)
+            yield f"recompute {mode}", replace(asked, layout=changed)
+    size = layout.micro_batch_size
+    for new in (2 * size, size // 2):
+        if new:
+            changed = replace(layout, micro_batch_size=new)
+            yield f"micro-batches of {new}", replace(asked, layout=changed)

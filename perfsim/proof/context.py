@@ -6,26 +6,25 @@ message behind them, and every rank adds its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.proof.experts import Kept
 from perfsim.proof.gpu_compute import GpuCompute, Values
 from perfsim.proof.layers import (
     AttentionKept,
     Linears,
     attention_inputs,
-    attention_inputs_dgrad,
-    attention_output,
     context_gradient,
-    folded,
+    core_gradients,
     masked_scores,
     repeated,
+    softmax,
 )
-from perfsim.proof.layout import Array, Share
+from perfsim.proof.layout import Share
 from perfsim.proof.program import Cell, Message
 from perfsim.proof.tensors import summed
 from perfsim.work import Task
@@ -38,8 +37,8 @@ POSITIONS = 2
 class Pair(NamedTuple):
     """Keys and values, and their places."""
 
-    k: Array
-    v: Array
+    k: Floats
+    v: Floats
     places: tuple[int, ...]
 
 
@@ -47,7 +46,7 @@ class Travelling(NamedTuple):
     """A message of a ring: keys and values, the gradients of those before them, or both."""
 
     pair: Pair | None
-    gradients: tuple[Array, ...] | None = None
+    gradients: tuple[Floats, ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -59,28 +58,28 @@ class Travelling(NamedTuple):
 class Running(NamedTuple):
     """A softmax over the blocks so far: largest score, sum of exponentials, and sum of weighted values."""
 
-    most: Array
-    total: Array
-    weighted: Array
+    most: Floats
+    total: Floats
+    weighted: Floats
 
 
 class Core(NamedTuple):
     """Arrays that an all-to-all exchanges, and what the core keeps for its backward."""
 
-    arrays: tuple[Array, ...]
+    arrays: tuple[Floats, ...]
     kept: Any = None
 
 
 class Heads(NamedTuple):
     """What the core of some heads keeps: queries, keys, values and probabilities of all positions."""
 
-    q: Array
-    k: Array
-    v: Array
-    probabilities: Array
+    q: Floats
+    k: Floats
+    v: Floats
+    probabilities: Floats
 
 
-def _running_softmax(q: Array, pair: Pair, share: Share, before: Running | None) -> Running:
+def _running_softmax(q: Floats, pair: Pair, share: Share, before: Running | None) -> Running:
     """Attend to one more block."""
     scores = masked_scores(q, pair.k, (share.places, pair.places), share)
     most = scores.max(axis=-1, keepdims=True)
@@ -96,22 +95,12 @@ def _running_softmax(q: Array, pair: Pair, share: Share, before: Running | None)
 
 
 def _block_gradients(
-    kept: AttentionKept, d_context: Array, pair: Pair, share: Share
-) -> tuple[Array, Array, Array]:
+    kept: AttentionKept, d_context: Floats, pair: Pair, share: Share
+) -> tuple[Floats, Floats, Floats]:
     """Gradients of queries, keys and values by one block, from the sums that the forward kept."""
     scores = masked_scores(kept.q, pair.k, (share.places, pair.places), share)
     delta = (d_context * np.asarray(kept.context)).sum(axis=-1, keepdims=True)
-    return _core_gradients(np.exp(scores - kept.core), delta, d_context, (kept.q, pair.k, pair.v), share)
-
-
-def _core_gradients(
-    p: Array, delta: Array, d_context: Array, inputs: tuple[Array, Array, Array], share: Share
-) -> tuple[Array, Array, Array]:
-    q, k, v = inputs
-    d_p = d_context @ np.swapaxes(repeated(v, share), -1, -2)
-    d_scores = p * (d_p - delta) / math.sqrt(share.model.head_size)
-    d_k = folded(np.swapaxes(d_scores, -1, -2) @ q, share)
-    return d_scores @ repeated(k, share), d_k, folded(np.swapaxes(p, -1, -2) @ d_context, share)
+    return core_gradients(np.exp(scores - kept.core), d_context, (kept.q, pair.k, pair.v), share, delta)
 
 
 class ContextCompute(GpuCompute):
@@ -121,33 +110,30 @@ class ContextCompute(GpuCompute):
     def attention_qkv(self, task: Task) -> None:
         """Norm, queries, keys and values; a recompute reads the layer's input from what is saved."""
         self.needs(1)
-        block = task.block
         recomputes = task.work.op.endswith("recompute")
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             x, results = (operands[0].x, operands[0].results) if recomputes else (operands[0], None)
             share = self.share(rank)
-            kept = attention_inputs(self.views(rank, block, buffers[0]), x, share, results)
+            kept = attention_inputs(self.views(rank, task.block, buffers[0]), x, share, results)
             return kept, Travelling(Pair(kept.k, kept.v, share.places))
 
-        self.compute(run, [self.weights(block)])
+        self.compute(run, [self.weights(task.block)])
 
     def attention_block(self, task: Task) -> None:
         """The core on one block of keys and values, or on all positions of some heads."""
         self.needs(1)
-        block = task.block
 
         def ring(rank: int, operands: Values, _: Values) -> tuple[Any, ...]:
             kept, message, *before = operands
-            share = self.share(rank).of_layer(block)
+            share = self.share(rank).of_layer(task.block)
             return (_running_softmax(kept.q, message.pair, share, before[0] if before else None),)
 
         def heads(rank: int, operands: Values, _: Values) -> tuple[Any, ...]:
             q, k, v = operands[0]
-            share = self.share(rank).of_layer(block)
+            share = self.share(rank).of_layer(task.block)
             scores = masked_scores(q, k, self._all_places, share, self._first_head(rank))
-            e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            p = e / e.sum(axis=-1, keepdims=True)
+            p = softmax(scores)
             return (Core((p @ repeated(v, share),), Heads(q, k, v, p)),)
 
         self.compute(ring if self._rings else heads)
@@ -155,7 +141,6 @@ class ContextCompute(GpuCompute):
     def attention_output(self, task: Task) -> None:
         """The output projection; the block's activations go to the MLP task, or to the backward."""
         self.needs(2)
-        block = task.block
         recomputes = task.work.op.endswith("recompute")
         buffer = self.cell("recomputed attention" if recomputes else "attention kept")
 
@@ -166,9 +151,9 @@ class ContextCompute(GpuCompute):
                 kept = kept._replace(context=done.weighted / done.total, core=log_sum)
             else:
                 kept = kept._replace(context=done[0], core=core[0].kept)
-            return attention_output(self.views(rank, block, buffers[0]), kept, self.share(rank)), kept
+            return kept.output(self.views(rank, task.block, buffers[0]), self.share(rank)), kept
 
-        self.compute(run, [self.weights(block)], [buffer], self.completes("attention", block))
+        self.compute(run, [self.weights(task.block)], [buffer], self.completes("attention", task.block))
 
     # -------------------------------------------------------------------------------- backward
     def _kept_cells(self, block: int) -> tuple[list[Cell], list[Cell]]:
@@ -184,25 +169,25 @@ class ContextCompute(GpuCompute):
     def attention_output_backward(self, task: Task) -> None:
         """Gradient of the core's output."""
         self.needs(2)
-        block = task.block
-        _, beside = self._kept_cells(block)
+        _, beside = self._kept_cells(task.block)
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             d_out = buffers[1] if beside else operands[0]
-            return (Core((context_gradient(self.views(rank, block, buffers[0]), d_out, self.share(rank)),)),)
+            return (
+                Core((context_gradient(self.views(rank, task.block, buffers[0]), d_out, self.share(rank)),)),
+            )
 
-        self.compute(run, [self.weights(block), *beside])
+        self.compute(run, [self.weights(task.block), *beside])
 
     def attention_block_backward(self, task: Task) -> None:
         """Gradients of queries, keys and values by one block, or of all positions of some heads."""
         self.needs(2)
-        block = task.block
-        recomputed, _ = self._kept_cells(block)
+        recomputed, _ = self._kept_cells(task.block)
 
         def ring(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             first, saved, *later = operands
             kept = self._kept(saved, buffers)
-            share = self.share(rank).of_layer(block)
+            share = self.share(rank).of_layer(task.block)
             pair = later[0].pair if later else self._own_pair(kept, rank)
             made = _block_gradients(kept, first.arrays[0], pair, share)
             queries = made[0] + later[1].arrays[0] if later else made[0]
@@ -214,32 +199,31 @@ class ContextCompute(GpuCompute):
             p = core.probabilities
             share = self.share(rank)
             delta = (d_context * (p @ repeated(core.v, share))).sum(axis=-1, keepdims=True)
-            return Core(_core_gradients(p, delta, d_context, core[:3], share)), None
+            return Core(core_gradients(p, d_context, core[:3], share, delta)), None
 
         self.compute(ring if self._rings else heads, recomputed)
 
     def attention_qkv_backward(self, task: Task) -> None:
         """The rest of the attention's backward, from the gradients of queries, keys and values."""
         self.needs(4)
-        block = task.block
         norm = self._norm_of("attention")
-        recomputed, beside = self._kept_cells(block)
+        recomputed, beside = self._kept_cells(task.block)
 
-        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, Linears, Array]:
+        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, Linears, Floats]:
             middle, saved, _, *arrived = operands
-            w = self.views(rank, block, buffers[0])
+            w = self.views(rank, task.block, buffers[0])
             share = self.share(rank)
             kept = self._kept(saved, buffers[1 : 1 + len(recomputed)])
             d_out = buffers[1 + len(recomputed)] if beside else middle
             made = arrived[0]
             if self._rings:
                 made = (*arrived[0].arrays, *arrived[1].gradients)
-            dx, inputs = attention_inputs_dgrad(w, kept, made, d_out, share)
+            dx, inputs = kept.inputs_dgrad(w, made, d_out, share)
             return (dx + middle if share.leads else dx), inputs, middle
 
-        claims = self.completes("gradient", block, (norm, block))
+        claims = self.completes("gradient", task.block, (norm, task.block))
         whole = task.work.op.endswith("backward")
-        reads = [self.weights(block), *recomputed, *beside]
+        reads = [self.weights(task.block), *recomputed, *beside]
         self._backward(dgrad, norm, reads, [], claims, whole=whole)
 
     # ------------------------------------------------------------------------------- exchanges
@@ -248,7 +232,7 @@ class ContextCompute(GpuCompute):
         self.needs(1)
         contents = task.work.writes[0].name
 
-        def sent(rank: int, source: Any, *done: tuple[Array, ...]) -> Travelling:
+        def sent(rank: int, source: Any, *done: tuple[Floats, ...]) -> Travelling:
             if isinstance(source, Kept):
                 source = Travelling(self._own_pair(source.attention, rank))
             pair = source.pair if "keys_values" in contents else None
@@ -309,32 +293,34 @@ class ContextCompute(GpuCompute):
         return rank // self.layout.tensor % self.layout.context * (share.heads // self.layout.context)
 
 
-def _added(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, ...]:
+def _added(first: tuple[Floats, ...], second: tuple[Floats, ...]) -> tuple[Floats, ...]:
     return tuple(summed([a, b]) for a, b in zip(first, second, strict=True))
 
 
-def _exchanged(value: Any) -> tuple[Array, ...]:
+def _exchanged(value: Any) -> tuple[Floats, ...]:
     """The arrays of a value that an all-to-all exchanges."""
     return (value.q, value.k, value.v) if isinstance(value, AttentionKept) else value.arrays
 
 
-def _taken(split: list[list[list[Array]]], number: int) -> list[list[Array]]:
+def _taken(split: list[list[list[Floats]]], number: int) -> list[list[Floats]]:
     """The part of this number of every array of every rank."""
     return [[parts[number] for parts in own] for own in split]
 
 
+_FORWARD = ("forward", "recompute")
+_BACKWARD = ("backward", "dgrad")
 CONTEXT_OPERATIONS = {
-    **{f"attention.qkv.{which}": ContextCompute.attention_qkv for which in ("forward", "recompute")},
-    **{f"attention.block.{which}": ContextCompute.attention_block for which in ("forward", "recompute")},
-    **{f"attention.output.{which}": ContextCompute.attention_output for which in ("forward", "recompute")},
-    **{
-        f"attention.output.{which}": ContextCompute.attention_output_backward
-        for which in ("backward", "dgrad")
-    },
-    **{
-        f"attention.block.{which}": ContextCompute.attention_block_backward for which in ("backward", "dgrad")
-    },
-    **{f"attention.qkv.{which}": ContextCompute.attention_qkv_backward for which in ("backward", "dgrad")},
+    f"attention.{part}.{which}": method
+    for part, passes, method in (
+        ("qkv", _FORWARD, ContextCompute.attention_qkv),
+        ("block", _FORWARD, ContextCompute.attention_block),
+        ("output", _FORWARD, ContextCompute.attention_output),
+        ("output", _BACKWARD, ContextCompute.attention_output_backward),
+        ("block", _BACKWARD, ContextCompute.attention_block_backward),
+        ("qkv", _BACKWARD, ContextCompute.attention_qkv_backward),
+    )
+    for which in passes
+} | {
     "context_communication: send_recv": ContextCompute.ring_shift,
     "context_communication: all_to_all": ContextCompute.all_to_all,
 }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.layers import (
     AttentionKept,
     MlpKept,
@@ -16,36 +17,29 @@ from perfsim.proof.layers import (
     activation_backward,
     activation_forward,
     every_second,
-    norm_backward,
     norm_forward,
     outer,
     softmax,
-    without_core,
 )
-from perfsim.proof.layout import Array, Share, Weights
+from perfsim.proof.layout import Share, Weights
 from perfsim.specs.model import Experts
 from perfsim.specs.recipe import TrainingRecipe
 
 # A block with experts in NumPy, float64: router, the rows of tokens, experts, and their backward.
 #
 # Which experts compute a token is fixed by a seed, so that ranks agree on it whatever their rounding; how
-# much
-# each counts is the router's softmax over all experts, so the router has gradients. Every expert of a layer
-# has
-# equally many tokens of each sequence. Beyond a capacity the later tokens of a sequence are dropped: their
-# rows
-# travel with weight zero, as padding does.
-
-Choice = NDArray[np.int64]
+# much each counts is the router's softmax over all experts, so the router has gradients. Every expert of a
+# layer has equally many tokens of each sequence. Beyond a capacity the later tokens of a sequence are
+# dropped: their rows travel with weight zero, as padding does.
 
 
 class Routing(NamedTuple):
     """The experts of every token of a batch, and which of them keep it; shapes (samples, positions, k)."""
 
-    expert: Choice
+    expert: Ints
     keeps: NDArray[np.bool_]
 
-    def of(self, rows: Choice, places: Choice | slice) -> Routing:
+    def of(self, rows: Ints, places: Ints | slice) -> Routing:
         """The routing of some samples and positions."""
         return Routing(self.expert[rows][:, places], self.keeps[rows][:, places])
 
@@ -70,38 +64,93 @@ def drawn_routing(
 class Rows(NamedTuple):
     """Rows of tokens on their way: a vector for each, and the expert that it is for."""
 
-    values: Array
-    expert: Choice
+    values: Floats
+    expert: Ints
 
 
 class RouterKept(NamedTuple):
     """What the router keeps for its backward."""
 
     norm: NormKept
-    z: Array
-    probabilities: Array
+    z: Floats
+    probabilities: Floats
     routing: Routing
 
     @property
-    def weights(self) -> Array:
+    def weights(self) -> Floats:
         """The weight of every slot, shape (samples, positions, k); zero of a dropped one."""
         own = np.take_along_axis(self.probabilities, self.routing.expert, axis=-1)
         return np.asarray(own * self.routing.keeps)
+
+    def combine(self, outputs: Floats, total: Floats, shared: Floats | None) -> Floats:
+        """Rows weighted and summed to tokens, with the residual and shared experts."""
+        weighted = outputs.reshape(*self.weights.shape, -1) * self.weights[..., None]
+        y = total + np.asarray(weighted.sum(axis=-2))
+        return y if shared is None else np.asarray(y + shared)
+
+    def combine_backward(self, dy: Floats) -> Rows:
+        """Gradients of what experts made of the rows."""
+        rows = dy[..., None, :] * self.weights[..., None]
+        return Rows(rows.reshape(-1, dy.shape[-1]), self.routing.expert.ravel())
+
+    def backward(
+        self, w: Weights, outputs: Floats, rows: Floats, dy: Floats, d_shared: Floats | None
+    ) -> tuple[Floats, Weights]:
+        """Gradient of the block's input with the residual, and of router and norm."""
+        routing = self.routing
+        hidden = dy.shape[-1]
+        shape = (*routing.expert.shape, hidden)
+        d_weight = (outputs.reshape(shape) * dy[..., None, :]).sum(axis=-1) * routing.keeps
+        d_p = np.zeros_like(self.probabilities)
+        np.put_along_axis(d_p, routing.expert, d_weight, axis=-1)
+        p = self.probabilities
+        d_logits = p * (d_p - (d_p * p).sum(axis=-1, keepdims=True))
+        dz = rows.reshape(shape).sum(axis=-2) + d_logits @ w["router"].T
+        if d_shared is not None:
+            dz = dz + d_shared
+        dx, grads = self.norm.backward(dz, w, "norm2")
+        grads["router"] = outer(self.z, d_logits)
+        if "router_bias" in w:
+            grads["router_bias"] = d_logits.sum(axis=(0, 1))
+        return dx + dy, grads
 
 
 class ExpertsKept(NamedTuple):
     """What experts keep for their backward: rows, and the inputs of both products' gradients."""
 
     rows: Rows
-    u: Array
-    activated: Array
+    u: Floats
+    activated: Floats
+
+    def backward(self, w: Weights, dy: Floats, share: Share) -> tuple[Floats, Weights]:
+        """Gradients of rows (its part of a sum over peers) and of the rank's experts."""
+        grads = {name: np.zeros_like(w[name]) for name in w}
+        dx = np.zeros_like(dy)
+        for local, own in _by_expert(self.rows, share):
+            du = activation_backward(self.u[own], dy[own] @ w["expert_fc2"][local].T, share)
+            dx[own] = du @ w["expert_fc1"][local].T
+            grads["expert_fc1"][local] = self.rows.values[own].T @ du
+            grads["expert_fc2"][local] = self.activated[own].T @ dy[own]
+            if "expert_fc1_bias" in w:
+                grads["expert_fc1_bias"][local] = du.sum(axis=0)
+            if "expert_fc2_bias" in w:
+                grads["expert_fc2_bias"][local] = dy[own].sum(axis=0)
+        return dx, grads
 
 
 class SharedKept(NamedTuple):
     """What shared experts keep."""
 
-    u: Array
-    activated: Array
+    u: Floats
+    activated: Floats
+
+    def backward(self, w: Weights, z: Floats, dy: Floats, share: Share) -> tuple[Floats, Weights]:
+        """Gradients of the input and the weights of shared experts."""
+        du = activation_backward(self.u, dy @ w["shared_fc2"].T, share)
+        grads = {"shared_fc1": outer(z, du), "shared_fc2": outer(self.activated, dy)}
+        if "shared_fc1_bias" in w:
+            grads |= {"shared_fc1_bias": du.sum(axis=(0, 1)), "shared_fc2_bias": dy.sum(axis=(0, 1))}
+        return du @ w["shared_fc1"].T, grads
 
 
 class BlockKept(NamedTuple):
@@ -110,12 +159,12 @@ class BlockKept(NamedTuple):
     router: RouterKept
     experts: ExpertsKept
     shared: SharedKept | None
-    outputs: Array
+    outputs: Floats
     """What experts made of the rank's own rows."""
 
 
 # ------------------------------------------------------------------------------------------ forward
-def router_forward(w: Weights, total: Array, routing: Routing) -> tuple[Rows, RouterKept]:
+def router_forward(w: Weights, total: Floats, routing: Routing) -> tuple[Rows, RouterKept]:
     """Norm, scores of all experts, and a row for every slot of a token."""
     z, norm = norm_forward(total, w, "norm2")
     logits = z @ w["router"]
@@ -128,7 +177,7 @@ def router_forward(w: Weights, total: Array, routing: Routing) -> tuple[Rows, Ro
     return Rows(values, routing.expert.ravel()), kept
 
 
-def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Array, ExpertsKept]:
+def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Floats, ExpertsKept]:
     """A rank's experts on rows: its part of the width of every expert."""
     width = w["expert_fc1"].shape[-1]
     ffn = w["expert_fc2"].shape[-2]
@@ -146,7 +195,7 @@ def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Array, Expert
     return y, ExpertsKept(rows, u, activated)
 
 
-def shared_forward(w: Weights, z: Array, share: Share) -> tuple[Array, SharedKept]:
+def shared_forward(w: Weights, z: Floats, share: Share) -> tuple[Floats, SharedKept]:
     """Shared experts, which compute every token."""
     u = z @ w["shared_fc1"]
     if "shared_fc1_bias" in w:
@@ -156,68 +205,10 @@ def shared_forward(w: Weights, z: Array, share: Share) -> tuple[Array, SharedKep
     return (y + w["shared_fc2_bias"] if "shared_fc2_bias" in w else y), SharedKept(u, activated)
 
 
-def combine_forward(outputs: Array, kept: RouterKept, total: Array, shared: Array | None) -> Array:
-    """Rows weighted and summed to tokens, with the residual and shared experts."""
-    weighted = outputs.reshape(*kept.weights.shape, -1) * kept.weights[..., None]
-    y = total + np.asarray(weighted.sum(axis=-2))
-    return y if shared is None else np.asarray(y + shared)
-
-
 # ----------------------------------------------------------------------------------------- backward
-def combine_backward(dy: Array, kept: RouterKept) -> Rows:
-    """Gradients of what experts made of the rows."""
-    rows = dy[..., None, :] * kept.weights[..., None]
-    return Rows(rows.reshape(-1, dy.shape[-1]), kept.routing.expert.ravel())
 
 
-def experts_backward(w: Weights, kept: ExpertsKept, dy: Array, share: Share) -> tuple[Array, Weights]:
-    """Gradients of rows (its part of a sum over peers) and of the rank's experts."""
-    grads = {name: np.zeros_like(w[name]) for name in w}
-    dx = np.zeros_like(dy)
-    for local, own in _by_expert(kept.rows, share):
-        du = activation_backward(kept.u[own], dy[own] @ w["expert_fc2"][local].T, share)
-        dx[own] = du @ w["expert_fc1"][local].T
-        grads["expert_fc1"][local] = kept.rows.values[own].T @ du
-        grads["expert_fc2"][local] = kept.activated[own].T @ dy[own]
-        if "expert_fc1_bias" in w:
-            grads["expert_fc1_bias"][local] = du.sum(axis=0)
-        if "expert_fc2_bias" in w:
-            grads["expert_fc2_bias"][local] = dy[own].sum(axis=0)
-    return dx, grads
-
-
-def shared_backward(w: Weights, kept: SharedKept, z: Array, dy: Array, share: Share) -> tuple[Array, Weights]:
-    """Gradients of the input and the weights of shared experts."""
-    du = activation_backward(kept.u, dy @ w["shared_fc2"].T, share)
-    grads = {"shared_fc1": outer(z, du), "shared_fc2": outer(kept.activated, dy)}
-    if "shared_fc1_bias" in w:
-        grads |= {"shared_fc1_bias": du.sum(axis=(0, 1)), "shared_fc2_bias": dy.sum(axis=(0, 1))}
-    return du @ w["shared_fc1"].T, grads
-
-
-def router_backward(
-    w: Weights, kept: RouterKept, outputs: Array, rows: Array, dy: Array, d_shared: Array | None
-) -> tuple[Array, Weights]:
-    """Gradient of the block's input with the residual, and of router and norm."""
-    routing = kept.routing
-    hidden = dy.shape[-1]
-    shape = (*routing.expert.shape, hidden)
-    d_weight = (outputs.reshape(shape) * dy[..., None, :]).sum(axis=-1) * routing.keeps
-    d_p = np.zeros_like(kept.probabilities)
-    np.put_along_axis(d_p, routing.expert, d_weight, axis=-1)
-    p = kept.probabilities
-    d_logits = p * (d_p - (d_p * p).sum(axis=-1, keepdims=True))
-    dz = rows.reshape(shape).sum(axis=-2) + d_logits @ w["router"].T
-    if d_shared is not None:
-        dz = dz + d_shared
-    dx, grads = norm_backward(dz, w, "norm2", kept.norm)
-    grads["router"] = outer(kept.z, d_logits)
-    if "router_bias" in w:
-        grads["router_bias"] = d_logits.sum(axis=(0, 1))
-    return dx + dy, grads
-
-
-def _by_expert(rows: Rows, share: Share) -> list[tuple[int, Choice]]:
+def _by_expert(rows: Rows, share: Share) -> list[tuple[int, Ints]]:
     """The number of each of a rank's experts among them, and its rows."""
     return [(local, np.flatnonzero(rows.expert == expert)) for local, expert in enumerate(share.own_experts)]
 
@@ -231,10 +222,10 @@ class Kept(NamedTuple):
 
     attention: AttentionKept | None
     mlp: MlpKept | BlockKept | None
-    x: Array
+    x: Floats
     results: Results | None = None
     """What products made, if a recompute keeps it."""
-    context: Array | None = None
+    context: Floats | None = None
     """What the core made, if a recompute keeps it."""
 
 
@@ -246,12 +237,12 @@ def kept_by(
     context = None
     if mode == "full":
         results.pop("projection", None)
-        return Kept(None, None, attention.x, results if recipe.recompute_keeps == "qkv" else None)
+        return Kept(None, None, attention.x, results if recipe.runtime.recompute_keeps == "qkv" else None)
     if mode == OPERATORS:
         if isinstance(mlp, MlpKept):
             results["fc1"] = mlp.u
-        if recipe.attention == "flash":
+        if recipe.runtime.attention == "flash":
             context = attention.context
         whole = mlp if isinstance(mlp, BlockKept) else None
         return Kept(None, whole, attention.x, every_second(results, share), context)
-    return Kept(without_core(attention) if mode == "selective" else attention, mlp, attention.x)
+    return Kept(attention.without_core() if mode == "selective" else attention, mlp, attention.x)

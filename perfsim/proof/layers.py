@@ -12,19 +12,18 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.proof.layout import Array, Share, Weights
+from perfsim.base.arrays import Floats, Ints
+from perfsim.proof.layout import Share, Weights
 from perfsim.specs.model import LatentAttention
 
 # From the input of an attention block to queries, keys and values in NumPy, and back.
 #
-# One product makes them all, or they pass through narrow latents. Norms and rotary positions are between
-# the
+# One product makes them all, or they pass through narrow latents. Norms and rotary positions are between the
 # products and the core. Tensor peers make those of their own heads; norms and products down to latents are
 # whole on each peer, and their gradients are partial sums.
 
-Results = Mapping[str, Array]
+Results = Mapping[str, Floats]
 """What products of a layer made, by their weight; columns that were not kept are not numbers."""
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
@@ -33,11 +32,25 @@ ROTARY_BASE = 10_000.0
 class NormKept(NamedTuple):
     """Inputs of a norm's backward: the normalised input and the inverse of its deviation."""
 
-    normal: Array
-    inverse: Array
+    normal: Floats
+    inverse: Floats
+
+    def backward(self, dy: Floats, w: Weights, name: str) -> tuple[Floats, Weights]:
+        """Gradient of a norm's input, and of its scale and shift."""
+        scale = w[f"{name}.scale"]
+        centres = f"{name}.shift" in w
+        d_normal = dy * scale
+        dx = d_normal - self.normal * _mean(d_normal * self.normal)
+        if centres:
+            dx = dx - _mean(d_normal)
+        tokens = tuple(range(dy.ndim - 1))
+        grads = {f"{name}.scale": (dy * self.normal).sum(axis=tokens)}
+        if centres:
+            grads[f"{name}.shift"] = dy.sum(axis=tokens)
+        return dx * self.inverse, grads
 
 
-Heads = tuple[Array, Array, Array]
+Heads = tuple[Floats, Floats, Floats]
 """Queries, keys and values, or their gradients; shapes (samples, heads, positions, width)."""
 
 
@@ -52,8 +65,8 @@ class Projected(NamedTuple):
 class ProjectedGradients(NamedTuple):
     """Gradient of what the projections read, and of their weights."""
 
-    z: Array
-    products: Mapping[str, tuple[Array, Array]]
+    z: Floats
+    products: Mapping[str, tuple[Floats, Floats]]
     whole: Weights
 
 
@@ -61,12 +74,12 @@ class LatentsKept(NamedTuple):
     """What latent attention keeps: of both norms, and the inputs of the products up to all heads."""
 
     query: NormKept | None
-    query_in: Array
+    query_in: Floats
     pair: NormKept
-    pair_in: Array
+    pair_in: Floats
 
 
-def norm_forward(x: Array, w: Weights, name: str) -> tuple[Array, NormKept]:
+def norm_forward(x: Floats, w: Weights, name: str) -> tuple[Floats, NormKept]:
     """Layer norm, or without a shift RMS norm, which does not centre either."""
     shift = w.get(f"{name}.shift")
     centred = x if shift is None else x - _mean(x)
@@ -76,27 +89,12 @@ def norm_forward(x: Array, w: Weights, name: str) -> tuple[Array, NormKept]:
     return (y if shift is None else y + shift), NormKept(normal, inverse)
 
 
-def norm_backward(dy: Array, w: Weights, name: str, kept: NormKept) -> tuple[Array, Weights]:
-    """Gradient of a norm's input, and of its scale and shift."""
-    scale = w[f"{name}.scale"]
-    centres = f"{name}.shift" in w
-    d_normal = dy * scale
-    dx = d_normal - kept.normal * _mean(d_normal * kept.normal)
-    if centres:
-        dx = dx - _mean(d_normal)
-    tokens = tuple(range(dy.ndim - 1))
-    grads = {f"{name}.scale": (dy * kept.normal).sum(axis=tokens)}
-    if centres:
-        grads[f"{name}.shift"] = dy.sum(axis=tokens)
-    return dx * kept.inverse, grads
-
-
-def _mean(x: Array) -> Array:
+def _mean(x: Floats) -> Floats:
     """Mean over the last axis; on small arrays faster than `mean`."""
     return np.asarray(np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1])
 
 
-def _plain_heads(w: Weights, z: Array, share: Share, results: Results) -> Projected:
+def _plain_heads(w: Weights, z: Floats, share: Share, results: Results) -> Projected:
     """Queries, keys and values of one product, normalised by head if the model says so, and rotated."""
     mixed = made(w, "qkv", z, results)
     q, k, v = _split_heads(mixed, share)
@@ -109,7 +107,7 @@ def _plain_heads(w: Weights, z: Array, share: Share, results: Results) -> Projec
 
 
 def _plain_heads_dgrad(
-    w: Weights, z: Array, inner: Any, gradients: Heads, share: Share
+    w: Weights, z: Floats, inner: Any, gradients: Heads, share: Share
 ) -> ProjectedGradients:
     """The backward of `_plain_heads`."""
     d_q, d_k, d_v = gradients
@@ -119,15 +117,15 @@ def _plain_heads_dgrad(
     if share.model.qk_layernorm:
         of_q, of_k = inner
         (d_q, norms), (d_k, other) = (
-            norm_backward(d_q, w, "query_norm", of_q),
-            norm_backward(d_k, w, "key_norm", of_k),
+            of_q.backward(d_q, w, "query_norm"),
+            of_k.backward(d_k, w, "key_norm"),
         )
         norms = norms | other
     d_mixed = np.concatenate([_merge_heads(gradient) for gradient in (d_q, d_k, d_v)], axis=-1)
     return ProjectedGradients(d_mixed @ w["qkv"].T, {"qkv": (z, d_mixed)}, norms)
 
 
-def latent_heads(w: Weights, z: Array, share: Share, results: Results) -> Projected:
+def latent_heads(w: Weights, z: Floats, share: Share, results: Results) -> Projected:
     """Queries, and keys with values, through latents [2405.04434]; all heads have one rotary part of keys."""
     latent = _latent_of(share)
     whole = dict(results)
@@ -152,7 +150,7 @@ def latent_heads(w: Weights, z: Array, share: Share, results: Results) -> Projec
 
 
 def _latent_heads_dgrad(
-    w: Weights, z: Array, inner: LatentsKept, gradients: Heads, share: Share
+    w: Weights, z: Floats, inner: LatentsKept, gradients: Heads, share: Share
 ) -> ProjectedGradients:
     """The backward of `latent_heads`; tensor peers have the products down whole, with parts of their sums."""
     (d_q, d_k, d_v), plain = gradients, _latent_of(share).qk_nope_head_dim
@@ -160,11 +158,11 @@ def _latent_heads_dgrad(
     d_query = _merge_heads(np.concatenate([d_q[..., :plain], turned], axis=-1))
     common = _rotated(d_k[..., plain:].sum(axis=1, keepdims=True), share, -1.0)[:, 0]
     d_pair = _merge_heads(np.concatenate([d_k[..., :plain], d_v], axis=-1))
-    narrow, whole = norm_backward(d_pair @ w["pair"].T, w, "pair_norm", inner.pair)
+    narrow, whole = inner.pair.backward(d_pair @ w["pair"].T, w, "pair_norm")
     down = {"pair_down": np.concatenate([narrow, common], axis=-1)}
     dz = d_query @ w["query"].T
     if inner.query is not None:
-        down["query_down"], norm = norm_backward(dz, w, "query_norm", inner.query)
+        down["query_down"], norm = inner.query.backward(dz, w, "query_norm")
         dz = down["query_down"] @ w["query_down"].T
         whole = whole | norm
     for name, gradient in down.items():
@@ -183,7 +181,7 @@ def _latent_of(share: Share) -> LatentAttention:
     return latent
 
 
-def made(w: Weights, name: str, x: Array, results: Results) -> Array:
+def made(w: Weights, name: str, x: Floats, results: Results) -> Floats:
     """What a linear with its bias makes; only columns that were not kept are computed."""
     kept = results.get(name)
     again = slice(None) if kept is None else np.isnan(kept).all(axis=(0, 1))
@@ -204,7 +202,7 @@ def every_second(results: Results, share: Share) -> Results:
     """
     size = share.model.head_size
     number = 0
-    kept = dict[str, Array]()
+    kept = dict[str, Floats]()
     for name, values in results.items():
         bounds = {"qkv": [share.heads * size, (share.heads + share.groups) * size]}.get(name, [])
         if name == "fc1" and share.model.gated_mlp:
@@ -216,17 +214,17 @@ def every_second(results: Results, share: Share) -> Results:
     return kept
 
 
-def outer(x: Array, dy: Array) -> Array:
+def outer(x: Floats, dy: Floats) -> Floats:
     """Sum over tokens of x (k) times dy (n)."""
     return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
 
-def split_heads(x: Array, count: int) -> Array:
+def split_heads(x: Floats, count: int) -> Floats:
     """(n, s, heads * d) to (n, heads, s, d)."""
     return x.reshape(*x.shape[:2], count, x.shape[-1] // count).swapaxes(1, 2)
 
 
-def _split_heads(mixed: Array, share: Share) -> Heads:
+def _split_heads(mixed: Floats, share: Share) -> Heads:
     size = share.model.head_size
     q = share.heads * size
     kv = share.groups * size
@@ -238,12 +236,12 @@ def _split_heads(mixed: Array, share: Share) -> Heads:
     return q_heads, k_heads, v_heads
 
 
-def _merge_heads(x: Array) -> Array:
+def _merge_heads(x: Floats) -> Floats:
     """(n, heads, s, d) to (n, s, heads * d)."""
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
-def _rotated(x: Array, share: Share, direction: float) -> Array:
+def _rotated(x: Floats, share: Share, direction: float) -> Floats:
     """Rotary positions [2104.09864]: pairs of entries rotated by position times frequency."""
     if share.model.position_embedding != "rotary":
         return x
@@ -257,33 +255,60 @@ def _rotated(x: Array, share: Share, direction: float) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _angles(places: tuple[int, ...], half: int) -> tuple[Array, Array]:
+def _angles(places: tuple[int, ...], half: int) -> tuple[Floats, Floats]:
     angle = np.array(places)[:, None] / ROTARY_BASE ** (np.arange(half) / half)
     return np.cos(angle), np.sin(angle)
 
 
 # Embedding, LM head and cross-entropy in NumPy, with the vocabulary split over tensor peers.
 
-Tokens = NDArray[np.int64]
-
 
 class HeadKept(NamedTuple):
     """Activations that the LM head keeps: of its norm, its input, and the logits of this peer's words."""
 
     norm: NormKept
-    z: Array
-    logits: Array
+    z: Floats
+    logits: Floats
+
+    def dgrad(
+        self,
+        w: Weights,
+        statistics: Floats,
+        targets: Ints,
+        num_tokens: float,
+        share: Share,
+        length: int,
+    ) -> tuple[Floats, HeadInputs]:
+        """The peer's part of the gradient of the last layer's output, and the inputs of the wgrad."""
+        d_logits = np.exp(self.logits - statistics[0][..., None]) / statistics[1][..., None]
+        local = targets - share.first_row
+        n, s = np.nonzero((local >= 0) & (local < share.rows))
+        d_logits[n, s, local[n, s]] -= 1.0
+        d_logits /= num_tokens
+        dz, norm = self.norm.backward(d_logits @ w["words"], w, "norm1")
+        dx = np.zeros((len(targets), length, dz.shape[-1]))
+        dx[:, : targets.shape[1]] = dz
+        return dx, HeadInputs(self.z, d_logits, norm)
 
 
 class HeadInputs(NamedTuple):
     """Inputs of the LM head's wgrad."""
 
-    z: Array
-    d_logits: Array
+    z: Floats
+    d_logits: Floats
     norm: Weights
 
+    def wgrad(self, share: Share) -> Weights:
+        """Gradients of the LM head's rows and bias."""
+        width = self.d_logits.shape[-1]
+        flat = self.d_logits.reshape(-1, width)
+        grads = {"words": flat.T @ self.z.reshape(-1, self.z.shape[-1])}
+        if share.model.head_bias:
+            grads["head_bias"] = flat.sum(axis=0)
+        return grads
 
-def embedding_forward(w: Weights, tokens: Tokens, share: Share) -> Array:
+
+def embedding_forward(w: Weights, tokens: Ints, share: Share) -> Floats:
     """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
     local = tokens - share.first_row
     held = (local >= 0) & (local < share.rows)
@@ -293,7 +318,7 @@ def embedding_forward(w: Weights, tokens: Tokens, share: Share) -> Array:
     return x
 
 
-def embedding_backward(dx: Array, tokens: Tokens, share: Share) -> Weights:
+def embedding_backward(dx: Floats, tokens: Ints, share: Share) -> Weights:
     """Gradients of the word rows of this peer, and of the positions."""
     local = tokens - share.first_row
     held = (local >= 0) & (local < share.rows)
@@ -307,7 +332,7 @@ def embedding_backward(dx: Array, tokens: Tokens, share: Share) -> Weights:
     return grads
 
 
-def head_forward(w: Weights, x: Array, targets: Tokens, share: Share) -> tuple[Array, HeadKept]:
+def head_forward(w: Weights, x: Floats, targets: Ints, share: Share) -> tuple[Floats, HeadKept]:
     """Final norm and logits; returns maximum, sum of exponentials and target logit of each token.
 
     The peers exchange these three, as in Megatron's vocabulary-parallel cross-entropy. `targets` covers the
@@ -328,48 +353,17 @@ def head_forward(w: Weights, x: Array, targets: Tokens, share: Share) -> tuple[A
     return np.stack([safe, total, np.where(held, target, 0.0)]), HeadKept(norm, z, logits)
 
 
-def merged_statistics(parts: list[Array]) -> Array:
+def merged_statistics(parts: list[Floats]) -> Floats:
     """The statistics of all words from those of each peer: log-sum-exp in parts."""
     most = np.max([part[0] for part in parts], axis=0)
     total = sum(part[1] * np.exp(part[0] - most) for part in parts)
     return np.stack([most, np.asarray(total), np.sum([part[2] for part in parts], axis=0)])
 
 
-def losses_of(statistics: Array, num_tokens: float) -> Array:
+def losses_of(statistics: Floats, num_tokens: float) -> Floats:
     """The part of each token in the mean loss over `num_tokens`, shape (samples, positions)."""
     most, total, target = statistics
     return np.asarray((most + np.log(total) - target) / num_tokens)
-
-
-def head_dgrad(
-    w: Weights,
-    kept: HeadKept,
-    statistics: Array,
-    targets: Tokens,
-    num_tokens: float,
-    share: Share,
-    length: int,
-) -> tuple[Array, HeadInputs]:
-    """The peer's part of the gradient of the last layer's output, and the inputs of the wgrad."""
-    d_logits = np.exp(kept.logits - statistics[0][..., None]) / statistics[1][..., None]
-    local = targets - share.first_row
-    n, s = np.nonzero((local >= 0) & (local < share.rows))
-    d_logits[n, s, local[n, s]] -= 1.0
-    d_logits /= num_tokens
-    dz, norm = norm_backward(d_logits @ w["words"], w, "norm1", kept.norm)
-    dx = np.zeros((len(targets), length, dz.shape[-1]))
-    dx[:, : targets.shape[1]] = dz
-    return dx, HeadInputs(kept.z, d_logits, norm)
-
-
-def head_wgrad(inputs: HeadInputs, share: Share) -> Weights:
-    """Gradients of the LM head's rows and bias."""
-    width = inputs.d_logits.shape[-1]
-    flat = inputs.d_logits.reshape(-1, width)
-    grads = {"words": flat.T @ inputs.z.reshape(-1, inputs.z.shape[-1])}
-    if share.model.head_bias:
-        grads["head_bias"] = flat.sum(axis=0)
-    return grads
 
 
 # One transformer layer in NumPy, float64: forward, and backward as a whole or in two passes.
@@ -388,14 +382,14 @@ Places = tuple[tuple[int, ...], tuple[int, ...]]
 class AttentionKept(NamedTuple):
     """Activations that an attention block keeps; None for those of a core to recompute."""
 
-    x: Array
+    x: Floats
     norm: NormKept
-    z: Array
-    q: Array
-    k: Array
-    v: Array
-    probabilities: Array | None
-    context: Array | None
+    z: Floats
+    q: Floats
+    k: Floats
+    v: Floats
+    probabilities: Floats | None
+    context: Floats | None
     core: Any = None
     """What the core keeps instead of probabilities where context ranks share a sequence."""
     inner: Any = None
@@ -403,41 +397,92 @@ class AttentionKept(NamedTuple):
     results: Results | None = None
     """What the products made."""
 
+    def with_core(self, share: Share, context: Floats | None = None) -> AttentionKept:
+        """The activations with scores and softmax, and with context if it is not given."""
+        probabilities = softmax(masked_scores(self.q, self.k, (share.places, share.places), share))
+        if context is None:
+            context = probabilities @ repeated(self.v, share)
+        return self._replace(probabilities=probabilities, context=context)
+
+    def without_core(self) -> AttentionKept:
+        """The activations that selective recompute keeps."""
+        return self._replace(probabilities=None, context=None)
+
+    def output(self, w: Weights, share: Share) -> Floats:
+        """Output projection: this peer's part of the block's output."""
+        out = _merge_heads(_required(self.context)) @ w["projection"]
+        if "projection_bias" in w and share.leads:
+            out = out + w["projection_bias"]
+        return out
+
+    def dgrad(self, w: Weights, d_out: Floats, share: Share) -> tuple[Floats, Linears]:
+        """The peer's part of the input gradient without the residual, and the inputs of the wgrad."""
+        gradients = core_gradients(
+            _required(self.probabilities), context_gradient(w, d_out, share), (self.q, self.k, self.v), share
+        )
+        return self.inputs_dgrad(w, gradients, d_out, share)
+
+    def inputs_dgrad(
+        self, w: Weights, gradients: Heads, d_out: Floats, share: Share
+    ) -> tuple[Floats, Linears]:
+        """`attention_dgrad` from the gradients of queries, keys and values on."""
+        back = _plain_heads_dgrad if share.model.latent_attention is None else _latent_heads_dgrad
+        before = back(w, self.z, self.inner, gradients, share)
+        dx, norm = self.norm.backward(before.z, w, "norm1")
+        out = _merge_heads(_required(self.context)), d_out
+        return dx, Linears({**before.products, "projection": out}, norm | before.whole)
+
 
 class MlpKept(NamedTuple):
     """Activations that an MLP block keeps."""
 
     norm: NormKept
-    z: Array
-    u: Array
-    activated: Array
+    z: Floats
+    u: Floats
+    activated: Floats
+
+    def dgrad(self, w: Weights, dy: Floats, share: Share) -> tuple[Floats, Linears]:
+        """The peer's part of the input gradient with the residual, and the inputs of the wgrad."""
+        du = activation_backward(self.u, dy @ w["fc2"].T, share)
+        name = "norm1" if share.model.norms_per_layer == 1 else "norm2"
+        dx, norm = self.norm.backward(du @ w["fc1"].T, w, name)
+        if share.leads:
+            dx = dx + dy
+        return dx, Linears({"fc1": (self.z, du), "fc2": (self.activated, dy)}, norm)
 
 
 class Linears(NamedTuple):
     """Inputs and output gradients of a block's linears, which its weight gradients read."""
 
-    products: Mapping[str, tuple[Array, Array]]
+    products: Mapping[str, tuple[Floats, Floats]]
     """By the weight of each product."""
     norm: Weights
     """Gradients of norms and of other weights that every peer holds whole; of peers, partial sums."""
 
+    def wgrad(self, *, bias: bool) -> Weights:
+        """Gradients of a block's linears but those that every peer holds whole."""
+        grads = {name: outer(x, dy) for name, (x, dy) in self.products.items()}
+        if bias:
+            grads |= {f"{name}_bias": dy.sum(axis=(0, 1)) for name, (_, dy) in self.products.items()}
+        return grads
+
 
 # ------------------------------------------------------------------------------------- attention
 def attention_forward(
-    w: Weights, x: Array, share: Share, results: Results | None = None, context: Array | None = None
-) -> tuple[Array, AttentionKept]:
+    w: Weights, x: Floats, share: Share, results: Results | None = None, context: Floats | None = None
+) -> tuple[Floats, AttentionKept]:
     """Norm, projections, core, output projection: this peer's part of the block's output.
 
     Of `results` and the core's `context`, what was kept is not computed again.
     """
-    kept = with_core(attention_inputs(w, x, share, results), share, context)
+    kept = attention_inputs(w, x, share, results).with_core(share, context)
     out = None if results is None else results.get("projection")
     if out is None or np.isnan(out).any():
-        out = attention_output(w, kept, share)
+        out = kept.output(w, share)
     return out, kept._replace(results={**(kept.results or {}), "projection": out})
 
 
-def attention_inputs(w: Weights, x: Array, share: Share, results: Results | None = None) -> AttentionKept:
+def attention_inputs(w: Weights, x: Floats, share: Share, results: Results | None = None) -> AttentionKept:
     """Norm, queries, keys and values, without the core; `results` of products are not computed again."""
     z, norm = norm_forward(x, w, "norm1")
     make = _plain_heads if share.model.latent_attention is None else latent_heads
@@ -447,64 +492,31 @@ def attention_inputs(w: Weights, x: Array, share: Share, results: Results | None
     )
 
 
-def attention_output(w: Weights, kept: AttentionKept, share: Share) -> Array:
-    """Output projection: this peer's part of the block's output."""
-    out = _merge_heads(_required(kept.context)) @ w["projection"]
-    if "projection_bias" in w and share.leads:
-        out = out + w["projection_bias"]
-    return out
+def core_gradients(
+    p: Floats, d_context: Floats, inputs: Heads, share: Share, delta: Floats | None = None
+) -> Heads:
+    """Gradients of queries, keys and values from the probabilities and the gradient of the core's output.
+
+    `delta` is the sum over all keys of probabilities times their gradients; None: over these keys.
+    """
+    q, k, v = inputs
+    d_p = d_context @ np.swapaxes(repeated(v, share), -1, -2)
+    if delta is None:
+        delta = (d_p * p).sum(axis=-1, keepdims=True)
+    d_scores = p * (d_p - delta) / math.sqrt(share.model.head_size)
+    d_k = folded(np.swapaxes(d_scores, -1, -2) @ q, share)
+    return d_scores @ repeated(k, share), d_k, folded(np.swapaxes(p, -1, -2) @ d_context, share)
 
 
-def with_core(kept: AttentionKept, share: Share, context: Array | None = None) -> AttentionKept:
-    """The activations with scores and softmax of queries and keys, and with context if it is not given."""
-    probabilities = softmax(masked_scores(kept.q, kept.k, (share.places, share.places), share))
-    if context is None:
-        context = probabilities @ repeated(kept.v, share)
-    return kept._replace(probabilities=probabilities, context=context)
-
-
-def without_core(kept: AttentionKept) -> AttentionKept:
-    """The activations that selective recompute keeps."""
-    return kept._replace(probabilities=None, context=None)
-
-
-def attention_dgrad(w: Weights, kept: AttentionKept, d_out: Array, share: Share) -> tuple[Array, Linears]:
-    """The peer's part of the input gradient without the residual, and the inputs of the wgrad."""
-    p = _required(kept.probabilities)
-    d_context = context_gradient(w, d_out, share)
-    d_p = d_context @ np.swapaxes(repeated(kept.v, share), -1, -2)
-    d_v = folded(np.swapaxes(p, -1, -2) @ d_context, share)
-    d_scores = p * (d_p - (d_p * p).sum(axis=-1, keepdims=True)) / math.sqrt(share.model.head_size)
-    d_q = d_scores @ repeated(kept.k, share)
-    d_k = folded(np.swapaxes(d_scores, -1, -2) @ kept.q, share)
-    return attention_inputs_dgrad(w, kept, (d_q, d_k, d_v), d_out, share)
-
-
-def context_gradient(w: Weights, d_out: Array, share: Share) -> Array:
+def context_gradient(w: Weights, d_out: Floats, share: Share) -> Floats:
     """Gradient of the core's output, by head."""
     return split_heads(d_out @ w["projection"].T, share.heads)
 
 
-def attention_inputs_dgrad(
-    w: Weights, kept: AttentionKept, gradients: Heads, d_out: Array, share: Share
-) -> tuple[Array, Linears]:
-    """`attention_dgrad` from the gradients of queries, keys and values on."""
-    back = _plain_heads_dgrad if share.model.latent_attention is None else _latent_heads_dgrad
-    before = back(w, kept.z, kept.inner, gradients, share)
-    dx, norm = norm_backward(before.z, w, "norm1", kept.norm)
-    out = _merge_heads(_required(kept.context)), d_out
-    return dx, Linears({**before.products, "projection": out}, norm | before.whole)
-
-
-def attention_wgrad(inputs: Linears, share: Share) -> Weights:
-    """Gradients of the attention block's linears but those that every peer holds whole."""
-    return _linear_grads(inputs, bias=share.model.has_attention_bias)
-
-
 # ------------------------------------------------------------------------------------------- MLP
 def mlp_forward(
-    w: Weights, x: Array, attention: Array, share: Share, results: Results | None = None
-) -> tuple[Array, MlpKept]:
+    w: Weights, x: Floats, attention: Floats, share: Share, results: Results | None = None
+) -> tuple[Floats, MlpKept]:
     """Residual of the attention block, norm, both linears; the first peer's part carries the residual."""
     total = x + attention
     parallel = share.model.norms_per_layer == 1
@@ -519,43 +531,23 @@ def mlp_forward(
     return y, MlpKept(norm, z, u, activated)
 
 
-def mlp_dgrad(w: Weights, kept: MlpKept, dy: Array, share: Share) -> tuple[Array, Linears]:
-    """The peer's part of the input gradient with the residual, and the inputs of the wgrad."""
-    du = activation_backward(kept.u, dy @ w["fc2"].T, share)
-    name = "norm1" if share.model.norms_per_layer == 1 else "norm2"
-    dx, norm = norm_backward(du @ w["fc1"].T, w, name, kept.norm)
-    if share.leads:
-        dx = dx + dy
-    return dx, Linears({"fc1": (kept.z, du), "fc2": (kept.activated, dy)}, norm)
-
-
-def mlp_wgrad(inputs: Linears, share: Share) -> Weights:
-    """Gradients of the MLP's linears."""
-    return _linear_grads(inputs, bias=share.model.bias)
-
-
 # --------------------------------------------------------------------------------------- helpers
-def _linear_grads(inputs: Linears, *, bias: bool) -> Weights:
-    grads = {name: outer(x, dy) for name, (x, dy) in inputs.products.items()}
-    if bias:
-        grads |= {f"{name}_bias": dy.sum(axis=(0, 1)) for name, (_, dy) in inputs.products.items()}
-    return grads
 
 
-def _required(value: Array | None) -> Array:
+def _required(value: Floats | None) -> Floats:
     """An activation that must have been kept or recomputed."""
     if value is None:
         raise ValueError("the attention core was neither kept nor recomputed")
     return value
 
 
-def repeated(x: Array, share: Share) -> Array:
+def repeated(x: Floats, share: Share) -> Floats:
     """Keys or values of each group, repeated for each query head."""
     times = share.heads // share.groups
     return x if times == 1 else np.repeat(x, times, axis=1)
 
 
-def folded(dx: Array, share: Share) -> Array:
+def folded(dx: Floats, share: Share) -> Floats:
     """Gradients of keys or values summed over the query heads of each group."""
     if share.heads == share.groups:
         return dx
@@ -563,13 +555,13 @@ def folded(dx: Array, share: Share) -> Array:
     return np.asarray(dx.reshape(n, -1, share.heads // share.groups, s, d).sum(axis=2))
 
 
-def softmax(x: Array) -> Array:
+def softmax(x: Floats) -> Floats:
     """Softmax over the last axis."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
-def masked_scores(q: Array, k: Array, places: Places, share: Share, first_head: int = 0) -> Array:
+def masked_scores(q: Floats, k: Floats, places: Places, share: Share, first_head: int = 0) -> Floats:
     """Scores of queries and keys at these places, with terms added to them.
 
     They are minus infinity for the future if causal and before a window, and ALiBi's slopes [2108.12409].
@@ -586,7 +578,7 @@ def masked_scores(q: Array, k: Array, places: Places, share: Share, first_head: 
 
 
 @lru_cache(maxsize=64)
-def _hidden(queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool, window: int | None) -> Array:
+def _hidden(queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool, window: int | None) -> Floats:
     distance = np.array(queries)[:, None] - np.array(keys)[None, :]
     before = False if window is None else distance >= window
     return np.where(((distance < 0) & causal) | before, -np.inf, 0.0)
@@ -597,7 +589,7 @@ GELU_CUBIC = 0.044715
 """GELU by its tanh approximation [1606.08415]."""
 
 
-def activation_forward(u: Array, share: Share) -> Array:
+def activation_forward(u: Floats, share: Share) -> Floats:
     """GELU; in a gated MLP SiLU of the first half times the second [2002.05202]."""
     if share.model.gated_mlp:
         gate = u[..., : u.shape[-1] // 2]
@@ -606,7 +598,7 @@ def activation_forward(u: Array, share: Share) -> Array:
     return 0.5 * u * (1.0 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
 
 
-def activation_backward(u: Array, d: Array, share: Share) -> Array:
+def activation_backward(u: Floats, d: Floats, share: Share) -> Floats:
     """Gradient of the activation's input."""
     if share.model.gated_mlp:
         gate = u[..., : u.shape[-1] // 2]
@@ -626,40 +618,38 @@ LOSS_WEIGHT = 0.3
 class Joined(NamedTuple):
     """The input of a module's layer, and what the backward of its projection needs."""
 
-    x: Array
-    both: Array
+    x: Floats
+    both: Floats
     hidden: NormKept
     words: NormKept
+
+    def dgrad(self, w: Weights, d_joined: Floats) -> tuple[Floats, JointInputs]:
+        """Gradient of the hidden states, and the inputs of the other gradients."""
+        d_hidden, d_words = np.split(d_joined @ w["mtp_joint"].T, 2, axis=-1)
+        dx, of_hidden = self.hidden.backward(d_hidden, w, "mtp_hidden")
+        d_words, of_words = self.words.backward(d_words, w, "mtp_words")
+        return dx, JointInputs(self.both, d_joined, of_hidden | of_words, d_words)
 
 
 class JointInputs(NamedTuple):
     """What the gradients of a projection's weights and of embeddings are computed from."""
 
-    both: Array
-    d_joined: Array
+    both: Floats
+    d_joined: Floats
     norms: Weights
-    d_words: Array
+    d_words: Floats
+
+    def wgrad(self) -> Weights:
+        """Gradients of the projection and its norms."""
+        return {"mtp_joint": outer(self.both, self.d_joined)} | self.norms
 
 
-def join(w: Weights, table: Weights, x: Array, tokens: Tokens, share: Share) -> Joined:
+def join(w: Weights, table: Weights, x: Floats, tokens: Ints, share: Share) -> Joined:
     """Hidden states joined with the embeddings of later tokens."""
     hidden, of_hidden = norm_forward(x, w, "mtp_hidden")
     words, of_words = norm_forward(embedding_forward(table, tokens, share), w, "mtp_words")
     both = np.concatenate([hidden, words], axis=-1)
     return Joined(both @ w["mtp_joint"], both, of_hidden, of_words)
-
-
-def join_dgrad(w: Weights, kept: Joined, d_joined: Array) -> tuple[Array, JointInputs]:
-    """Gradient of the hidden states, and the inputs of the other gradients."""
-    d_hidden, d_words = np.split(d_joined @ w["mtp_joint"].T, 2, axis=-1)
-    dx, of_hidden = norm_backward(d_hidden, w, "mtp_hidden", kept.hidden)
-    d_words, of_words = norm_backward(d_words, w, "mtp_words", kept.words)
-    return dx, JointInputs(kept.both, d_joined, of_hidden | of_words, d_words)
-
-
-def join_wgrad(inputs: JointInputs) -> Weights:
-    """Gradients of the projection and its norms."""
-    return {"mtp_joint": outer(inputs.both, inputs.d_joined)} | inputs.norms
 
 
 def head_of(w: Weights, head: Weights) -> Weights:

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.specs.model import Experts, LayerKind, TransformerConfig, layer_kinds
 from perfsim.work import EMBEDDING, HEAD
 
-Array = NDArray[np.float64]
-Weights = dict[str, Array]
-Wide = NDArray[np.int64]
+Weights = dict[str, Floats]
 EXPERTS = 1_000_000
 """Added to the number of a layer for the block of its routed experts, held by other ranks than the rest."""
 
@@ -115,11 +113,11 @@ class BlockLayout:
         self.size = int(ends[-1])
         self._places = [(name, part, shapes[name]) for name, part in self.parts.items()]
 
-    def views(self, flat: Array) -> Weights:
+    def views(self, flat: Floats) -> Weights:
         """The named parts of a flat vector."""
         return {name: flat[part].reshape(shape) for name, part, shape in self._places}
 
-    def flat(self, parts: Weights) -> Array:
+    def flat(self, parts: Weights) -> Floats:
         """The flat vector of named parts; absent parts are zero."""
         result = np.zeros(self.size)
         for name, value in parts.items():
@@ -127,7 +125,7 @@ class BlockLayout:
         return result
 
     @cached_property
-    def counted(self) -> Array:
+    def counted(self) -> Floats:
         """1 for the entries that this peer counts in the norm of all gradients, 0 for the others.
 
         Every parameter counts once, as in Megatron-LM (`param_is_not_shared`,
@@ -137,7 +135,7 @@ class BlockLayout:
         return self.flat({name: np.ones(s) for name, s in self.shapes.items() if name not in self.uncounted})
 
     @lru_cache(maxsize=64)  # noqa: B019 - layouts live as long as the program that made them
-    def shard_index(self, shards: int) -> Wide:
+    def shard_index(self, shards: int) -> Ints:
         """Row d: positions of shard d's entries in the flat vector; `size` marks padding."""
         rows = []
         for name, part in self.parts.items():
@@ -147,11 +145,11 @@ class BlockLayout:
             rows.append(places.reshape(shards, -1))
         return np.concatenate(rows, axis=1)
 
-    def shard(self, flat: Array, shards: int, number: int) -> Array:
+    def shard(self, flat: Floats, shards: int, number: int) -> Floats:
         """One of `shards` equal parts of each named tensor."""
         return np.asarray(np.append(flat, 0.0)[self.shard_index(shards)[number]])
 
-    def whole(self, parts: list[Array]) -> Array:
+    def whole(self, parts: list[Floats]) -> Floats:
         """The flat vector of all shards."""
         result = np.empty(self.size + 1)
         result[self.shard_index(len(parts))] = np.stack(parts)
@@ -326,7 +324,7 @@ def cut(whole: Weights, share: Share) -> Weights:
     return {name: _cut(name, value, share) for name, value in whole.items()}
 
 
-def _cut(name: str, value: Array, share: Share) -> Array:
+def _cut(name: str, value: Floats, share: Share) -> Floats:
     if name.startswith("expert_"):
         return _cut_experts(name, value, share)
     if share.peers == 1:
@@ -350,7 +348,7 @@ def _cut(name: str, value: Array, share: Share) -> Array:
     return value
 
 
-def _cut_experts(name: str, value: Array, share: Share) -> Array:
+def _cut_experts(name: str, value: Floats, share: Share) -> Floats:
     """A rank's experts, and its part of their width."""
     own = value[share.own_experts.start : share.own_experts.stop]
     peers = share.expert_peers

@@ -15,9 +15,9 @@ import numpy as np
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.proof.layout import EXPERTS, Share
 from perfsim.proof.program import Fault, Message, Program
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
-from perfsim.strategies.schedules import Held, Pass, Slot, in_flight
+from perfsim.strategies.schedules import Held, Pass, Slot, schedule_called
 from perfsim.strategies.schedules.slots import held_at_peak
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
@@ -28,13 +28,11 @@ from perfsim.work.layer import padded_vocab_size
 
 # Whether a communication is priced for what it moves: bytes in the graph against elements in the execution.
 #
-# Sizes are of whole messages, as nccl-tests count them. These rules cover where a graph prices other
-# elements
+# Sizes are of whole messages, as nccl-tests count them. These rules cover where a graph prices other elements
 # than NumPy holds: vectors of a layer that every tensor peer holds whole are priced once over all peers;
 # vocabularies are priced padded to whole tiles; final norms and LM-head biases are not priced; a word table
 # that embedding and LM head share on one rank is priced once, except where each pass reduces its own (ZeRO
-# 2); under ZeRO 1 a tied table is summed in the whole gradient buffer, though only a shard of it is
-# complete;
+# 2); under ZeRO 1 a tied table is summed in the whole gradient buffer, though only a shard of it is complete;
 # under sequence parallelism a transfer between stages is executed whole (each peer computes the whole norm)
 # and priced at each peer's share.
 
@@ -181,7 +179,7 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
     for rank, passes in _passes_of_layers(graph).items():
         stage = rank // layout.width
         sizes = (stage, layout.pipeline, layout.virtual_pipeline, plan.num_microbatches)
-        promised = in_flight(layout.schedule, *map(np.array, sizes))
+        promised = schedule_called(layout.schedule).in_flight(*map(np.array, sizes))
         layers = len({slot.chunk for slot in passes})
         if layers % layout.virtual_pipeline:
             continue

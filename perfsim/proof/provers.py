@@ -14,8 +14,10 @@ from perfsim.proof.prices import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.program import Compiler
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
 from perfsim.proof.wafer import WaferCompiler
+from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
-from perfsim.specs.recipe import Job, Layout, ParallelLayout, TrainingRecipe
+from perfsim.specs.optimizers import OPTIMIZERS
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
@@ -141,12 +143,12 @@ class GpuProver:
         words += ["sequence parallel"] if layout.sequence_parallel else []
         words += [] if plan.job.model.experts is None else ["experts"]
         words += [] if plan.job.recipe.expert_capacity is None else ["tokens dropped"]
-        keeps = layout.recompute == "full" and plan.job.recipe.recompute_keeps == "qkv"
+        keeps = layout.recompute == "full" and plan.job.runtime.recompute_keeps == "qkv"
         words += ["queries, keys and values kept"] if keeps else []
         words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
-        overlaps = plan.job.recipe.overlap_grad_reduce and layout.replicas > 1
+        overlaps = plan.job.runtime.overlap_grad_reduce and layout.replicas > 1
         words += ["reduction overlapped"] if overlaps else []
-        gathers = plan.job.recipe.overlap_param_gather and layout.zero_stage in (1, 2)
+        gathers = plan.job.runtime.overlap_param_gather and layout.zero_stage in (1, 2)
         return [*words, "parameters gathered beside forwards"] if gathers else words
 
 
@@ -255,14 +257,17 @@ def small_model(
     )
 
 
-def _not_executed(model: TransformerConfig, without_modules: str) -> tuple[str, ...]:
-    """Parts of a model that its small one does not have, in words."""
+def _not_executed(job: Job, without_modules: str) -> tuple[str, ...]:
+    """What of a job the small one does not have, in words."""
+    model = job.model
+    optimizer = job.recipe.optimizer
+    others = () if OPTIMIZERS[optimizer].executed else (f"optimizer {optimizer}, in whose place is adam",)
     both = model.qk_layernorm and model.latent_attention is not None
     norms = ("norms of queries and keys beside latents",) if both else ()
     modules = (
         (f"multi-token prediction {without_modules}",) if model.mtp_num_layers and without_modules else ()
     )
-    return (*norms, *modules)
+    return (*others, *norms, *modules)
 
 
 def _small_latents(latent: LatentAttention | None) -> LatentAttention | None:
@@ -306,8 +311,9 @@ def _small_recipe(recipe: TrainingRecipe, parts: Parts) -> TrainingRecipe:
     length = small_sequence(parts)
     positions = length // 2 if recipe.lm_head_positions else None
     update = {"seq_length": length, "lm_head_positions": positions, "recompute": "auto"}
-    update |= {"routing": "balanced", "dispatcher": "all_to_all"}
-    return recipe.model_copy(update={**update, **({"attention": "flash"} if parts.fused else {})})
+    update["routing"] = "balanced"
+    attention = "flash" if parts.fused else recipe.runtime.attention
+    return recipe.model_copy(update=update).ran_with(dispatcher="all_to_all", attention=attention)
 
 
 def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout, microbatches: int) -> Plan:
@@ -330,7 +336,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     model = small_model(job.model, parts, of_kind.small_layers(layout, modules), modules)
     small_job = Job(model, _small_recipe(job.recipe, parts), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
-    return replace(plan, least_steps=STEPS, notes=_not_executed(job.model, without))
+    return replace(plan, least_steps=STEPS, notes=_not_executed(job, without))
 
 
 def training_of(plan: Plan, seed: int) -> SmallTraining:

@@ -9,17 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.experts import (
     BlockKept,
     Routing,
-    combine_backward,
-    combine_forward,
     drawn_routing,
-    experts_backward,
     experts_forward,
-    router_backward,
     router_forward,
-    shared_backward,
     shared_forward,
 )
 from perfsim.proof.layers import (
@@ -28,26 +24,17 @@ from perfsim.proof.layers import (
     HeadKept,
     Joined,
     MlpKept,
-    Tokens,
-    attention_dgrad,
     attention_forward,
-    attention_wgrad,
     embedding_backward,
     embedding_forward,
-    head_dgrad,
     head_forward,
     head_of,
-    head_wgrad,
     join,
-    join_dgrad,
-    join_wgrad,
     losses_of,
-    mlp_dgrad,
     mlp_forward,
-    mlp_wgrad,
     norm_of_head,
 )
-from perfsim.proof.layout import EXPERTS, Array, Share, Weights, blocks
+from perfsim.proof.layout import EXPERTS, Share, Weights, blocks
 from perfsim.specs.model import TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
 
@@ -72,8 +59,8 @@ def clipping(squared_norm: float, max_norm: float) -> float:
 class Moments(NamedTuple):
     """First and second moment, and the number of updates so far."""
 
-    first: Array
-    second: Array
+    first: Floats
+    second: Floats
     updates: int
 
     @classmethod
@@ -82,7 +69,7 @@ class Moments(NamedTuple):
         return cls(np.zeros(size), np.zeros(size), 0)
 
 
-def adam(weights: Array, gradient: Array, moments: Moments) -> tuple[Array, Moments]:
+def adam(weights: Floats, gradient: Floats, moments: Moments) -> tuple[Floats, Moments]:
     """One update with bias correction."""
     first = BETA1 * moments.first + (1 - BETA1) * gradient
     second = BETA2 * moments.second + (1 - BETA2) * gradient * gradient
@@ -131,14 +118,14 @@ class SmallTraining:
         """Tokens over which a module's loss is averaged, over the weight of its mean."""
         return self.batch * self.seq_length * self.model.mtp_num_layers / LOSS_WEIGHT
 
-    def words(self, step: int, ahead: int = 0) -> tuple[Tokens, Tokens]:
+    def words(self, step: int, ahead: int = 0) -> tuple[Ints, Ints]:
         """Inputs and targets of one step; those of the `ahead`-th module are later by as many tokens."""
         drawn = self._words[step]
         length = self.seq_length if ahead else self.head_positions
         return drawn[:, ahead : ahead + self.seq_length], drawn[:, ahead + 1 : ahead + 1 + length]
 
     @cached_property
-    def _words(self) -> Tokens:
+    def _words(self) -> Ints:
         rng = np.random.default_rng([self.seed, 1])
         length = self.seq_length + 1 + self.model.mtp_num_layers
         return rng.integers(0, self.model.vocab_size, (STEPS, self.batch, length))
@@ -156,7 +143,7 @@ class SmallTraining:
         return weights
 
 
-def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
+def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Floats:
     around = 1.0 if name.endswith(".scale") else 0.0
     wide = len(shape) > 1 and not name.endswith("_bias")
     deviation = 0.5 / np.sqrt(shape[-1] if name == "words" else shape[-2]) if wide else 0.1
@@ -167,15 +154,15 @@ def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array
 class Record:
     """Values of one step of serial training; `hidden[k]` is the input of layer k."""
 
-    losses: Array
+    losses: Floats
     """The part of each token in the mean loss, shape (samples, positions)."""
-    later_losses: dict[int, Array] = field(default_factory=dict)
+    later_losses: dict[int, Floats] = field(default_factory=dict)
     """The same for every module of multi-token prediction, by its layer."""
-    hidden: list[Array] = field(default_factory=list)
-    attention: list[Array] = field(default_factory=list)
-    gradient: dict[int, Array] = field(default_factory=dict)
+    hidden: list[Floats] = field(default_factory=list)
+    attention: list[Floats] = field(default_factory=list)
+    gradient: dict[int, Floats] = field(default_factory=dict)
     """Gradient of `hidden[k]`."""
-    middle: dict[int, Array] = field(default_factory=dict)
+    middle: dict[int, Floats] = field(default_factory=dict)
     """Gradient of the input of layer k's MLP."""
     weight_gradients: dict[int, Weights] = field(default_factory=dict)
     squared_norm: float = 0.0
@@ -230,15 +217,15 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         record.hidden.append(x)
     statistics, of_head = head_forward(weights[HEAD], x, targets, share)
     record.losses = losses_of(statistics, training.num_tokens)
-    d, inputs = head_dgrad(
-        weights[HEAD], of_head, statistics, targets, training.num_tokens, share, training.seq_length
+    d, inputs = of_head.dgrad(
+        weights[HEAD], statistics, targets, training.num_tokens, share, training.seq_length
     )
-    record.weight_gradients[HEAD] = head_wgrad(inputs, share) | inputs.norm
+    record.weight_gradients[HEAD] = inputs.wgrad(share) | inputs.norm
     d_words = _modules(training, weights, step, record)
     d = d + record.gradient.get(training.model.num_layers, 0.0)
     for layer in reversed(range(training.model.num_layers)):
         record.gradient[layer + 1] = d
-        d, record.middle[layer], grads = layer_backward(_whole(weights, layer), kept[layer], d, share)
+        d, record.middle[layer], grads = kept[layer].backward(_whole(weights, layer), d, share)
         for block in (layer, EXPERTS + layer):
             if block in weights:
                 record.weight_gradients[block] = {name: grads[name] for name in weights[block]}
@@ -282,17 +269,17 @@ class _Module(NamedTuple):
     """What a module keeps for its backward."""
 
     layer: int
-    tokens: Tokens
-    targets: Tokens
+    tokens: Ints
+    targets: Ints
     joined: Joined
     kept: LayerKept
-    statistics: Array
+    statistics: Floats
     head: HeadKept
 
 
 def _module_backward(
-    training: SmallTraining, weights: dict[int, Weights], module: _Module, d: Array, record: Record
-) -> tuple[Array, Weights]:
+    training: SmallTraining, weights: dict[int, Weights], module: _Module, d: Floats, record: Record
+) -> tuple[Floats, Weights]:
     """Gradients of a module's input and of embeddings, from that of its output by the next module."""
     share = training.share
     layer = module.layer
@@ -300,14 +287,14 @@ def _module_backward(
     w = _whole(weights, layer)
     head = head_of(w, weights[HEAD])
     length = training.seq_length
-    dy, inputs = head_dgrad(head, module.head, module.statistics, module.targets, count, share, length)
-    d, record.middle[layer], grads = layer_backward(w, module.kept, d + dy, share)
-    dx, joint = join_dgrad(w, module.joined, d)
-    grads |= join_wgrad(joint) | norm_of_head(inputs.norm)
+    dy, inputs = module.head.dgrad(head, module.statistics, module.targets, count, share, length)
+    d, record.middle[layer], grads = module.kept.backward(w, d + dy, share)
+    dx, joint = module.joined.dgrad(w, d)
+    grads |= joint.wgrad() | norm_of_head(inputs.norm)
     for block in (layer, EXPERTS + layer):
         if block in weights:
             record.weight_gradients[block] = {name: grads[name] for name in weights[block]}
-    record.weight_gradients[HEAD] = _added(record.weight_gradients[HEAD], head_wgrad(inputs, share))
+    record.weight_gradients[HEAD] = _added(record.weight_gradients[HEAD], inputs.wgrad(share))
     record.gradient[layer] = dx
     return dx, embedding_backward(joint.d_words, module.tokens, share)
 
@@ -323,6 +310,20 @@ class LayerKept(NamedTuple):
     attention: AttentionKept
     mlp: MlpKept | BlockKept
 
+    def backward(self, w: Weights, dy: Floats, share: Share) -> tuple[Floats, Floats, Weights]:
+        """Gradients of a whole layer's input, of its MLP's input and of its weights."""
+        if isinstance(self.mlp, BlockKept):
+            middle, grads = _experts_backward(w, self.mlp, dy, share)
+        else:
+            middle, mlp = self.mlp.dgrad(w, dy, share)
+            grads = mlp.wgrad(bias=share.model.bias) | mlp.norm
+        d_attention = dy if share.model.norms_per_layer == 1 else middle
+        dx, attention = self.attention.dgrad(w, d_attention, share)
+        grads |= attention.wgrad(bias=share.model.has_attention_bias)
+        for name, value in attention.norm.items():
+            grads[name] = grads[name] + value if name in grads else value
+        return dx + middle, middle, grads
+
 
 def _whole(weights: dict[int, Weights], layer: int) -> Weights:
     """The weights of a layer with its experts."""
@@ -330,8 +331,8 @@ def _whole(weights: dict[int, Weights], layer: int) -> Weights:
 
 
 def layer_forward(
-    w: Weights, x: Array, routing: Routing | None, share: Share
-) -> tuple[Array, Array, LayerKept]:
+    w: Weights, x: Floats, routing: Routing | None, share: Share
+) -> tuple[Floats, Floats, LayerKept]:
     """A whole layer, with experts if tokens are routed: its output, its attention's, and what it keeps."""
     attention, of_attention = attention_forward(w, x, share)
     if routing is None:
@@ -341,33 +342,18 @@ def layer_forward(
     rows, router = router_forward(w, total, routing)
     outputs, of_experts = experts_forward(w, rows, share)
     shared, of_shared = shared_forward(w, router.z, share) if "shared_fc1" in w else (None, None)
-    y = combine_forward(outputs, router, total, shared)
+    y = router.combine(outputs, total, shared)
     return y, attention, LayerKept(of_attention, BlockKept(router, of_experts, of_shared, outputs))
 
 
-def layer_backward(w: Weights, kept: LayerKept, dy: Array, share: Share) -> tuple[Array, Array, Weights]:
-    """Gradients of a whole layer's input, of its MLP's input and of its weights."""
-    if isinstance(kept.mlp, BlockKept):
-        middle, grads = _experts_backward(w, kept.mlp, dy, share)
-    else:
-        middle, mlp = mlp_dgrad(w, kept.mlp, dy, share)
-        grads = mlp_wgrad(mlp, share) | mlp.norm
-    d_attention = dy if share.model.norms_per_layer == 1 else middle
-    dx, attention = attention_dgrad(w, kept.attention, d_attention, share)
-    grads |= attention_wgrad(attention, share)
-    for name, value in attention.norm.items():
-        grads[name] = grads[name] + value if name in grads else value
-    return dx + middle, middle, grads
-
-
-def _experts_backward(w: Weights, kept: BlockKept, dy: Array, share: Share) -> tuple[Array, Weights]:
+def _experts_backward(w: Weights, kept: BlockKept, dy: Floats, share: Share) -> tuple[Floats, Weights]:
     """Gradients of the input and of all weights of a block with experts."""
-    made = combine_backward(dy, kept.router)
+    made = kept.router.combine_backward(dy)
     own = {name: value for name, value in w.items() if name.startswith("expert_")}
-    rows, of_experts = experts_backward(own, kept.experts, made.values, share)
-    d_shared: Array | None = None
+    rows, of_experts = kept.experts.backward(own, made.values, share)
+    d_shared: Floats | None = None
     grads: Weights = {}
     if kept.shared is not None:
-        d_shared, grads = shared_backward(w, kept.shared, kept.router.z, dy, share)
-    dx, of_router = router_backward(w, kept.router, kept.outputs, rows, dy, d_shared)
+        d_shared, grads = kept.shared.backward(w, kept.router.z, dy, share)
+    dx, of_router = kept.router.backward(w, kept.outputs, rows, dy, d_shared)
     return dx, of_experts | grads | of_router

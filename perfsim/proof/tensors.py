@@ -9,15 +9,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from perfsim.proof.layers import Tokens, merged_statistics
-from perfsim.proof.layout import Array, Share, Weights, cut, with_experts
+from perfsim.base.arrays import Floats, Ints
+from perfsim.proof.layers import merged_statistics
+from perfsim.proof.layout import Share, Weights, cut, with_experts
 from perfsim.proof.program import Claim
 from perfsim.proof.serial import Record, SmallTraining, train
 
 # Collectives on arrays: from one array per member to one array per member.
 
 
-def summed(parts: list[Array]) -> Array:
+def summed(parts: list[Floats]) -> Floats:
     """The sum of a reduction, in the order of the ranks."""
     total = parts[0].copy()
     for part in parts[1:]:
@@ -25,12 +26,12 @@ def summed(parts: list[Array]) -> Array:
     return total
 
 
-def combined(parts: list[Array], *, statistics: bool) -> Array:
+def combined(parts: list[Floats], *, statistics: bool) -> Floats:
     """The sum, or the merged statistics of a softmax."""
     return merged_statistics(parts) if statistics else summed(parts)
 
 
-def pieces(whole: Array, count: int, axis: int) -> list[Array]:
+def pieces(whole: Floats, count: int, axis: int) -> list[Floats]:
     """An array split among ranks along an axis, as evenly as possible."""
     bounds = [number * whole.shape[axis] // count for number in range(count + 1)]
     before = (slice(None),) * axis
@@ -57,26 +58,26 @@ class Oracle:
     training: SmallTraining
     peers: int
     shards: int
-    rows: Callable[[int, int], Tokens]
-    places: Callable[[int], Tokens | slice]
+    rows: Callable[[int, int], Ints]
+    places: Callable[[int], Ints | slice]
     share: Callable[[int], Share]
     sharding: Callable[[int, int], tuple[int, int]] | None = None
     """The number of shards of a block's states and that of a rank, where these differ by block."""
-    _cache: dict[tuple[Claim, int], Array] = field(default_factory=dict)
+    _cache: dict[tuple[Claim, int], Floats] = field(default_factory=dict)
 
     @cached_property
     def records(self) -> list[Record]:
         """Serial training, one record per step."""
         return train(self.training)
 
-    def expected(self, claim: Claim, rank: int) -> Array:
+    def expected(self, claim: Claim, rank: int) -> Floats:
         """The value that a claim states for a rank."""
         cached = self._cache.get((claim, rank))
         if cached is None:
             cached = self._cache[claim, rank] = self._expected(claim, rank)
         return cached
 
-    def _expected(self, claim: Claim, rank: int) -> Array:
+    def _expected(self, claim: Claim, rank: int) -> Floats:
         record = self.records[claim.step]
         number = claim.number
         if claim.quantity == "loss":
@@ -88,7 +89,7 @@ class Oracle:
             return record.clipping * gradient if CLIPPED in claim.quantity else gradient
         if claim.quantity.startswith("weights"):
             return self._flat(record.weights, number, rank, claim.quantity)
-        activations: dict[str, list[Array] | dict[int, Array]] = {
+        activations: dict[str, list[Floats] | dict[int, Floats]] = {
             "hidden": record.hidden,
             "attention": record.attention,
             "gradient": record.gradient,
@@ -96,11 +97,11 @@ class Oracle:
         }
         return self._own(activations[claim.quantity][number], rank, claim)
 
-    def _own(self, values: Array, rank: int, claim: Claim) -> Array:
+    def _own(self, values: Floats, rank: int, claim: Claim) -> Floats:
         """What a rank has of values of all samples and positions."""
         return values[self.rows(rank, claim.microbatch)][:, self.places(rank)]
 
-    def _flat(self, blocks: Mapping[int, Weights], block: int, rank: int, quantity: str) -> Array:
+    def _flat(self, blocks: Mapping[int, Weights], block: int, rank: int, quantity: str) -> Floats:
         share = self.share(rank)
         layout = share.layouts[block]
         flat = layout.flat(cut(with_experts(blocks, block, share), share))
@@ -111,7 +112,7 @@ class Oracle:
             return self.sharding(rank, block)
         return self.shards, rank // self.peers % self.shards
 
-    def error(self, claim: Claim, rank: int, value: Array) -> float:
+    def error(self, claim: Claim, rank: int, value: Floats) -> float:
         """Largest difference over the largest expected entry; infinite for another shape."""
         expected = self.expected(claim, rank)
         actual = np.asarray(value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from perfsim.report.table import Table
 
 if TYPE_CHECKING:
-    from perfsim.prediction.result import SharedCaveat
+    from perfsim.prediction.caveats import SharedCaveat
 
 
 MOST_AT_HEAD = 3

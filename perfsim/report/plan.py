@@ -11,7 +11,7 @@ from perfsim.report.document import plain, write_document
 from perfsim.report.page import Head, Row, Section, scale_of, write_page
 from perfsim.report.table import Table
 from perfsim.report.terminal_study import plan_heading, plan_notes, plan_table
-from perfsim.studies.equal_time import Matched
+from perfsim.studies.scaling import Matched
 from perfsim.studies.shortlist import Entry, Experiment, Planned
 
 # A shortlist as one JSON document.

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from perfsim.convergence.bill import NOT_GIVEN
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.prediction.caveats import confidence
-from perfsim.prediction.result import Resilience, SamplingSummary
+from perfsim.prediction.disturbed import Resilience
+from perfsim.prediction.verification import SamplingSummary
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.figures import machine as memory_figure
@@ -23,8 +24,7 @@ from perfsim.report.figures import time as figure
 from perfsim.report.figures.machine import topology
 from perfsim.report.page import Badge, Card, Drawing, Head, Link, Row, Scale, Section, drawn, scale_of
 from perfsim.report.table import Table
-from perfsim.studies.decision import amount, chance, time_unit, verb
-from perfsim.studies.result import (
+from perfsim.studies.answers import (
     BreakEven,
     CandidateResult,
     Decision,
@@ -34,6 +34,7 @@ from perfsim.studies.result import (
     StudyResult,
     recorded,
 )
+from perfsim.studies.decision import amount, chance, first_and_rival, time_unit, verb
 from perfsim.work.graph import computes
 
 # The verdict in figures: candidates against each other, and how many times as long each takes.
@@ -171,7 +172,7 @@ SAME = 0.02
 
 def headline(result: StudyResult) -> str:
     """Who is first and when, and how many times as long the next machine takes; empty where none arrives."""
-    pair = _first_and_rival(result)
+    pair = first_and_rival(result.candidates)
     if pair is None:
         return ""
     first, rival = pair
@@ -215,16 +216,6 @@ def _shortened(words: str, result: StudyResult) -> str:
     return words
 
 
-def _first_and_rival(result: StudyResult) -> tuple[CandidateResult, CandidateResult | None] | None:
-    """The fastest candidate, and the fastest on another machine or with another strategy, else the next."""
-    arriving = [own for own in result.candidates if math.isfinite(own.time_to_accuracy_s)]
-    if not arriving:
-        return None
-    first, *others = sorted(arriving, key=lambda own: own.time_to_accuracy_s)
-    unlike = [own for own in others if (own.system, own.strategy) != (first.system, first.strategy)]
-    return first, next(iter([*unlike, *others]), None)
-
-
 def _badge(result: StudyResult) -> Badge | None:
     """How much to trust the answer, with the worst reason; None where no caveat is more than information."""
     said = confidence(result.caveats)
@@ -258,7 +249,7 @@ def _extra(outcome: Outcome, currency: str, unit: str, scale: float) -> str:
 
 def differences(result: StudyResult) -> Sequence[Card]:
     """What explains the ratio of the first two: speed, tokens, and the largest wait of the slower one."""
-    pair = _first_and_rival(result)
+    pair = first_and_rival(result.candidates)
     first, rival = pair or (None, None)
     if first is None or rival is None:
         return []
@@ -710,7 +701,7 @@ def _apart(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
 
 def _bridge(result: StudyResult) -> list[Section]:
     """From the step of the second machine to that of the first; nothing for a single one."""
-    first, rival = _first_and_rival(result) or (None, None)
+    first, rival = first_and_rival(result.candidates) or (None, None)
     if first is None or rival is None:
         return []
     named = _names_of(result)
@@ -876,7 +867,7 @@ def _rooflines(result: StudyResult) -> list[Section]:
 
 def _drawings(result: StudyResult) -> list[Drawing]:
     """The networks of the first candidate and its rival, where they are known."""
-    shown = _first_and_rival(result) or ()
+    shown = first_and_rival(result.candidates) or ()
     return [
         topology(candidate.machine, candidate.devices_noun, candidate.network, candidate.utilisation)
         for candidate in shown

@@ -14,7 +14,7 @@ from perfsim.prediction.prediction import document_of
 from perfsim.report.document import plain, write_document
 from perfsim.report.page import slugify, write_page
 from perfsim.report.study import study_page
-from perfsim.studies.result import CandidateResult, StudyResult
+from perfsim.studies.answers import CandidateResult, StudyResult
 from perfsim.studies.runner import StudyRun
 from perfsim.version import __version__
 

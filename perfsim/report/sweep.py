@@ -6,12 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from perfsim.base.files import write_file
 from perfsim.base.units import DAY_S
-from perfsim.convergence.bill import bill, rates_of
-from perfsim.convergence.uncertain import typical
 from perfsim.prediction.caveats import confidence
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
@@ -48,9 +44,8 @@ from perfsim.report.figures.time import (
 from perfsim.report.page import Badge, Head, Row, Section, scale_of, slugify, write_page
 from perfsim.report.study import production_rate
 from perfsim.report.table import Table
-from perfsim.studies.decision import verb
-from perfsim.studies.points import PointResult
-from perfsim.studies.runner import question_of_candidate
+from perfsim.studies.answers import PointResult
+from perfsim.studies.decision import outcome_of, verb
 from perfsim.studies.scaling import Match, Series, TimeMap
 from perfsim.studies.variants import Analysis, SweepResult, first_sentence
 from perfsim.version import __version__
@@ -172,7 +167,7 @@ def _row(series: Series, *, marked: bool) -> Row:
 
 def production_notes(feasible: Sequence[PointResult]) -> list[str]:
     """A sentence for each production ratio of the points."""
-    ratios = dict.fromkeys(point.production for point in feasible)
+    ratios = dict.fromkeys(point.prediction.production for point in feasible)
     return [
         f"Times are of healthy steps; runs take longer, at {production_rate(production)}."
         for production in filter(None, ratios)
@@ -205,13 +200,13 @@ def _time_and_cost(analysis: Analysis) -> list[Section]:
     points = [(member, point) for member in series for point in member.points]
     if all(len(member.points) == 1 for member in series):
         return []
-    money = [_money(point) for _, point in points]
+    money = [outcome_of(point).money for _, point in points]
     priced = None not in money
-    currency = points[0][1].point.study.currency
+    currency = points[0][1].study.currency
     cost = f"cost ({currency})" if priced else "device-days"
     unit, scale = text.time_unit(point.target_time.time_s for _, point in points)
     costs = [
-        amount if priced and amount is not None else _time_s(point) * point.num_devices / DAY_S
+        amount.typical if priced and amount else _time_s(point) * point.num_devices / DAY_S
         for amount, (_, point) in zip(money, points, strict=True)
     ]
     pairs = [(_time_s(point) / scale, amount) for (_, point), amount in zip(points, costs, strict=True)]
@@ -246,19 +241,6 @@ def _time_and_cost(analysis: Analysis) -> list[Section]:
 
 def _time_s(point: PointResult) -> float:
     return point.target_time.time_s
-
-
-def _money(point: PointResult) -> float | None:
-    """What the steps of a point cost at typical prices; None without a price."""
-    candidate = point.point.candidate
-    study = point.point.study
-    if candidate.price is None:
-        return None
-    unit = question_of_candidate(study, candidate, point.num_devices).topology.devices_per_node
-    units = -(-point.num_devices // unit)
-    rates = rates_of(candidate.system, point.num_devices, units, candidate.price, study.energy)
-    money = bill(np.asarray(_time_s(point)), rates, typical).money
-    return None if money is None else float(money)
 
 
 # Heat maps of a sweep: time to the target over devices and one more field, one map for each machine.
@@ -414,7 +396,7 @@ def _answer(point: PointResult) -> list[str]:
 
 def _wall_text(point: PointResult) -> str:
     """Time on the wall of a point; a dash for healthy steps alone."""
-    return text.NONE if point.wall_s is None else text.duration(point.wall_s)
+    return text.NONE if point.prediction.wall_s is None else text.duration(point.prediction.wall_s)
 
 
 def _inputs_tables(result: SweepResult) -> list[tuple[str, Table]]:
@@ -594,7 +576,7 @@ def _row_by_row(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Tabl
 def _where_steps_go(points: Sequence[tuple[str, PointResult]]) -> list[Section]:
     """Every second of a step by cause, of points under their names."""
     rows = [
-        PartsRow(name, point.prediction.step_time_s, point.parts_s, point.prediction.why.sentence)
+        PartsRow(name, point.prediction.step_time_s, point.prediction.parts_s, point.prediction.why.sentence)
         for name, point in points[:MAX_ROWS]
     ]
     return [
@@ -628,7 +610,7 @@ def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[s
 
 def sweep_text(result: SweepResult, *, report: str = "index.html") -> Iterator[str]:
     """The same document as text in parts, of which none holds more than a point."""
-    return text_with_rows(_head(result, report), "points", (point.as_dict() for point in result.points))
+    return text_with_rows(_head(result, report), "points", result.documents())
 
 
 def _head(result: SweepResult, report: str) -> dict[str, Any]:

@@ -27,9 +27,11 @@ from perfsim.report.text import (
 )
 
 if TYPE_CHECKING:
-    from perfsim.prediction.gap import GapExplained, Suspect
+    from perfsim.prediction.caveats import SharedCaveat
+    from perfsim.prediction.disturbed import Perturbed
     from perfsim.prediction.prediction import Prediction
-    from perfsim.prediction.result import Perturbed, SamplingSummary, SharedCaveat
+    from perfsim.prediction.verification import SamplingSummary
+    from perfsim.prediction.why import GapExplained, Suspect
     from perfsim.studies.comparisons import Comparison
     from perfsim.studies.differences import Change, Difference, Moved
     from perfsim.studies.trials import Explained, Tried

@@ -8,19 +8,16 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.caveats import rank
-from perfsim.prediction.result import Caveat
+from perfsim.prediction.caveats import Caveat, rank
 from perfsim.report import text
 from perfsim.report.study import wall_sentence
 from perfsim.report.sweep import production_notes
 from perfsim.report.table import Table
 from perfsim.report.terminal import caveat_lines, paragraph, table_lines, terminal_width
 from perfsim.report.validation import efficiencies_table, explanations_table, ratios_table
-from perfsim.strategies.screening import MEMORY
-from perfsim.studies.equal_time import Matched
-from perfsim.studies.points import PointResult
-from perfsim.studies.result import CandidateResult, StudyResult
-from perfsim.studies.scaling import Series
+from perfsim.strategies.plan import MEMORY
+from perfsim.studies.answers import CandidateResult, PointResult, StudyResult
+from perfsim.studies.scaling import Matched, Series
 from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Experiment, Planned
 from perfsim.studies.variants import Analysis, Change, SweepResult
 
@@ -246,7 +243,8 @@ def _of_step(point: PointResult, step: str) -> list[str]:
 
 def _of_target(point: PointResult, scale: float) -> list[str]:
     low, high = (text.number(end / scale) for end in point.target_time.band_s)
-    wall = text.NONE if point.wall_s is None else text.number(point.wall_s / scale)
+    wall_s = point.prediction.wall_s
+    wall = text.NONE if wall_s is None else text.number(wall_s / scale)
     return [text.number(point.target_time.time_s / scale), f"{low}{text.NONE}{high}", wall]
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsim.base.units import DAY_S
+from perfsim.specs.layout import AXES
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
     from perfsim.prediction.prediction import Prediction
-    from perfsim.studies.result import CandidateResult, StudyResult
+    from perfsim.studies.answers import CandidateResult, StudyResult
 
 
 Item = TypeVar("Item")
@@ -157,11 +158,7 @@ def peak_memory(prediction: Prediction) -> str:
 
 
 _SHORT = {
-    "tensor": "tp",
-    "pipeline": "pp",
-    "virtual_pipeline": "vpp",
-    "data": "dp",
-    "micro_batch_size": "mbs",
+    name: AXES[name].short for name in ("tensor", "pipeline", "virtual_pipeline", "data", "micro_batch_size")
 }
 
 

@@ -30,6 +30,8 @@ Duration = Annotated[float, *quantity("seconds", least=1e-9)]
 """A time that something takes."""
 Error = Annotated[float, *number(0, 1e9)]
 """A relative error."""
+WIDE_SPREAD = 0.10
+"""Spread of the cases after scaling above which a single factor does not describe a cluster."""
 MOST_STANDARD_ERROR = 1 / 3
 """A constant counts as determined by measurements below this relative standard error."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
@@ -327,7 +329,7 @@ class WaferCalibration(Calibration):
 Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
 """How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
 Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
-"""Kernels that a framework merges with others; `perfsim.transformer.blocks` says what each saves."""
+"""Kernels that a framework merges with others; `perfsim.work.layer` says what each saves."""
 
 
 class FrameworkCalibration(Calibration):
@@ -409,6 +411,29 @@ class ClusterCalibration(Calibration):
         """Spread of the scaled cases: the largest ratio over the smallest, minus 1."""
         ratios = [1.0 + case.residual for case in self.cases]
         return max(ratios) / min(ratios) - 1.0
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the cases are too far apart for a single factor."""
+        return self.spread > WIDE_SPREAD
+
+    @property
+    def spread_warning(self) -> str:
+        """The warning about cases that are too far apart."""
+        worst = max(self.cases, key=lambda case: abs(case.residual))
+        return (
+            f"after scaling the cases are still {100 * self.spread:.1f} % apart (case {worst.id} is "
+            f"{100 * worst.residual:+.1f} % off): one factor does not describe this cluster"
+        )
+
+    @property
+    def note(self) -> str:
+        """The note of every answer that uses the calibration."""
+        note = (
+            f"step times multiplied by {self.scale:g}: cluster calibration {self.name}, "
+            f"{len(self.cases)} measured steps, {100 * self.spread:.1f} % apart after scaling"
+        )
+        return note + (" (too far apart for a single factor)" if self.is_wide else "")
 
 
 class ConvergenceCalibration(Calibration):

@@ -1,10 +1,12 @@
-"""The axes of a grid: dotted paths with their values, checked against the fields that they change."""
+"""A sweep: a study, and the fields of it that vary; read from YAML into points before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,24 @@ from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog import Catalog, LocatedMapping, parse_file
+from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.kinds import is_named, members
-from perfsim.catalog.reader import complaints, place
+from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, place
 from perfsim.catalog.yaml_tree import Mark, Node
+from perfsim.engine.limits import present_limits
+from perfsim.prediction.question import changed_part, changes_by_root, priced_part
 from perfsim.specs.hardware import SystemSpec
 from perfsim.strategies import strategy
-from perfsim.studies.spec import Candidates, CandidateSpec, StudySpec
+from perfsim.strategies.plan import runs_on
+from perfsim.studies.batches import target_of
+from perfsim.studies.spec import (
+    CALLED,
+    Candidates,
+    CandidateSpec,
+    StudySpec,
+    check_question,
+    question_of_candidate,
+)
 
 # The YAML form of a sweep: a study, and the fields of it that vary.
 
@@ -60,7 +73,7 @@ class SweepSpec(CatalogSpec):
     """By name, the fields it changes: `twice the I/O: {system.io_ports: 24}`; the first is the base."""
 
 
-class StudyCatalog(Catalog):
+class _StudyCatalog(Catalog):
     """A catalogue that also loads studies, so that a sweep can name one."""
 
     def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
@@ -71,24 +84,24 @@ class StudyCatalog(Catalog):
 
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
-STUDY_ROOTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit")
-BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes")
+STUDY_ROOTS = ("model", "recipe", "runtime", "batch", "memory_limit", "convergence", "batch_sizes")
+BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes", "batch")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"
 """The setting of a point that names its variant."""
 LAYOUT = "given layout"
 """The setting of a point with its candidate's fixed layout."""
+MOST_POINTS = 100_000
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One field that varies."""
+class _Axis:
+    """One field that varies; a variant's change is an axis of one value."""
 
     path: str
     key: Mark
     nodes: tuple[Node, ...]
-    where: str = "grid"
-    """The start of messages: `grid`, or the variant."""
+    variant: str = ""
 
     @property
     def root(self) -> str:
@@ -105,62 +118,97 @@ class Axis:
         """The values as plain data."""
         return [node.plain() for node in self.nodes]
 
+    @property
+    def where(self) -> str:
+        """The start of messages."""
+        return f"variants: {self.variant}" if self.variant else "grid"
 
-def read_axes(mapping: LocatedMapping, paths: Iterable[str]) -> tuple[list[Axis], list[Problem]]:
-    """The valid axes of a file at these paths, and the problems of the others."""
-    axes = []
+    @property
+    def of_machine(self) -> bool:
+        """Whether it varies the strategy, the system or the number of devices as a whole."""
+        return self.path in MACHINE_ROOTS
+
+    def suits(self, candidate: CandidateSpec) -> bool:
+        """Whether a candidate has its field."""
+        return self.root != "system" or _has_field(candidate.system, self.inner)
+
+    def problem(self, message: str, help_text: str) -> Problem:
+        """A problem at its path."""
+        return self.key.problem(f"{self.where}: {message}", help_text)
+
+    def placed(self, mark: Mark, prefix: str, error: InputError) -> list[Problem]:
+        """The problems of an error, at this mark unless they have a place."""
+        return [
+            problem if problem.file else mark.problem(f"{prefix}: {problem.message}", problem.help)
+            for problem in error.problems
+        ]
+
+
+def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list[_Axis]], list[Problem]]:
+    """The valid axes of the grid (under the empty name) and of each variant, and what is wrong in others."""
+    groups: dict[str, list[_Axis]] = {"": [], **{name: [] for name in spec.variants}}
     problems = []
-    for path in paths:
-        key = place(mapping.node, ("grid", path), of_key=True)
-        node = mapping.node.mapping["grid"].mapping[path]
-        axis = Axis(path, key, tuple(node.sequence))
-        if axis.root not in (*MACHINE_ROOTS, *STUDY_ROOTS):
-            problems.append(_unknown(axis, ("candidates",)))
-        elif not axis.nodes:
-            help_text = "write it in brackets: [100 Gb/s, 200 Gb/s]"
-            problems.append(node.mark.problem(f"grid: {path}: a list of values is expected", help_text))
-        else:
-            axes.append(axis)
-    return axes, problems
+    for name, axes in groups.items():
+        where: tuple[str, ...] = ("variants", name) if name else ("grid",)
+        written = (spec.variants[name] if name else spec.grid).model_extra or {}
+        for path in written:
+            node = mapping.node
+            for part in (*where, path):
+                node = node.mapping[part]
+            key = place(mapping.node, (*where, path), of_key=True)
+            axis = _Axis(str(path), key, (node,) if name else tuple(node.sequence), name)
+            if axis.root not in (*MACHINE_ROOTS, *STUDY_ROOTS):
+                known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]
+                problems.append(axis.problem(f"`{path}` cannot be swept", did_you_mean(axis.root, known)))
+            elif not axis.nodes:
+                help_text = "write it in brackets: [100 Gb/s, 200 Gb/s]"
+                problems.append(node.mark.problem(f"grid: {path}: a list of values is expected", help_text))
+            else:
+                axes.append(axis)
+    return groups, problems
 
 
-def read_variant(mapping: LocatedMapping, name: str) -> tuple[list[Axis], list[Problem]]:
-    """The changes of a variant as axes of one value each, and the problems of invalid paths."""
-    axes = []
+def _wrong_axis(
+    axis: _Axis, study: StudySpec, systems: Sequence[SystemSpec], catalog: Catalog
+) -> list[Problem]:
+    """What is wrong in an axis over fields of the study, or of systems, one of which must have the field."""
+    if axis.root == "system":
+        if not systems:
+            return []
+        parts = axis.inner.split(".")
+        nearest = max(systems, key=lambda system: _reached(system, parts))
+        return _wrong_field(axis, nearest, axis.inner, catalog)
+    if axis.root in MACHINE_ROOTS:
+        return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{axis.root}`?")]
+    return _wrong_field(axis, study, study_path(axis.path), catalog)
+
+
+def _wrong_field(axis: _Axis, spec: BaseModel, path: str, catalog: Catalog) -> list[Problem]:
+    """Why a description has no field at a path, or what the field says of the values."""
+    if not _has_field(spec, path):
+        try:
+            catalog.override(spec, {path: axis.values[0]})
+        except CatalogError as error:
+            return axis.placed(axis.key, axis.where, error)
+        return [axis.problem(f"`{axis.path}` is not a field", "")]
     problems = []
-    for path, node in mapping.node.mapping["variants"].mapping[name].mapping.items():
-        if path == "candidates":
-            continue
-        key = place(mapping.node, ("variants", name, path), of_key=True)
-        axis = Axis(str(path), key, (node,), f"variants: {name}")
-        if axis.root in (*MACHINE_ROOTS, *STUDY_ROOTS):
-            axes.append(axis)
+    parts = path.split(".")
+    owner, index = _owner(spec, parts)
+    annotation = owner.model_fields[parts[index]].annotation
+    named = index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
+    for node in axis.nodes:
+        if named and isinstance(node.value, str):
+            try:
+                catalog.override(spec, {path: node.value})
+            except CatalogError as error:
+                problems += axis.placed(node.mark, axis.where, error)
         else:
-            problems.append(_unknown(axis))
-    return axes, problems
+            problems += _refused(owner, parts[index:], node, axis)
+    return problems
 
 
-def _unknown(axis: Axis, more: Sequence[str] = ()) -> Problem:
-    help_text = did_you_mean(axis.root, (*more, *MACHINE_ROOTS, *STUDY_ROOTS))
-    return axis.key.problem(f"{axis.where}: `{axis.path}` cannot be swept", help_text)
-
-
-def check_study_axis(axis: Axis, study: StudySpec, catalog: Catalog) -> list[Problem]:
-    """Problems of an axis over the study's own fields."""
-    return _wrong_path(axis, study, axis.path, catalog) or _wrong_values(axis, study, axis.path, catalog)
-
-
-def check_system_axis(axis: Axis, systems: Sequence[SystemSpec], catalog: Catalog) -> list[Problem]:
-    """Problems of an axis over fields of systems; at least one system must have the field."""
-    owners = [system for system in systems if has_field(system, axis.inner)]
-    if owners:
-        return _wrong_values(axis, owners[0], axis.inner, catalog)
-    nearest = max(systems, key=lambda system: _reached(system, axis.inner.split(".")))
-    return _wrong_path(axis, nearest, axis.inner, catalog)
-
-
-def check_machine_axis(axis: Axis, candidates: Sequence[CandidateSpec], catalog: Catalog) -> list[Problem]:
-    """Problems of an axis over strategies, systems or device counts."""
+def _wrong_machines(axis: _Axis, candidate: CandidateSpec, catalog: Catalog) -> list[Problem]:
+    """What is wrong in an axis over strategies, systems or numbers of devices."""
     problems = []
     for node in axis.nodes:
         try:
@@ -169,18 +217,14 @@ def check_machine_axis(axis: Axis, candidates: Sequence[CandidateSpec], catalog:
             elif axis.path == "system":
                 catalog.system(str(node.value))
             else:
-                problems += _refused(candidates[0], ["devices"], _listed(node), axis)
+                counts = node if node.sequence else Node(node.mark, [node])
+                problems += _refused(type(candidate), ["devices"], counts, axis)
         except InputError as error:
-            problems += [_placed(node.mark, axis.path, problem) for problem in error.problems]
+            problems += axis.placed(node.mark, axis.path, error)
     return problems
 
 
-def _listed(node: Node) -> Node:
-    """A device count as the list that a candidate has."""
-    return node if node.sequence else Node(node.mark, [node])
-
-
-def has_field(spec: BaseModel, path: str) -> bool:
+def _has_field(spec: BaseModel, path: str) -> bool:
     """Whether a description has a field at this dotted path."""
     parts = path.split(".")
     return _reached(spec, parts) == len(parts)
@@ -198,34 +242,6 @@ def _reached(spec: object, parts: Sequence[str]) -> int:
     return len(parts)
 
 
-def _wrong_path(axis: Axis, spec: BaseModel, path: str, catalog: Catalog) -> list[Problem]:
-    if has_field(spec, path):
-        return []
-    try:
-        catalog.override(spec, {path: axis.values[0]})
-    except CatalogError as error:
-        return [_placed(axis.key, axis.where, problem) for problem in error.problems]
-    return [axis.key.problem(f"{axis.where}: `{axis.path}` is not a field")]
-
-
-def _wrong_values(axis: Axis, spec: BaseModel, path: str, catalog: Catalog) -> list[Problem]:
-    problems = []
-    parts = path.split(".")
-    for node in axis.nodes:
-        if isinstance(node.value, str) and _is_name(spec, parts):
-            try:
-                catalog.override(spec, {path: node.value})
-            except CatalogError as error:
-                problems += [_placed(node.mark, axis.where, problem) for problem in error.problems]
-        else:
-            problems += _refused(spec, parts, node, axis)
-    return problems
-
-
-def _placed(mark: Mark, prefix: str, problem: Problem) -> Problem:
-    return problem if problem.file else mark.problem(f"{prefix}: {problem.message}", problem.help)
-
-
 def _owner(spec: BaseModel, parts: Sequence[str]) -> tuple[type[BaseModel], int]:
     """The class that holds the last field of a path, and the index of that field in the path."""
     owner = type(spec)
@@ -241,22 +257,20 @@ def _owner(spec: BaseModel, parts: Sequence[str]) -> tuple[type[BaseModel], int]
     return owner, index
 
 
-def _is_name(spec: BaseModel, parts: Sequence[str]) -> bool:
-    owner, index = _owner(spec, parts)
-    annotation = owner.model_fields[parts[index]].annotation
-    return index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
-
-
-def _refused(spec: BaseModel, parts: Sequence[str], node: Node, axis: Axis) -> list[Problem]:
-    """The field's own complaints about a value in YAML form, where quantities need units."""
-    owner, index = _owner(spec, parts)
-    model = _model_of(owner, parts[index])
-    for part in reversed(parts[index:]):
+def _refused(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Axis) -> list[Problem]:
+    """A field's own complaints about a value in YAML form, where quantities need units."""
+    model = _model_of(owner, parts[0])
+    for part in reversed(parts):
         node = Node(node.mark, {part: node})
     try:
         model.model_validate(node.plain(), context=YAML_CONTEXT)
     except ValidationError as error:
-        return [_prefixed(axis, problem) for problem in complaints(error, model, node)]
+        found = complaints(error, model, node)
+        words = (problem.message.partition(": ")[2] or problem.message for problem in found)
+        return [
+            replace(problem, message=f"{axis.where}: {axis.path}: {said}")
+            for problem, said in zip(found, words, strict=True)
+        ]
     return []
 
 
@@ -268,7 +282,326 @@ def _model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
     return model
 
 
-def _prefixed(axis: Axis, problem: Problem) -> Problem:
-    """The problem with the axis's full path in its message."""
-    message = problem.message.partition(": ")[2] or problem.message
-    return replace(problem, message=f"{axis.where}: {axis.path}: {message}")
+@dataclass(frozen=True)
+class SweepPoint:
+    """One candidate at one number of devices with all other fields fixed."""
+
+    study: StudySpec
+    """With exactly one candidate and one number of devices."""
+    settings: Mapping[str, Any]
+    """The variant, a fixed layout, and the grid's values except strategy, system and devices."""
+
+    @property
+    def candidate(self) -> CandidateSpec:
+        return self.study.candidates[0]
+
+    @property
+    def num_devices(self) -> int:
+        return self.candidate.devices[0]
+
+    @property
+    def label(self) -> str:
+        """`128 A100-80GB (16 DGX), 3d, recipe.global_batch_size 512`."""
+        return _label(self.candidate, self.num_devices, self.settings)
+
+
+def _label(candidate: CandidateSpec, devices: int, settings: Mapping[str, Any]) -> str:
+    machine = f"{candidate.system.machine(devices)}, {candidate.strategy}"
+    return ", ".join([machine, *(f"{path} {value}" for path, value in settings.items())])
+
+
+def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[SweepPoint, ...]:
+    """Every point of a sweep, ordered by variant, candidate, devices, then the axes of the file.
+
+    An axis over a field that a candidate's system does not have is ignored for that candidate; a variant
+    that changes such a field omits the candidate. Raises CatalogError with every problem and its line.
+    """
+    groups, unread = _read_axes(mapping, spec)
+    grid = groups[""]
+    problems: list[Problem] = []
+    machines: dict[str, list[CandidateSpec]] = {}
+    for name, axes in groups.items():
+        given = _given(spec, name)
+        for axis in axes:
+            if axis.of_machine:
+                problems += _wrong_machines(axis, given[0], catalog)
+        if problems:
+            continue
+        varied = [axis for axis in (*grid, *axes) if axis.of_machine]
+        machines[name] = [machine for known in given for machine in _machines(known, varied, catalog)]
+        systems = [candidate.system for candidate in machines[name]]
+        for axis in axes:
+            if not axis.of_machine and len(problems) < MOST_PROBLEMS:
+                problems += _wrong_axis(axis, spec.study, systems, catalog)
+    if unread or problems:
+        raise CatalogError(in_order([*unread, *problems]))
+    builder = _Builder(spec.study, catalog, mapping)
+    points = [
+        point
+        for name in spec.variants or [""]
+        for candidate in machines[name]
+        for point in builder.points(
+            candidate, grid, name, groups[name], named=_is_named(spec, name, candidate)
+        )
+    ]
+    if not points:
+        raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
+    return tuple(points)
+
+
+def _given(spec: SweepSpec, variant: str) -> Sequence[CandidateSpec]:
+    """The candidates of a variant, else of the grid, else of the study."""
+    in_variant = spec.variants[variant].candidates if variant else ()
+    return in_variant or spec.grid.candidates or spec.study.candidates
+
+
+def _is_named(spec: SweepSpec, variant: str, candidate: CandidateSpec) -> bool:
+    """Whether a fixed layout tells a candidate from others; a variant's only one of its kind needs none."""
+    in_variant = spec.variants[variant].candidates if variant else ()
+    kinds = [(other.system.name, other.strategy) for other in in_variant]
+    return not in_variant or kinds.count((candidate.system.name, candidate.strategy)) > 1
+
+
+def _machines(candidate: CandidateSpec, axes: Sequence[_Axis], catalog: Catalog) -> Iterator[CandidateSpec]:
+    """A candidate varied by axes over strategies, systems and device counts; only pairs that can run."""
+    values: dict[str, list[Any]] = {axis.path: axis.values for axis in axes}
+    systems: list[SystemSpec] = [catalog.system(name) for name in values.get("system", [])]
+    strategies = values.get("strategy", [candidate.strategy])
+    devices = candidate.devices
+    if "devices" in values:
+        lists = (value if isinstance(value, list) else [value] for value in values["devices"])
+        devices = tuple(count for counts in lists for count in counts)
+    for name, system in product(strategies, systems or [candidate.system]):
+        if runs_on(strategy(candidate.strategy), system) and runs_on(strategy(name), system):
+            yield candidate.model_copy(update={"strategy": name, "system": system, "devices": devices})
+
+
+def study_path(path: str) -> str:
+    """Where the value at a path of a question stands in a study: `batch_sizes` for `batch`."""
+    root, dot, inner = path.partition(".")
+    return f"{CALLED.get(root, root)}{dot}{inner}"
+
+
+def _overridden(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
+    """A study with values of its own replaced, whole descriptions first, then fields inside them."""
+    placed = {study_path(path): value for path, value in changes.items()}
+    whole = {path: value for path, value in placed.items() if "." not in path}
+    inner = {path: value for path, value in placed.items() if "." in path}
+    return catalog.override(catalog.override(study, whole), inner)
+
+
+def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
+    """A study with the values at paths of a question replaced, in all candidates or in what they share.
+
+    Raises InputError for a path that leads nowhere, for a value that its field refuses, and for a change
+    inside the system that no candidate's system has.
+    """
+    if not changes:
+        return study
+    known = [*STUDY_ROOTS, *CandidateSpec.model_fields]
+    roots = {path: study_path(path).partition(".")[0] for path in changes}
+    if unknown := [path for path, root in roots.items() if root not in known]:
+        words = [f"{path}={changes[path]}: `{roots[path]}` cannot be changed" for path in unknown]
+        helps = [did_you_mean(roots[path], known) for path in unknown]
+        raise InputError([Problem(word, help=text) for word, text in zip(words, helps, strict=True)])
+    of_machine = {path: value for path, value in changes.items() if roots[path] in CandidateSpec.model_fields}
+    of_study = {path: value for path, value in changes.items() if path not in of_machine}
+    machines = _changed_machines(study.candidates, of_machine, catalog)
+    return _overridden(study, of_study, catalog).model_copy(update={"candidates": machines})
+
+
+def _changed_machines(
+    candidates: Sequence[CandidateSpec], changes: Mapping[str, Any], catalog: Catalog
+) -> tuple[CandidateSpec, ...]:
+    """The candidates with values replaced; a change inside the system concerns those that have the field."""
+    of_system = changes_by_root(changes).get("system", {})
+    whole = {study_path(path): value for path, value in changes.items() if not path.startswith("system.")}
+    changed = [catalog.override(candidate, whole) for candidate in candidates]
+    for path, value in of_system.items():
+        having = [candidate for candidate in changed if _has_field(candidate.system, path)] or changed
+        for index, candidate in enumerate(changed):
+            if candidate in having:
+                system = changed_part("system", candidate.system, {path: value}, catalog)
+                changed[index] = candidate.model_copy(update={"system": system})
+    return tuple(changed)
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Makes points; what many points share (a changed study, a changed system, a check) is made once.
+
+    Ids stand for descriptions, which stay alive with the points.
+    """
+
+    base: StudySpec
+    catalog: Catalog
+    mapping: LocatedMapping
+    studies: dict[str, StudySpec] = field(default_factory=dict)
+    systems: dict[str, SystemSpec] = field(default_factory=dict)
+    checked: set[tuple[object, ...]] = field(default_factory=set)
+    parts: dict[tuple[str, str], Any] = field(default_factory=dict)
+    priced: dict[int, str] = field(default_factory=dict)
+    """By the id of a recipe, what prices may depend on."""
+
+    def points(
+        self,
+        candidate: CandidateSpec,
+        grid: Sequence[_Axis],
+        variant: str,
+        changes: Sequence[_Axis],
+        *,
+        named: bool,
+    ) -> Iterator[SweepPoint]:
+        """The points of a candidate in one variant, `named` by a fixed layout; none if it lacks a field."""
+        fixed = [axis for axis in changes if variant and not axis.of_machine]
+        if not all(axis.suits(candidate) for axis in fixed):
+            return
+        axes = [axis for axis in grid if not axis.of_machine and axis.suits(candidate)]
+        count = len(candidate.devices) * prod(len(axis.nodes) for axis in axes)
+        if count > MOST_POINTS:
+            message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
+            raise CatalogError([self.mapping.problem(("grid",), message)])
+        shared = {VARIANT: variant} if variant else {}
+        if candidate.layout is not None and named:
+            shared[LAYOUT] = candidate.layout_words
+        changed = {axis.path: axis.values[0] for axis in fixed}
+        limits = present_limits()
+        for devices, values in product(candidate.devices, product(*(axis.values for axis in axes))):
+            limits.in_time(lambda: "the points of the grid were being written out")
+            settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
+            study = self.changed(candidate, devices, {**settings, **changed})
+            yield SweepPoint(study, {**shared, **settings})
+
+    def changed(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
+        """The study of one candidate at one number of devices with these changes, checked without running."""
+        of_system = {path: value for path, value in changes.items() if path.startswith("system.")}
+        of_study = {path: value for path, value in changes.items() if path not in of_system}
+        try:
+            system = self.system(candidate.system, of_system)
+            chosen = candidate.model_copy(update={"system": system, "devices": (devices,)})
+            study = self.study(of_study).model_copy(update={"candidates": (chosen,)})
+            self.check(study, chosen)
+        except InputError as error:
+            label = _label(candidate, devices, changes)
+            raise CatalogError(
+                [
+                    problem
+                    if problem.file
+                    else self.mapping.problem(("grid",), f"{label}: {problem.message}", problem.help)
+                    for problem in error.problems
+                ]
+            ) from None
+        return study
+
+    def check(self, study: StudySpec, candidate: CandidateSpec) -> None:
+        """Raise InputError for bad input: a target or a device count; the run reports what a point lacks.
+
+        What depends on the study alone, on the system with its devices, and on the system with the recipe is
+        checked once for all points that share it.
+        """
+        system = candidate.system
+        devices = candidate.devices[0]
+        if self.is_new("target", id(study.model), id(study.recipe), id(study.convergence)):
+            target_of(study)
+        question = question_of_candidate(study, candidate, devices)
+        if id(study.recipe) not in self.priced:
+            self.priced[id(study.recipe)] = priced_part(study.recipe).model_dump_json()
+        recipe = self.priced[id(study.recipe)]
+        if self.is_new("prices", id(system), recipe, candidate.strategy, id(candidate.cluster_calibration)):
+            check_question(question)
+        elif self.is_new("devices", id(system), devices):
+            _ = question.topology
+
+    def is_new(self, *shared: object) -> bool:
+        """Whether this was not asked before."""
+        before = len(self.checked)
+        self.checked.add(shared)
+        return len(self.checked) > before
+
+    def system(self, system: SystemSpec, changes: Mapping[str, Any]) -> SystemSpec:
+        """The system with its own changes."""
+        key = repr((id(system), changes))
+        if key not in self.systems:
+            inner = {path.removeprefix("system."): value for path, value in changes.items()}
+            self.systems[key] = self.catalog.override(system, inner)
+        return self.systems[key]
+
+    def study(self, changes: Mapping[str, Any]) -> StudySpec:
+        """The base study with changes, whole descriptions first, then fields inside them.
+
+        Descriptions that are equal to an earlier one's are in memory once; the candidates are left out.
+        """
+        key = repr(changes)
+        if key not in self.studies:
+            study = _overridden(self.base, changes, self.catalog)
+            parts: dict[str, Any] = {"candidates": ()}
+            for name in ("model", "recipe", "convergence"):
+                value = getattr(study, name)
+                parts[name] = self.parts.setdefault((name, value.model_dump_json()), value)
+            self.studies[key] = study.model_copy(update=parts)
+        return self.studies[key]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that was read and checked, with its points."""
+
+    spec: SweepSpec
+    points: tuple[SweepPoint, ...]
+    asked: str = ""
+    """The name or path by which it was read."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+def load_sweep(
+    name_or_path: str, catalog: Catalog | None = None, changes: Mapping[str, Any] | None = None
+) -> Sweep:
+    """A sweep by its name in studies/ or from a file, with every point resolved.
+
+    `changes` are values by the path of a question, which the grid and its variants may change again.
+    Raises CatalogError with every problem of the file.
+    """
+    catalog = _StudyCatalog((catalog or default_catalog()).roots)
+    path = catalog.study_path(name_or_path)
+    mapping = load_mapping(path, catalog)
+    if "study" not in mapping.data and "candidates" in mapping.data:
+        raise CatalogError(
+            [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
+        )
+    spec = _changed_sweep(parse_file(path, SweepSpec, catalog), changes or {}, catalog)
+    return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)
+
+
+def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog) -> SweepSpec:
+    """A sweep with values of its study replaced, and in the candidates of its grid and of its variants."""
+
+    def changed(part: GridSpec | VariantSpec) -> Any:
+        if not part.candidates:
+            return part
+        study = spec.study.model_copy(update={"candidates": part.candidates})
+        return part.model_copy(update={"candidates": changed_study(study, changes, catalog).candidates})
+
+    if not changes:
+        return spec
+    variants = {name: changed(variant) for name, variant in spec.variants.items()}
+    study = changed_study(spec.study, changes, catalog)
+    return spec.model_copy(update={"study": study, "grid": changed(spec.grid), "variants": variants})
+
+
+def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:
+    """Whether a file in studies/ is a sweep rather than a study."""
+    catalog = catalog or default_catalog()
+    return "study" in load_mapping(catalog.study_path(name_or_path), catalog).data
+
+
+def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
+    """The points of these strategies, or all without names; InputError for a strategy without points."""
+    known = list(dict.fromkeys(point.candidate.strategy for point in sweep.points))
+    for name in names:
+        if name not in known:
+            raise InputError(f"{sweep.name} has no point of strategy {name}; it has {', '.join(known)}")
+    kept = tuple(point for point in sweep.points if not names or point.candidate.strategy in names)
+    return replace(sweep, points=kept)

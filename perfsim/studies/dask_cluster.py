@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from perfsim.base.errors import InputError, PerfsimError, Problem
-from perfsim.prediction.model_version import model_version
+from perfsim.prediction.prediction import model_version
 from perfsim.studies.executors import ExecutorLost, Pool, Pooled, Tell, another_version
 
 if TYPE_CHECKING:

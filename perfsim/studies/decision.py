@@ -1,11 +1,17 @@
-"""All laws of the critical batch side by side: best batch and time of every candidate, and who is first."""
+"""Who is first, by how much, how surely, and what would change it: the one place that decides.
+
+`verdict` compares times of healthy steps in closed form. `decide` draws everything that a study is not sure
+of, and compares times on the wall and money. `laws_side_by_side` asks every law of the critical batch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,14 +20,14 @@ from perfsim.base.units import DAY_S
 from perfsim.convergence.bill import Bill, Rates, bill, rates_of
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch, steps
 from perfsim.convergence.laws import KAPLAN
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, examples_shift
+from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, examples_shift, ratio_band
 from perfsim.convergence.uncertain import Z_90, Draws, FloatArray, Place, Uncertain, interval, one_at, typical
 from perfsim.convergence.wall_clock import Training, inputs_of, wall_s
-from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.caveats import confidence, shared_caveats
 from perfsim.prediction.question import Question
 from perfsim.specs.wall_clock import WallClockSpec
-from perfsim.studies.batches import BatchChoice, Target, counted, training_of
-from perfsim.studies.result import (
+from perfsim.studies.answers import (
+    Answer,
     BreakEven,
     CandidateResult,
     Decision,
@@ -29,11 +35,89 @@ from perfsim.studies.result import (
     LawRow,
     Lever,
     Outcome,
+    PointResult,
     Production,
     Spread,
-    production_of,
 )
-from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.batches import Target, counted, training_of
+from perfsim.studies.spec import CandidateSpec, StudySpec, question_of_candidate
+
+Row = TypeVar("Row", bound=Answer)
+
+# Healthy steps in closed form.
+
+
+def first_and_rival(candidates: Sequence[Row]) -> tuple[Row, Row | None] | None:
+    """The fastest to the target, and whom to compare it with; None where nobody arrives.
+
+    The rival is the fastest with another strategy or system, else the fastest with another plan.
+    """
+    arriving = [row for row in candidates if math.isfinite(row.time.time_s)]
+    if not arriving:
+        return None
+    first, *others = sorted(arriving, key=lambda row: row.time.time_s)
+    others = [row for row in others if not _is_same_plan(row, first)]
+    kind = (first.strategy, first.system)
+    unlike = [row for row in others if (row.strategy, row.system) != kind]
+    return first, next(iter([*unlike, *others]), None)
+
+
+def plan_of(row: Answer) -> str:
+    """What rows that run the same layout of the same machine on the same batch share."""
+    return str([row.system, row.num_devices, row.global_batch_size, row.layout, row.step_time_s])
+
+
+def _is_same_plan(row: Answer, first: Answer) -> bool:
+    return plan_of(row) == plan_of(first) and row.time.time_s == first.time.time_s
+
+
+def ratio_of(row: Answer, first: Answer) -> RatioBand:
+    """The 90 % band of the ratio of two times; on one system a part of the step-time error cancels."""
+    if row.time is first.time or _is_same_plan(row, first):
+        return RatioBand(1.0, 1.0, 1.0)
+    return ratio_band(row.time, first.time, same_machine=row.system == first.system)
+
+
+def ratio_bands(candidates: Sequence[Answer]) -> dict[str, tuple[float, float]]:
+    """By candidate label, the 90 % band of the ratio of its time to the fastest candidate's."""
+    first = min(candidates, key=lambda row: row.time.time_s)
+    bands = {row.label: ratio_of(row, first) for row in candidates}
+    return {label: (band.low, band.high) for label, band in bands.items()}
+
+
+def verdict(candidates: Sequence[Answer]) -> str:
+    """Who is first, by how much and why, with the range of the ratio and the worst caveat."""
+    pair = first_and_rival(candidates)
+    if pair is None:
+        return "No candidate reaches the target."
+    first, rival = pair
+    reach = verb(first.num_devices, "reach", "reaches")
+    alike = [row.label for row in candidates if row is not first and _is_same_plan(row, first)]
+    said = f"; the same layout answers {', '.join(alike)}" if alike else ""
+    unit, scale = time_unit(first.time.time_s)
+    days = f"{first.time.time_s / scale:.1f} {unit}"
+    if rival is None:
+        low, high = (bound / scale for bound in first.time.band_s)
+        return f"{first.label} {reach} the target in {days} ({low:.1f} to {high:.1f}){said}{_trust(first)}."
+    band = ratio_of(rival, first)
+    if not band.decided:
+        said += "; the range includes 1, so the order is not certain"
+    tokens = rival.time.examples_tokens / first.time.examples_tokens
+    needed = f"{tokens:.2f} times fewer tokens" if tokens > 1 else f"{1 / tokens:.2f} times more tokens"
+    return (
+        f"{first.label} {reach} the target first, in {days}: {band.ratio:.2f} times ({band.low:.2f} to "
+        f"{band.high:.2f}) faster than {rival.label} with {rival.time.time_s / scale:.1f} {unit}{said}"
+        f"{_trust(first, rival)}. Why: {first.tokens_per_s / rival.tokens_per_s:.2f} times its tokens a "
+        f"second (MFU {100 * first.mfu:.0f} % against {100 * rival.mfu:.0f} %) and "
+        f"{'as many tokens' if round(tokens, 2) == 1.0 else needed} to the target (batch "
+        f"{first.time.batch_tokens / 1e6:.1f} M against {rival.time.batch_tokens / 1e6:.1f} M tokens)."
+    )
+
+
+def _trust(*compared: Answer) -> str:
+    clause = confidence(shared_caveats(compared))
+    return f"; {clause}" if clause else ""
+
 
 # A candidate as far as its time and its bill depend on what is not known.
 
@@ -119,33 +203,42 @@ class Option:
 
 
 def option_of(
-    spec: StudySpec,
-    candidate: CandidateSpec,
-    question: Question,
-    choice: BatchChoice,
-    step: Prediction,
-    plan: str,
+    spec: StudySpec, candidate: CandidateSpec, question: Question, row: Answer, plan: str
 ) -> Option:
-    """A candidate of a study at its best batch; `plan` is the label of the first that has the same plan."""
-    waiting = step.bubble_fraction + step.exposed_communication_fraction
-    training = training_of(question, choice)
+    """A row with what its bill depends on; `plan` is the label of the first row that runs the same plan."""
+    training = training_of(question, row.time)
+    waiting = row.bubble_fraction + row.exposed_communication_fraction
+    rates = rates_of(
+        question.system,
+        question.devices,
+        training.num_nodes,
+        candidate.price,
+        spec.energy,
+        busy=max(0.0, 1.0 - waiting),
+    )
     return Option(
-        label=step.label,
+        label=row.label,
         system=question.system.name,
         plan=plan,
-        time=choice.answer,
+        time=row.time,
         training=training,
-        rates=rates_of(
-            question.system,
-            question.devices,
-            training.num_nodes,
-            candidate.price,
-            spec.energy,
-            busy=max(0.0, 1.0 - waiting),
-        ),
+        rates=rates,
         wall_clock=candidate.wall_clock,
-        production=production_of(spec, candidate),
+        production=row.production,
     )
+
+
+POINT_DRAWS = 1000
+"""Draws for each point of a sweep, of which there may be many thousands."""
+
+
+def outcome_of(result: PointResult) -> Outcome:
+    """What a point of a sweep takes on the wall, in energy and in money, like a candidate of a study."""
+    study = result.study
+    candidate = result.candidate
+    question = question_of_candidate(study, candidate, result.num_devices)
+    option = option_of(study, candidate, question, result.prediction, result.prediction.label)
+    return _outcomes([_Drawn(option, Draws(study.uncertainty.seed, POINT_DRAWS))])[0]
 
 
 def _of_production(production: Production) -> Uncertain:
@@ -157,105 +250,12 @@ def _factor(name: str, factor: float, middle: float = 1.0, unit: str = "times") 
     return Uncertain(name, middle / factor, middle, middle * factor, unit)
 
 
-# The decision of a study in one sentence: when, how much, how sure, and what was not given.
-
-
-def _sentence(
-    outcomes: Sequence[Outcome], first: int, devices: int, rival: int | None, sure: float, currency: str
-) -> str:
-    """One sentence: who is first on the wall, of so many devices, and the cheapest one where that differs."""
-    own = outcomes[first]
-    unit, scale = time_unit(own.wall_s.typical)
-    low, high = (f"{end / scale:.3g}" for end in (own.wall_s.low, own.wall_s.high))
-    said = (
-        f"{own.label} {verb(devices, 'are', 'is')} at the target after {own.wall_s.typical / scale:.3g} "
-        f"{unit} on the wall ({low} to {high}; {own.basis})"
-    )
-    if own.money is not None:
-        said += f" for {amount(own.money, currency)}"
-    if rival is not None:
-        said += f", before {outcomes[rival].label} with a probability of {chance(sure)}"
-    return f"{said}{_cheapest(outcomes, own, currency)}{_unlike(outcomes)}.{_gaps(outcomes)}"
-
-
-def _unlike(outcomes: Sequence[Outcome]) -> str:
-    """A warning where times on the wall hold different parts."""
-    if len({outcome.basis for outcome in outcomes}) == 1:
-        return ""
-    return (
-        "; the times on the wall hold different parts, so name a wall clock for every candidate or for none"
-    )
-
-
-def _cheapest(outcomes: Sequence[Outcome], first: Outcome, currency: str) -> str:
-    """The candidate of least money, where it is not the first."""
-    priced = [outcome for outcome in outcomes if outcome.money is not None]
-    if not priced:
-        return ""
-    least = min(priced, key=lambda outcome: outcome.money.typical if outcome.money else 0.0)
-    if least is first:
-        return ""
-    of_all = (
-        "" if least.cheapest is None else f", the cheapest with a probability of {chance(least.cheapest)}"
-    )
-    known = "least money" if least.cheapest is not None else "least money of those with a price"
-    return f"; {known}: {least.label}, {amount(least.money, currency)}{of_all}"
-
-
-def _gaps(outcomes: Sequence[Outcome]) -> str:
-    """What was not given, over all candidates."""
-    gaps = list(dict.fromkeys(gap for outcome in outcomes for gap in outcome.not_given))
-    if all(outcome.money is None and outcome.carbon_kg is None for outcome in outcomes):
-        gaps = ["prices"]
-    return f" Not given: {', '.join(gaps)}." if gaps else ""
-
-
-def verb(devices: int, many: str, single: str) -> str:
-    """The form of a verb after a number of devices: `16 CS-2` take, `1 CS-2` takes."""
-    return single if devices == 1 else many
-
-
-def time_unit(seconds: float) -> tuple[str, float]:
-    """Days, hours, minutes or seconds, the largest of which there are two, with their seconds."""
-    units = (("days", DAY_S), ("hours", 3600.0), ("minutes", 60.0))
-    return next((unit for unit in units if seconds >= 2 * unit[1]), ("seconds", 1.0))
-
-
-def amount(spread: Spread | None, unit: str = "") -> str:
-    """`1.23 million USD (0.98 to 1.6)`."""
-    if spread is None:
-        return "not given"
-    scale, word = next(
-        ((scale, word) for scale, word in ((1e9, "billion"), (1e6, "million")) if spread.typical >= scale),
-        (1.0, ""),
-    )
-    middle, low, high = (_number(value / scale) for value in (spread.typical, spread.low, spread.high))
-    return " ".join(filter(None, [middle, word, unit, f"({low} to {high})"]))
-
-
-def _number(value: float) -> str:
-    """Three digits without an exponent."""
-    value = float(f"{value:.3g}")  # 0.9996 is 1.00
-    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return f"{value:,.{max(digits, 0)}f}"
-
-
-def chance(probability: float) -> str:
-    """`97 %`; never 0 or 100."""
-    if probability > 0.995:
-        return "more than 99 %"
-    return "less than 1 %" if probability < 0.005 else f"{100 * probability:.0f} %"
-
-
-# One seeded Monte Carlo over everything that a study is not sure of, and the decision that follows.
+# One seeded Monte Carlo over everything that a study is not sure of.
 #
-# An input that several candidates share is drawn once for all of them: the critical batch, the tokens of
-# the
-# target, the ratio of production, the part of the step model's error that one kind of machine has in
-# common,
-# the ranges of a wall clock, prices, power, electricity. Each candidate has a part of the model's error of
-# its
-# own, unless two run the same plan. Chances compare expected times, without the luck of seeds, which
+# An input that several candidates share is drawn once for all of them: the critical batch, the tokens of the
+# target, the ratio of production, the part of the step model's error that one kind of machine has in common,
+# the ranges of a wall clock, prices, power, electricity. Each candidate also has a part of the model's error
+# for itself, unless two run the same plan. Chances compare expected times, without the luck of seeds, which
 # is in the interval of each time. `ratio_band` and `TimeToAccuracy.band_s` are the closed forms of both.
 
 DRAWS = 20_000
@@ -265,49 +265,81 @@ PLACES = 1201
 MOST_LEVERS = 10
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """An option with what it takes, at the typical inputs and in every draw."""
+
+    option: Option
+    place: Draws
+
+    @cached_property
+    def typical_s(self) -> float:
+        """Time on the wall at the typical inputs."""
+        return float(self.option.wall_s(typical))
+
+    @cached_property
+    def expected_s(self) -> FloatArray:
+        """Times on the wall without the luck of seeds, shape [draws]."""
+        return self.option.wall_s(lambda name: 0.0 if name.startswith(SEEDS) else self.place(name))
+
+    @cached_property
+    def wall_s(self) -> FloatArray:
+        """Times on the wall, shape [draws]."""
+        return self.option.wall_s(self.place)
+
+    @cached_property
+    def bill(self) -> Bill:
+        """Hours, energy, carbon and money, each of shape [draws]."""
+        return bill(self.wall_s, self.option.rates, self.place)
+
+    @cached_property
+    def typical_bill(self) -> Bill:
+        """The same at the typical inputs."""
+        return bill(self.option.wall_s(typical), self.option.rates, typical)
+
+    def spread(self, name: str) -> Spread | None:
+        """One of the bill's figures; None where an input is not given."""
+        values = getattr(self.bill, name)
+        return None if values is None else _spread(values, float(getattr(self.typical_bill, name)))
+
+
 def decide(options: Sequence[Option], currency: str, seed: int = 0, draws: int = DRAWS) -> Decision:
     """The decision between options that are candidates of one study."""
-    place = Draws(seed, draws)
-    walls = [option.wall_s(_without_luck(place)) for option in options]
-    bills = [bill(option.wall_s(place), option.rates, place) for option in options]
-    times = [float(option.wall_s(typical)) for option in options]
-    first = times.index(min(times))
-    rival = _rival(options, times, first)
-    outcomes = _outcomes(options, place, walls, bills)
-    ratio = None
+    drawn = [_Drawn(option, Draws(seed, draws)) for option in options]
+    first, *others = sorted(drawn, key=lambda known: known.typical_s)
+    # The rival is the earliest of another machine, else of another plan.
+    unlike = [known for known in others if known.option.system != first.option.system]
+    others = [known for known in others if known.option.plan != first.option.plan]
+    rival = next(iter([*unlike, *others]), None)
+    outcomes = _outcomes(drawn)
+    ratio = money_ratio = None
+    levers: tuple[Lever, ...] = ()
+    money_levers: tuple[Lever, ...] = ()
     sure = 1.0
-    money: tuple[Spread | None, tuple[Lever, ...]] = (None, ())
     if rival is not None:
-        money = _of_money(options[first], options[rival], bills[first].money, bills[rival].money)
-        ratio = _spread(walls[rival] / walls[first], times[rival] / times[first])
-        sure = float(np.mean(walls[first] < walls[rival])) + 0.5 * float(
-            np.mean(walls[first] == walls[rival])
-        )
+        ratio = _spread(rival.expected_s / first.expected_s, rival.typical_s / first.typical_s)
+        ties = float(np.mean(first.expected_s == rival.expected_s))
+        sure = float(np.mean(first.expected_s < rival.expected_s)) + 0.5 * ties
+        levers = _levers(first.option, rival.option, Option.wall_s)
+        if first.bill.money is not None and rival.bill.money is not None:
+            at_middle = float(_money(rival.option, typical) / _money(first.option, typical))
+            money_ratio = _spread(rival.bill.money / first.bill.money, at_middle)
+            money_levers = _levers(first.option, rival.option, _money)
     return Decision(
         seed=seed,
         draws=draws,
         currency=currency,
-        sentence=_sentence(outcomes, first, options[first].rates.devices, rival, sure, currency),
+        sentence=_sentence(outcomes, drawn.index(first), first, rival, sure, currency),
         outcomes=outcomes,
-        first=options[first].label,
-        rival="" if rival is None else options[rival].label,
+        first=first.option.label,
+        rival="" if rival is None else rival.option.label,
         ratio=ratio,
         sure=sure,
-        levers=() if rival is None else _levers(options[first], options[rival], Option.wall_s),
-        break_even=_break_even(options, first, bills),
-        money_ratio=money[0],
-        money_levers=money[1],
+        levers=levers,
+        break_even=_break_even(drawn, first),
+        money_ratio=money_ratio,
+        money_levers=money_levers,
     )
-
-
-def _of_money(
-    first: Option, rival: Option, own: FloatArray | None, other: FloatArray | None
-) -> tuple[Spread | None, tuple[Lever, ...]]:
-    """The ratio of the rival's money to the first's, and what moves it; nothing unless both have a price."""
-    if own is None or other is None:
-        return None, ()
-    ratio = _spread(other / own, float(_money(rival, typical) / _money(first, typical)))
-    return ratio, _levers(first, rival, _money)
 
 
 def _money(option: Option, place: Place) -> FloatArray:
@@ -316,55 +348,31 @@ def _money(option: Option, place: Place) -> FloatArray:
     return np.asarray(math.nan) if money is None else money
 
 
-def _without_luck(place: Place) -> Place:
-    return lambda name: 0.0 if name.startswith(SEEDS) else place(name)
-
-
 def _spread(values: FloatArray, middle: float) -> Spread:
     return Spread(middle, *interval(np.broadcast_to(values, np.shape(values) or (1,))))
 
 
-def _rival(options: Sequence[Option], times: Sequence[float], first: int) -> int | None:
-    """The earliest option of another machine or number of devices, else of another plan."""
-    order = sorted(range(len(options)), key=lambda place: times[place])
-    own = options[first]
-    unlike = [place for place in order if options[place].system != own.system]
-    others = [place for place in order if options[place].plan != own.plan]
-    return next(iter(unlike + others), None)
-
-
-def _outcomes(
-    options: Sequence[Option], place: Draws, walls: Sequence[FloatArray], bills: Sequence[Bill]
-) -> tuple[Outcome, ...]:
-    earliest = np.min(np.broadcast_arrays(*walls), axis=0)
-    priced = [own.money for own in bills if own.money is not None]
-    least = np.min(np.broadcast_arrays(*priced), axis=0) if len(priced) == len(bills) else None
-    outcomes = []
-    for option, wall, own in zip(options, walls, bills, strict=True):
-        middle = bill(option.wall_s(typical), option.rates, typical)
-
-        def spread(name: str, own: Bill = own, middle: Bill = middle) -> Spread | None:
-            values = getattr(own, name)
-            at_middle = getattr(middle, name)
-            return None if values is None else _spread(values, float(at_middle))
-
-        hours = spread("device_hours")
-        outcomes.append(
-            Outcome(
-                label=option.label,
-                steps_s=_spread(option.steps_s(place), float(option.steps_s(typical))),
-                wall_s=_spread(option.wall_s(place), float(option.wall_s(typical))),
-                basis=option.basis,
-                device_hours=hours or Spread(math.nan, math.nan, math.nan),
-                energy_kwh=spread("energy_kwh"),
-                carbon_kg=spread("carbon_kg"),
-                money=spread("money"),
-                first=float(np.mean(wall <= earliest)),
-                cheapest=None if least is None else float(np.mean(least == own.money)),
-                not_given=option.rates.not_given,
-            )
+def _outcomes(drawn: Sequence[_Drawn]) -> tuple[Outcome, ...]:
+    """What each option takes, and the chance that none is earlier or cheaper."""
+    earliest = np.min(np.broadcast_arrays(*(known.expected_s for known in drawn)), axis=0)
+    priced = [known.bill.money for known in drawn if known.bill.money is not None]
+    least = np.min(np.broadcast_arrays(*priced), axis=0) if len(priced) == len(drawn) else None
+    return tuple(
+        Outcome(
+            label=known.option.label,
+            steps_s=_spread(known.option.steps_s(known.place), float(known.option.steps_s(typical))),
+            wall_s=_spread(known.wall_s, known.typical_s),
+            basis=known.option.basis,
+            device_hours=known.spread("device_hours") or Spread(math.nan, math.nan, math.nan),
+            energy_kwh=known.spread("energy_kwh"),
+            carbon_kg=known.spread("carbon_kg"),
+            money=known.spread("money"),
+            first=float(np.mean(known.expected_s <= earliest)),
+            cheapest=None if least is None else float(np.mean(least == known.bill.money)),
+            not_given=known.option.rates.not_given,
         )
-    return tuple(outcomes)
+        for known in drawn
+    )
 
 
 def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], FloatArray]) -> tuple[Lever, ...]:
@@ -413,43 +421,101 @@ def _nearest_zero(places: FloatArray, values: FloatArray) -> float | None:
     return float(zeros[np.argmin(np.abs(zeros))])
 
 
-def _break_even(options: Sequence[Option], first: int, bills: Sequence[Bill]) -> tuple[BreakEven, ...]:
+def _break_even(drawn: Sequence[_Drawn], first: _Drawn) -> tuple[BreakEven, ...]:
     """What a device-hour of the first machine may cost against the earliest of each other kind, both ways."""
-    rows = []
-    seen = {options[first].system}
-    times = [float(option.wall_s(typical)) for option in options]
-    for place in sorted(range(len(options)), key=lambda number: times[number]):
-        if options[place].system in seen:
-            continue
-        seen.add(options[place].system)
-        rows += [_equal_cost(options, bills, first, place), _equal_cost(options, bills, place, first)]
-    return tuple(rows)
-
-
-def _equal_cost(options: Sequence[Option], bills: Sequence[Bill], own: int, other: int) -> BreakEven:
-    first = options[own]
-    rival = options[other]
-    middle = [bill(option.wall_s(typical), option.rates, typical) for option in (first, rival)]
-    ratio = _spread(
-        bills[other].device_hours / bills[own].device_hours,
-        float(middle[1].device_hours / middle[0].device_hours),
+    earliest: dict[str, _Drawn] = {}
+    for known in sorted(drawn, key=lambda known: known.typical_s):
+        earliest.setdefault(known.option.system, known)
+    rivals = [known for system, known in earliest.items() if system != first.option.system]
+    return tuple(
+        _equal_cost(one, other) for rival in rivals for one, other in ((first, rival), (rival, first))
     )
-    price = None
-    money = bills[other].money
-    if money is not None and middle[1].money is not None:
-        at_middle = float(middle[1].money / middle[0].device_hours)
-        price = _spread(money / bills[own].device_hours, at_middle)
-    return BreakEven(first.label, rival.label, ratio, price)
 
+
+def _equal_cost(first: _Drawn, rival: _Drawn) -> BreakEven:
+    hours = first.bill.device_hours
+    at_middle = first.typical_bill.device_hours
+    price = None
+    if rival.bill.money is not None and rival.typical_bill.money is not None:
+        price = _spread(rival.bill.money / hours, float(rival.typical_bill.money / at_middle))
+    return BreakEven(
+        first.option.label,
+        rival.option.label,
+        _spread(rival.bill.device_hours / hours, float(rival.typical_bill.device_hours / at_middle)),
+        price,
+    )
+
+
+def _sentence(
+    outcomes: Sequence[Outcome], number: int, first: _Drawn, rival: _Drawn | None, sure: float, currency: str
+) -> str:
+    """When, how much and how sure; the cheapest one where that differs; and what was not given."""
+    best = outcomes[number]
+    unit, scale = time_unit(best.wall_s.typical)
+    middle, low, high = (end / scale for end in (best.wall_s.typical, best.wall_s.low, best.wall_s.high))
+    said = (
+        f"{best.label} {verb(first.option.rates.devices, 'are', 'is')} at the target after {middle:.3g} "
+        f"{unit} on the wall ({low:.3g} to {high:.3g}; {best.basis})"
+    )
+    if best.money is not None:
+        said += f" for {amount(best.money, currency)}"
+    if rival is not None:
+        said += f", before {rival.option.label} with a probability of {chance(sure)}"
+    priced = [(own.money.typical, place) for place, own in enumerate(outcomes) if own.money is not None]
+    cheapest = outcomes[min(priced)[1]] if priced else best
+    if cheapest is not best:
+        all_priced = cheapest.cheapest is not None
+        said += f"; least money{'' if all_priced else ' of those with a price'}: {cheapest.label}, "
+        said += amount(cheapest.money, currency)
+        if cheapest.cheapest is not None:
+            said += f", the cheapest with a probability of {chance(cheapest.cheapest)}"
+    if len({outcome.basis for outcome in outcomes}) > 1:
+        said += "; the times on the wall hold different parts: name a wall clock for every candidate or none"
+    gaps = list(dict.fromkeys(gap for outcome in outcomes for gap in outcome.not_given))
+    if all(outcome.money is None and outcome.carbon_kg is None for outcome in outcomes):
+        gaps = ["prices"]
+    return f"{said}." + (f" Not given: {', '.join(gaps)}." if gaps else "")
+
+
+def verb(devices: int, many: str, single: str) -> str:
+    """The form of a verb after a number of devices: `16 CS-2` take, `1 CS-2` takes."""
+    return single if devices == 1 else many
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Days, hours, minutes or seconds, the largest of which there are two, with their seconds."""
+    units = (("days", DAY_S), ("hours", 3600.0), ("minutes", 60.0))
+    return next((unit for unit in units if seconds >= 2 * unit[1]), ("seconds", 1.0))
+
+
+def amount(spread: Spread | None, unit: str = "") -> str:
+    """`1.23 million USD (0.98 to 1.6)`."""
+    if spread is None:
+        return "not given"
+    scales = ((1e9, "billion"), (1e6, "million"))
+    scale, word = next((known for known in scales if spread.typical >= known[0]), (1.0, ""))
+    middle, low, high = (_three_digits(value / scale) for value in (spread.typical, spread.low, spread.high))
+    return " ".join(filter(None, [middle, word, unit, f"({low} to {high})"]))
+
+
+def _three_digits(value: float) -> str:
+    """Three digits without an exponent."""
+    value = float(f"{value:.3g}")  # 0.9996 is 1.00
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:,.{max(digits, 0)}f}"
+
+
+def chance(probability: float) -> str:
+    """`97 %`; never 0 or 100."""
+    if probability > 0.995:
+        return "more than 99 %"
+    return "less than 1 %" if probability < 0.005 else f"{100 * probability:.0f} %"
+
+
+# The study's own law of the critical batch beside every general law.
 
 GENERAL = ("data_law", "bergsma_2025", "kaplan_loss")
 """Laws that need no measurement of the user's."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    law: str
-    inputs: LawInputs
 
 
 def laws_side_by_side(
@@ -461,23 +527,17 @@ def laws_side_by_side(
     """
     if target.critical.given_length or not candidates:
         return ()
-    known = {target.critical.law: target.critical}
-    for asked in _general(spec, target):
-        try:
-            known.setdefault(asked.law, critical_batch(asked.law, asked.inputs))
-        except PerfsimError:
-            continue
-    return tuple(_answer(critical, target, candidates) for critical in known.values())
-
-
-def _general(spec: StudySpec, target: Target) -> Iterator[_Asked]:
-    """The general laws; Kaplan's takes the loss of its own corpus at these parameters and tokens."""
+    # Kaplan's law takes the loss of its own corpus at these parameters and tokens.
     loss = KAPLAN.loss(counted(spec.model, KAPLAN), target.d_min_tokens)
     inputs = LawInputs(d_min_tokens=target.d_min_tokens, loss=loss, loss_scale=KAPLAN.corpus)
-    return (_Asked(law, inputs) for law in GENERAL)
+    known = {target.critical.law: target.critical}
+    for law in GENERAL:
+        with suppress(PerfsimError):
+            known.setdefault(law, critical_batch(law, inputs))
+    return tuple(_by_law(critical, target, candidates) for critical in known.values())
 
 
-def _answer(critical: CriticalBatch, target: Target, candidates: Sequence[CandidateResult]) -> LawAnswer:
+def _by_law(critical: CriticalBatch, target: Target, candidates: Sequence[CandidateResult]) -> LawAnswer:
     rows = []
     for candidate in candidates:
         times = [

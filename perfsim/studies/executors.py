@@ -15,9 +15,9 @@ from itertools import islice
 from multiprocessing import active_children, get_context
 from typing import Any, Generic, Protocol, TypeVar
 
-from perfsim.base.errors import InputError, PerfsimError
+from perfsim.base.errors import InputError, LimitError, PerfsimError
 from perfsim.engine.limits import Limits, limited, present_limits
-from perfsim.prediction.model_version import model_version
+from perfsim.prediction.prediction import model_version
 
 # The interface of all executors, and the collection of answers from workers that may die.
 #
@@ -34,8 +34,21 @@ POLL_S = 1.0
 """How often limits and workers are looked at while nothing is finished."""
 
 
-def _nobody(_message: str) -> None:
+def nobody(_message: str) -> None:
     """Listens to nothing."""
+
+
+def attempt(answer: Callable[[], Result]) -> Result | PerfsimError:
+    """An answer, or why a point, a candidate or a change has none: the one place that decides.
+
+    Every refusal concerns one item alone, except that of a limit, which is raised and ends all.
+    """
+    try:
+        return answer()
+    except LimitError:
+        raise
+    except PerfsimError as error:
+        return error
 
 
 @dataclass(frozen=True)
@@ -321,7 +334,7 @@ def available_processes() -> int:
 
 
 def executor_for(
-    jobs: int | None, scheduler: str | None = None, *, most: int | None = None, tell: Tell = _nobody
+    jobs: int | None, scheduler: str | None = None, *, most: int | None = None, tell: Tell = nobody
 ) -> Executor:
     """A Dask cluster where an address is given, else so many processes (None: one for each core).
 

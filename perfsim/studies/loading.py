@@ -9,16 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
+from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError, Problem
+from perfsim.base.text import did_you_mean
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.catalog import complaints_of
 from perfsim.catalog.reader import Loc
-from perfsim.prediction.planner import plan_of
+from perfsim.machines import build_topology
+from perfsim.network import Topology, ends_of, links_by_ends, nearest_link
+from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import Question
+from perfsim.specs.perturbations import LinkSpecLeft
 from perfsim.studies.batches import target_for
-from perfsim.studies.candidate import check_links
-from perfsim.studies.runner import check_question, question_of_candidate
-from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.spec import CandidateSpec, StudySpec, check_question, question_of_candidate
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
 """Values of fields that a mapping may leave out."""
@@ -34,7 +36,7 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     study = parse_file(path, StudySpec, catalog)
     mapping = load_mapping(path, catalog)
     _check_machines(study, mapping)
-    check_links(study, mapping)
+    _check_links(study, mapping)
     _check_loss(study, mapping)
     return study
 
@@ -77,17 +79,43 @@ def _layout_problems(question: Question, study: StudySpec) -> Sequence[Problem]:
     layout = question.given_layout
     if layout is None or study.batch_sizes == "auto":
         return ()
-    problems: list[Sequence[Problem]] = []
-    for batch in study.batch_sizes:
-        try:
-            plan_of(question.at(batch))
-        except LayoutError as error:
-            problems.append(error.problems)
-        except PerfsimError:  # too little memory, no constants: said when the candidate is answered
-            return ()
-        else:
-            return ()
-    return problems[0]
+    refused = [refusal(question.at(batch)) for batch in study.batch_sizes]
+    # No constants for a price: said when the candidate is answered.
+    illegal = [error.problems for error in refused if isinstance(error, LayoutError)]
+    return illegal[0] if len(illegal) == len(refused) else ()
+
+
+def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:
+    """Raise CatalogError, with file and line, for links that no candidate of a study has."""
+    links = study.perturbations.links if study.perturbations is not None else ()
+    if not links:
+        return
+    topologies = [
+        build_topology(candidate.system, devices)
+        for candidate in study.candidates
+        for devices in candidate.devices
+    ]
+    problems = [
+        mapping.problem(("perturbations", "links", number, key), message, help_text)
+        for number, link in enumerate(links)
+        for key, message, help_text in _missing(link, topologies)
+    ]
+    if problems:
+        raise CatalogError(problems)
+
+
+def _missing(link: LinkSpecLeft, topologies: list[Topology]) -> Iterator[tuple[str, str, str]]:
+    """Key, message and help for a link that no candidate has."""
+    systems = {topology.system.name for topology in topologies}
+    if link.system is not None and link.system not in systems:
+        message = f"no candidate is a system {link.system!r}"
+        yield "system", message, did_you_mean(link.system, sorted(systems))
+        return
+    addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
+    ends = {pair: None for topology in addressed for pair in links_by_ends(topology)}
+    if ends_of(link.link, ends) is None:
+        where = "no candidate" if link.system is None else f"no candidate on {link.system}"
+        yield "link", f"{where} has a link {link.link!r}", nearest_link(link.link, ends)
 
 
 def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:

@@ -1,25 +1,55 @@
-"""Answering a study: every candidate at its own best batch, and the sentence that compares them."""
+"""Answers the candidates of a study and the points of a sweep: each at its own best batch, as one row."""
 
 from __future__ import annotations
 
+import json
+import math
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
-from perfsim.base.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
-from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.time_to_accuracy import RampedRun
+from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
+from perfsim.convergence.time_to_accuracy import RampedRun, time_to_accuracy
+from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
-from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.caveats import default_settings, shared_caveats, worst_first
-from perfsim.prediction.disturbed import resilience, text_of
-from perfsim.prediction.evaluation import Evaluation
+from perfsim.network import Topology, ends_of, links_by_ends
+from perfsim.network.topology import network_map
+from perfsim.prediction.bands import Accuracy, accuracy_of
+from perfsim.prediction.caveats import (
+    default_settings,
+    edge_batch,
+    extrapolated_law,
+    sensitive_target,
+    shared_caveats,
+    worst_first,
+)
+from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
+from perfsim.prediction.planner import refusal
+from perfsim.prediction.prediction import prediction_from, prediction_of
 from perfsim.prediction.question import PriceTables, Question
-from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
-from perfsim.prediction.verification import sample_step
+from perfsim.prediction.run import Evaluation
+from perfsim.prediction.verification import SamplingSummary, sample_step
+from perfsim.prediction.why import roofline
+from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
+from perfsim.studies.answers import (
+    COVERED_ONCE,
+    Answer,
+    Assumption,
+    BatchPoint,
+    CandidateResult,
+    Infeasible,
+    PointResult,
+    StudyResult,
+    production_of,
+)
 from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.axes import Sweep, SweepPoint
 from perfsim.studies.batches import (
     BatchChoice,
     Target,
@@ -30,26 +60,36 @@ from perfsim.studies.batches import (
     ramp_of,
     run_at,
     suggested_batches,
-    target_for,
+    target_of,
     whole_run_of,
 )
-from perfsim.studies.candidate import candidate_result, perturbed_candidate
-from perfsim.studies.decision import decide, laws_side_by_side, option_of
-from perfsim.studies.executors import IN_PROCESS, Executor, Failed
-from perfsim.studies.result import (
-    COVERED_ONCE,
-    CandidateResult,
-    Decision,
-    Infeasible,
-    Production,
-    StudyResult,
-    production_of,
+from perfsim.studies.decision import (
+    Option,
+    decide,
+    laws_side_by_side,
+    option_of,
+    plan_of,
+    ratio_bands,
+    verdict,
 )
-from perfsim.studies.spec import CandidateSpec, StudySpec, digest_of
-from perfsim.studies.verdict import Answer, ratio_bands, verdict
+from perfsim.studies.executors import (
+    IN_PROCESS,
+    Executor,
+    ExecutorLost,
+    Failed,
+    Tell,
+    attempt,
+    available_processes,
+    executor_for,
+    nobody,
+)
+from perfsim.studies.spec import CandidateSpec, Digests, StudySpec, check_question, question_of_candidate
+from perfsim.studies.store import Store, Stored, StoreError
+from perfsim.studies.timeline import devices_of, timeline
+from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
 
-Progress = Callable[[str], None]
+# One candidate at one number of devices: the run behind a row.
 
 
 @dataclass(frozen=True)
@@ -61,14 +101,197 @@ class Answered:
     evaluation: Evaluation
     choice: BatchChoice
     curve: tuple[BatchChoice, ...]
-    sampling: SamplingSummary | None
+    sampling: SamplingSummary | None = None
     tried: tuple[int, ...] = ()
     """The global batches that were tried, with and without a plan."""
     remarks: tuple[str, ...] = ()
     """The batches that a given layout cannot run."""
-    production: Production | None = None
     resilience: Resilience | None = None
     ramp: RampedRun | None = None
+
+
+def answer_candidate(
+    spec: StudySpec,
+    candidate: CandidateSpec,
+    devices: int,
+    target: Target,
+    *,
+    tables: PriceTables | None = None,
+    deep: bool = False,
+) -> Answered:
+    """A candidate at its best batch, under the study's perturbations.
+
+    `tables` keep the prices of one call for the next. `deep` adds sampled arithmetic, resilience and the
+    batch ramp, which only a study has. Raises PlanError where no batch has a feasible plan, LayoutError for a
+    fixed layout that is illegal.
+    """
+    question = question_of_candidate(spec, candidate, devices)
+    if tables is not None:
+        tables.lend(question)
+    batches = _batches(spec, target, question)
+    best = batches[0]
+    curve = list[BatchChoice]()
+    dropped = dict[int, PerfsimError]()
+    if len(batches) > 1:
+        extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(question.devices) is None
+        curve, dropped = batch_curve(question, target, batches, extend=extend)
+        best = best_of(curve)
+        batches = sorted({*(point.plan.job.global_batch_size for point in curve), *dropped})
+    evaluation, choice = run_at(question, target, best)
+    tokens = choice.answer.batch_tokens
+    curve = [choice if point.answer.batch_tokens == tokens else point for point in curve] or [choice]
+    remarks = []
+    if dropped and question.layout is not None:
+        left_out = ", ".join(f"{batch:,}" for batch in dropped)
+        reason = _reason(next(iter(dropped.values())))
+        remarks.append(f"batches that the layout cannot run are left out: {left_out} sequences ({reason})")
+    answered = Answered(
+        candidate,
+        question,
+        evaluation,
+        choice,
+        tuple(curve),
+        tried=tuple(batches) if len(batches) > 1 else (),
+        remarks=tuple(remarks),
+    )
+    if deep:
+        slowdowns = None
+        if spec.resilience is not None:
+            slowdowns = resilience(evaluation, candidate.label(devices), spec.resilience)
+        ramp, remark = ramp_of(question, target, choice, spec.convergence.ramp)
+        answered = replace(
+            answered,
+            sampling=sample_step(evaluation, spec.sampling),
+            resilience=slowdowns,
+            ramp=ramp,
+            remarks=(*remarks, *filter(None, [remark])),
+        )
+    if spec.perturbations is None:
+        return answered
+    # Batch and layout stay, and so does the curve of batches.
+    label = f"{question.label}, {evaluation.plan.strategy}"
+    disturbed = _disturbed(evaluation, spec.perturbations, label)
+    return replace(answered, evaluation=disturbed, choice=choice_of_run(disturbed, target))
+
+
+def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
+    """The global batches to try: the recipe's own, else the study's."""
+    given = spec.recipe.batch_over(question.devices)
+    if given is not None:
+        return [given]
+    if spec.batch_sizes == "auto":
+        if target.critical.given_length:
+            raise InputError(
+                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
+                "recipe.global_batch_size or batch_sizes"
+            )
+        layout = question.given_layout
+        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
+        return batch_grid(target, spec.recipe.seq_length, unit)
+    return list(spec.batch_sizes)
+
+
+def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:
+    """A candidate under the perturbations that apply to it; remarks are added to the notes of its plan.
+
+    Raises InputError, naming the candidate, if dead links leave no route.
+    """
+    plan = evaluation.plan
+    applicable, remarks = restricted(spec, plan.topology)
+    try:
+        disturbed = perturbed(evaluation, applicable)
+    except InputError as error:
+        said = f"perturbations of {label}: "
+        problems = [replace(problem, message=said + problem.message) for problem in error.problems]
+        raise InputError(problems) from None
+    if disturbed.perturbed is not None and disturbed.perturbed.note:
+        remarks.append(disturbed.perturbed.note)
+    return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
+
+
+def restricted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
+    """The perturbations that apply to one system, and remarks on those that do not.
+
+    Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
+    """
+    last = topology.num_devices - 1
+    stragglers = [straggler for straggler in spec.stragglers if straggler.rank <= last]
+    beyond = [straggler for straggler in spec.stragglers if straggler.rank > last]
+    remarks = [
+        f"perturbed: rank {straggler.rank} does not exist; rank {last} is slow instead"
+        for straggler in beyond
+    ]
+    if beyond:
+        # Several stragglers at one rank multiply.
+        at_last = math.prod(straggler.factor for straggler in stragglers if straggler.rank == last)
+        slowest = max(at_last, *(straggler.factor for straggler in beyond))
+        stragglers = [straggler for straggler in stragglers if straggler.rank != last]
+        stragglers.append(StragglerSpec(rank=last, factor=slowest))
+    present = links_by_ends(topology) if spec.links else {}
+    addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
+    links = tuple(link for link in addressed if ends_of(link.link, present) is not None)
+    remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
+    return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
+
+
+def _row(spec: StudySpec, answered: Answered) -> Answer:
+    """The row of a candidate or a point."""
+    question = answered.question
+    choice = answered.choice
+    prediction = prediction_of(answered.evaluation, question.memory_limit)
+    named = question.named_settings
+    caveats = [
+        *prediction.caveats,
+        *edge_batch(answered.tried, prediction.global_batch_size),
+        *extrapolated_law(choice.answer.critical.notes),
+        *([] if choice.loss is None else [sensitive_target(choice.loss)]),
+        *([] if named is None else default_settings(named, answered.evaluation.plan)),
+    ]
+    production = production_of(spec, answered.candidate)
+    whole_run = whole_run_of(question, choice.answer)
+    notes = [*prediction.notes, choice.answer.regime_text, *answered.remarks]
+    if whole_run and production:
+        notes.append(COVERED_ONCE)
+    return Answer(
+        **{**_values(prediction), "caveats": worst_first(caveats), "notes": tuple(notes)},
+        time=choice.answer,
+        whole_run=whole_run,
+        production=production,
+    )
+
+
+def _values(row: Any) -> dict[str, Any]:
+    return {field.name: getattr(row, field.name) for field in fields(row)}
+
+
+def _candidate_result(spec: StudySpec, answered: Answered) -> CandidateResult:
+    """The row of a candidate with what its page draws."""
+    evaluation = answered.evaluation
+    curve = tuple(
+        BatchPoint(
+            global_batch_size=choice.plan.job.global_batch_size,
+            batch_tokens=choice.answer.batch_tokens,
+            step_time_s=choice.step_time_s,
+            steps=choice.answer.steps,
+            time_to_accuracy_s=choice.answer.time_s,
+            time_to_accuracy_band_s=choice.answer.band_s,
+            layout=choice.plan.layout.as_dict(choice.plan.num_microbatches),
+        )
+        for choice in answered.curve
+    )
+    return CandidateResult(
+        **_values(_row(spec, answered)),
+        batch_curve=curve,
+        timeline=timeline(evaluation),
+        timeline_devices=len(devices_of(evaluation.trace.graph)),
+        roofline=roofline(evaluation),
+        network=network_map(evaluation.placed.topology),
+        ramp=answered.ramp,
+        apart=answered.candidate.layout_words,
+    )
+
+
+# A study: every candidate, and the sentences that compare them.
 
 
 @dataclass(frozen=True)
@@ -84,7 +307,7 @@ class StudyRun:
 def run_study(
     spec: StudySpec,
     compare: Sequence[str] = (),
-    progress: Progress = lambda _: None,
+    progress: Tell = nobody,
     executor: Executor = IN_PROCESS,
 ) -> StudyRun:
     """Answer a study; `compare` keeps the candidates of these strategies, in this order.
@@ -100,44 +323,59 @@ def run_study(
     for candidate, devices in asked:
         check_question(question_of_candidate(spec, candidate, devices))
     outcomes, stopped = _outcomes(spec, asked, target, progress, executor)
-    answered: list[Answered] = []
-    results: list[CandidateResult] = []
-    failed: list[tuple[str, PerfsimError]] = []
-    for (candidate, devices), outcome in zip(asked, outcomes, strict=True):
-        if isinstance(outcome, PerfsimError):
-            failed.append((candidate.label(devices), outcome))
-        else:
-            answered.append(outcome)
-            results.append(_result_of(outcome, candidate))
+    answered = [outcome for outcome in outcomes if isinstance(outcome, Answered)]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, PerfsimError)]
     if not answered:
-        raise stopped or _all_failed([error for _, error in failed])
-    refused = [Infeasible(label, _reason(error)) for label, error in failed]
-    pairs = list(zip(_told_apart(results), answered, strict=True))
-    result = _result(spec, target, pairs, refused, stopped)
-    return StudyRun(_decided(result, _decision(spec, pairs)), tuple(answered), stopped)
+        raise stopped or _all_failed(errors)
+    refused = [
+        Infeasible(candidate.label(devices), _reason(outcome))
+        for (candidate, devices), outcome in zip(asked, outcomes, strict=True)
+        if isinstance(outcome, PerfsimError)
+    ]
+    result = _result(spec, target, answered, refused, stopped)
+    return StudyRun(result, tuple(answered), stopped)
 
 
-def _decided(result: StudyResult, decision: Decision) -> StudyResult:
-    """The result with its decision, whose draws give every band of the time in production."""
-    candidates = tuple(
-        replace(own, production_band_s=(outcome.wall_s.low, outcome.wall_s.high))
-        if own.production is not None and not own.whole_run
-        else own
-        for own, outcome in zip(result.candidates, decision.outcomes, strict=True)
-    )
-    return replace(result, candidates=candidates, decision=decision)
+def refusals(spec: StudySpec) -> list[Infeasible]:
+    """The candidates to which a run of the study would give no answer, but for memory and limits of time.
+
+    Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
+    """
+    target = target_of(spec)
+    asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
+    errors = [_refusal(spec, candidate, devices, target) for candidate, devices in asked]
+    refused = [error for error in errors if error is not None]
+    if len(refused) == len(asked):
+        raise _all_failed(refused)
+    return [
+        Infeasible(candidate.label(devices), _reason(error))
+        for (candidate, devices), error in zip(asked, errors, strict=True)
+        if error is not None
+    ]
 
 
-def _decision(spec: StudySpec, pairs: Sequence[tuple[CandidateResult, Answered]]) -> Decision:
-    plans: dict[object, str] = {}
-    options = []
-    for result, answer in pairs:
-        fields = ("system", "num_devices", "global_batch_size", "layout", "step_time_s")
-        key = str([getattr(result, name) for name in fields])
-        plan = plans.setdefault(key, result.label)
-        asked = (answer.candidate, answer.question, answer.choice)
-        options.append(option_of(spec, *asked, result, plan))
-    return decide(options, spec.currency, spec.uncertainty.seed, spec.uncertainty.draws)
+def _refusal(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> PerfsimError | None:
+    """Why a candidate has no answer at any batch, as far as that is known without its memory."""
+    question = question_of_candidate(spec, candidate, devices)
+    check_question(question)
+    refused = [refusal(question.at(batch)) for batch in _batches(spec, target, question)]
+    return refused[0] if all(refused) else None
+
+
+def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
+    """The study's candidates of the wanted strategies; another strategy borrows a system that suits it."""
+    if not compare:
+        yield from spec.candidates
+        return
+    for name in dict.fromkeys(compare):
+        wanted = strategy(name)
+        same = [candidate for candidate in spec.candidates if candidate.strategy == wanted.name]
+        like = [candidate for candidate in spec.candidates if runs_on(wanted, candidate.system)]
+        if not same and not like:
+            known = ", ".join(candidate.strategy for candidate in spec.candidates)
+            message = f"study {spec.name} has no system for strategy {name}"
+            raise InputError([Problem(message, help=f"it compares {known}")])
+        yield from same or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
 
 
 Asked = tuple[CandidateSpec, int]
@@ -145,47 +383,34 @@ Asked = tuple[CandidateSpec, int]
 
 
 def _outcomes(
-    spec: StudySpec, asked: Sequence[Asked], target: Target, progress: Progress, executor: Executor
+    spec: StudySpec, asked: Sequence[Asked], target: Target, progress: Tell, executor: Executor
 ) -> tuple[list[Answered | PerfsimError], LimitError | None]:
     """The answer of every candidate, or why it has none; and the limit that ended the study, if one did."""
 
     def items() -> Iterator[tuple[int, tuple[str, StudySpec, CandidateSpec, int, Target]]]:
-        for place, (candidate, devices) in enumerate(asked):
+        for number, (candidate, devices) in enumerate(asked):
             words = f"{candidate.strategy} on {candidate.system.machine(devices)}"
-            progress(f"{place} of {len(asked)} candidates: {words}")
-            reached = f"{place} of {len(asked)} candidates answered"
-            yield place, (reached, spec, candidate, devices, target)
+            progress(f"{number} of {len(asked)} candidates: {words}")
+            reached = f"{number} of {len(asked)} candidates answered"
+            yield number, (reached, spec, candidate, devices, target)
 
     outcomes: dict[int, Answered | PerfsimError] = {}
     stopped: LimitError | None = None
     try:
-        with executor.answers(_asked, items()) as finished:
-            for place, outcome in finished:
-                outcomes[place] = PerfsimError(outcome.reason) if isinstance(outcome, Failed) else outcome
+        with executor.answers(_answer, items()) as finished:
+            for number, outcome in finished:
+                outcomes[number] = PerfsimError(outcome.reason) if isinstance(outcome, Failed) else outcome
     except LimitError as limit:
         stopped = limit
     missing = stopped or PerfsimError("was not answered")
-    return [outcomes.get(place, missing) for place in range(len(asked))], stopped
+    return [outcomes.get(number, missing) for number in range(len(asked))], stopped
 
 
-def _asked(item: tuple[str, StudySpec, CandidateSpec, int, Target]) -> Answered | PerfsimError:
+def _answer(item: tuple[str, StudySpec, CandidateSpec, int, Target]) -> Answered | PerfsimError:
     """The answer of a candidate, or why it has none; the entry point of a worker."""
-    reached, spec, candidate, devices, target = item
+    reached, *asked = item
     present_limits().in_time(lambda: reached)
-    try:
-        return _answer(spec, candidate, devices, target)
-    except LimitError:
-        raise
-    except PerfsimError as error:
-        return error
-
-
-def check_question(question: Question) -> None:
-    """Refuse bad input. Missing prices concern one candidate, so they are reported when it is answered."""
-    try:
-        question.check()
-    except CatalogError:
-        return
+    return attempt(lambda: answer_candidate(*asked, deep=True))  # type: ignore[arg-type]
 
 
 def _reason(error: PerfsimError) -> str:
@@ -203,159 +428,29 @@ def _all_failed(errors: Sequence[PerfsimError]) -> PerfsimError:
     return errors[0]
 
 
-def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
-    """The study's candidates of the wanted strategies; another strategy borrows a system that suits it."""
-    if not compare:
-        yield from spec.candidates
-        return
-    for name in dict.fromkeys(compare):
-        wanted = strategy(name)
-        own = [candidate for candidate in spec.candidates if candidate.strategy == wanted.name]
-        like = [candidate for candidate in spec.candidates if runs_on(wanted, candidate.system)]
-        if not own and not like:
-            raise InputError(
-                [
-                    Problem(
-                        f"study {spec.name} has no system for strategy {name}",
-                        help=f"it compares {', '.join(candidate.strategy for candidate in spec.candidates)}",
-                    )
-                ]
-            )
-        yield from own or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
-
-
-def target_of(spec: StudySpec) -> Target:
-    """What ends the study's run. Raises InputError where the recipe says nothing of it."""
-    return target_for(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
-
-
-def question_of_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
-    """What a study asks of a candidate with so many devices; the batch is open."""
-    return Question(
-        model=spec.model,
-        recipe=spec.recipe,
-        system=candidate.system,
-        devices=devices,
-        strategy=candidate.strategy,
-        layout=candidate.layout,
-        memory_limit=spec.memory_limit,
-        cluster=candidate.cluster_calibration,
-        wall_clock=candidate.wall_clock,
-    )
-
-
-def answer_candidate(
-    spec: StudySpec,
-    candidate: CandidateSpec,
-    devices: int,
-    target: Target,
-    tables: PriceTables | None = None,
-) -> Answered:
-    """A candidate at its best batch, without sampling; what studies and sweeps are made of.
-
-    `tables` keep the prices of one call for the next.
-
-    Raises PlanError where no batch has a feasible plan, LayoutError for a fixed layout that is illegal.
-    """
-    question = question_of_candidate(spec, candidate, devices)
-    if tables is not None:
-        tables.lend(question)
-    return _disturbed(spec, _undisturbed(spec, candidate, question, target), target)
-
-
-def _undisturbed(spec: StudySpec, candidate: CandidateSpec, question: Question, target: Target) -> Answered:
-    batches = _batches(spec, target, question)
-    best = batches[0]
-    curve = list[BatchChoice]()
-    dropped = dict[int, PerfsimError]()
-    if len(batches) > 1:
-        extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(question.devices) is None
-        curve, dropped = batch_curve(question, target, batches, extend=extend)
-        best = best_of(curve)
-        batches = sorted({*(point.plan.job.global_batch_size for point in curve), *dropped})
-    evaluation, choice = run_at(question, target, best)
-    own_tokens = choice.answer.batch_tokens
-    curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve] or [choice]
-    return Answered(
-        candidate,
-        question,
-        evaluation,
-        choice,
-        tuple(curve),
-        sampling=None,
-        tried=tuple(batches) if len(batches) > 1 else (),
-        remarks=() if question.layout is None else _left_out(dropped),
-        production=production_of(spec, candidate),
-    )
-
-
-def _left_out(dropped: Mapping[int, PerfsimError]) -> tuple[str, ...]:
-    """The batches that a given layout cannot run."""
-    if not dropped:
-        return ()
-    batches = ", ".join(f"{batch:,}" for batch in dropped)
-    reason = _reason(next(iter(dropped.values())))
-    return (f"batches that the layout cannot run are left out: {batches} sequences ({reason})",)
-
-
-def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
-    """The global batches to try: the recipe's own, else the study's."""
-    own = spec.recipe.batch_over(question.devices)
-    if own is not None:
-        return [own]
-    if spec.batch_sizes == "auto":
-        if target.critical.given_length:
-            raise InputError(
-                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
-                "recipe.global_batch_size or batch_sizes"
-            )
-        layout = question.given_layout
-        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
-        return batch_grid(target, spec.recipe.seq_length, unit)
-    return list(spec.batch_sizes)
-
-
-def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
-    answered = _undisturbed(spec, candidate, question_of_candidate(spec, candidate, devices), target)
-    slowdowns = None
-    if spec.resilience is not None:
-        slowdowns = resilience(answered.evaluation, candidate.label(devices), spec.resilience)
-    ramp, remark = ramp_of(answered.question, target, answered.choice, spec.convergence.ramp)
-    answered = replace(
-        answered,
-        sampling=sample_step(answered.evaluation, spec.sampling),
-        resilience=slowdowns,
-        ramp=ramp,
-        remarks=(*answered.remarks, *filter(None, [remark])),
-    )
-    return _disturbed(spec, answered, target)
-
-
-def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
-    """The same batch and layout under the study's perturbations; the curve of batches stays without."""
-    if spec.perturbations is None:
-        return answered
-    label = f"{answered.question.label}, {answered.evaluation.plan.strategy}"
-    evaluation = perturbed_candidate(answered.evaluation, spec.perturbations, label)
-    choice = choice_of_run(evaluation, target)
-    return replace(answered, evaluation=evaluation, choice=choice)
-
-
 def _result(
     spec: StudySpec,
     target: Target,
-    pairs: Sequence[tuple[CandidateResult, Answered]],
+    answered: Sequence[Answered],
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    candidates = tuple(candidate for candidate, _ in pairs)
-    answered = [answer for _, answer in pairs]
-    critical: CriticalBatch = target.critical
-    answers = [Answer(candidate, answer.choice.answer) for candidate, answer in pairs]
-    sentence = verdict(answers)
+    rows = _told_apart([_candidate_result(spec, own) for own in answered])
+    options: list[Option] = []
+    plans: dict[str, str] = {}
+    for row, own in zip(rows, answered, strict=True):
+        plan = plans.setdefault(plan_of(row), row.label)
+        options.append(option_of(spec, own.candidate, own.question, row, plan))
+    decision = decide(options, spec.currency, spec.uncertainty.seed, spec.uncertainty.draws)
+    candidates = tuple(
+        replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
+    )
+    sentence = verdict(candidates)
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
         sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."
+    critical = target.critical
+    sampled = zip(candidates, answered, strict=True)
     return StudyResult(
         study=spec.name,
         title=spec.title,
@@ -371,49 +466,16 @@ def _result(
         verdict=sentence,
         caveats=shared_caveats(candidates),
         infeasible=tuple(refused),
-        ratio_bands=ratio_bands(answers),
+        ratio_bands=ratio_bands(candidates),
         laws=laws_side_by_side(spec, target, candidates),
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
-        sampling={
-            candidate.label: answer.sampling for candidate, answer in pairs if answer.sampling is not None
-        },
+        sampling={row.label: own.sampling for row, own in sampled if own.sampling is not None},
         accuracy=_accuracy(answered),
-        resilience=tuple(answer.resilience for answer in answered if answer.resilience is not None),
+        resilience=tuple(own.resilience for own in answered if own.resilience is not None),
         perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
-        inputs_digest=digest_of(spec),
-    )
-
-
-def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
-    """For each strategy and family of published runs, the accuracy of its least similar candidate."""
-    by_family: dict[tuple[str, str], Accuracy] = {}
-    for run in (answer.evaluation for answer in answered):
-        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction)
-        accuracy = replace(accuracy, strategy=run.plan.strategy)
-        key = (accuracy.strategy, accuracy.family)
-        by_family[key] = max(by_family.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
-    return tuple(by_family.values())
-
-
-def _result_of(answer: Answered, candidate: CandidateSpec) -> CandidateResult:
-    limit = answer.question.memory_limit
-    result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried, limit)
-    production = answer.production
-    time = answer.choice.answer
-    named = answer.question.named_settings
-    left = [] if named is None else default_settings(named, answer.evaluation.plan)
-    whole_run = whole_run_of(answer.question, answer.choice)
-    return replace(
-        result,
-        caveats=worst_first([*result.caveats, *left]),
-        notes=(*result.notes, *answer.remarks, *([COVERED_ONCE] if whole_run and production else [])),
-        whole_run=whole_run,
-        production=production,
-        production_time_s=None if production is None else production.time_s(time.time_s),
-        production_band_s=None if production is None else production.band_s(time.time_s, time.band_s),
-        ramp=answer.ramp,
-        apart=candidate.layout_words,
+        decision=decision,
+        inputs_digest=Digests().of(spec),
     )
 
 
@@ -427,3 +489,276 @@ def _told_apart(candidates: Sequence[CandidateResult]) -> list[CandidateResult]:
         words = [candidate.apart, f"candidate {repeat} of this name"] if repeat > 1 else [candidate.apart]
         apart.append(replace(candidate, apart=", ".join(filter(None, words))))
     return apart
+
+
+def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
+    """For each strategy and family of published runs, the accuracy of its least similar candidate."""
+    by_family: dict[tuple[str, str], Accuracy] = {}
+    for run in (answer.evaluation for answer in answered):
+        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction)
+        accuracy = replace(accuracy, strategy=run.plan.strategy)
+        key = (accuracy.strategy, accuracy.family)
+        by_family[key] = max(by_family.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
+    return tuple(by_family.values())
+
+
+# A sweep: every finished point is stored and never computed twice.
+
+STORE = "points.sqlite"
+"""The file of finished points in a sweep's folder."""
+TABLES = PriceTables()
+"""What the points that this process answers share."""
+POINT_S = 0.6
+"""Estimated seconds of a point when none is stored yet: the mean over the grid of `capacity_20b`."""
+START_S = 2.0
+"""Seconds for a process to start and import perfsim."""
+PROGRESS_S = 2.0
+"""Least time between two lines of progress."""
+
+
+class SweepInterrupted(PerfsimError):
+    """Ctrl-C; finished points are kept."""
+
+    exit_code = 130
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """The work of a run: how many points, how many of them stored, and an estimate of its time."""
+
+    sweep: str
+    points: int
+    stored: int
+    jobs: int
+    estimated_s: float
+
+    @property
+    def line(self) -> str:
+        """The plan as one line of text."""
+        if self.stored == self.points:
+            return f"{self.sweep}: {self.points:,} points, all of them stored"
+        return (
+            f"{self.sweep}: {self.points:,} points, {self.stored:,} of them stored; the others take about "
+            f"{self.estimated_s:.0f} s on {self.jobs} process{'es' if self.jobs > 1 else ''}"
+        )
+
+
+def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
+    """How many points a sweep has, how many are stored, and an estimate of the time for the others."""
+    points = _by_digest(sweep)
+    stored: dict[str, Stored] = {}
+    if store_path.exists():
+        with Store(store_path) as store:
+            stored = dict(store.intact(points))
+    times_s: dict[str, list[float]] = {}
+    for digest, answer in stored.items():
+        times_s.setdefault(points[digest].candidate.strategy, []).append(answer.seconds)
+    pending = [point for digest, point in points.items() if digest not in stored]
+    jobs = max(1, min(jobs or available_processes(), len(pending)))
+    known_s = (times_s.get(point.candidate.strategy, [POINT_S]) for point in pending)
+    seconds = sum(sum(alike) / len(alike) for alike in known_s)
+    return SweepPlan(
+        sweep=sweep.name,
+        points=len(points),
+        stored=len(stored),
+        jobs=jobs,
+        estimated_s=round(seconds / jobs + START_S, 1) if pending else 0.0,
+    )
+
+
+def _by_digest(sweep: Sweep) -> dict[str, SweepPoint]:
+    """The points by the digest of what affects their answers; equal points are one."""
+    digests = Digests()
+    return {digests.of(point.study): point for point in sweep.points}
+
+
+def run_sweep(
+    sweep: Sweep,
+    store_path: Path,
+    *,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    tell: Tell = nobody,
+) -> SweepResult:
+    """Answer every point that is not stored yet, storing each answer as soon as it is finished.
+
+    `jobs` processes compute them (None: one for each core), or the workers of a Dask `scheduler`. A point
+    that cannot be answered keeps its reasons and loses no other; one whose workers die is not stored. Raises
+    SweepInterrupted at Ctrl-C, LimitError at a limit and PerfsimError where the scheduler goes away; all
+    finished points are kept.
+    """
+    digests = Digests()
+    keys = [digests.of(point.study) for point in sweep.points]
+    points = dict(zip(keys, sweep.points, strict=True))
+    reader = _Reader()
+    executor = None
+    if not store_path.exists():  # a scheduler that does not answer leaves no file
+        executor = executor_for(jobs, scheduler, most=len(points), tell=tell)
+    with Store(store_path) as store:
+        results = {key: reader.result(points[key], stored.text) for key, stored in store.intact(points)}
+        pending = {key: point for key, point in points.items() if key not in results}
+        if store.damaged:
+            tell(f"{store.path}: {len(store.damaged)} stored points are damaged and are computed again")
+        if store.readonly and pending:
+            raise StoreError(
+                f"{store.path} cannot be written to, and {len(pending)} points are not in it: give another "
+                "--out"
+            )
+        progress = _Progress(len(points), len(results), tell)
+        try:
+            if pending:
+                executor = executor or executor_for(jobs, scheduler, most=len(pending), tell=tell)
+                with closing(_computed(executor, pending, store, progress)) as computed:
+                    for key, answer in computed:
+                        results[key] = (
+                            reader.refused(pending[key], (answer.reason,))
+                            if isinstance(answer, Failed)
+                            else reader.result(pending[key], answer.text)
+                        )
+        except LimitError as limit:
+            raise LimitError(progress.kept(str(limit))) from None
+        except KeyboardInterrupt:
+            raise SweepInterrupted(progress.kept("interrupted")) from None
+        except ExecutorLost as lost:
+            raise PerfsimError(progress.kept(str(lost))) from None
+    spec = sweep.spec
+    return SweepResult(
+        spec.name,
+        spec.title,
+        spec.question,
+        spec.study.name,
+        tuple(
+            replace(results[key], study=point.study, settings=point.settings)
+            for key, point in zip(keys, sweep.points, strict=True)
+        ),
+        _assumptions(sweep.points),
+        sweep.asked,
+    )
+
+
+def _computed(
+    executor: Executor, pending: Mapping[str, SweepPoint], store: Store, progress: _Progress
+) -> Generator[tuple[str, Stored | Failed], None, None]:
+    """The answers of points as they arrive; they are stored before they are given."""
+    items = ((key, point.study) for key, point in pending.items())
+    with executor.answers(answer_text, items) as finished:
+        for key, answer in finished:
+            if isinstance(answer, Stored):
+                store.put(key, answer)
+            progress.count_finished()
+            yield key, answer
+
+
+def answer_text(study: StudySpec) -> Stored:
+    """The answer to a study of one candidate as JSON text; the entry point of a worker."""
+    started = time.perf_counter()
+    row = attempt(lambda: _point_row(study))
+    if isinstance(row, PerfsimError):  # concerns this point alone
+        document: dict[str, Any] = {"reasons": [problem.message for problem in row.problems]}
+    else:
+        document = row.document()
+    text = json.dumps(document, sort_keys=True, allow_nan=False)
+    return Stored(text, time.perf_counter() - started)
+
+
+@within_floats
+def _point_row(study: StudySpec) -> Answer:
+    candidate = study.candidates[0]
+    return _row(
+        study, answer_candidate(study, candidate, candidate.devices[0], target_of(study), tables=TABLES)
+    )
+
+
+class _Reader:
+    """Reads stored answers of one sweep; what many points share is in memory once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+        self._targets: dict[tuple[int, ...], Target] = {}
+
+    def result(self, point: SweepPoint, text: str) -> PointResult:
+        """The result of a point from the JSON text that was stored for it."""
+        study = point.study
+        document = self._slim(json.loads(text))
+        if "reasons" in document:
+            return self.refused(point, self._shared(tuple(document["reasons"])))
+        key = id(study.model), id(study.recipe), id(study.convergence)  # which the points keep alive
+        if key not in self._targets:
+            self._targets[key] = target_of(study)
+        target = self._targets[key]
+        time_s = time_to_accuracy(
+            document["batch_tokens"],
+            document["step_time_s"],
+            target.d_min_tokens,
+            target.critical,
+            document["step_time_error"],
+            d_min_error=target.d_min_error,
+            unshared_error=document["unshared_error"],
+            examples_error=target.examples_error(document["batch_tokens"]),
+        )
+        prediction = prediction_from(document, study.model.name)
+        row = Answer(
+            **{**_values(prediction), "caveats": self._shared(prediction.caveats)},
+            time=time_s,
+            whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
+            production=production_of(study, point.candidate),
+        )
+        return PointResult(study, point.settings, row)
+
+    def refused(self, point: SweepPoint, reasons: tuple[str, ...]) -> PointResult:
+        """A point without an answer."""
+        return PointResult(point.study, point.settings, None, reasons)
+
+    def _shared(self, value: Any) -> Any:
+        """The first value that is equal to this one."""
+        return self._known.setdefault(value, value)
+
+    def _slim(self, value: Any) -> Any:
+        """The value with equal texts in memory once."""
+        if type(value) is str:
+            return self._shared(value)
+        if type(value) is dict:
+            return {self._shared(name): self._slim(item) for name, item in value.items()}
+        return [self._slim(item) for item in value] if type(value) is list else value
+
+
+def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:
+    """The assumptions of all points, each once."""
+    studies = {}
+    for point in points:
+        cluster = point.candidate.cluster_calibration
+        machine = (point.candidate.system.name, cluster.name if cluster else "")
+        studies[point.study.model.name, point.study.recipe.name, machine] = point.study
+    given = (row for study in studies.values() for row in assumptions_of(study, target_of(study)))
+    return tuple(dict.fromkeys(given))
+
+
+class _Progress:
+    """Counts finished points and reports progress at most every `PROGRESS_S`."""
+
+    def __init__(self, total: int, stored: int, tell: Callable[[str], None]) -> None:
+        self.total = total
+        self.stored = stored
+        self.done = stored
+        self.started = self.reported = time.monotonic()
+        self.tell = tell
+        if stored < total:
+            tell(f"{total} points, {stored} of them stored")
+
+    def count_finished(self) -> None:
+        """Count a finished point."""
+        self.done += 1
+        now = time.monotonic()
+        if now - self.reported < PROGRESS_S and self.done < self.total:
+            return
+        self.reported = now
+        left_s = (now - self.started) / (self.done - self.stored) * (self.total - self.done)
+        left = f", about {left_s:.0f} s left" if self.done < self.total else ""
+        self.tell(f"{self.done} of {self.total} points{left}")
+
+    def kept(self, reason: str) -> str:
+        """Why a sweep ended early, and that nothing is lost."""
+        return (
+            f"{reason}: {self.done} of {self.total} points are finished and kept; "
+            "the same command continues from there"
+        )

@@ -23,7 +23,8 @@ from perfsim.machines.placement import shared_links
 from perfsim.network import Topology, WaferTree
 from perfsim.prediction.planner import search
 from perfsim.proof.prices import held_unlike_promised
-from perfsim.specs.recipe import Job, Layout, ParallelLayout
+from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.testing import toys
@@ -196,7 +197,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 # ------------------------------------------------------------------------------------- planning
-def it_says_what_it_is(case: Case) -> None:
+def _it_says_what_it_is(case: Case) -> None:
     """It has a name, a summary of one line, and the kind of the system that it runs on."""
     strategy = case.strategy
     _require(bool(strategy.name), "it has no name")
@@ -205,7 +206,7 @@ def it_says_what_it_is(case: Case) -> None:
     _require(strategy.system_kind == kind, f"system_kind is {strategy.system_kind!r}, not {kind!r}")
 
 
-def listed_layouts_are_legal(case: Case) -> None:
+def _listed_layouts_are_legal(case: Case) -> None:
     """Every layout that it lists fits, or is refused only for memory, with a suggested change."""
     for layout in case.layouts:
         unchecked = case.plan(layout, check_memory=False)
@@ -222,7 +223,7 @@ def listed_layouts_are_legal(case: Case) -> None:
             _require(plan == unchecked, f"the plan of {layout} depends on check_memory")
 
 
-def the_screening_agrees_with_the_plans(case: Case) -> None:
+def _the_screening_agrees_with_the_plans(case: Case) -> None:
     """The planner screens listed layouts, with the memory and the closed form of their plans."""
     try:
         screened = search(toys.question(case.strategy, case.job, case.topology, case.costs))
@@ -243,7 +244,7 @@ def the_screening_agrees_with_the_plans(case: Case) -> None:
         _require(math.isclose(own, estimate, rel_tol=1e-9), f"{plan.layout}: {estimate} s screened, {own} s")
 
 
-def memory_is_itemised(case: Case) -> None:
+def _memory_is_itemised(case: Case) -> None:
     """No part of a memory is negative, and their sum is positive."""
     for plan in case.plans:
         _require(plan.peak_memory_bytes > 0, f"{plan.layout} uses no memory")
@@ -251,7 +252,7 @@ def memory_is_itemised(case: Case) -> None:
             _require(min(use.parts_bytes.values()) >= 0, f"{use} has a negative part")
 
 
-def other_systems_are_refused(case: Case) -> None:
+def _other_systems_are_refused(case: Case) -> None:
     """It refuses to plan on another kind of system and names that system."""
     for system in (toys.gpu_cluster(), toys.wafer_cluster()):
         if runs_on(case.strategy, system):
@@ -267,7 +268,7 @@ def other_systems_are_refused(case: Case) -> None:
 
 
 # ---------------------------------------------------------------------------------------- graph
-def all_flop_are_done(case: Case) -> None:
+def _all_flop_are_done(case: Case) -> None:
     """All ranks together perform the FLOPs of the model and of the recompute."""
     for plan in case.plans:
         graph = case.graph(plan)
@@ -286,28 +287,28 @@ def all_flop_are_done(case: Case) -> None:
 
 def _masked_flop(job: Job, recompute: str, share: float) -> float:
     """FLOPs that fused attention skips (the causal half) less those it repeats (scores, backward)."""
-    if job.recipe.attention == "standard":
+    if job.runtime.attention == "standard":
         return 0.0
     matmul = 2.0 * job.seq_length * job.model.hidden_size * job.model.num_layers * job.tokens_per_step
     forwards = 1 + share if recompute == "full" else 1
     return forwards * matmul * (2 - 2 / 2) + matmul * (4 - 5 / 2)
 
 
-def the_same_plan_gives_the_same_graph(case: Case) -> None:
+def _the_same_plan_gives_the_same_graph(case: Case) -> None:
     """Emitting a plan twice gives the same graph."""
     for plan in case.plans[:3]:
         same = case.graph(plan).digest() == case.graph(plan).digest()
         _require(same, f"{plan.layout} is written in two ways")
 
 
-def more_steps_can_be_written(case: Case) -> None:
+def _more_steps_can_be_written(case: Case) -> None:
     """It emits as many steps as the plan requires."""
     for plan in case.plans[:2]:
         steps = len(case.graph(replace(plan, least_steps=3)).step_ends)
         _require(steps == 3, f"{plan.layout} is written with {steps} steps where the plan has least_steps 3")
 
 
-def tasks_name_their_layer(case: Case) -> None:
+def _tasks_name_their_layer(case: Case) -> None:
     """Every layer is the `block` of some task, and every task of a layer has a block."""
     for plan in case.plans[:2]:
         graph = case.graph(plan)
@@ -318,7 +319,7 @@ def tasks_name_their_layer(case: Case) -> None:
             _require(task.block >= 0 or not of_layer, f"{plan.layout}: {task.work.name} has no block")
 
 
-def streams_and_groups_are_named(case: Case) -> None:
+def _streams_and_groups_are_named(case: Case) -> None:
     """A stream is `device/lane`, one lane is `compute`, and communication has a group."""
     for plan in case.plans[:3]:
         graph = case.graph(plan)
@@ -330,7 +331,7 @@ def streams_and_groups_are_named(case: Case) -> None:
         _require(not alone, f"communication without a group: {alone}")
 
 
-def ranks_hold_what_their_schedule_promises(case: Case) -> None:
+def _ranks_hold_what_their_schedule_promises(case: Case) -> None:
     """In every pipeline schedule that it lists, a rank holds as many micro-batches in flight as promised."""
     deepest: dict[str, tuple[int, Layout]] = {}
     for layout in case.layouts:
@@ -347,7 +348,7 @@ def ranks_hold_what_their_schedule_promises(case: Case) -> None:
 
 
 # ----------------------------------------------------------------------------------------- runs
-def contention_only_delays(case: Case) -> None:
+def _contention_only_delays(case: Case) -> None:
     """The simulation completes, and no task ends earlier than on idle links."""
     for plan, graph, run in case.runs():
         path = critical_path(graph, price(graph, case.costs))
@@ -355,7 +356,7 @@ def contention_only_delays(case: Case) -> None:
         _require(run.step_time_s > 0, f"{plan.layout}: the step takes no time")
 
 
-def the_run_is_the_longest_path(case: Case) -> None:
+def _the_run_is_the_longest_path(case: Case) -> None:
     """On idle links the simulation equals the longest path bit for bit."""
     for plan in case.plans:
         graph = case.graph(plan)
@@ -366,7 +367,7 @@ def the_run_is_the_longest_path(case: Case) -> None:
         _require(same, f"{plan.layout}: simulation and longest path differ on idle links")
 
 
-def the_screening_formula_is_close(case: Case) -> None:
+def _the_screening_formula_is_close(case: Case) -> None:
     """`estimate_s` is within 15 % of the simulation."""
     for plan, _, run in case.runs():
         estimate = case.strategy.estimate_s(plan, case.costs)
@@ -374,7 +375,7 @@ def the_screening_formula_is_close(case: Case) -> None:
         _require(close, f"{plan.layout}: estimated {estimate:.4g} s, simulated {run.step_time_s:.4g} s")
 
 
-def every_second_is_accounted_for(case: Case) -> None:
+def _every_second_is_accounted_for(case: Case) -> None:
     """The seconds of each device, by category, are positive and sum to the step."""
     for plan, _, run in case.runs():
         devices = run.device_breakdowns()
@@ -388,24 +389,27 @@ def every_second_is_accounted_for(case: Case) -> None:
 
 Promise = Callable[[Case], None]
 
-PROMISES: tuple[Promise, ...] = (
-    it_says_what_it_is,
-    listed_layouts_are_legal,
-    the_screening_agrees_with_the_plans,
-    memory_is_itemised,
-    other_systems_are_refused,
-    all_flop_are_done,
-    the_same_plan_gives_the_same_graph,
-    more_steps_can_be_written,
-    tasks_name_their_layer,
-    streams_and_groups_are_named,
-    ranks_hold_what_their_schedule_promises,
-    contention_only_delays,
-    the_run_is_the_longest_path,
-    the_screening_formula_is_close,
-    every_second_is_accounted_for,
-)
-"""Each raises BrokenPromise for a case that breaks it; its docstring states the promise."""
+PROMISES: Mapping[str, Promise] = {
+    promise.__name__.removeprefix("_"): promise
+    for promise in (
+        _it_says_what_it_is,
+        _listed_layouts_are_legal,
+        _the_screening_agrees_with_the_plans,
+        _memory_is_itemised,
+        _other_systems_are_refused,
+        _all_flop_are_done,
+        _the_same_plan_gives_the_same_graph,
+        _more_steps_can_be_written,
+        _tasks_name_their_layer,
+        _streams_and_groups_are_named,
+        _ranks_hold_what_their_schedule_promises,
+        _contention_only_delays,
+        _the_run_is_the_longest_path,
+        _the_screening_formula_is_close,
+        _every_second_is_accounted_for,
+    )
+}
+"""By name; each raises BrokenPromise for a case that breaks it; its docstring states the promise."""
 
 
 def check_promise(promise: Promise, case: Case) -> None:
@@ -426,6 +430,6 @@ def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
     """
     cases = cases_for(strategy) if cases is None else cases
     for case in cases:
-        for promise in PROMISES:
+        for promise in PROMISES.values():
             check_promise(promise, case)
     _require(any(case.plans for case in cases), f"strategy {strategy.name!r} has no plan that fits any case")

@@ -1,39 +1,29 @@
-"""Executes the moves of a collective algorithm: in time on an idle network, and on arrays.
-
-These are independent checks of the closed forms: the time of the moves step by step, and their result.
-"""
+"""Independent calculations of what a run holds, and of what flows get."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import groupby
-from operator import attrgetter
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from perfsim.engine.fairshare import TOLERANCE, Floats, Flow, fill
+from perfsim.base.arrays import Floats, Ints
+from perfsim.engine.fairshare import TOLERANCE, Flow, fill
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import flows_on
-from perfsim.network.move import Move
 from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import owners_of, rank_of
 
 # Memory of a simulated run: the tensors that are live at the same time on each device.
 #
-# An independent calculation of the activations that `perfsim.costs.memory` gives in closed form. A tensor
-# is
+# An independent calculation of the activations that `perfsim.costs.memory` gives in closed form. A tensor is
 # live from the start of the task that writes it to the end of its last reader, or of its writer if nothing
 # reads it. Weights, gradients and optimizer states are not tensors of the graph, and neither calculation
 # contains the workspace of a kernel.
 
 SAVED = "saved"
 """The tensor class of activations that a layer keeps for its backward."""
-
-
-Wide = NDArray[np.int64]
 
 
 def peak_live_bytes(trace: Trace, names: Collection[str] | None = None) -> dict[str, float]:
@@ -74,7 +64,7 @@ def _bytes(graph: TaskGraph, names: Collection[str] | None) -> Floats:
     return np.asarray(table[graph.work[graph.writer], position])
 
 
-def _places(graph: TaskGraph) -> Wide:
+def _places(graph: TaskGraph) -> Ints:
     """The device that holds each tensor: its writer's, or its reader's for a tensor that was sent.
 
     A task of several devices writes their tensors one device after the other.
@@ -94,7 +84,7 @@ def _places(graph: TaskGraph) -> Wide:
     return np.asarray(place)
 
 
-def _arrivals(graph: TaskGraph, table: Wide) -> tuple[Wide, Wide]:
+def _arrivals(graph: TaskGraph, table: Ints) -> tuple[Ints, Ints]:
     """Tensors that are sent and then read, and the device that reads them: the target of the send."""
     sends = np.array([work.kind is Kind.COMM_SEND for work in graph.works])
     arrives = np.flatnonzero(sends[graph.work[graph.writer]][graph.reads.values])
@@ -164,56 +154,3 @@ def reduced(flows: Sequence[Flow], capacities: ArrayLike) -> tuple[list[Flow], F
     capacity = dict(enumerate(np.asarray(capacities, dtype=np.float64).tolist()))
     short, kept = flows_on(loads, [flow.bytes_per_s for flow in flows], capacity)
     return [new._replace(weight=flow.weight) for new, flow in zip(short, flows, strict=True)], kept
-
-
-Link = Callable[[int, int], tuple[float, float]]
-"""(src, dst) to (latency in seconds, bytes per second)."""
-
-
-def uniform_link(latency_s: float, bytes_per_s: float) -> Link:
-    """The same latency and bandwidth between any two ranks."""
-    return lambda _src, _dst: (latency_s, bytes_per_s)
-
-
-def lockstep_s(moves: Iterable[Move], link: Link) -> float:
-    """Seconds if a step starts after all moves of the previous step have arrived."""
-    total_s = 0.0
-    for _, step in groupby(moves, key=attrgetter("step")):
-        load_bytes: defaultdict[tuple[int, int], float] = defaultdict(float)
-        for move in step:
-            load_bytes[move.src, move.dst] += move.n_bytes
-        total_s += max(_link_s(link(*ends), n_bytes) for ends, n_bytes in load_bytes.items())
-    return total_s
-
-
-def pipelined_s(moves: Iterable[Move], link: Link) -> float:
-    """Seconds if a chunk is sent as soon as its sender has it and the link is free."""
-    ready_s: defaultdict[tuple[int, int], float] = defaultdict(float)
-    free_s: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for move in moves:
-        latency_s, bytes_per_s = link(move.src, move.dst)
-        ends = (move.src, move.dst)
-        sent_s = max(ready_s[move.src, move.chunk], free_s[ends]) + move.n_bytes / bytes_per_s
-        free_s[ends] = sent_s
-        received = (move.dst, move.chunk)
-        ready_s[received] = max(ready_s[received], sent_s + latency_s)
-    return max(ready_s.values(), default=0.0)
-
-
-def replay(moves: Iterable[Move], buffers: Sequence[NDArray[Any]]) -> None:
-    """Execute the moves in place; `buffers[rank][chunk]` is the data of a rank.
-
-    All moves of a step read the state before the step.
-    """
-    for _, step in groupby(moves, key=attrgetter("step")):
-        sent = [(move, buffers[move.src][move.chunk].copy()) for move in step]
-        for move, data in sent:
-            if move.reduces:
-                buffers[move.dst][move.chunk] += data
-            else:
-                buffers[move.dst][move.chunk] = data
-
-
-def _link_s(link: tuple[float, float], n_bytes: float) -> float:
-    latency_s, bytes_per_s = link
-    return latency_s + n_bytes / bytes_per_s

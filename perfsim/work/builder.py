@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Ints
 from perfsim.base.errors import GraphError
-from perfsim.work.graph import WHOLE_DEVICE, Ragged, TaskGraph, Wide, Work, offsets, rank_of
+from perfsim.work.graph import WHOLE_DEVICE, Ragged, TaskGraph, Work, offsets, rank_of
 
 NO_SOURCE = -1
 NO_OUTPUT = -2
@@ -151,18 +152,18 @@ class Slots(NamedTuple):
     port), and the name of the output in that slot's template.
     """
 
-    template: Wide
-    tag: Wide
-    sources: dict[str, tuple[Wide, str]]
+    template: Ints
+    tag: Ints
+    sources: dict[str, tuple[Ints, str]]
 
 
 class Stamped(NamedTuple):
     """Result of stamping: first task id and first tensor handle of each slot."""
 
     templates: Sequence[Template]
-    template: Wide
-    first_task: Wide
-    first_tensor: Wide
+    template: Ints
+    first_task: Ints
+    first_tensor: Ints
 
     def tensor(self, slot: int, output: str) -> int:
         """Handle of a named output of one slot; GraphError if its template has no such output."""
@@ -180,7 +181,7 @@ class GraphBuilder:
         self._works: dict[Work, int] = {}
         self._streams: dict[str, int] = {}
         self._columns = _Columns()
-        self._chunks: list[dict[str, Wide]] = []
+        self._chunks: list[dict[str, Ints]] = []
         self._num_tasks = 0
         self._num_tensors = 0
         self._step_ends: list[int] = []
@@ -306,9 +307,9 @@ class _StampedChunk:
     stamped: Stamped
     first_id: int
     end_id: int
-    _behind: dict[tuple[str, bool], tuple[Wide, str]] = field(default_factory=dict, init=False)
+    _behind: dict[tuple[str, bool], tuple[Ints, str]] = field(default_factory=dict, init=False)
 
-    def columns(self) -> dict[str, Wide]:
+    def columns(self) -> dict[str, Ints]:
         count = self.end_id - self.first_id
         single = ("work", "stream", "block", "num_reads", "num_after", "num_writes")
         columns = {name: np.empty(count, dtype=np.int64) for name in (*single, "tag")}
@@ -325,11 +326,11 @@ class _StampedChunk:
             columns[name] = self._ragged(name, columns[lengths], used)
         return columns
 
-    def _positions(self, rows: Wide, length: int) -> Wide:
+    def _positions(self, rows: Ints, length: int) -> Ints:
         """Column index of each (slot, task of the template)."""
         return (self.stamped.first_task[rows] - self.first_id)[:, None] + np.arange(length)
 
-    def _ragged(self, name: str, lengths: Wide, used: Iterable[tuple[int, Wide]]) -> Wide:
+    def _ragged(self, name: str, lengths: Ints, used: Iterable[tuple[int, Ints]]) -> Ints:
         start = offsets(lengths)
         values = np.empty(int(start[-1]), dtype=np.int64)
         for number, rows in used:
@@ -341,7 +342,7 @@ class _StampedChunk:
             values[where] = self._resolved(template, rows, local, tasks=name == "after")
         return values
 
-    def _resolved(self, template: Template, rows: Wide, local: Wide, *, tasks: bool) -> Wide:
+    def _resolved(self, template: Template, rows: Ints, local: Ints, *, tasks: bool) -> Ints:
         """Handles (or task ids) in the graph for those local to the template, one row per slot."""
         first = self.stamped.first_task if tasks else self.stamped.first_tensor
         resolved = first[rows][:, None] + np.maximum(local, 0)
@@ -352,7 +353,7 @@ class _StampedChunk:
             resolved[:, columns] = self._port(names[-1 - number], rows, tasks=tasks)[:, None]
         return resolved
 
-    def _port(self, name: str, rows: Wide, *, tasks: bool) -> Wide:
+    def _port(self, name: str, rows: Ints, *, tasks: bool) -> Ints:
         """The tensor behind a port in each slot, or the task that writes it."""
         if (name, tasks) not in self._behind:
             self._behind[name, tasks] = self._sources(name, tasks=tasks)
@@ -364,7 +365,7 @@ class _StampedChunk:
             raise GraphError(f"port {name!r} reads output {output!r} of a template without it")
         return own
 
-    def _sources(self, name: str, *, tasks: bool) -> tuple[Wide, str]:
+    def _sources(self, name: str, *, tasks: bool) -> tuple[Ints, str]:
         """What is behind a port in every slot, and the name of the output that it reads."""
         if name not in self.slots.sources:
             raise GraphError(f"port {name!r} has no source")

@@ -9,10 +9,8 @@ from functools import cached_property, lru_cache
 
 from perfsim.specs.model import PLAIN, Experts, LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.work import experts
-from perfsim.work.attention import inner_norm_bytes, output_projection, projections
-from perfsim.work.kernels import LayerSlice
-from perfsim.work.layer import mlp_linears, padded_vocab_size
+from perfsim.work.kernels import FULL, LayerSlice
+from perfsim.work.layer import attention_products, inner_norm_bytes, mlp_products, padded_vocab_size
 from perfsim.work.recompute import by_operator, kept_bytes, product_flop
 
 
@@ -172,9 +170,7 @@ class Parameters:
 
 def weight_matrices(part: LayerSlice) -> Iterator[tuple[int, int, int]]:
     """Rows, columns and number of the weight matrices of a layer on one rank."""
-    dense = (*projections(part), output_projection(part))
-    mlp = experts.products(part) if part.kind.experts else mlp_linears(part)
-    for product in (*dense, *mlp):
+    for product in (*attention_products(part), *mlp_products(part)):
         yield product.k, product.n, product.batch
 
 
@@ -225,13 +221,13 @@ def model_flop_per_step(job: Job) -> float:
 def _whole_layer(job: Job, kind: LayerKind) -> LayerSlice:
     """A layer of a kind for one sequence, with what its recompute keeps."""
     recipe = job.recipe
-    framework = job.recipe.framework
+    framework = job.runtime.framework
     return LayerSlice(
         job.model,
         recipe.seq_length,
         1,
-        attention=recipe.attention,
-        keeps=recipe.recompute_keeps,
+        attention=recipe.runtime.attention,
+        keeps=recipe.runtime.recompute_keeps,
         selective="core" if framework is None else framework.selective,
         kind=kind,
     )
@@ -296,7 +292,7 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     model = part.model
     size = part.element_bytes
     if recompute == "full" or by_operator(part, recompute):
-        experts_bytes = experts.kept_bytes(part) if part.kind.experts and recompute != "full" else 0.0
+        experts_bytes = _experts_kept_bytes(part) if part.kind.experts and recompute != "full" else 0.0
         return part.activation_bytes / part.norm_share + kept_bytes(part, recompute) + experts_bytes
     t = part.tensor
     tokens = float(part.tokens)
@@ -310,11 +306,26 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
         total += (2 * size + 1 if part.dropout else size) * scores / t
     total += (2 if model.latent_attention is not None else 1) * inner_norm_bytes(part)
     if part.kind.experts:
-        total += experts.kept_bytes(part)
+        total += _experts_kept_bytes(part)
     if part.kind.mtp:
         logits = tokens * padded_vocab_size(model, t) / t
         total += 5 * part.activation_bytes / part.norm_share + size * logits
     return total
+
+
+def _experts_kept_bytes(part: LayerSlice) -> float:
+    """Bytes that the experts keep for the backward of one micro-batch.
+
+    The permuted rows, the inputs of the activation and of the second product, and scores and probabilities of
+    the router in fp32 (Megatron-Core with the weights applied in the activation); the same of shared experts.
+    """
+    model = part.model
+    experts = part.experts
+    gate = 1.5 if model.gated_mlp else 1.0
+    routed = model.hidden_size + 2 * gate * experts.ffn_hidden_size / part.expert_split
+    shared = 2 * gate * experts.shared_ffn_hidden_size / part.tensor
+    scores = 2 * FULL * part.routed_tokens * experts.num_experts
+    return part.element_bytes * (part.expert_rows * routed + part.tokens * shared) + scores
 
 
 def attention_weight_input_bytes(part: LayerSlice) -> float:
@@ -337,7 +348,10 @@ def attention_weight_input_bytes(part: LayerSlice) -> float:
 def mlp_weight_input_bytes(part: LayerSlice) -> float:
     """The same for the MLP block: sbh (20 of both linear layers + 4 of the norm) with ffn = 4 h, t = 1."""
     if part.kind.experts:
-        return experts.weight_input_bytes(part) + 2 * part.activation_bytes / part.norm_share
+        products = mlp_products(part)
+        weights = sum(float(product.batch) * product.n * product.k for product in products)
+        inputs = sum(product.bytes_accessed for product in products) - part.element_bytes * weights
+        return inputs + 2 * part.activation_bytes / part.norm_share
     ffn = part.model.ffn_hidden_size / part.model.hidden_size
     split = (2 if part.model.gated_mlp else 1) * ffn + ffn
     shared = 1 + 1 + 2

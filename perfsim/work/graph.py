@@ -23,31 +23,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Bools, Ids, Ints
 from perfsim.base.errors import GraphError
 from perfsim.work.kernels import Kernel
 
 # Lists of lists in two columns.
 
-Ints = NDArray[np.int32]
-Wide = NDArray[np.int64]
-
 
 class Ragged(NamedTuple):
     """A list of lists in two columns: row i is `values[start[i]:start[i + 1]]`."""
 
-    start: Ints
-    values: Ints
+    start: Ids
+    values: Ids
 
     def row(self, index: int) -> tuple[int, ...]:
         """The values of one row."""
         return tuple(self.values[self.start[index] : self.start[index + 1]].tolist())
 
     @property
-    def row_of_value(self) -> Ints:
+    def row_of_value(self) -> Ids:
         """The row of each value."""
         return np.repeat(np.arange(len(self.start) - 1, dtype=np.int32), np.diff(self.start))
 
-    def rows(self, indices: Ints | Wide) -> Ragged:
+    def rows(self, indices: Ids | Ints) -> Ragged:
         """The rows at these indices, in their order."""
         counts = np.diff(self.start)[indices]
         start = offsets(counts)
@@ -60,7 +58,7 @@ class Ragged(NamedTuple):
         return Ragged(start, np.append(self.values, others.values))
 
 
-def offsets(lengths: NDArray[np.integer] | NDArray[np.bool_]) -> Wide:
+def offsets(lengths: NDArray[np.integer] | Bools) -> Ints:
     """Start of each row and the end of the last: 0, l0, l0 + l1, ..."""
     start = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=start[1:])
@@ -210,16 +208,16 @@ DEPTH = 3
 """Steps that the search for a task's other dependencies goes back from its last one."""
 
 
-class Waits(NamedTuple):
+class _Waits(NamedTuple):
     """Dependencies of every task, one per column (-1: none); empty for tasks with too many."""
 
-    columns: NDArray[np.int32]
+    columns: Ids
     """(COLUMNS, tasks); the first is the stream predecessor, the others are on other streams."""
-    long: NDArray[np.bool_]
+    long: Bools
     """Tasks with too many dependencies for the columns."""
 
 
-def waits(stream: Ints, previous: Ints, sources: Sequence[Ragged]) -> Waits:
+def _collected(stream: Ids, previous: Ids, sources: Sequence[Ragged]) -> _Waits:
     """Collect dependencies: the stream predecessor, and those rows of every source on other streams."""
     counts = [np.diff(source.start) for source in sources]
     long = np.sum(counts, axis=0) >= COLUMNS
@@ -235,16 +233,16 @@ def waits(stream: Ints, previous: Ints, sources: Sequence[Ragged]) -> Waits:
             dependency = dependency[apart]
             columns[filled[tasks], tasks] = dependency
             filled[tasks] += 1
-    return Waits(columns, long)
+    return _Waits(columns, long)
 
 
-def _followed(waits: Waits) -> Ints:
+def _followed(waits: _Waits) -> Ids:
     """The task that each task directly follows; -1 if it waits for several, or for none.
 
     It is the last dependency, if the search finds that this one has waited for all the others.
     """
     columns, long = waits
-    last: Ints = columns.max(axis=0)
+    last: Ids = columns.max(axis=0)
     last[long] = -1
     follows = last.copy()
     for column in columns:
@@ -272,24 +270,24 @@ class Pairs(NamedTuple):
     that task's end. Tasks are given by their place among all chains; place -1 adds no time.
     """
 
-    left_value: Ints
-    left_place: Ints
-    left_chain: Ints
-    right_value: Ints
-    right_place: Ints
-    right_chain: Ints
-    value_of_chain: Ints
+    left_value: Ids
+    left_place: Ids
+    left_chain: Ids
+    right_value: Ids
+    right_place: Ids
+    right_chain: Ids
+    value_of_chain: Ids
 
 
 @dataclass(frozen=True)
 class Chains:
     """All tasks, chain by chain; chains are in the order of their heads, which is topological."""
 
-    order: Ints
+    order: Ids
     """Task ids chain by chain, in order."""
-    first: Ints
+    first: Ids
     """Where each chain begins in `order`, and the end of the last."""
-    chain: Ints
+    chain: Ids
     """The chain of each task."""
     waits_for: Ragged
     """Tasks that the head of each chain waits for."""
@@ -298,24 +296,24 @@ class Chains:
         return len(self.first) - 1
 
     @property
-    def length(self) -> Ints:
+    def length(self) -> Ids:
         """Tasks of each chain."""
         return np.diff(self.first)
 
     @cached_property
-    def place(self) -> Ints:
+    def place(self) -> Ids:
         """Where each task stands in `order`."""
         place = np.empty(len(self.order), dtype=np.int32)
         place[self.order] = np.arange(len(self.order), dtype=np.int32)
         return place
 
-    def since_start(self, ticks: Wide) -> Wide:
+    def since_start(self, ticks: Ints) -> Ints:
         """Ticks from the start of each task's chain to the task's end, by place."""
         total, before = self.running_sums(ticks)
         total -= before.repeat(self.length)
         return total
 
-    def running_sums(self, ticks: Wide) -> tuple[Wide, Wide]:
+    def running_sums(self, ticks: Ints) -> tuple[Ints, Ints]:
         """Running sums of ticks over all tasks, by place, and the sum before each chain."""
         # Sums of whole ticks are exact, so one running sum over all chains loses no precision.
         total = ticks.take(self.order).cumsum()
@@ -355,7 +353,7 @@ class Chains:
         )
 
 
-def _chains(follows: Ints, waits: Waits, sources: Sequence[Ragged]) -> Chains:
+def _chains(follows: Ids, waits: _Waits, sources: Sequence[Ragged]) -> Chains:
     """The chains of a graph."""
     tasks = np.arange(len(follows), dtype=np.int32)
     joined = follows >= 0  # the tasks that continue a chain
@@ -374,7 +372,7 @@ def _chains(follows: Ints, waits: Waits, sources: Sequence[Ragged]) -> Chains:
     return Chains(order, first.astype(np.int32), chain_of_run[run], _of_heads(heads, waits, sources))
 
 
-def _split(whole: Chains, apart: NDArray[np.bool_], waits: Waits, sources: Sequence[Ragged]) -> Chains:
+def _split(whole: Chains, apart: Bools, waits: _Waits, sources: Sequence[Ragged]) -> Chains:
     """Chains cut before and behind each task in `apart`, whose duration is not known yet."""
     alone = apart[whole.order]
     begins = alone.copy()
@@ -396,7 +394,7 @@ def _split(whole: Chains, apart: NDArray[np.bool_], waits: Waits, sources: Seque
     return Chains(parts.values, parts.start, chain, both.rows(row[by_head]))
 
 
-def _chain_of_run(first: Wide, run: Ints, follows: Ints, joined: NDArray[np.bool_]) -> Ints:
+def _chain_of_run(first: Ints, run: Ids, follows: Ids, joined: Bools) -> Ids:
     """The chain of every run of consecutive task ids; a run may continue another one."""
     before = np.where(joined[first], run[follows[first]], np.arange(len(first), dtype=np.int32))
     behind = np.flatnonzero(joined[first])
@@ -409,7 +407,7 @@ def _chain_of_run(first: Wide, run: Ints, follows: Ints, joined: NDArray[np.bool
     return np.asarray(number[before])
 
 
-def _of_heads(heads: Wide | Ints, waits: Waits, sources: Sequence[Ragged]) -> Ragged:
+def _of_heads(heads: Ints | Ids, waits: _Waits, sources: Sequence[Ragged]) -> Ragged:
     """Dependencies of the head of each chain, ascending, without repeats."""
     columns = np.sort(waits.columns[:, heads].T, axis=1)
     new = columns >= 0
@@ -420,7 +418,7 @@ def _of_heads(heads: Wide | Ints, waits: Waits, sources: Sequence[Ragged]) -> Ra
 
 
 def _with_long(
-    rows: Ragged, long: Wide, heads: Wide | Ints, waits: Waits, sources: Sequence[Ragged]
+    rows: Ragged, long: Ints, heads: Ints | Ids, waits: _Waits, sources: Sequence[Ragged]
 ) -> Ragged:
     """`rows` with all dependencies of those heads that have too many for the columns."""
     previous = waits.columns[0, heads]
@@ -490,17 +488,17 @@ class TaskGraph:
 
     works: tuple[Work, ...]
     streams: tuple[str, ...]
-    work: Ints
-    stream: Ints
-    tag: Ints
+    work: Ids
+    stream: Ids
+    tag: Ids
     block: Shorts
     reads: Ragged
     after: Ragged
-    first_write: Ints
+    first_write: Ids
     step_ends: tuple[int, ...]
     """Number of tasks at the end of each optimizer step."""
     stands_for: tuple[int, ...]
-    """Number of ranks that each stream stands for; ranks that do the same work share one (`symmetry`)."""
+    """Number of ranks that each stream stands for; ranks that do the same work share one (`unfold`)."""
 
     def __len__(self) -> int:
         return len(self.work)
@@ -523,7 +521,7 @@ class TaskGraph:
         return (self.task(index) for index in range(len(self)))
 
     @cached_property
-    def stream_ranks(self) -> Ints:
+    def stream_ranks(self) -> Ids:
         """The rank of each stream; -1 for one of several ranks or of all, such as MemoryX."""
         ranks = (rank_of(name) for name in self.streams)
         return np.array([-1 if rank is None else rank for rank in ranks], dtype=np.int32)
@@ -554,7 +552,7 @@ class TaskGraph:
         return int(self.first_write[-1])
 
     @cached_property
-    def writer(self) -> Ints:
+    def writer(self) -> Ids:
         """The task that writes each tensor."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first_write))
 
@@ -567,7 +565,7 @@ class TaskGraph:
         return Ragged(offsets(lengths).astype(np.int32), order.astype(np.int32))
 
     @cached_property
-    def stream_predecessor(self) -> Ints:
+    def stream_predecessor(self) -> Ids:
         """The task before each one on its stream; -1 for the first."""
         order = self.by_stream.values
         same = self.stream[order[1:]] == self.stream[order[:-1]]
@@ -625,11 +623,11 @@ class TaskGraph:
         return Ragged(start, deps.row_of_value[order])
 
     @cached_property
-    def _waits(self) -> Waits:
-        return waits(self.stream, self.stream_predecessor, self.sources)
+    def _waits(self) -> _Waits:
+        return _collected(self.stream, self.stream_predecessor, self.sources)
 
     @cached_property
-    def follows(self) -> Ints:
+    def follows(self) -> Ids:
         """The task at whose end each task starts, for any durations; -1 if it waits for several or none."""
         return _followed(self._waits)
 
@@ -638,7 +636,7 @@ class TaskGraph:
         """All tasks, chain by chain."""
         return _chains(self.follows, self._waits, self.sources)
 
-    def chains_around(self, apart: NDArray[np.bool_]) -> Chains:
+    def chains_around(self, apart: Bools) -> Chains:
         """The chains if each of these tasks is a chain of its own."""
         return _split(self.chains, apart, self._waits, self.sources)
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Fusion, Selective
-from perfsim.specs.hardware import Precision
+from perfsim.specs.layout import ContextExchange
 from perfsim.specs.model import PLAIN, Experts, LayerKind, RecomputeKeeps, TransformerConfig
-from perfsim.specs.recipe import Attention, ContextExchange, KernelPrecisions
+from perfsim.specs.precisions import Precision
+from perfsim.specs.recipe import KernelPrecisions
+from perfsim.specs.runtime import Attention
 
 Partition = Literal["none", "column", "row", "streamed"]
 
@@ -84,6 +86,13 @@ class LayerSlice:
     context: int = 1
     """Ranks that share every sequence."""
     context_exchange: ContextExchange = "ring"
+    """What these ranks exchange.
+
+    Ring [2310.01889]: every rank has 1 / c of the positions, and keys and values go around the ranks. With
+    causal attention a rank has one part from each end of the sequence, so all blocks have equal work
+    (Megatron-Core). All-to-all [2309.14509, Ulysses]: before and after attention, ranks exchange heads
+    against positions.
+    """
     kind: LayerKind = PLAIN
     """Which of the model's layers it is a share of."""
     expert: int = 1
@@ -131,9 +140,47 @@ class LayerSlice:
         return self.model.experts
 
     @property
-    def own_tokens(self) -> float:
+    def local_heads(self) -> int:
+        """Attention heads of one rank times micro-batch size: the batch of a score GEMM."""
+        return self.micro_batch_size * self.model.num_attention_heads // self.tensor
+
+    @property
+    def query_bytes(self) -> float:
+        """Bytes of the queries of one rank, or of their gradients."""
+        return self.element_bytes * self.tokens * self.model.query_width / self.tensor
+
+    @property
+    def pair_bytes(self) -> float:
+        """Bytes of the keys and values of one rank, or of their gradients."""
+        return self.element_bytes * self.tokens * self.pair_width / self.tensor
+
+    @property
+    def context_bytes(self) -> float:
+        """Bytes that the core of attention computes on one rank, or of their gradients."""
+        return self.element_bytes * self.tokens * self.model.attention_width / self.tensor
+
+    @property
+    def exchange_buffer_bytes(self) -> float:
+        """Bytes of buffers for what context ranks exchange.
+
+        Ring: in the backward, keys, values and their gradients that arrive and that are in use. All-to-all:
+        queries, keys and values as they arrive.
+        """
+        if self.context == 1:
+            return 0.0
+        if self.context_exchange == "ring":
+            return 4 * self.pair_bytes
+        return self.query_bytes + self.pair_bytes
+
+    @property
+    def routed_tokens(self) -> float:
         """Tokens that a rank routes: its share of the sequence under sequence parallelism."""
         return self.tokens / self.norm_share
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of the rows that a rank sends to experts: T k / t of the hidden size each."""
+        return self.element_bytes * self.routed_tokens * self.experts.top_k * self.model.hidden_size
 
     @property
     def expert_split(self) -> int:
@@ -257,44 +304,3 @@ def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[K
             launches=2 * count if bias else count,
         ),
     )
-
-
-def linear_backward(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
-    """Input gradient, weight and bias gradients, and their addition to the accumulated main gradients."""
-    return (linear_dgrad(forward), *linear_wgrad(forward, main_grad_bytes, bias))
-
-
-def norm(name: str, part: LayerSlice) -> Kernel:
-    """A norm: one read, one write."""
-    return elementwise(name, 2 * part.activation_bytes / part.norm_share)
-
-
-def norm_backward(name: str, part: LayerSlice) -> Kernel:
-    """Input gradient in one kernel; scale and shift in others, which read input and output gradient again."""
-    return elementwise(name, 5 * part.activation_bytes / part.norm_share, launches=4)
-
-
-def residual(name: str, part: LayerSlice) -> Kernel:
-    """Bias, dropout and residual in one kernel: two reads, one write, one mask byte."""
-    bytes_per_element = 3 * part.element_bytes + (1.0 if part.dropout else 0.0)
-    return elementwise(name, bytes_per_element * part.activation_elements / part.norm_share)
-
-
-def residual_backward(name: str, part: LayerSlice) -> Kernel:
-    """Backward of dropout (read, mask, write); sum of both branches' gradients (two reads, a write)."""
-    size = part.element_bytes
-    bytes_per_element = 3 * size + (2 * size + 1.0 if part.dropout else 0.0)
-    launches = 2 if part.dropout else 1
-    return elementwise(
-        name, bytes_per_element * part.activation_elements / part.norm_share, launches=launches
-    )
-
-
-def norm_dgrad(name: str, part: LayerSlice) -> Kernel:
-    """Input and output gradient read, input gradient written."""
-    return elementwise(name, 3 * part.activation_bytes / part.norm_share)
-
-
-def norm_wgrad(name: str, part: LayerSlice) -> Kernel:
-    """Gradients of scale and shift: both read, reduced in two kernels, accumulated."""
-    return elementwise(name, 2 * part.activation_bytes / part.norm_share, launches=3)

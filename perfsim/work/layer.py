@@ -1,33 +1,545 @@
-"""What a module of multi-token prediction adds to its layer [2412.19437 2.2, as Megatron-Core runs it].
+"""The kernels of a layer on one rank, by block and pass: attention, MLP or experts, embedding, LM head.
 
-Before the layer: the embedding of a later token and the hidden state, each through a norm, joined and
-projected from 2 h to h. Behind the layer: the model's LM head and loss once more. Embedding and head share
-the weights of the model's own, so a module has only the projection and three norms of its own.
+Blocks are written as eager PyTorch runs them, and returned as the framework runs them: `_as_run` merges fused
+kernels and casts the operands of narrow products. A pass is the forward, the whole backward, or one half of a
+split backward: `dgrad`, the gradients of inputs, or `wgrad`, the gradients of weights.
+
+A block with experts comes whole (`mlp_kernels`) or in the stages between which rows move to experts and back
+(`expert_kernels`). Forward: the router (residual, norm, scores, permutation of tokens to rows in the order of
+experts), the dispatch to the ranks of the experts, the experts on the rows that arrived, the combination
+back, and the weighted sum. Shared experts need no rows of others, so they can run while rows move. The
+backward goes the other way. A rank routes T / t tokens to k experts and computes
+`LayerSlice.expert_rows` rows.
+
+A layer of multi-token prediction [2412.19437 2.2, as Megatron-Core runs it] begins with the embedding of a
+later token and the hidden state, each through a norm, joined and projected from 2 h to h, and ends with the
+model's LM head and loss once more. Embedding and head share the weights of the model.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple
 
 from perfsim.specs.model import TransformerConfig
+from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.work.kernels import (
     FULL,
     Kernel,
     LayerSlice,
     elementwise,
+    gemm,
+    grouped_gemm,
     linear,
-    linear_backward,
     linear_dgrad,
     linear_wgrad,
-    norm,
-    norm_backward,
-    norm_dgrad,
-    norm_wgrad,
-    residual,
-    residual_backward,
 )
 
-# Kernels outside the layers: embedding, LM head and loss.
+LayerPass = Literal["forward", "backward", "dgrad", "wgrad"]
+Kernels = tuple[Kernel, ...]
+
+
+# What all blocks are made of.
+
+
+def _products(part: LayerSlice, which: LayerPass, bias: bool, *forward: Kernel) -> Iterator[Kernel]:
+    """These products with weights in one pass."""
+    for product in forward:
+        if which == "forward":
+            yield product
+        if which in ("backward", "dgrad"):
+            yield linear_dgrad(product)
+        if which in ("backward", "wgrad"):
+            yield from linear_wgrad(product, part.main_grad_bytes, bias)
+
+
+class _NormPass(NamedTuple):
+    suffix: str
+    passes: int
+    """Times that the norm reads or writes an activation."""
+    launches: int
+
+
+# The input gradient is one kernel. Gradients of scale and shift read input and output gradient again, are
+# reduced in two kernels, and accumulated.
+_NORM: dict[LayerPass, _NormPass] = {
+    "forward": _NormPass("", 2, 1),
+    "backward": _NormPass(".backward", 5, 4),
+    "dgrad": _NormPass(".dgrad", 3, 1),
+    "wgrad": _NormPass(".wgrad", 2, 3),
+}
+
+
+def _norm(name: str, part: LayerSlice, which: LayerPass) -> Kernel:
+    suffix, passes, launches = _NORM[which]
+    return elementwise(name + suffix, passes * part.activation_bytes / part.norm_share, launches=launches)
+
+
+def _residual(name: str, part: LayerSlice) -> Kernel:
+    """Bias, dropout and residual in one kernel: two reads, one write, one mask byte."""
+    bytes_per_element = 3 * part.element_bytes + (1.0 if part.dropout else 0.0)
+    return elementwise(name, bytes_per_element * part.activation_elements / part.norm_share)
+
+
+def _residual_backward(name: str, part: LayerSlice) -> Kernel:
+    """Backward of dropout (read, mask, write); sum of both branches' gradients (two reads, a write)."""
+    size = part.element_bytes
+    bytes_per_element = 3 * size + (2 * size + 1.0 if part.dropout else 0.0)
+    launches = 2 if part.dropout else 1
+    return elementwise(
+        name, bytes_per_element * part.activation_elements / part.norm_share, launches=launches
+    )
+
+
+# What a framework makes of a block.
+
+
+def _as_run(eager: Iterable[Kernel], part: LayerSlice) -> Kernels:
+    """The kernels of a block as the framework runs them: fused, and with narrow matrix products."""
+    fused = (_fused(kernel, part) for kernel in eager)
+    return tuple(cast for kernel in fused if kernel is not None for cast in _cast(kernel, part))
+
+
+_NORM_BACKWARD_SHARE = 3.0 / 5.0
+"""Passes of a fused norm's backward over the passes of an eager one."""
+
+
+def _fused(kernel: Kernel, part: LayerSlice) -> Kernel | None:
+    """The kernel as a framework with these fusions runs it; None where another kernel does its work.
+
+    - accumulation: the weight gradient's product adds to the main gradient, which it reads and writes itself;
+    - norm: one pass reads input and output gradient and writes the input gradient; scale and shift in a
+      second;
+    - qkv: gradients of queries, keys and values are written side by side, so nothing joins them.
+    """
+    if "qkv" in part.fused and kernel.name == "qkv.join_gradients":
+        return None
+    if "norm" in part.fused and kernel.name.endswith("_norm.backward"):
+        share = _NORM_BACKWARD_SHARE * kernel.bytes_accessed
+        return kernel._replace(bytes_accessed=share, launches=2)
+    if "accumulation" in part.fused and kernel.name.endswith(".accumulate"):
+        summed = 2 * part.main_grad_bytes
+        share = summed / (part.element_bytes + summed)
+        return kernel._replace(bytes_accessed=share * kernel.bytes_accessed, launches=0)
+    return kernel
+
+
+def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
+    """A product in its precision, after the cast of its first operand if that is narrower than 16 bits.
+
+    The cast writes the transposed copy too, so the weight gradient reads what earlier products had cast.
+    """
+    narrow = _precision(kernel, part)
+    if narrow is None:
+        yield kernel
+        return
+    if not kernel.weight_gradient:
+        yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k * kernel.batch)
+    moved = PRECISIONS[narrow].bytes * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
+    moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
+    yield kernel._replace(precision=narrow, bytes_accessed=moved)
+
+
+def _precision(kernel: Kernel, part: LayerSlice) -> Precision | None:
+    """The precision of a product with weights; None where it has 16 bits, and for other kernels.
+
+    The router has the precision of activations and never a narrower one (Megatron-Core).
+    """
+    table = part.precisions
+    if table is None or kernel.op != "gemm" or (kernel.batch > 1 and not kernel.grouped):
+        return None
+    if kernel.name.startswith(_ROUTER):
+        return None
+    if kernel.name.startswith("lm_head"):
+        narrow = table.head
+    elif kernel.weight_gradient:
+        narrow = table.weight_gradient
+    else:
+        narrow = table.input_gradient if kernel.name.endswith(".dgrad") else table.forward
+    return narrow if PRECISIONS[narrow].bytes < part.element_bytes else None
+
+
+def cast_bytes(precision: Precision) -> float:
+    """Bytes per number of a cast of 16 bits to two narrow copies, one of them transposed.
+
+    One pass reads the number and writes both copies; where the scale is computed from the numbers
+    themselves, they are read once more to find it.
+    """
+    row = PRECISIONS[precision]
+    return row.cast_reads_bytes + 2 * row.bytes
+
+
+# Attention: projections, plain or through latents, and the core with or without a window.
+#
+# Latent attention [2405.04434] as Megatron-Core trains it: queries go down to a latent, through a norm and up
+# to all heads; keys and values likewise, from a common latent, with a rotary part of the keys for all heads.
+# The products down are not divided over tensor ranks; under sequence parallelism each rank has its tokens.
+
+
+def attention_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
+    """The attention block, before the tensor-parallel all-reduce; its backward begins with the residual."""
+    bias = part.model.has_attention_bias
+    *inputs, output = attention_products(part)
+    norm = _norm("attention_norm", part, which)
+    inner_norms = _inner_norms(part, which)
+    joint = _joined_embedding(part, which) if part.kind.mtp else ()
+    run: Iterable[Kernel]
+    if which == "forward":
+        run = (*joint, norm, *inputs, *inner_norms, *_rotary(part), *attention_core(part), output)
+    elif which == "wgrad":
+        run = (*_products(part, which, bias, output, *reversed(inputs)), *inner_norms, norm, *joint)
+    else:
+        run = (
+            _residual_backward("attention_residual.backward", part),
+            *_products(part, which, bias, output),
+            *attention_core(part, backward=True),
+            *_rotary(part),
+            _join_gradients(part),
+            *inner_norms,
+            *_products(part, which, bias, *reversed(inputs)),
+            norm,
+            *joint,
+        )
+    return _as_run(run, part)
+
+
+def attention_products(part: LayerSlice) -> Kernels:
+    """The block's products with weights, in the order of a forward; the last follows the core."""
+    model = part.model
+    size = part.element_bytes
+    width = model.attention_width
+    output = linear("projection", part.tokens, width, model.hidden_size, "row", part.tensor, size)
+    latent = model.latent_attention
+    if latent is None:
+        width = model.query_width + part.pair_width
+        return (linear("qkv", part.tokens, model.hidden_size, width, "column", part.tensor, size), output)
+    tokens = max(1, part.tokens // part.norm_share)
+    rank = latent.q_lora_rank
+    down = latent.kv_lora_rank + latent.qk_rope_head_dim
+    up = model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    query_inputs = rank or model.hidden_size
+    queries: Kernels = (
+        linear("query", part.tokens, query_inputs, model.query_width, "column", part.tensor, size),
+    )
+    if rank is not None:
+        queries = (linear("query_down", tokens, model.hidden_size, rank, element_bytes=size), *queries)
+    return (
+        *queries,
+        linear("pair_down", tokens, model.hidden_size, down, element_bytes=size),
+        linear("pair", part.tokens, latent.kv_lora_rank, up, "column", part.tensor, size),
+        output,
+    )
+
+
+def inner_norm_bytes(part: LayerSlice) -> float:
+    """Bytes that norms inside the attention block read: latents, or queries and keys; else 0."""
+    model = part.model
+    latent = part.model.latent_attention
+    width = 0.0
+    if latent is not None:
+        width += ((latent.q_lora_rank or 0) + latent.kv_lora_rank) / part.norm_share
+    if model.qk_layernorm:
+        width += (model.query_width + part.kv_size) / part.tensor
+    return part.element_bytes * part.tokens * width
+
+
+def _inner_norms(part: LayerSlice, which: LayerPass) -> Kernels:
+    suffix, passes, _ = _NORM[which]
+    n_bytes = inner_norm_bytes(part)
+    return (elementwise(f"inner_norms{suffix}", passes * n_bytes, launches=2),) if n_bytes else ()
+
+
+def _join_gradients(part: LayerSlice) -> Kernel:
+    """Concatenation of the gradients of queries, keys and values, which the QKV linear reads."""
+    width = part.model.query_width + part.pair_width
+    return elementwise("qkv.join_gradients", 2 * part.element_bytes * part.tokens * width / part.tensor)
+
+
+def _rotary(part: LayerSlice) -> Kernels:
+    """Rotation of queries and keys, if positions are rotary; latent attention writes its keys whole."""
+    if part.model.position_embedding != "rotary":
+        return ()
+    width = part.model.query_width + part.kv_size
+    return (elementwise("rotary", 2 * part.element_bytes * part.tokens * width / part.tensor, launches=2),)
+
+
+def attention_core(part: LayerSlice, *, backward: bool = False) -> Kernels:
+    """Scores, softmax, dropout and context; with flash attention a single kernel for each block of keys.
+
+    The backward has twice the matrix work, and more for flash attention, which computes the scores again.
+    """
+    if part.attention == "flash":
+        return (_flash(part, backward=backward),) * part.blocks
+    heads = part.local_heads
+    s = part.seq_length
+    d = part.model.head_size
+    v = part.model.value_size
+    scores = float(heads) * s * s
+    size = part.element_bytes
+    suffix = ".backward" if backward else ""
+    dropout = (elementwise(f"attention_dropout{suffix}", (2 * size + 1) * scores),) if part.dropout else ()
+    # One matrix per head becomes one row per token, and the gradient goes back.
+    transposed = elementwise(f"context_transpose{suffix}", 2 * part.context_bytes)
+    if not backward:
+        return (
+            gemm("scores", s, s, d, batch=heads, element_bytes=size),
+            elementwise("softmax", 2 * size * scores),
+            *dropout,
+            gemm("context", s, v, s, batch=heads, element_bytes=size),
+            transposed,
+        )
+    return (
+        transposed,
+        gemm("context.dgrad_probabilities", s, s, v, batch=heads, element_bytes=size),
+        gemm("context.dgrad_values", s, v, s, batch=heads, element_bytes=size),
+        *dropout,
+        elementwise("softmax.backward", 3 * size * scores),
+        gemm("scores.dgrad_queries", s, d, s, batch=heads, element_bytes=size),
+        gemm("scores.dgrad_keys", s, d, s, batch=heads, element_bytes=size),
+    )
+
+
+FLASH = "flash_attention"
+"""Name of the fused forward of the attention core."""
+
+
+def _flash(part: LayerSlice, *, backward: bool) -> Kernel:
+    """Flash attention: products of s x s x d per head, for the pairs that the mask leaves.
+
+    Context ranks have s / c positions of all heads, or all positions of a c-th of the heads. The first have
+    positions from both ends of the sequence, so under a causal mask too all blocks are equal; under a window
+    the blocks far from the diagonal are empty, and the mean of all blocks is taken.
+    """
+    s = part.seq_length // part.blocks
+    model = part.model
+    heads = part.local_heads * part.blocks // part.context
+    # Products over the width of a query head, and over the width of a value head. The backward computes the
+    # scores again.
+    queries_keys, values = (3, 2) if backward else (1, 1)
+    width = queries_keys * model.head_size + values * model.value_size
+    keys = s if part.attention_length is None else part.attention_length
+    return Kernel(
+        name=f"{FLASH}.backward" if backward else FLASH,
+        op="attention",
+        flop=2.0 * heads * s * keys * width * _seen_share(part),
+        bytes_accessed=2 * part.element_bytes * heads * s * width,  # scores stay on chip
+        m=s,
+        n=keys,
+        k=model.head_size,
+        batch=heads,
+        element_bytes=part.element_bytes,
+    )
+
+
+def _seen_share(part: LayerSlice) -> float:
+    """Share of all pairs of positions that attention scores: 1/2 under a causal mask, less with a window.
+
+    In a window of w of s positions a position sees min(w, its number): (w s - w^2 / 2) / s^2.
+    """
+    if not part.model.causal:
+        return 1.0
+    share = min(1.0, (part.kind.window or part.seq_length) / part.seq_length)
+    return share - 0.5 * share**2
+
+
+def merge_kernel(part: LayerSlice, *, backward: bool = False) -> Kernel:
+    """Adds the result of a block of keys to the earlier blocks' results, rescaled by their softmax sums.
+
+    In a backward it adds the block's gradients of queries, keys and values.
+    """
+    if backward:
+        n_bytes = 3 * (part.query_bytes + part.pair_bytes)
+        return elementwise("attention_merge.backward", n_bytes, launches=2)
+    return elementwise("attention_merge", 3 * part.context_bytes)
+
+
+# The MLP, or the experts of a layer that has some.
+
+
+def mlp_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
+    """The MLP block before its all-reduce, or the whole block with experts without anything that moves rows.
+
+    A forward begins with the residual of the attention block, a backward with the block's own residual.
+    """
+    if not part.kind.experts:
+        block = _dense(part, which)
+    elif which == "wgrad":
+        products = (*reversed(_shared_linears(part)), *reversed(_expert_linears(part)), _router(part))
+        bias = part.model.has_expert_bias
+        block = (*_products(part, which, bias, *products), _norm("mlp_norm", part, which))
+    else:
+        order: tuple[ExpertStage, ...] = ("router", "experts", "combine", "shared")
+        if which != "forward":
+            order = ("combine", "shared", "experts", "router")
+        block = tuple(kernel for stage in order for kernel in _EXPERT_STAGES[stage](part, which))
+    return _as_run(_with_further_head(block, part, which), part)
+
+
+def mlp_residual(part: LayerSlice) -> Kernels:
+    """Bias, dropout and residual after the MLP's tensor-parallel all-reduce."""
+    return (_residual("mlp_residual", part),)
+
+
+def mlp_products(part: LayerSlice) -> Kernels:
+    """The block's products with weights: the two of an MLP, or routed experts, shared ones and router."""
+    if part.kind.experts:
+        return (*_expert_linears(part), *_shared_linears(part), _router(part))
+    return _mlp_linears(part, "", part.model.ffn_hidden_size)
+
+
+def _mlp_linears(part: LayerSlice, prefix: str, ffn: int) -> tuple[Kernel, Kernel]:
+    model = part.model
+    size = part.element_bytes
+    width = (2 if model.gated_mlp else 1) * ffn
+    return (
+        linear(f"{prefix}fc1", part.tokens, model.hidden_size, width, "column", part.tensor, size),
+        linear(f"{prefix}fc2", part.tokens, ffn, model.hidden_size, "row", part.tensor, size),
+    )
+
+
+def _activation(name: str, part: LayerSlice, passes: int, elements: float) -> Kernel:
+    """GELU (or SwiGLU) in one kernel: `passes` reads and writes of `elements`."""
+    gate = 1.5 if part.model.gated_mlp else 1.0
+    return elementwise(name, passes * gate * part.element_bytes * elements)
+
+
+def _mlp_begin(part: LayerSlice) -> Kernels:
+    """Residual of the attention block, and the MLP's norm unless it shares the norm of attention."""
+    norms = (_norm("mlp_norm", part, "forward"),) if part.model.norms_per_layer > 1 else ()
+    return (_residual("attention_residual", part), *norms)
+
+
+def _dense(part: LayerSlice, which: LayerPass) -> Kernels:
+    fc1, fc2 = mlp_products(part)
+    bias = part.model.bias
+    elements = part.tokens * part.model.ffn_hidden_size / part.tensor
+    if which == "forward":
+        return (*_mlp_begin(part), fc1, _activation("activation", part, 2, elements), fc2)
+    norms = (_norm("mlp_norm", part, which),) if part.model.norms_per_layer > 1 else ()
+    if which == "wgrad":
+        return (*_products(part, which, bias, fc2, fc1), *norms)
+    return (
+        _residual_backward("mlp_residual.backward", part),
+        *_products(part, which, bias, fc2),
+        _activation("activation.backward", part, 3, elements),
+        *_products(part, which, bias, fc1),
+        *norms,
+    )
+
+
+ExpertStage = Literal["router", "experts", "shared", "combine"]
+
+
+def expert_kernels(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Kernels:
+    """One stage of a block with experts; shared experts are nothing where the layer has none."""
+    run = _EXPERT_STAGES[stage](part, which)
+    return _as_run(_with_further_head(run, part, which) if stage == "combine" else run, part)
+
+
+_ROUTER = "router"
+_SCORE_PASSES = 4
+"""Passes over the scores of a router: scores to probabilities (read, write), choice of the top k, its map."""
+
+
+def _router(part: LayerSlice) -> Kernel:
+    """The product that scores the experts for every token of the rank."""
+    tokens = max(1, round(part.routed_tokens))
+    return linear(
+        _ROUTER, tokens, part.model.hidden_size, part.experts.num_experts, element_bytes=part.element_bytes
+    )
+
+
+def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
+    """The products of a rank's experts with the rows that they compute."""
+    model = part.model
+    split = part.expert_split
+    size = part.element_bytes
+    ffn = part.experts.ffn_hidden_size // split
+    rows = part.expert_rows
+    count = part.local_experts
+    width = (2 if model.gated_mlp else 1) * ffn
+    return (
+        grouped_gemm("expert_fc1", rows, width, model.hidden_size, count, "column", split, size),
+        grouped_gemm("expert_fc2", rows, model.hidden_size, ffn, count, "row", split, size),
+    )
+
+
+def _shared_linears(part: LayerSlice) -> Kernels:
+    ffn = part.experts.shared_ffn_hidden_size
+    return _mlp_linears(part, "shared_", ffn) if ffn else ()
+
+
+def _permute(part: LayerSlice, name: str) -> Kernel:
+    """Tokens are read and rows written, or the other way round; k rows for a token."""
+    return elementwise(name, part.row_bytes * (1 + 1 / part.experts.top_k), launches=2)
+
+
+def _router_stage(part: LayerSlice, which: LayerPass) -> Kernels:
+    """Residual of the attention block, norm, scores, and the permutation of tokens to rows; or back."""
+    scored = part.routed_tokens * part.experts.num_experts
+    suffix = "" if which == "forward" else ".backward"
+    scores = elementwise(f"router_scores{suffix}", _SCORE_PASSES * FULL * scored, launches=_SCORE_PASSES)
+    permute = _permute(part, f"permute{suffix}")
+    if which == "forward":
+        return (*_mlp_begin(part), _router(part), scores, permute)
+    router = _products(part, which, part.model.has_expert_bias, _router(part))
+    return (permute, scores, *router, _norm("mlp_norm", part, which))
+
+
+def _experts_stage(part: LayerSlice, which: LayerPass) -> Kernels:
+    """The rank's experts on the rows, or the gradients, that arrived."""
+    bias = part.model.has_expert_bias
+    first, second = _expert_linears(part)
+    suffix, passes = "", 2
+    if which != "forward":
+        first, second = second, first
+        suffix, passes = ".backward", 3
+    # Rows of several ranks are sorted by expert, and sorted back, where a rank has several experts.
+    moved = 2 * part.element_bytes * part.expert_rows * part.model.hidden_size
+    sorts = part.expert > 1 and part.local_experts > 1
+    # The activation multiplies each row by its weight.
+    elements = part.expert_rows * part.experts.ffn_hidden_size / part.expert_split
+    return (
+        *((elementwise(f"sort_by_expert{suffix}", moved),) if sorts else ()),
+        *_products(part, which, bias, first),
+        _activation(f"expert_activation{suffix}", part, passes, elements),
+        *_products(part, which, bias, second),
+        *((elementwise(f"sort_by_rank{suffix}", moved),) if sorts else ()),
+    )
+
+
+def _shared_stage(part: LayerSlice, which: LayerPass) -> Kernels:
+    """Shared experts on every token, and the sum with the routed ones; nothing without shared experts."""
+    products = _shared_linears(part)
+    if not products:
+        return ()
+    fc1, fc2 = products
+    elements = part.tokens * part.experts.shared_ffn_hidden_size / part.tensor
+    if which == "forward":
+        add = elementwise("shared_add", 3 * part.activation_bytes / part.norm_share)
+        return (fc1, _activation("shared_activation", part, 2, elements), fc2, add)
+    bias = part.model.has_expert_bias
+    activation = _activation("shared_activation.backward", part, 3, elements)
+    return (*_products(part, which, bias, fc2), activation, *_products(part, which, bias, fc1))
+
+
+def _combine_stage(part: LayerSlice, which: LayerPass) -> Kernels:
+    """Rows that came back are summed to tokens; or the residual's backward, and the gradients of rows."""
+    if which == "forward":
+        return (_permute(part, "unpermute"),)
+    return (_residual_backward("mlp_residual.backward", part), _permute(part, "unpermute.backward"))
+
+
+_EXPERT_STAGES: dict[ExpertStage, Callable[[LayerSlice, LayerPass], Kernels]] = {
+    "router": _router_stage,
+    "experts": _experts_stage,
+    "shared": _shared_stage,
+    "combine": _combine_stage,
+}
+
+
+# Outside the layers: embedding, LM head and loss, which layers of multi-token prediction repeat.
 
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times the tensor degree."""
@@ -39,16 +551,17 @@ def padded_vocab_size(model: TransformerConfig, tensor: int) -> int:
     return math.ceil(model.vocab_size / multiple) * multiple
 
 
-def embedding_forward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Word lookup, addition of positions, dropout."""
-    return (
-        elementwise("embedding_lookup", 2 * part.activation_bytes, launches=4),
-        elementwise("embedding_positions", 5 * part.activation_bytes, launches=2),
-    )
+def embedding_kernels(part: LayerSlice, which: Literal["forward", "backward"]) -> Kernels:
+    """Word lookup, addition of positions, dropout; or the lookup's gradient, scattered and accumulated."""
+    return _as_run(_embedding(part, which), part)
 
 
-def embedding_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradient of the lookup: scattered into a dense table, then accumulated."""
+def _embedding(part: LayerSlice, which: Literal["forward", "backward"]) -> Kernels:
+    if which == "forward":
+        return (
+            elementwise("embedding_lookup", 2 * part.activation_bytes, launches=4),
+            elementwise("embedding_positions", 5 * part.activation_bytes, launches=2),
+        )
     rows = padded_vocab_size(part.model, part.tensor) / part.tensor
     table = rows * part.model.hidden_size
     size = part.element_bytes
@@ -65,203 +578,56 @@ CROSS_ENTROPY_BACKWARD_BYTES = 8.0
 """Per logit: scale by the incoming gradient; after it the gradient is cast to the precision of the logits."""
 
 
-def _cast_bytes(element_bytes: float) -> float:
-    """Bytes read and written by a cast of one number to or from fp32; none if it is in fp32."""
-    return element_bytes + FULL if element_bytes < FULL else 0.0
+def head_kernels(part: LayerSlice, positions: int, which: LayerPass) -> Kernels:
+    """Final norm, LM head on `positions` of every sequence, and cross-entropy."""
+    return _as_run(_head(part, positions, which), part)
 
 
-def _head_linear(part: LayerSlice, positions: int) -> Kernel:
-    """The LM head on `positions` per sequence."""
+def _head(part: LayerSlice, positions: int, which: LayerPass) -> Kernels:
     vocab = padded_vocab_size(part.model, part.tensor)
     tokens = part.micro_batch_size * positions
-    hidden = part.model.hidden_size
     size = part.element_bytes
-    return linear("lm_head", tokens, hidden, vocab, "column", part.tensor, size)
+    head = linear("lm_head", tokens, part.model.hidden_size, vocab, "column", part.tensor, size)
+    norm = _norm("final_norm", part, which)
+    products = tuple(_products(part, which, False, head))
+    if which == "wgrad":
+        return (*products, norm)
+    loss = _cross_entropy(part, float(head.m) * head.n, which)
+    return (norm, *products, loss) if which == "forward" else (loss, *products, norm)
 
 
-def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Final layer norm, LM head on `positions` per sequence, cross-entropy."""
-    head = _head_linear(part, positions)
-    logits = float(head.m) * head.n
-    passes = _cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES
-    fused = elementwise("cross_entropy", head.element_bytes * logits)
-    loss = elementwise("cross_entropy", passes * logits, launches=12)
-    return (norm("final_norm", part), head, fused if part.fused_cross_entropy else loss)
-
-
-def _cross_entropy_backward(part: LayerSlice, head: Kernel) -> Kernel:
-    """Gradient of the loss by the logits of the LM head; fused, it replaces them in place."""
-    logits = float(head.m) * head.n
+def _cross_entropy(part: LayerSlice, logits: float, which: LayerPass) -> Kernel:
+    """The loss, or its gradient by the logits; fused, the gradient replaces the logits in place."""
+    size = part.element_bytes
+    cast = size + FULL if size < FULL else 0.0
+    if which == "forward":
+        if part.fused_cross_entropy:
+            return elementwise("cross_entropy", size * logits)
+        return elementwise("cross_entropy", (cast + CROSS_ENTROPY_FORWARD_BYTES) * logits, launches=12)
     if part.fused_cross_entropy:
-        return elementwise("cross_entropy.backward", 2 * head.element_bytes * logits)
-    passes = CROSS_ENTROPY_BACKWARD_BYTES + _cast_bytes(head.element_bytes)
-    return elementwise("cross_entropy.backward", passes * logits, launches=6)
+        return elementwise("cross_entropy.backward", 2 * size * logits)
+    return elementwise("cross_entropy.backward", (CROSS_ENTROPY_BACKWARD_BYTES + cast) * logits, launches=6)
 
 
-def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Backward of loss, LM head and final layer norm."""
-    head = _head_linear(part, positions)
-    return (
-        _cross_entropy_backward(part, head),
-        *linear_backward(head, part.main_grad_bytes, bias=False),
-        norm_backward("final_norm.backward", part),
-    )
+def _with_further_head(run: Kernels, part: LayerSlice, which: LayerPass) -> Kernels:
+    """The end of a layer with, for multi-token prediction, the LM head and loss that follow it."""
+    if not part.kind.mtp:
+        return run
+    head = _head(part, part.seq_length // part.context, which)
+    return (*run, *head) if which == "forward" else (*head, *run)
 
 
-def head_dgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Gradient of loss, LM head and final layer norm by their input."""
-    head = _head_linear(part, positions)
-    return (_cross_entropy_backward(part, head), linear_dgrad(head), norm_dgrad("final_norm.dgrad", part))
-
-
-def head_wgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Gradients of the LM head's weight and the final layer norm, accumulated."""
-    head = _head_linear(part, positions)
-    return (*linear_wgrad(head, part.main_grad_bytes, bias=False), norm_wgrad("final_norm.wgrad", part))
-
-
-# The MLP block of a layer without experts, and the shared experts of a layer with some.
-
-
-def mlp_linears(part: LayerSlice, prefix: str = "", ffn: int | None = None) -> tuple[Kernel, Kernel]:
-    """The linear layers of an MLP of width `ffn`; None: the model's."""
-    model = part.model
-    size = part.element_bytes
-    ffn = model.ffn_hidden_size if ffn is None else ffn
-    width = (2 if model.gated_mlp else 1) * ffn
-    return (
-        linear(f"{prefix}fc1", part.tokens, model.hidden_size, width, "column", part.tensor, size),
-        linear(f"{prefix}fc2", part.tokens, ffn, model.hidden_size, "row", part.tensor, size),
-    )
-
-
-def activation(name: str, part: LayerSlice, passes: int, elements: float | None = None) -> Kernel:
-    """GELU (or SwiGLU) in one kernel: `passes` reads and writes of `elements`; None: the MLP's."""
-    gate = 1.5 if part.model.gated_mlp else 1.0
-    if elements is None:
-        elements = part.tokens * part.model.ffn_hidden_size / part.tensor
-    return elementwise(name, passes * gate * part.element_bytes * elements)
-
-
-def mlp_forward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Residual of the attention block, layer norm, and both linears of the MLP."""
-    return (*mlp_before_fc2(part), mlp_linears(part)[1])
-
-
-def mlp_before_fc2(part: LayerSlice) -> tuple[Kernel, ...]:
-    """The same up to the last tensor that the backward reads."""
-    return (
-        *mlp_begin(part),
-        mlp_linears(part)[0],
-        activation("activation", part, 2),
-    )
-
-
-def mlp_begin(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Residual of the attention block, and the MLP's norm if it has one of its own."""
-    own = (norm("mlp_norm", part),) if part.model.norms_per_layer > 1 else ()
-    return (residual("attention_residual", part), *own)
-
-
-def mlp_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Backward of the MLP block, residual first."""
-    fc1, fc2 = mlp_linears(part)
-    return (
-        residual_backward("mlp_residual.backward", part),
-        *linear_backward(fc2, part.main_grad_bytes, part.model.bias),
-        activation("activation.backward", part, 3),
-        *linear_backward(fc1, part.main_grad_bytes, part.model.bias),
-        *((norm_backward("mlp_norm.backward", part),) if part.model.norms_per_layer > 1 else ()),
-    )
-
-
-def mlp_dgrad(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradient of the MLP block's input."""
-    fc1, fc2 = mlp_linears(part)
-    return (
-        residual_backward("mlp_residual.backward", part),
-        linear_dgrad(fc2),
-        activation("activation.backward", part, 3),
-        linear_dgrad(fc1),
-        *((norm_dgrad("mlp_norm.dgrad", part),) if part.model.norms_per_layer > 1 else ()),
-    )
-
-
-def mlp_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradients of the MLP block's weights, biases and norm, accumulated."""
-    fc1, fc2 = mlp_linears(part)
-    grad = part.main_grad_bytes
-    bias = part.model.bias
-    return (
-        *linear_wgrad(fc2, grad, bias),
-        *linear_wgrad(fc1, grad, bias),
-        *((norm_wgrad("mlp_norm.wgrad", part),) if part.model.norms_per_layer > 1 else ()),
-    )
-
-
-def mlp_residual(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Bias, dropout and residual after the MLP's tensor-parallel all-reduce."""
-    return (residual("mlp_residual", part),)
-
-
-def _joint(part: LayerSlice) -> Kernel:
-    """The projection of hidden state and embedding."""
+def _joined_embedding(part: LayerSlice, which: LayerPass) -> Kernels:
+    """What a layer of multi-token prediction begins with: embedding, two norms and a projection."""
     hidden = part.model.hidden_size
-    return linear("mtp_joint", part.tokens, 2 * hidden, hidden, "column", part.tensor, part.element_bytes)
-
-
-def _positions(part: LayerSlice) -> int:
-    return part.seq_length // part.context
-
-
-def _concatenate(part: LayerSlice, name: str) -> Kernel:
-    return elementwise(name, 4 * part.activation_bytes / part.norm_share)
-
-
-def before_layer(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Embedding, norms and projection."""
-    norms = (norm("mtp_norm", part),) * 2
-    return (*embedding_forward(part), *norms, _concatenate(part, "mtp_concatenate"), _joint(part))
-
-
-def before_layer_dgrad(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradients of hidden state and embedding."""
-    norms = (norm_dgrad("mtp_norm.dgrad", part),) * 2
-    return (linear_dgrad(_joint(part)), _concatenate(part, "mtp_concatenate.backward"), *norms)
-
-
-def before_layer_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradients of the projection, its norms and the embedding."""
-    norms = (norm_wgrad("mtp_norm.wgrad", part),) * 2
-    return (*linear_wgrad(_joint(part), part.main_grad_bytes, False), *norms, *embedding_backward(part))
-
-
-def before_layer_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """All of them."""
-    return (
-        linear_dgrad(_joint(part)),
-        *linear_wgrad(_joint(part), part.main_grad_bytes, False),
-        _concatenate(part, "mtp_concatenate.backward"),
-        *(norm_backward("mtp_norm.backward", part),) * 2,
-        *embedding_backward(part),
-    )
-
-
-def behind_layer(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Final norm, LM head and loss."""
-    return head_forward(part, _positions(part))
-
-
-def behind_layer_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Their backward."""
-    return head_backward(part, _positions(part))
-
-
-def behind_layer_dgrad(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradient of their input."""
-    return head_dgrad(part, _positions(part))
-
-
-def behind_layer_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradients of their weights."""
-    return head_wgrad(part, _positions(part))
+    size = part.element_bytes
+    joint = linear("mtp_joint", part.tokens, 2 * hidden, hidden, "column", part.tensor, size)
+    products = tuple(_products(part, which, False, joint))
+    norms = (_norm("mtp_norm", part, which),) * 2
+    n_bytes = 4 * part.activation_bytes / part.norm_share
+    if which == "forward":
+        concatenate = elementwise("mtp_concatenate", n_bytes)
+        return (*_embedding(part, which), *norms, concatenate, *products)
+    concatenate = elementwise("mtp_concatenate.backward", n_bytes)
+    lookup = () if which == "dgrad" else _embedding(part, "backward")
+    return (*products, *(() if which == "wgrad" else (concatenate,)), *norms, *lookup)

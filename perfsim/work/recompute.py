@@ -10,15 +10,21 @@ selective   the attention core [2205.05198]; with `part.selective` = every_secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from perfsim.work import attention, layer
-from perfsim.work.blocks import as_run, attention_forward
-from perfsim.work.experts import mlp_forward as experts_forward
 from perfsim.work.kernels import Kernel, LayerSlice
-
-CORE = "flash_attention"
+from perfsim.work.layer import (
+    FLASH,
+    Kernels,
+    attention_core,
+    attention_kernels,
+    attention_products,
+    mlp_kernels,
+    mlp_products,
+    mlp_residual,
+)
 
 
 def by_operator(part: LayerSlice, recompute: str) -> bool:
@@ -28,7 +34,7 @@ def by_operator(part: LayerSlice, recompute: str) -> bool:
 
 def kept_shares(part: LayerSlice, recompute: str) -> Mapping[str, float]:
     """Shares of the results of products and fused attention that a mode keeps, by kernel."""
-    projections = attention.projections(part)
+    projections = attention_products(part)[:-1]
     if recompute == "full":
         return {product.name: 1.0 for product in projections} if part.keeps == "qkv" else {}
     if not by_operator(part, recompute):
@@ -46,14 +52,12 @@ def kept_shares(part: LayerSlice, recompute: str) -> Mapping[str, float]:
     for number, (name, width) in enumerate(widths):
         whole = sum(other for same, other in widths if same == name)
         shares[name] = shares.get(name, 0.0) + (width / whole if number % 2 == 0 else 0.0)
-    return shares | ({CORE: 1.0} if part.attention == "flash" else {})
+    return shares | ({FLASH: 1.0} if part.attention == "flash" else {})
 
 
 def kept_bytes(part: LayerSlice, recompute: str) -> float:
     """Bytes that a layer under recompute keeps besides its input, one micro-batch."""
-    products = [*attention.projections(part), attention.output_projection(part)]
-    if not part.kind.experts:
-        products += layer.mlp_linears(part)
+    products = (*attention_products(part), *(() if part.kind.experts else mlp_products(part)))
     shares = kept_shares(part, recompute)
     elements = sum(
         shares.get(product.name, 0.0)
@@ -62,54 +66,49 @@ def kept_bytes(part: LayerSlice, recompute: str) -> float:
         / (part.norm_share if product.partition == "row" else 1)
         for product in products
     )
-    elements += shares.get(CORE, 0.0) * part.tokens * part.model.attention_width / part.tensor
+    elements += shares.get(FLASH, 0.0) * part.tokens * part.model.attention_width / part.tensor
     return part.element_bytes * elements
 
 
-class ProductFlop(NamedTuple):
+class _ProductFlop(NamedTuple):
     """FLOPs of a layer's products for one micro-batch: those whose results are kept, and those run again."""
 
     kept: float
     again: float
 
 
-def product_flop(part: LayerSlice, recompute: str) -> ProductFlop:
+def product_flop(part: LayerSlice, recompute: str) -> _ProductFlop:
     """FLOPs of the products of a layer but experts and the MLP's last."""
-    products = [*attention.projections(part), attention.output_projection(part)]
-    if not part.kind.experts:
-        products.append(layer.mlp_linears(part)[0])
+    products = (*attention_products(part), *(() if part.kind.experts else mlp_products(part)[:1]))
     shares = kept_shares(part, recompute)
     kept = sum(shares.get(product.name, 0.0) * product.flop for product in products)
-    return ProductFlop(kept, sum(product.flop for product in products) - kept)
+    return _ProductFlop(kept, sum(product.flop for product in products) - kept)
 
 
-def attention_recompute(part: LayerSlice, recompute: str) -> tuple[Kernel, ...]:
+def attention_recompute(part: LayerSlice, recompute: str) -> Kernels:
     """Kernels of the attention block that a mode runs again."""
     if recompute == "none":
         return ()
     if recompute == "selective" and not by_operator(part, recompute):
-        return attention.attention_core(part)
-    return tuple(_without_kept(attention_forward(part), kept_shares(part, recompute)))
+        return attention_core(part)
+    return tuple(_without_kept(attention_kernels(part, "forward"), kept_shares(part, recompute)))
 
 
-def mlp_recompute(part: LayerSlice, recompute: str) -> tuple[Kernel, ...]:
-    """Kernels of the MLP block that a mode runs again."""
-    again = recompute == "full" or (by_operator(part, recompute) and not part.kind.experts)
-    early = part.recompute_stops_early or recompute == "selective"
-    return tuple(_without_kept(_mlp(part, early), kept_shares(part, recompute))) if again else ()
+def mlp_recompute(part: LayerSlice, recompute: str) -> Kernels:
+    """Kernels of the MLP block that a mode runs again, without a further LM head behind it."""
+    experts = part.kind.experts
+    if recompute != "full" and (experts or not by_operator(part, recompute)):
+        return ()
+    run = mlp_kernels(replace(part, kind=replace(part.kind, mtp=False)), "forward")
+    if not experts and (part.recompute_stops_early or recompute == "selective"):
+        # The backward reads nothing of the last product, so neither it nor its cast runs again.
+        run = tuple(kernel for kernel in run if not kernel.name.startswith("fc2"))
+    else:
+        run = (*run, *mlp_residual(part))
+    return tuple(_without_kept(run, kept_shares(part, recompute)))
 
 
-@as_run
-def _mlp(part: LayerSlice, early: bool) -> tuple[Kernel, ...]:
-    """The MLP block up to its end, or up to the last tensor that the backward reads."""
-    if part.kind.experts:
-        return (*experts_forward(part), *layer.mlp_residual(part))
-    if early:
-        return layer.mlp_before_fc2(part)
-    return (*layer.mlp_forward(part), *layer.mlp_residual(part))
-
-
-def _without_kept(run: tuple[Kernel, ...], shares: Mapping[str, float]) -> Iterator[Kernel]:
+def _without_kept(run: Iterable[Kernel], shares: Mapping[str, float]) -> Iterator[Kernel]:
     for kernel in run:
         left = 1.0 - shares.get(kernel.name, 0.0)
         if left >= 1.0:

@@ -22,9 +22,9 @@ from perfsim.engine.failures import with_stragglers
 from perfsim.engine.trace import Trace
 from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.machines.placement import Placed, place_stragglers, shared_links
-from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
-from perfsim.prediction.run import Step
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.work import TaskGraph, unfold
 

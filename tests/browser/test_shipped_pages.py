@@ -19,9 +19,9 @@ import yaml
 from perfsim.report import text
 from perfsim.report.study_files import write_study
 from perfsim.report.sweep import named_points, write_sweep
+from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import run_study
-from perfsim.studies.sweep import load_sweep, run_sweep
+from perfsim.studies.runner import run_study, run_sweep
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from perfsim.report.sweep import write_sweep
-from perfsim.studies.sweep import load_sweep, run_sweep
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.runner import run_sweep
 
 pytestmark = pytest.mark.browser
 
@@ -93,7 +94,7 @@ grid:
 variants:
   as it is: {}
   half the servers: {system.memoryx.servers: 6}
-  a wafer at its peak: {recipe.software_release: peak}
+  a wafer at its peak: {recipe.runtime.software_release: peak}
 """
 
 

@@ -20,7 +20,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES.keys())
 def test_the_promise_is_kept(promise: Promise, case: Case) -> None:
     check_promise(promise, case)
 

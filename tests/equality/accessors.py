@@ -20,6 +20,7 @@ import yaml
 from questions import RECIPES, Proved, Shortlist, Step
 
 import perfsim as ps
+from perfsim.specs.recipe import RUNTIME_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 Value = float | str
@@ -35,7 +36,7 @@ MOVED: list[tuple[str, str]] = []
 
 LEFT_OUT = re.compile(
     r"(^|/)(screening_s|caveats|notes|command|version|report|assumptions|inputs_digest|differs|settings|label"
-    r"|worst_relative_error|max_relative_error|schema|line|seed)(/|$)"
+    r"|worst_relative_error|max_relative_error|schema|line|seed|bill)(/|$)"
 )
 """Places that are no answers: times on the clock, rounding errors, words, what was asked."""
 
@@ -138,7 +139,12 @@ def _recipes() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="equality_")
     _FOLDERS.append(folder)
     for name, text in RECIPES.items():
-        (Path(folder.name) / f"{name}.yaml").write_text(text + "\n", encoding="utf-8")
+        recipe = yaml.safe_load(text)
+        base = {"llm_2021": "megatron_2021", "llm_2024": "megatron_core"}[recipe["extends"]]
+        settings = {key: recipe.pop(key) for key in RUNTIME_FIELDS if key in recipe}
+        if settings:
+            recipe["runtime"] = {"name": name, "extends": base, **settings}
+        (Path(folder.name) / f"{name}.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return Path(folder.name)
 
 

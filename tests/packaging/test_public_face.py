@@ -50,7 +50,7 @@ def test_importing_perfsim_loads_nothing_heavy(must_run: Callable, repository: P
     assert not HEAVY & {name.partition(".")[0] for name in output.split()}
 
 
-@pytest.mark.parametrize("before", ["", "import perfsim.studies.runner, perfsim.studies.sweep"])
+@pytest.mark.parametrize("before", ["", "import perfsim.studies.runner, perfsim.studies.axes"])
 def test_study_and_sweep_are_functions_whatever_was_imported_before(
     must_run: Callable, repository: Path, before: str
 ) -> None:

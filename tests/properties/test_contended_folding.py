@@ -16,9 +16,9 @@ from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import place, shared_links
 from perfsim.network import Topology
-from perfsim.prediction.evaluation import evaluate, longest_path_s
+from perfsim.prediction.run import evaluate, longest_path_s
 from perfsim.specs.hardware import FatTreeSpec
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.testing.toys import ToyCosts
 from perfsim.work import Work, unfold
 

@@ -13,14 +13,16 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from perfsim.base.arrays import Floats
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs
 from perfsim.machines import build_topology, costs_for, network_of
-from perfsim.machines.machine import Floats, Network, PeerClasses
+from perfsim.machines.machine import Network, PeerClasses
 from perfsim.network import Topology
-from perfsim.prediction.evaluation import evaluate, graph_of
+from perfsim.prediction.run import evaluate, graph_of
 from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, SystemSpec, WaferClusterSpec
-from perfsim.specs.recipe import Job, Layout, ParallelLayout
+from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.work import Kind, TaskGraph

@@ -17,7 +17,7 @@ from perfsim.interop.imported import Reading, layout_text
 from perfsim.interop.source import Source
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 
 BATCH = 192
@@ -80,11 +80,13 @@ def plans(draw: st.DrawFn, name: str) -> Plan:
     recipe = catalog.recipes["gpt3_pretraining"].with_(
         optimizer=draw(st.sampled_from(optimizers)),
         precision=draw(st.sampled_from(precisions)),
-        attention=draw(st.sampled_from(["flash", "standard"])),
         dropout=draw(st.booleans()),
         reduce_precision=draw(st.sampled_from([None, "bf16"])),
-        overlap_grad_reduce=draw(st.booleans()),
-        **({} if bucket is None else {"grad_bucket": bucket}),
+        **{
+            "runtime.attention": draw(st.sampled_from(["flash", "standard"])),
+            "runtime.overlap_grad_reduce": draw(st.booleans()),
+            **({} if bucket is None else {"runtime.grad_bucket": bucket}),
+        },
     )
     return planned(layout_text(layout), model, recipe, "dgx-h100", layout.num_devices)
 
@@ -125,9 +127,11 @@ def read_back(name: str, plan: Plan) -> tuple[Reading, set[str]]:
 def same_recipe(reading: Reading, plan: Plan, lacking: set[str]) -> None:
     recipe = plan.job.recipe
     assert reading.recipe["global_batch_size"] == BATCH
-    for field in ("seq_length", "precision", "attention", "dropout", "reduce_precision"):
+    for field in ("seq_length", "precision", "dropout", "reduce_precision"):
         if reading.recipe.get(field) is not None and f"recipe.{field}" not in lacking:
             assert reading.recipe[field] == getattr(recipe, field), field
+    if "attention" in reading.recipe and "runtime.attention" not in lacking:
+        assert reading.recipe["attention"] == recipe.runtime.attention
     if reading.recipe.get("grad_bucket"):
         assert reading.recipe["grad_bucket"] == "25000000 B"
 

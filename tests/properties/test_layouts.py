@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import LayoutError, MemoryCapacityError
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import STRATEGIES, strategy
-from perfsim.strategies.three_d.legal import layout_problems
+from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.strategies.three_d.stages import stages_of
 from perfsim.work.counts import parameters
 from perfsim.work.layer import padded_vocab_size
@@ -70,7 +70,7 @@ def test_every_listed_layout_is_legal_once_and_uses_all_devices(
     assert len(set(listed)) == len(listed)
     for layout in listed:
         assert layout.num_devices == count
-        assert not layout_problems(job, topology, layout, name, STRATEGIES[name].free_degrees)  # type: ignore[attr-defined]
+        assert not refusals_of(job, topology, layout, name, STRATEGIES[name].free_degrees)  # type: ignore[attr-defined]
 
 
 @given(models, layouts(), batches)
@@ -80,11 +80,11 @@ def test_a_layout_is_planned_or_refused_with_every_reason(
 ) -> None:
     job = toys.job(batch, **model)
     topology = toys.topology(DEVICES)
-    wrong = layout_problems(job, topology, layout, "3d", ("tensor", "pipeline", "data"))
+    wrong = refusals_of(job, topology, layout, "3d", ("tensor", "pipeline", "data"))
     if wrong:
         with pytest.raises(LayoutError) as caught:
             strategy("3d").plan(job, topology, layout, check_memory=False)
-        assert [problem.message for problem in caught.value.problems] == wrong
+        assert [problem.message for problem in caught.value.problems] == [refusal.words for refusal in wrong]
         return
     plan = strategy("3d").plan(job, topology, layout, check_memory=False)
     assert plan.num_microbatches * layout.data * layout.micro_batch_size == batch
@@ -98,7 +98,7 @@ def test_capacity_alone_decides_what_fits(
     job = toys.job(batch, **model)
     cluster = toys.gpu_cluster(capacity=12 * toys.GIB)
     topology = toys.topology(DEVICES, cluster)
-    if layout_problems(job, topology, layout, "3d", ("tensor", "pipeline", "data")):
+    if refusals_of(job, topology, layout, "3d", ("tensor", "pipeline", "data")):
         return
     plan = strategy("3d").plan(job, topology, layout, check_memory=False)
     if plan.peak_memory_bytes <= 12 * toys.GIB:

@@ -12,7 +12,7 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import with_jitter, with_stragglers
 from perfsim.machines.placement import place, place_stragglers
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.work import TaskGraph
 
 layouts = st.builds(

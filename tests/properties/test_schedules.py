@@ -18,10 +18,7 @@ from perfsim.strategies.schedules import (
     Placement,
     Slot,
     StageOrder,
-    bubble_s,
-    in_flight,
     merged_order,
-    placement,
     schedule,
 )
 
@@ -83,7 +80,7 @@ def test_the_last_pass_of_every_chunk_is_that_of_the_last_micro_batch(shape: Sha
 def test_merging_keeps_every_stages_order_and_respects_what_each_slot_reads(shape: Shape) -> None:
     name, pipeline, virtual, _ = shape
     orders = schedule(*shape)
-    places = placement(name, pipeline, virtual)
+    places = SCHEDULES[name].placement(pipeline, virtual)
     merged = merged_order(orders, places)
     assert [[slot for slot in merged if slot.stage == stage] for stage in range(pipeline)] == orders
     done = set()
@@ -162,7 +159,7 @@ def test_what_memory_is_planned_for_is_what_the_schedule_holds(
     name, pipeline, virtual, microbatches = shape
     split = SCHEDULES[name].splits_backward
     for stage, order in enumerate(schedule(*shape)):
-        moments = in_flight(name, *map(np.array, (stage, pipeline, virtual, microbatches)))
+        moments = SCHEDULES[name].in_flight(*map(np.array, (stage, pipeline, virtual, microbatches)))
         planned = max(each.activations * activations + each.weight_inputs * weight_inputs for each in moments)
         assert planned * virtual == pytest.approx(peak(order, activations, weight_inputs, split=split))
 
@@ -201,7 +198,7 @@ def step_s(shape: Shape, times: PassTimes, steps: int = 3) -> tuple[float, float
     `times` are of a whole rank; sending takes no time.
     """
     name, pipeline, virtual, _ = shape
-    places = placement(name, pipeline, virtual)
+    places = SCHEDULES[name].placement(pipeline, virtual)
     merged = merged_order(schedule(*shape), places)
     takes = dict(zip("FBW", (each / virtual for each in times), strict=True))
     free = [0.0] * pipeline
@@ -229,7 +226,9 @@ def idle_s(shape: Shape, times: PassTimes) -> tuple[float, float]:
     own = PassTimes(*map(np.array, times))
     others = PassTimes(*((pipeline - 1) * part for part in own))
     ranks = PacedRanks(own, others, np.array(pipeline))
-    return simulated, float(bubble_s(name, ranks, np.array(virtual), np.array(microbatches)))
+    row = SCHEDULES[name]
+    sizes = np.array(virtual), np.array(microbatches)
+    return simulated, float(row.bubble_s(ranks, *sizes, np.array(not row.skewed)))
 
 
 @given(shapes(("1f1b", "gpipe", "interleaved")), st.integers(1, 9), st.integers(1, 9))

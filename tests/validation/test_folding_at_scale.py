@@ -9,7 +9,8 @@ from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.machines.placement import rank_classes, shared_links
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.work import GraphBuilder, unfold
 
@@ -18,7 +19,7 @@ from perfsim.work import GraphBuilder, unfold
 @pytest.mark.parametrize("overlap", [False, True])
 def test_175b_on_1024_ranks_with_contention_is_its_folded_run(overlap: bool) -> None:
     catalog = default_catalog()
-    recipe = catalog.recipe("gpt3_pretraining").model_copy(update={"overlap_grad_reduce": overlap})
+    recipe = catalog.recipe("gpt3_pretraining").ran_with(overlap_grad_reduce=overlap)
     topology = build_topology(catalog.system("dgx-a100-80gb"), 1024)
     layout = ParallelLayout(tensor=8, pipeline=16, data=8, sequence_parallel=True)
     job = Job(catalog.model("gpt3_175b"), recipe, 8 * 20)

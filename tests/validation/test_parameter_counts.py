@@ -8,10 +8,9 @@ import pytest
 
 from perfsim.catalog import Catalog, data_root
 from perfsim.specs.model import TransformerConfig
-from perfsim.work.attention import attention_core
-from perfsim.work.blocks import attention_backward, mlp_forward
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import LayerSlice
+from perfsim.work.layer import attention_core, attention_kernels, mlp_kernels
 
 CATALOG = Catalog([data_root()])
 
@@ -130,9 +129,9 @@ def test_a_shared_norm_and_an_attention_without_biases_are_neither_counted_nor_r
     usual = gptj().model_copy(update={"norms_per_layer": 2, "attention_bias": None})
     h = gptj().hidden_size
     assert parameters(usual).of() - parameters(gptj()).of() == 2 * h + 4 * h
-    names = [kernel.name for kernel in mlp_forward(LayerSlice(gptj(), 2048, 1))]
+    names = [kernel.name for kernel in mlp_kernels(LayerSlice(gptj(), 2048, 1), "forward")]
     assert "mlp_norm" not in names
-    kernels = attention_backward(LayerSlice(gptj(), 2048, 1))
+    kernels = attention_kernels(LayerSlice(gptj(), 2048, 1), "backward")
     assert not [kernel for kernel in kernels if "bias" in kernel.name]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.catalog import Catalog, data_root
 from perfsim.evidence.record import production_record
-from perfsim.studies.result import RECORD
+from perfsim.studies.answers import RECORD
 
 
 def test_recorded_production_ratios_are_those_of_the_published_runs() -> None:

@@ -17,9 +17,10 @@ from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
-from perfsim.specs.hardware import Precision
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import Job, ParallelLayout, TrainingRecipe
+from perfsim.specs.precisions import Precision
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.memory import stage_memory

@@ -20,11 +20,10 @@ def predicted(layout: str) -> ps.Prediction:
     catalog = ps.Catalog()
     recipe = catalog.recipes["gpt3_pretraining"].with_(
         seq_length=4096,
-        attention="flash",
         dropout=False,
         precision="bf16",
         reduce_precision="bf16",
-        overlap_grad_reduce=True,
+        **{"runtime.attention": "flash"},
     )
     model = catalog.models["llama_7b"].with_(max_position_embeddings=4096)
     layout = f"dp=8,recompute=full,{layout}"

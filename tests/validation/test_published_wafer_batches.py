@@ -12,8 +12,8 @@ import pytest
 from perfsim.base.errors import MemoryCapacityError, PlanError
 from perfsim.catalog import Catalog, data_root
 from perfsim.machines import build_topology, costs_for
-from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan, search
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout

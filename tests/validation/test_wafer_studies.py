@@ -7,10 +7,9 @@ import pytest
 import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.specs.hardware import WaferClusterSpec
-from perfsim.studies.axes import VARIANT
-from perfsim.studies.grid import SweepPoint
-from perfsim.studies.runner import answer_candidate, target_of
-from perfsim.studies.sweep import load_sweep
+from perfsim.studies.axes import VARIANT, SweepPoint, load_sweep
+from perfsim.studies.batches import target_of
+from perfsim.studies.runner import answer_candidate
 from perfsim.work.counts import parameters
 
 # Model Zoo, Cerebras-GPT: batch in sequences of 2048, steps, tokens; 13B is written for its second phase.

@@ -9,15 +9,14 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perfsim.prediction.network_map import Cables, NetworkMap, Place
-from perfsim.prediction.prediction import MemoryBar
-from perfsim.prediction.result import LinkUse
-from perfsim.prediction.roofline import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
+from perfsim.costs.memory import MemoryUse
+from perfsim.network.topology import Cables, NetworkMap, Place
+from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, LinkUse, Roofline
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.page import Box, Drawing, Line, Words
 from perfsim.report.table import Table
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 # What each pipeline stage or wafer holds at its peak, against its capacity.
 
@@ -26,7 +25,7 @@ from perfsim.studies.result import StudyResult
 class _Row:
     candidate: str
     place: str
-    bar: MemoryBar
+    bar: MemoryUse
     machine: str
     """The short name of the candidate."""
 
@@ -70,7 +69,7 @@ def _memory_rows(result: StudyResult) -> list[_Row]:
     machines = [base.wrapped(name) for name in text.names(result.candidates)]
     named = zip(text.labels(result.candidates), result.candidates, machines, strict=True)
     for name, candidate, machine in named:
-        run: list[MemoryBar] = []
+        run: list[MemoryUse] = []
         for bar in candidate.memory:
             if run and (dict(run[0].parts_bytes), run[0].capacity_bytes) != (
                 dict(bar.parts_bytes),
@@ -84,7 +83,7 @@ def _memory_rows(result: StudyResult) -> list[_Row]:
     return rows
 
 
-def _place(run: Sequence[MemoryBar]) -> str:
+def _place(run: Sequence[MemoryUse]) -> str:
     if len(run) == 1:
         return run[0].place
     return f"{run[0].place} to {run[-1].place.split(' ')[-1]}"

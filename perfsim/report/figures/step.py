@@ -10,13 +10,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perfsim.prediction.result import TimelineBar
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
-from perfsim.studies.candidate import grouped
-from perfsim.studies.result import CandidateResult, StudyResult
+from perfsim.studies.answers import CandidateResult, StudyResult
 from perfsim.studies.scaling import Series
+from perfsim.studies.timeline import TimelineBar, grouped
 from perfsim.studies.variants import Change
 from perfsim.work.graph import computes
 

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
-from perfsim.studies.result import BatchPoint, CandidateResult, Decision, Lever, StudyResult
+from perfsim.studies.answers import BatchPoint, CandidateResult, Decision, Lever, StudyResult
 from perfsim.studies.scaling import Match
 
 # Time to the target over global batch: a small batch takes many steps, a large one wastes tokens.

@@ -25,6 +25,7 @@ from perfsim.strategies.schedules.slots import (
     Slot,
     StageOrder,
     held_at_peak,
+    held_by_ranks,
 )
 
 CHUNKS = 2
@@ -62,14 +63,11 @@ class VSchedule:
         self, stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers
     ) -> tuple[Held, ...]:
         """What ranks hold; more than p + 1 micro-batches do not change the peak (tried for 1 to 20 ranks)."""
-        rank, width, count = np.broadcast_arrays(stage, pipeline, np.minimum(microbatches, pipeline + 1))
-        most = int(max(width.max(initial=0), count.max(initial=0))) + 1
-        keys, of_key = np.unique((rank * most + width) * most + count, return_inverse=True)
-        peaks = [_peaks(self, key // most % most, key % most)[key // most**2] for key in keys.tolist()]
-        moments = max(map(len, peaks), default=0)
-        table = np.array([(*own, *own[:1] * (moments - len(own))) for own in peaks])
-        at = of_key.reshape(rank.shape)
-        return tuple(Held(table[at, number, 0], table[at, number, 1]) for number in range(moments))
+
+        def peaks(rank: int, width: int, count: int) -> tuple[tuple[float, float], ...]:
+            return _peaks(self, width, count)[rank]
+
+        return held_by_ranks(stage, pipeline, np.minimum(microbatches, pipeline + 1), peaks)
 
     def bubble_s(self, ranks: PacedRanks, _: Numbers, microbatches: Numbers, _together: Numbers) -> Numbers:
         """The longest of the paths through a step, less the passes of a rank.

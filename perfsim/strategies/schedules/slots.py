@@ -1,17 +1,16 @@
-"""The orders of all stages merged into one, in which a graph can be written."""
+"""The parts of schedules: slots, what a rank holds between slots, pass times, and one order of all stages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Ints
 from perfsim.base.errors import DeadlockError
-
-# The parts of schedules: slots, what a rank holds between slots, and pass times.
 
 Numbers = NDArray[Any]
 """Numbers of many ranks or layouts, of shapes that broadcast."""
@@ -56,7 +55,7 @@ class PassTimes(NamedTuple):
         """Seconds of all passes."""
         return self.forward_s + self.backward_s + self.weights_s
 
-    def of(self, rows: NDArray[np.int64] | slice) -> PassTimes:
+    def of(self, rows: Ints | slice) -> PassTimes:
         """The rows at these indices."""
         return PassTimes(*(np.asarray(part)[rows] for part in self))
 
@@ -95,6 +94,26 @@ def held_at_peak(order: StageOrder, virtual: int) -> tuple[tuple[float, float], 
             corners.pop()
         corners.append(moment)
     return tuple((count / virtual, inputs / virtual) for count, inputs in corners)
+
+
+def held_by_ranks(
+    stage: Numbers,
+    pipeline: Numbers,
+    microbatches: Numbers,
+    peaks: Callable[[int, int, int], tuple[tuple[float, float], ...]],
+) -> tuple[Held, ...]:
+    """What ranks hold at their possible peaks, given `peaks` of a rank, its pipeline and micro-batches.
+
+    Ranks with fewer possible peaks repeat their first.
+    """
+    rank, width, count = np.broadcast_arrays(stage, pipeline, microbatches)
+    most = int(max(width.max(initial=0), count.max(initial=0))) + 1
+    keys, of_key = np.unique((rank * most + width) * most + count, return_inverse=True)
+    found = [peaks(key // most**2, key // most % most, key % most) for key in keys.tolist()]
+    moments = max(map(len, found), default=0)
+    table = np.array([(*of_rank, *of_rank[:1] * (moments - len(of_rank))) for of_rank in found])
+    at = of_key.reshape(rank.shape)
+    return tuple(Held(table[at, number, 0], table[at, number, 1]) for number in range(moments))
 
 
 def _is_inside(first: tuple[int, int], middle: tuple[int, int], last: tuple[int, int]) -> bool:

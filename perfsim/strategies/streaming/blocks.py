@@ -21,9 +21,10 @@ from perfsim.strategies.streaming.device import (
     update_kernel,
 )
 from perfsim.strategies.streaming.memory import spilled_unit_bytes
-from perfsim.work import Kind, RankGroup, TensorClass, Work, transformer
+from perfsim.work import Kind, RankGroup, TensorClass, Work
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import Kernel, LayerSlice
+from perfsim.work.layer import attention_kernels, embedding_kernels, head_kernels, mlp_kernels
 
 StreamingPlan = Plan[StreamingLayout, WaferTree]
 """A plan of weight streaming."""
@@ -95,8 +96,8 @@ def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Block
         part,
         counts.embedding,
         counts.embedding,
-        transformer.embedding_forward(part),
-        transformer.embedding_backward(part),
+        embedding_kernels(part, "forward"),
+        embedding_kernels(part, "backward"),
     )
     head = Block(
         "head",
@@ -104,8 +105,8 @@ def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Block
         part,
         counts.final_norm + table,
         counts.final_norm + (0.0 if model.tied_embeddings else table),
-        device.kernels(transformer.head_forward(part, positions)),
-        device.kernels(transformer.head_backward(part, positions)),
+        device.kernels(head_kernels(part, positions, "forward")),
+        device.kernels(head_kernels(part, positions, "backward")),
     )
     kinds = layer_kinds(model)
     distinct = [kind for kind, _ in Counter(kinds).most_common()]
@@ -120,8 +121,8 @@ def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Block
 def _layer(name: str, part: LayerSlice, device: StreamedDevice) -> Block:
     """A layer of one kind; all its experts are streamed."""
     counts = parameters(part.model)
-    forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
-    backward = (*transformer.mlp_backward(part), *transformer.attention_backward(part))
+    forward = (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward"))
+    backward = (*mlp_kernels(part, "backward"), *attention_kernels(part, "backward"))
     return Block(
         name,
         LAYER,

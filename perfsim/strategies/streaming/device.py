@@ -6,28 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from perfsim.costs.memory import MemoryUse, moment_bytes, newton_schulz_flop
+from perfsim.costs.memory import MemoryUse, moment_bytes, orthogonalisation_flop
 from perfsim.specs.hardware import DeviceKind, WaferClusterSpec
+from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.recipe import Job
 from perfsim.work.counts import layer_activation_bytes, parameters
 from perfsim.work.kernels import Kernel, LayerSlice
 
 # What MemoryX holds and moves for each parameter, in DRAM or flash.
 #
-# MemoryX keeps each parameter in the format that it streams, and the state of the optimizer: the fp32
-# master copy, moments, and the fp32 sum of gradients. Adam reads 12 B of state and the gradient and writes
-# the state back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse weights are neither stored
-# nor
-# updated.
+# MemoryX keeps each parameter in the format that it streams, and the state of the optimizer: the fp32 master
+# copy, moments, and the fp32 sum of gradients. Adam reads 12 B of state and the gradient and writes the state
+# back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse weights are neither stored nor updated.
 
 MASTER_BYTES = 4.0
 GRADIENT_SUM_BYTES = 4.0
-UPDATE_FLOP = {"adam": 15.0, "adamw": 17.0, "adam8bit": 23.0, "muon": 15.0, "sgd": 2.0}
-"""Multiplications, additions, roots and divisions in the update formula of one parameter.
-
-assumed: scaling, rounding and looking up an 8-bit moment take two each way; Muon's momentum and step take no
-more than Adam's, beside its matrix products.
-"""
 
 
 def kept_parameters(job: Job, num_parameters: float, matrices: float = 0.0) -> float:
@@ -44,15 +37,16 @@ def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, ma
 
 
 def _kept_moments(job: Job) -> float:
-    """Bytes of the moments of a parameter; none of SGD, which has no momentum here."""
-    return 0.0 if job.recipe.optimizer == "sgd" else moment_bytes(job.recipe, job.model)
+    """Bytes of the moments of a parameter in MemoryX."""
+    kept = OPTIMIZERS[job.recipe.optimizer].memoryx_moments
+    return moment_bytes(job.recipe, job.model) if kept else 0.0
 
 
 def update_kernel(job: Job, num_parameters: float) -> Kernel:
     """The optimizer on some parameters: state read and written, gradient read."""
     optimizer = job.recipe.optimizer
     state_bytes = MASTER_BYTES + _kept_moments(job)
-    flop = UPDATE_FLOP[optimizer] + (newton_schulz_flop(job.model) if optimizer == "muon" else 0.0)
+    flop = OPTIMIZERS[optimizer].update_flop + orthogonalisation_flop(job.recipe, job.model)
     return Kernel(
         name=optimizer,
         op="elementwise",
@@ -177,9 +171,9 @@ class StreamedGpu(StreamedDevice):
         recipe = job.recipe
         return replace(
             whole,
-            attention=recipe.attention,
+            attention=recipe.runtime.attention,
             dropout=recipe.dropout,
-            fused_cross_entropy=recipe.fused_cross_entropy,
+            fused_cross_entropy=recipe.runtime.fused_cross_entropy,
         )
 
     def kept_bytes(self, part: LayerSlice) -> float:

@@ -30,16 +30,12 @@ from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Slots, Template, Work
 
 # One pass of weight streaming, recorded once: a micro-batch forward and backward over the model.
 #
-# Weights are sent, whole or in chunks, when a buffer is free: 1 + `prefetch_depth` blocks can be in flight.
-# A
+# Weights are sent, whole or in chunks, when a buffer is free: 1 + `prefetch_depth` blocks can be in flight. A
 # chunk is used when it arrives, and a chunk of gradients leaves when it is computed. A graph in chunks has
-# the
-# same work and weaker dependencies than a graph in layers, so it never takes longer. With prefetch it
-# saves,
-# per micro-batch, at most two loads and one reduction of each kind of block (embedding, layer, LM head) and
-# the latency of each load. Without prefetch, a layer's weights arrive before its compute in a graph in
-# layers,
-# and during it in a graph in chunks, which is then the more accurate one.
+# the same work and weaker dependencies than a graph in layers, so it never takes longer. With prefetch it
+# saves, per micro-batch, at most two loads and one reduction of each kind of block (embedding, layer, LM
+# head) and the latency of each load. Without prefetch, a layer's weights arrive before its compute in a graph
+# in layers, and during it in a graph in chunks, which is then the more accurate one.
 
 DEVICE = "cs0"
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs
 from perfsim.network import FatTree
 from perfsim.specs.recipe import Job
-from perfsim.strategies.schedules import PacedRanks, PassTimes, bubble_s, schedule_called
+from perfsim.strategies.schedules import PacedRanks, PassTimes, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, Replicas
 from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.memory import SliceBytes, recomputed_layers, slice_bytes
@@ -43,12 +43,8 @@ from perfsim.work import RankGroup
 # How much compute loses while communication runs beside it, in columns.
 #
 # While a communication that takes shares u and h of a device runs, compute of which compute units limit a
-# share
-# c of the time and memory bandwidth a share m progresses at rate 1 / (1 + g), with g = c u / (1 - u) +
+# share c of the time and memory bandwidth a share m progresses at rate 1 / (1 + g), with g = c u / (1 - u) +
 # m h / (1 - h), as in the simulation (`engine/beside.py`). Each hidden second costs g / (1 + g) seconds.
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Slowdowns(NamedTuple):
@@ -210,8 +206,9 @@ def _steps_s(
     delayed = _delayed_weights(columns, microbatches) * (bare_wait - steady_wait)
     for name, rows in columns.by_schedule.items():
         paced = PacedRanks(slowest_times.of(rows), others.of(rows), columns.pipeline[rows])
-        together = tied[rows] | (not schedule_called(name).skewed)
-        bubble = bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
+        schedule = schedule_called(name)
+        together = tied[rows] | (not schedule.skewed)
+        bubble = schedule.bubble_s(paced, columns.virtual[rows], microbatches[rows], together)
         late = np.where(together, paced.others.forward_s / columns.virtual[rows], 0.0)
         seconds[rows] += np.where(delayed[rows] > 0, np.maximum(bubble, late + delayed[rows]), bubble)
     last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)
@@ -258,7 +255,7 @@ def _lost_between_passes_s(columns: Columns, passes: PassPrices, slower: Slowdow
     return np.where(columns.pipeline > 1, np.where(waits, lost / 2, lost), 0.0)
 
 
-def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Floats:
+def _bare_microbatches(columns: Columns, microbatches: Ints) -> Floats:
     """Micro-batches whose forwards have no backward beside them in which their transfers could hide.
 
     An interleaved rank fills its pipeline with (v - 1) p chunks of forwards; where there is one group of
@@ -272,7 +269,7 @@ def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Flo
     return np.where((virtual > 1) & ~columns.of_schedules("v_shaped"), bare, 0.0)
 
 
-def _delayed_weights(columns: Columns, microbatches: NDArray[np.int64]) -> NDArray[np.int64]:
+def _delayed_weights(columns: Columns, microbatches: Ints) -> Ints:
     """Micro-batches whose weight gradients the last rank computes in a row, at the end of a step."""
     fills = np.where(columns.of_schedules("skewed") & ~columns.of_schedules("v_shaped"), 2, 1)
     delayed = np.minimum(fills * (columns.pipeline - 1), microbatches - 1)
@@ -331,7 +328,7 @@ def _lost_beside_reductions(
 
     A backward that waits for buffers waits less when it computes more slowly.
     """
-    sharded = (columns.zero[:, None] == GRADIENTS_SHARDED) & job.recipe.overlap_grad_reduce
+    sharded = (columns.zero[:, None] == GRADIENTS_SHARDED) & job.runtime.overlap_grad_reduce
     if not sharded.any():
         return np.zeros(wait_s.shape)
     hidden = np.minimum(np.maximum(0.0, _scattered_s(ranks, replicas) - wait_s), times.total_s)
@@ -380,7 +377,7 @@ def _waits_for_buffers(
     ones = np.clip(2.0 - layers, 0.0, 1.0)
 
     def wait(other: Floats) -> Floats:
-        if not job.recipe.overlap_grad_reduce:
+        if not job.runtime.overlap_grad_reduce:
             return np.where(sharded, scattered, 0.0)
         first = redone / np.maximum(1.0, layers) + 2 * virtual * layer + ends
         chained = other + first + (ranks.layers - IN_FLIGHT * virtual) * reduce
@@ -461,7 +458,7 @@ def _reduction_s(
     complete one after the other during the backwards of the last `pipeline` micro-batches (`last_group_s`).
     """
     apart = (columns.replicas > 1) & (columns.zero < SHARDED)
-    if not job.recipe.overlap_grad_reduce:
+    if not job.runtime.overlap_grad_reduce:
         return np.where(apart & (columns.zero < GRADIENTS_SHARDED), replicas.reduce[:, 0], 0.0)
     redone = np.where(columns.recompute > 0, 1 / columns.recompute_every, 0.0)
     split = columns.of_schedules("splits_backward")

@@ -8,23 +8,17 @@ and back after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.three_d.halves import Attention, Backward, Forward, Half, HalfPass, Made, half_work
-from perfsim.work import Kind, RankGroup, Template, TensorClass, Work, transformer
-from perfsim.work.attention import (
-    around_core,
-    context_bytes,
-    merge_backward_kernel,
-    merge_kernel,
-    pair_bytes,
-    query_bytes,
-)
+from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work.counts import attention_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
+from perfsim.work.layer import attention_core, attention_kernels, merge_kernel
+from perfsim.work.recompute import attention_recompute
 
 CONTEXT_STREAM = "nccl-context"
 
@@ -41,28 +35,21 @@ class AttentionWorks(NamedTuple):
     last: Work
 
 
-def _recomputed(part: LayerSlice) -> tuple[transformer.Kernel, ...]:
-    return transformer.attention_recompute(part, "full")
-
-
 @lru_cache(maxsize=512)
 def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWorks:
     """The compute of an attention block around and in its core."""
     forward = which in ("forward", "recompute")
-    core = transformer.attention_core(part) if forward else transformer.attention_core_backward(part)
-    whole = {
-        "forward": transformer.attention_forward,
-        "recompute": _recomputed,
-        "backward": transformer.attention_backward,
-        "dgrad": transformer.attention_dgrad,
-    }[which](part)
-    before, after = around_core(whole, core)
-    merge = merge_kernel(part) if forward else merge_backward_kernel(part)
-    queries = TensorClass("queries", query_bytes(part))
+    core = attention_core(part, backward=not forward)
+    whole = attention_recompute(part, "full") if which == "recompute" else attention_kernels(part, which)
+    start = next(start for start in range(len(whole)) if whole[start : start + len(core)] == core)
+    before = whole[:start]
+    after = whole[start + len(core) :]
+    merge = merge_kernel(part, backward=not forward)
+    queries = TensorClass("queries", part.query_bytes)
     hidden = TensorClass("hidden", part.activation_bytes)
-    context = TensorClass("context", context_bytes(part))
-    pair = TensorClass("keys_values", pair_bytes(part))
-    kept = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
+    context = TensorClass("context", part.context_bytes)
+    pair = TensorClass("keys_values", part.pair_bytes)
+    kept = TensorClass("weight_inputs", attention_weight_input_bytes(part))
     first, last = ("qkv", "output") if forward else ("output", "qkv")
     made = (context,) if forward else (queries, pair)
     begun = (queries, pair) if forward else (context,)
@@ -97,8 +84,8 @@ class ContextGroup(Attention):
 
     def _all_to_alls(self, which: Forward | Backward) -> tuple[tuple[str, float], tuple[str, float]]:
         """Contents and bytes of both of a pass: queries, keys and values, and what the core makes of them."""
-        before = query_bytes(self.part) + pair_bytes(self.part)
-        after = context_bytes(self.part)
+        before = self.part.query_bytes + self.part.pair_bytes
+        after = self.part.context_bytes
         if which in ("backward", "dgrad"):
             before, after = after, before
         return ("heads", before), ("positions", after)
@@ -124,7 +111,7 @@ class ContextGroup(Attention):
         """Write the forward or its repetition; it keeps the keys and values of the rank itself."""
         works = attention_works(self.part, which)
         first = self._task(template, works.first, reads, block).output
-        n_bytes = pair_bytes(self.part)
+        n_bytes = self.part.pair_bytes
         if not self.rings:
             to_heads, to_positions = self._all_to_alls(which)
             heads = self._exchanged(template, to_heads, [first], block)
@@ -165,7 +152,7 @@ class ContextGroup(Attention):
         Message i carries keys and values for block i + 1 and the gradients that block i - 1 completed; the
         first leaves when the attention's backward begins.
         """
-        (first, saved, kept), size, n_bytes = reads, self.ranks.size, pair_bytes(self.part)
+        (first, saved, kept), size, n_bytes = reads, self.ranks.size, self.part.pair_bytes
         done = list[int]()
         pair = list[int]()
         for number in range(size):
@@ -200,7 +187,7 @@ def ring_terms(attention: Half) -> CoreTerms:
     if not isinstance(attention, ContextGroup) or not attention.rings:
         return CoreTerms()
     forward, backward = (attention_works(attention.part, which) for which in ("forward", "backward"))
-    n_bytes = pair_bytes(attention.part)
+    n_bytes = attention.part.pair_bytes
     return CoreTerms(
         (forward.block,),
         (forward.later,),
@@ -209,30 +196,3 @@ def ring_terms(attention: Half) -> CoreTerms:
         (attention.exchange_work("keys_values", n_bytes),),
         (attention.exchange_work("keys_values and gradients", 2 * n_bytes),),
     )
-
-
-def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    """Problems of a layout's context degree: what it divides, and that attention is fused."""
-    model = job.model
-    context = layout.context
-    if context == 1:
-        return
-    rings = layout.context_exchange == "ring"
-    parts = context * (2 if rings else 1) * (layout.tensor if layout.sequence_parallel else 1)
-    if job.seq_length % parts:
-        yield f"seq_length {job.seq_length} is not a multiple of {parts}, the parts of context {context}"
-    for name, count in (
-        ("num_attention_heads", model.num_attention_heads),
-        ("num_query_groups", model.query_groups),
-    ):
-        if not rings and count % (layout.tensor * context):
-            yield (
-                f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} × "
-                f"context {context}; context_exchange ring has no such rule"
-            )
-    if job.recipe.attention != "flash":
-        yield f"context {context} needs fused attention: recipe {job.recipe.name} has attention standard"
-    if job.recipe.lm_head_positions is not None:
-        yield f"context {context} divides the positions of the LM head, and lm_head_positions leaves some out"
-    if layout.recompute == "selective":
-        yield f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"

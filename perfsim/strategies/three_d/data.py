@@ -12,25 +12,23 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, update_products, updated_state_bytes
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
+from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work import EMBEDDING_AND_HEAD, Kind, RankGroup, Template, TensorClass, Work
-from perfsim.work.blocks import cast_bytes
 from perfsim.work.kernels import Kernel, elementwise
+from perfsim.work.layer import cast_bytes
 
 # Data parallelism: gradient reduction over replicas, and the optimizer.
 #
-# ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters. Without
-# ZeRO, gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
-# gradients, so the gradients of each micro-batch are reduce-scattered as they are computed. Where states
-# are
-# sharded in several groups of replicas (hybrid sharding [2304.11277 section 3.2.2]), each group scatters
-# and
-# gathers, and shards are summed over the groups. Some parameters may be held by other ranks than the rest,
-# as
+# ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters. Without ZeRO,
+# gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
+# gradients, so the gradients of each micro-batch are reduce-scattered as they are computed. Where states are
+# sharded in several groups of replicas (hybrid sharding [2304.11277 section 3.2.2]), each group scatters and
+# gathers, and shards are summed over the groups. Some parameters may be held by other ranks than the rest, as
 # those of experts are; they have replicas of their own, which do the same one after the other.
 
 DATA_STREAM = "nccl-data"
@@ -126,7 +124,7 @@ class Replicas:
     def gathers_ahead(self) -> bool:
         """Whether parameters are gathered beside the first forward of the next step."""
         shards_optimizer = self.zero_stage in (1, GRADIENTS_SHARDED)
-        return self.recipe.overlap_param_gather and shards_optimizer and self.size > 1
+        return self.recipe.runtime.overlap_param_gather and shards_optimizer and self.size > 1
 
     @property
     def gradient_shards(self) -> int:
@@ -206,7 +204,7 @@ class Replicas:
 def _weight_casts(recipe: TrainingRecipe, num_parameters: float) -> tuple[Kernel, ...]:
     """The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too."""
     table = recipe.narrow_kernels
-    if table is None or PRECISION_BYTES[table.forward] >= recipe.element_bytes:
+    if table is None or PRECISIONS[table.forward].bytes >= recipe.element_bytes:
         return ()
     return (elementwise("weights.cast", num_parameters * cast_bytes(table.forward), launches=2),)
 
@@ -221,14 +219,12 @@ def norm_work(peers: RankGroup | None = None) -> Work:
     )
 
 
-def layers_per_bucket(
-    recipe: TrainingRecipe, layer_parameters: NDArray[np.float64], zero_stage: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def layers_per_bucket(recipe: TrainingRecipe, layer_parameters: Floats, zero_stage: Ints) -> Ints:
     """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and where the recipe has no buckets."""
-    if recipe.grad_bucket is None:
+    if recipe.runtime.grad_bucket is None:
         return np.ones_like(zero_stage)
     of_a_layer = np.maximum(layer_parameters, 1.0)  # an empty virtual stage has none
-    layers = np.ceil(recipe.grad_bucket / (of_a_layer * main_grad_bytes(recipe)))
+    layers = np.ceil(recipe.runtime.grad_bucket / (of_a_layer * main_grad_bytes(recipe)))
     return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
@@ -240,7 +236,7 @@ def optimizer_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = No
     optimizer in fp32 first copies gradients of 16 bits, and does all but zeroing on the copy.
     """
     summed = main_grad_bytes(recipe)
-    used = max(summed, PRECISION_BYTES[recipe.optimizer_precision])
+    used = max(summed, PRECISIONS[recipe.optimizer_precision].bytes)
     copied = summed + used if used > summed else 0.0
     update = used + 2 * updated_state_bytes(recipe, model) + recipe.element_bytes
     return copied + update + 5 * used + summed

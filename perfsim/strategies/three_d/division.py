@@ -11,12 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
-from perfsim.strategies.schedules import SCHEDULES, placement, schedule_called
-
-Ints = NDArray[np.int64]
-INTERLEAVED = "interleaved"
-"""The schedule in which the chunks of a rank may have different numbers of layers in flight."""
+from perfsim.strategies.schedules import SCHEDULES, Schedule, schedule_called
 
 
 class RankColumns(NamedTuple):
@@ -27,9 +24,9 @@ class RankColumns(NamedTuple):
 
     rank: Ints
     layers: Ints
-    first: NDArray[np.bool_]
+    first: Bools
     """Whether the rank holds the embedding."""
-    last: NDArray[np.bool_]
+    last: Bools
     """Whether the rank holds LM head and loss."""
     number: Ints
     """How many ranks of the pipeline are like it."""
@@ -42,7 +39,7 @@ class RankColumns(NamedTuple):
         rank, layers, first, last, number, *kinds = np.array(rows, dtype=np.int64).T[:, None, :]
         return cls(rank, layers, first > 0, last > 0, number, tuple(kinds))
 
-    def sum_of(self, of_kinds: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sum_of(self, of_kinds: Floats) -> Floats:
         """What the layers of every rank add up to, given a layer of each kind in a column (rows, kinds)."""
         if not self.kinds:
             return np.asarray(self.layers * of_kinds)
@@ -76,31 +73,23 @@ class Division:
         return len(set(self.layers)) == 1
 
     @cached_property
-    def v_shaped(self) -> bool:
-        """Whether virtual stages are placed in a V."""
-        return schedule_called(self.schedule).v_shaped
-
-    @cached_property
-    def splits_backward(self) -> bool:
-        """Whether weight gradients are a pass of their own."""
-        return schedule_called(self.schedule).splits_backward
-
-    @cached_property
-    def tight(self) -> bool:
-        """Whether transfers between neighbours are exposed in the steady state."""
-        return schedule_called(self.schedule).tight
+    def row(self) -> Schedule:
+        """What is known of its schedule."""
+        return schedule_called(self.schedule)
 
     @cached_property
     def last_rank(self) -> int:
         """The rank with LM head and loss."""
-        return placement(self.schedule, self.pipeline, self.virtual).last_rank
+        return self.row.placement(self.pipeline, self.virtual).last_rank
 
     @cached_property
     def chunks(self) -> list[tuple[int, ...]]:
         """Layers of the chunks of every rank."""
         pipeline = self.pipeline
         by_chunk = [self.layers[start : start + pipeline] for start in range(0, len(self.layers), pipeline)]
-        turned = [chunk[::-1] if self.v_shaped and odd % 2 else chunk for odd, chunk in enumerate(by_chunk)]
+        turned = [
+            chunk[::-1] if self.row.v_shaped and odd % 2 else chunk for odd, chunk in enumerate(by_chunk)
+        ]
         return list(zip(*turned, strict=True))
 
     def _shares(self) -> list[tuple[int, bool, bool]]:
@@ -111,7 +100,7 @@ class Division:
     @cached_property
     def kinds_of_ranks(self) -> list[tuple[int, ...]]:
         """Layers of every kind on every rank; those of multi-token prediction are with the LM head."""
-        places = placement(self.schedule, self.pipeline, self.virtual)
+        places = self.row.placement(self.pipeline, self.virtual)
         ends = np.cumsum([0, *self.layers])
         stages = [list(self.kinds[start:end]) for start, end in pairwise(ends.tolist())]
         stages[-1] += self.kinds[ends[-1] :]
@@ -134,10 +123,10 @@ class Division:
         """
         shares = self._shares()
         kinds = self.kinds_of_ranks
-        chunks = self.chunks if self.schedule == INTERLEAVED else [()] * self.pipeline
+        chunks = self.chunks if self.row.in_groups else [()] * self.pipeline
         alike = list(zip(shares, kinds, chunks, strict=True))
         starts = [rank for rank in range(self.pipeline) if rank == 0 or alike[rank] != alike[rank - 1]]
-        both_ends = self.splits_backward
+        both_ends = self.row.splits_backward
         rows: list[tuple[int, ...]] = []
         for start, end in zip(starts, [*starts[1:], self.pipeline], strict=True):
             if both_ends and end - start > 1:
@@ -180,7 +169,7 @@ def kind_numbers(model: TransformerConfig) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def chunk_peaks(division: Division, microbatches: int) -> NDArray[np.float64]:
+def chunk_peaks(division: Division, microbatches: int) -> Floats:
     """Layers in flight at the peak of every rank of an interleaved pipeline over those of equal chunks.
 
     Equal chunks hold micro-batches in flight times layers over chunks. Of unequal ones, the warm-up leaves
@@ -208,7 +197,7 @@ class Divisions:
 
     def __init__(self, divisions: Sequence[Division]) -> None:
         self.divisions = tuple(divisions)
-        self._of_schedules: dict[str, NDArray[np.bool_]] = {}
+        self._of_schedules: dict[str, Bools] = {}
 
     def __getitem__(self, row: int) -> Division:
         return self.divisions[row]
@@ -235,13 +224,11 @@ class Divisions:
         return np.array([names.index(division.schedule) for division in self.divisions])
 
     @cached_property
-    def uneven(self) -> NDArray[np.bool_]:
+    def uneven(self) -> Bools:
         """Whether it is interleaved and its chunks differ."""
-        return np.array(
-            [division.schedule == INTERLEAVED and not division.even for division in self.divisions]
-        )
+        return np.array([division.row.in_groups and not division.even for division in self.divisions])
 
-    def of_schedules(self, name: str) -> NDArray[np.bool_]:
+    def of_schedules(self, name: str) -> Bools:
         """A property of every division's schedule, such as `tight`."""
         if name not in self._of_schedules:
             values = np.array([bool(getattr(schedule, name)) for schedule in SCHEDULES.values()])

@@ -15,17 +15,17 @@ what it makes of them. Compute waits while rows travel, but for shared experts, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from perfsim.base.text import nearest_divisor
 from perfsim.specs.calibration import Dispatcher
-from perfsim.specs.recipe import Job, ParallelLayout
 from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass, Made, half_work
-from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work, transformer
+from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
+from perfsim.work.layer import ExpertStage, Kernels, expert_kernels, mlp_kernels, mlp_residual
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
@@ -51,7 +51,7 @@ def expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> Exp
     alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
     begin, end = router_works(alone, which)
     if which == "forward":
-        saved = TensorClass("saved", transformer.layer_activation_bytes(part, recompute))
+        saved = TensorClass("saved", layer_activation_bytes(part, recompute))
         end = replace(end, writes=(*end.writes, saved))
     return ExpertWorks(begin, shared_work(alone, which), experts_work(part, which), end)
 
@@ -72,57 +72,46 @@ def router_works(part: LayerSlice, which: Which) -> tuple[Work, Work]:
     """
     if which == "recompute":
         part = replace(part, kind=replace(part.kind, mtp=False))
-    begin, end = {
-        "forward": (transformer.router_forward, transformer.combine_forward),
-        "backward": (transformer.combine_backward, transformer.router_backward),
-        "dgrad": (transformer.combine_dgrad, transformer.router_dgrad),
-    }[_PASS[which]]
-    rows = TensorClass("rows", transformer.row_bytes(part))
+    begin: ExpertStage = "router"
+    end: ExpertStage = "combine"
+    if _PASS[which] != "forward":
+        begin, end = end, begin
+    rows = TensorClass("rows", part.row_bytes)
     hidden = TensorClass("hidden", part.activation_bytes)
-    last = (*end(part), *(transformer.mlp_residual(part) if which == "forward" else ()))
-    names = ("router", "combine") if _PASS[which] == "forward" else ("combine", "router")
-    return half_work(names[0], which, begin(part), rows), half_work(names[1], which, last, hidden)
+    first = expert_kernels(part, _PASS[which], begin)
+    last = expert_kernels(part, _PASS[which], end)
+    if which == "forward":
+        last += mlp_residual(part)
+    return half_work(begin, which, first, rows), half_work(end, which, last, hidden)
 
 
 @lru_cache(maxsize=512)
 def shared_work(part: LayerSlice, which: Which) -> Work | None:
     """Shared experts; None without any. `part` has all experts."""
-    block = {
-        "forward": transformer.shared_forward,
-        "backward": transformer.shared_backward,
-        "dgrad": transformer.shared_dgrad,
-    }[_PASS[which]]
     hidden = TensorClass("hidden", part.activation_bytes)
-    kernels = block(part)
+    kernels = expert_kernels(part, _PASS[which], "shared")
     return half_work("shared_experts", which, kernels, hidden) if kernels else None
 
 
 def experts_work(part: LayerSlice, which: Which) -> Work:
     """The rank's experts on the rows that arrived."""
-    writes = [TensorClass("rows", transformer.row_bytes(part))]
+    writes = [TensorClass("rows", part.row_bytes)]
     if which == "dgrad":
-        writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
+        writes.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
     return half_work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
 
 
 @lru_cache(maxsize=2048)
-def _experts_kernels(
-    part: LayerSlice, which: Literal["forward", "backward", "dgrad"]
-) -> tuple[transformer.Kernel, ...]:
+def _experts_kernels(part: LayerSlice, which: Literal["forward", "backward", "dgrad"]) -> Kernels:
     """The kernels of a rank's experts on the rows that arrived."""
-    block = {
-        "forward": transformer.experts_forward,
-        "backward": transformer.experts_backward,
-        "dgrad": transformer.experts_dgrad,
-    }[which]
-    return block(part)
+    return expert_kernels(part, which, "experts")
 
 
 @lru_cache(maxsize=4096)
 def expert_weights_work(part: LayerSlice) -> Work:
     """Weight gradients of a block with experts where they are a pass of their own."""
     done = TensorClass("weight_gradient", 0.0)
-    return half_work("experts", "wgrad", transformer.mlp_wgrad(part), done)
+    return half_work("experts", "wgrad", mlp_kernels(part, "wgrad"), done)
 
 
 @dataclass(frozen=True)
@@ -218,7 +207,7 @@ class ExpertGroup(Half):
 
     def _exchange(self, name: str, op: str) -> Work:
         part = self.part
-        n_bytes = transformer.row_bytes(part)
+        n_bytes = part.row_bytes
         fan_out = 1
         if self.dispatcher == "deepep":
             fan_out = part.experts.top_k
@@ -227,7 +216,7 @@ class ExpertGroup(Half):
         return self._communication(f"experts.{name}", op, n_bytes, self.ranks, fan_out)
 
     def _shared(self, op: str) -> Work:
-        rows = transformer.row_bytes(self.part) * self.shares.size
+        rows = self.part.row_bytes * self.shares.size
         return self._communication(f"experts.{op}", op, rows, self.shares)
 
     def _communication(self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1) -> Work:
@@ -241,31 +230,3 @@ class ExpertGroup(Half):
             writes=(TensorClass("rows", n_bytes),),
             fan_out=fan_out,
         )
-
-
-def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    """Problems of a layout's expert degrees: what they divide, and that ranks route tokens of their own."""
-    experts = job.model.experts
-    ranks = layout.expert
-    shared = layout.expert_tensor
-    if experts is None:
-        if ranks * shared > 1:
-            yield f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"
-        return
-    if experts.num_experts % ranks:
-        yield (
-            f"{experts.num_experts} experts do not divide over expert {ranks}; "
-            f"nearest: {nearest_divisor(experts.num_experts, ranks)}"
-        )
-    if experts.ffn_hidden_size % shared:
-        yield (
-            f"the experts' ffn_hidden_size {experts.ffn_hidden_size} is not a multiple of expert_tensor "
-            f"{shared}; nearest: {nearest_divisor(experts.ffn_hidden_size, shared)}"
-        )
-    if layout.width % (ranks * shared):
-        yield (
-            f"expert {ranks} × expert_tensor {shared} must divide the {layout.width} ranks of a stage "
-            "(tensor × context × data)"
-        )
-    if layout.tensor > 1 and not layout.sequence_parallel:
-        yield "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"

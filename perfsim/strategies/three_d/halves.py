@@ -7,30 +7,35 @@ overrides what it writes (`context.py`, `expert.py`); `layer.py` joins two halve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from perfsim.costs.memory import main_grad_bytes
+from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind
-from perfsim.specs.recipe import ContextExchange, Job, ParallelLayout, TrainingRecipe
+from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies.three_d.data import SHARDED
-from perfsim.work import Kind, Template, TensorClass, Work, transformer
-from perfsim.work.kernels import Kernel, LayerSlice
+from perfsim.work import Kind, Template, TensorClass, Work
+from perfsim.work.counts import (
+    attention_weight_input_bytes,
+    layer_activation_bytes,
+    mlp_weight_input_bytes,
+)
+from perfsim.work.kernels import LayerSlice
+from perfsim.work.layer import Kernels, attention_kernels, mlp_kernels, mlp_residual
+from perfsim.work.recompute import attention_recompute, mlp_recompute
 
 # How unevenly tokens are routed to the ranks that hold experts, and what a capacity limits of it.
 #
 # Every rank waits for the slowest in each layer, because its own tokens come back from all of them. So a
-# layer
-# takes as long as the rank with most rows lets it, and all ranks stay alike. The popularity of an expert is
-# log-normal around equal shares, drawn with a fixed seed; a rank's is the mean of its experts, and the load
-# is
-# the mean over draws of that of the fullest rank. Routing that a run forces to be balanced has load 1, and
-# a
-# capacity factor limits the rows of an expert to so many times their equal share.
+# layer takes as long as the rank with most rows lets it, and all ranks stay alike. The popularity of an
+# expert is log-normal around equal shares, drawn with a fixed seed; a rank's is the mean of its experts, and
+# the load is the mean over draws of that of the fullest rank. Routing that a run forces to be balanced has
+# load 1, and a capacity factor limits the rows of an expert to so many times their equal share.
 
 SEED = 2026
 DRAWS = 256
@@ -72,7 +77,7 @@ def fullest_rank(experts: int, ranks: int, spread: float) -> float:
 
 def waits_for_rows(recipe: TrainingRecipe) -> bool:
     """Whether the host must learn how many rows go where: not with a fixed capacity or in a CUDA graph."""
-    framework = recipe.framework
+    framework = recipe.runtime.framework
     if framework is None or framework.cuda_graph or recipe.expert_capacity is not None:
         return False
     return framework.expert_pass_s > 0
@@ -119,16 +124,16 @@ def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> Layer
         micro_batch_size=layout.micro_batch_size,
         tensor=layout.tensor,
         sequence_parallel=layout.sequence_parallel,
-        attention=recipe.attention,
-        attention_length=recipe.attention_length,
+        attention=recipe.runtime.attention,
+        attention_length=recipe.runtime.attention_length,
         main_grad_bytes=main_grad_bytes(recipe),
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
-        fused_cross_entropy=recipe.fused_cross_entropy,
-        fused=() if recipe.framework is None else recipe.framework.fused,
+        fused_cross_entropy=recipe.runtime.fused_cross_entropy,
+        fused=() if recipe.runtime.framework is None else recipe.runtime.framework.fused,
         precisions=recipe.narrow_kernels,
-        keeps=recipe.recompute_keeps,
-        selective="core" if recipe.framework is None else recipe.framework.selective,
+        keeps=recipe.runtime.recompute_keeps,
+        selective="core" if recipe.runtime.framework is None else recipe.runtime.framework.selective,
         recompute_stops_early=layout.zero_stage == SHARDED,
         context=layout.context,
         context_exchange=layout.context_exchange,
@@ -150,18 +155,14 @@ Forward = Literal["forward", "recompute"]
 Backward = Literal["backward", "dgrad"]
 """A backward, or its input gradients where the schedule splits it."""
 HalfPass = Literal["forward", "recompute", "backward", "dgrad", "wgrad"]
-Block = Callable[[LayerSlice], tuple[Kernel, ...]]
-"""The kernels of a block in one pass."""
 
 
-def compute_work(
-    name: str, category: str, kernels: tuple[Kernel, ...], writes: tuple[TensorClass, ...]
-) -> Work:
+def compute_work(name: str, category: str, kernels: Kernels, writes: tuple[TensorClass, ...]) -> Work:
     """A class of compute tasks on one rank."""
     return Work(name, Kind.COMP, name, category, kernels=kernels, writes=writes)
 
 
-def half_work(name: str, which: HalfPass, kernels: tuple[Kernel, ...], *writes: TensorClass) -> Work:
+def half_work(name: str, which: HalfPass, kernels: Kernels, *writes: TensorClass) -> Work:
     """Compute of a half, or of a part of it, in one pass."""
     category = which if which in ("forward", "recompute") else "backward"
     return compute_work(f"{name}.{which}", category, kernels, writes)
@@ -170,36 +171,23 @@ def half_work(name: str, which: HalfPass, kernels: tuple[Kernel, ...], *writes: 
 @lru_cache(maxsize=4096)
 def attention_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
     """The compute of an attention block; `mode` decides what its recompute runs again."""
-    blocks: dict[HalfPass, Block] = {
-        "forward": transformer.attention_forward,
-        "recompute": partial(transformer.attention_recompute, recompute=mode),
-        "backward": transformer.attention_backward,
-        "dgrad": transformer.attention_dgrad,
-        "wgrad": transformer.attention_wgrad,
-    }
+    kernels = attention_recompute(part, mode) if which == "recompute" else attention_kernels(part, which)
     writes = _written(part, which)
     if which == "dgrad":
-        writes.append(TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part)))
-    return half_work("attention", which, blocks[which](part), *writes)
+        writes.append(TensorClass("weight_inputs", attention_weight_input_bytes(part)))
+    return half_work("attention", which, kernels, *writes)
 
 
 @lru_cache(maxsize=4096)
 def mlp_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
     """The compute of an MLP block; `mode` decides what its forward keeps and its recompute runs again."""
-    blocks: dict[HalfPass, Block] = {
-        "forward": transformer.mlp_forward,
-        "recompute": partial(transformer.mlp_recompute, recompute=mode),
-        "backward": transformer.mlp_backward,
-        "dgrad": transformer.mlp_dgrad,
-        "wgrad": transformer.mlp_wgrad,
-    }
-    kernels = blocks[which](part)
+    kernels = mlp_recompute(part, mode) if which == "recompute" else mlp_kernels(part, which)
     writes = _written(part, which)
     if which == "forward":
-        kernels += transformer.mlp_residual(part)
-        writes.append(TensorClass("saved", transformer.layer_activation_bytes(part, mode)))
+        kernels += mlp_residual(part)
+        writes.append(TensorClass("saved", layer_activation_bytes(part, mode)))
     elif which == "dgrad":
-        writes.append(TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)))
+        writes.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
     return half_work("mlp", which, kernels, *writes)
 
 
@@ -293,7 +281,7 @@ class Mlp(Half):
     @property
     def repeats(self) -> bool:
         """Whether the recompute mode runs some of it again."""
-        return bool(transformer.mlp_recompute(self.part, self.mode))
+        return bool(mlp_recompute(self.part, self.mode))
 
     def works(self, which: HalfPass) -> Sequence[Work]:
         """The MLP block, in one work."""

@@ -1,294 +1,311 @@
-"""The nearest change with which a layout fits in memory, found by trying.
-
-The order is: settings that reduce the largest part of the memory, then every other single setting; another
-expert degree; a larger degree in place of replicas, alone or with one setting; offload to the host; last, a
-larger degree on more devices. A layout that offloads already is first tried with more offload. Only layouts
-that keep the rules are tried, with every value of a degree that divides what it divides (a power of two times
-as many devices first), and with stages as even as they can be.
-"""
+"""The rules of legal layouts: each refusal as data, with the nearest layouts that keep the rule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from perfsim.base.errors import PerfsimError
-from perfsim.base.sizes import MOST_DEVICES, passes_problem
-from perfsim.base.text import nearest_divisor
+from perfsim.base.errors import LayoutError, Problem
+from perfsim.base.sizes import passes_problem
+from perfsim.base.text import nearest_divisors
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout
-from perfsim.strategies.schedules import SCHEDULES, chunks_problem
-from perfsim.strategies.three_d.context import context_problems
+from perfsim.specs.layout import AXES, ParallelLayout
+from perfsim.specs.model import layer_kinds
+from perfsim.specs.recipe import Job
+from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided
-from perfsim.strategies.three_d.expert import expert_problems
-from perfsim.strategies.three_d.memory import stage_memory
-from perfsim.strategies.three_d.offload import offload_problems
-from perfsim.strategies.three_d.offload_space import offloaded_memory
-from perfsim.strategies.three_d.tensor import tensor_problems
-
-# The rules of legal layouts; those of a degree are with what it divides.
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
-DEGREES = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
 
 
-def layout_problems(
+class Refusal(NamedTuple):
+    """One rule that a layout breaks."""
+
+    rule: str
+    """The field of the layout that the rule is about."""
+    value: Any
+    """The field's value, which is refused."""
+    words: str
+    nearest: tuple[ParallelLayout, ...] = ()
+    """Layouts nearest to this one that keep the rule; empty where no change of fields alone mends it."""
+
+
+class RefusedLayoutError(LayoutError):
+    """A layout that breaks rules of 3D parallelism."""
+
+    def __init__(self, refusals: list[Refusal]) -> None:
+        super().__init__([Problem(refusal.words) for refusal in refusals])
+        self.refusals = tuple(refusals)
+
+
+def refusals_of(
     job: Job, topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
-) -> list[str]:
-    """All problems of a layout, in words; empty for a legal layout."""
+) -> list[Refusal]:
+    """All rules that a layout breaks; empty for a legal layout."""
     return [
-        *_device_problems(topology, layout, strategy, free_degrees),
-        *tensor_problems(job, layout),
-        *context_problems(job, layout),
-        *expert_problems(job, layout),
-        *_stage_problems(job, layout),
-        *_batch_problems(job, layout),
+        *_of_devices(topology, layout, strategy, free_degrees),
+        *_of_zero(layout),
+        *tensor_refusals(job, layout),
+        *context_refusals(job, layout),
+        *expert_refusals(job, layout),
+        *_of_stages(job, layout),
+        *_of_batch(job, layout),
+        *_of_offload(job, topology, layout),
     ]
 
 
-def _device_problems(
+def _refused(layout: ParallelLayout, rule: str, words: str, *mends: dict[str, Any]) -> Refusal:
+    """A refusal of a field, with the layouts that each of some changes makes."""
+    return Refusal(rule, getattr(layout, rule), words, tuple(replace(layout, **mend) for mend in mends))
+
+
+def _indivisible(
+    layout: ParallelLayout, rule: str, words: str, count: int, wanted: int, least: int = 1
+) -> Refusal:
+    """A refusal of a field that must divide a number, with the nearest divisors in words and in layouts."""
+    near = nearest_divisors(count, wanted, least)
+    text = f"{words}; nearest: {' or '.join(map(str, near))}"
+    return _refused(layout, rule, text, *({rule: number} for number in near))
+
+
+def _of_devices(
     topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
-) -> Iterator[str]:
-    held = [name for name in DEGREES if name not in free_degrees and getattr(layout, name) != 1]
-    for name in held:
-        yield f"strategy {strategy} holds {name} at 1, the layout has {name} {getattr(layout, name)}"
+) -> Iterator[Refusal]:
+    for name, axis in AXES.items():
+        value = getattr(layout, name)
+        if axis.degree and name not in free_degrees and value != 1:
+            words = f"strategy {strategy} holds {name} at 1, the layout has {name} {value}"
+            yield _refused(layout, name, words, {name: 1})
     if layout.num_devices != topology.num_devices:
         context = f"context {layout.context} × " if layout.context > 1 else ""
-        yield (
+        words = (
             f"tensor {layout.tensor} × {context}pipeline {layout.pipeline} × data {layout.data} is "
             f"{layout.num_devices} devices, the question has {topology.num_devices}"
         )
-    if layout.zero_stage not in ZERO_STAGES:
-        yield f"zero_stage {layout.zero_stage} is not available; allowed: {', '.join(map(str, ZERO_STAGES))}"
-    if layout.zero_stage == SHARDED and layout.pipeline > 1:
-        yield f"zero_stage 3 gathers every layer on every rank, so pipeline must be 1, not {layout.pipeline}"
-    yield from _shard_problems(layout)
-    chosen = SCHEDULES.get(layout.schedule)
-    if layout.zero_stage == SHARDED and chosen is not None and chosen.splits_backward:
-        yield f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b"
-    elif layout.zero_stage == SHARDED and layout.schedule != "1f1b":
-        yield (
+        data, rest = divmod(topology.num_devices, layout.num_devices // layout.data)
+        yield _refused(layout, "data", words, *([] if rest else [{"data": data}]))
+
+
+def _of_zero(layout: ParallelLayout) -> Iterator[Refusal]:
+    stage = layout.zero_stage
+    if stage not in ZERO_STAGES:
+        allowed = ", ".join(map(str, ZERO_STAGES))
+        words = f"zero_stage {stage} is not available; allowed: {allowed}"
+        yield _refused(layout, "zero_stage", words, {"zero_stage": SHARDED})
+    if stage == SHARDED and layout.pipeline > 1:
+        words = (
+            f"zero_stage 3 gathers every layer on every rank, so pipeline must be 1, not {layout.pipeline}"
+        )
+        replicas = {"pipeline": 1, "data": layout.data * layout.pipeline}
+        yield _refused(layout, "pipeline", words, replicas, {"zero_stage": GRADIENTS_SHARDED})
+    group = layout.shard_group
+    ranks = layout.replicas
+    if group is not None and not stage:
+        words = f"shard_group {group} is a part of the ranks over which ZeRO shards; zero_stage is 0"
+        yield _refused(layout, "shard_group", words, {"shard_group": None})
+    if group is not None and (group < 2 or ranks % group):
+        words = f"shard_group {group} must divide the {ranks} ranks of context × data in groups of 2 or more"
+        if ranks > 1:
+            yield _indivisible(layout, "shard_group", words, ranks, group, least=2)
+        else:
+            yield _refused(layout, "shard_group", words, {"shard_group": None})
+    schedule = SCHEDULES.get(layout.schedule)
+    whole = {"schedule": "1f1b", "virtual_pipeline": 1}
+    if stage == SHARDED and schedule is not None and schedule.splits_backward:
+        words = f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b"
+        yield _refused(layout, "schedule", words, whole)
+    elif stage == SHARDED and not (schedule is not None and schedule.whole_passes):
+        words = (
             "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b, "
             f"not {layout.schedule}"
         )
+        yield _refused(layout, "schedule", words, whole)
 
 
-def _shard_problems(layout: ParallelLayout) -> Iterator[str]:
-    group = layout.shard_group
-    replicas = layout.replicas
-    if group is None:
+def tensor_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+    """Rules of the tensor degree and of sequence parallelism."""
+    model = job.model
+    tensor = layout.tensor
+    counts = {"num_attention_heads": model.num_attention_heads, "num_query_groups": model.query_groups}
+    if not all(kind.experts for kind in layer_kinds(model)):
+        counts["ffn_hidden_size"] = model.ffn_hidden_size
+    if model.experts is not None:
+        counts["experts.shared_ffn_hidden_size"] = model.experts.shared_ffn_hidden_size
+    for name, count in counts.items():
+        if count % tensor:
+            words = f"{name} {count} is not a multiple of tensor {tensor}"
+            yield _indivisible(layout, "tensor", words, count, tensor)
+    if layout.sequence_parallel and job.seq_length % tensor:
+        words = f"seq_length {job.seq_length} is not a multiple of tensor {tensor}"
+        yield _refused(layout, "sequence_parallel", words, {"sequence_parallel": False})
+
+
+def context_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+    """Rules of the context degree: what it divides, and that attention is fused."""
+    model = job.model
+    context = layout.context
+    if context == 1:
         return
-    if not layout.zero_stage:
-        yield f"shard_group {group} is a part of the ranks over which ZeRO shards; zero_stage is 0"
-    if group < 2 or replicas % group:
-        near = f"; nearest: {nearest_divisor(replicas, group, least=2)}" if replicas > 1 else ""
-        ranks = f"the {replicas} ranks of context × data"
-        yield f"shard_group {group} must divide {ranks} in groups of 2 or more{near}"
+    rings = layout.context_exchange == "ring"
+    parts = context * (2 if rings else 1) * (layout.tensor if layout.sequence_parallel else 1)
+    if job.seq_length % parts:
+        words = f"seq_length {job.seq_length} is not a multiple of {parts}, the parts of context {context}"
+        yield _refused(layout, "context", words)
+    for name, count in (
+        ("num_attention_heads", model.num_attention_heads),
+        ("num_query_groups", model.query_groups),
+    ):
+        if not rings and count % (layout.tensor * context):
+            words = (
+                f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} × "
+                f"context {context}; context_exchange ring has no such rule"
+            )
+            yield _refused(layout, "context_exchange", words, {"context_exchange": "ring"})
+    if job.runtime.attention != "flash":
+        words = f"context {context} needs fused attention: recipe {job.recipe.name} has attention standard"
+        yield _refused(layout, "context", words)
+    if job.recipe.lm_head_positions is not None:
+        words = (
+            f"context {context} divides the positions of the LM head, and lm_head_positions leaves some out"
+        )
+        yield _refused(layout, "context", words)
+    if layout.recompute == "selective":
+        words = (
+            f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"
+        )
+        yield _refused(layout, "recompute", words, {"recompute": "none"}, {"recompute": "full"})
 
 
-def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
+def expert_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+    """Rules of the expert degrees: what they divide, and that ranks route tokens of their own."""
+    experts = job.model.experts
+    ranks = layout.expert
+    shared = layout.expert_tensor
+    if experts is None:
+        if ranks * shared > 1:
+            words = f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"
+            yield _refused(layout, "expert", words, {"expert": 1, "expert_tensor": 1})
+        return
+    if experts.num_experts % ranks:
+        words = f"{experts.num_experts} experts do not divide over expert {ranks}"
+        yield _indivisible(layout, "expert", words, experts.num_experts, ranks)
+    width = experts.ffn_hidden_size
+    if width % shared:
+        words = f"the experts' ffn_hidden_size {width} is not a multiple of expert_tensor {shared}"
+        yield _indivisible(layout, "expert_tensor", words, width, shared)
+    if layout.width % (ranks * shared):
+        words = (
+            f"expert {ranks} × expert_tensor {shared} must divide the {layout.width} ranks of a stage "
+            "(tensor × context × data)"
+        )
+        yield _refused(layout, "expert", words)
+    if layout.tensor > 1 and not layout.sequence_parallel:
+        words = "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"
+        yield _refused(layout, "sequence_parallel", words, {"sequence_parallel": True})
+
+
+def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     layers = job.model.num_layers
     stages = layout.num_stages
+    schedule = SCHEDULES.get(layout.schedule)
     if layout.recompute_every < 1:
-        yield f"recompute_every {layout.recompute_every} must be at least 1"
-    if layout.schedule not in SCHEDULES:
-        yield f"schedule {layout.schedule!r} is not available; allowed: {', '.join(sorted(SCHEDULES))}"
-    elif problem := chunks_problem(SCHEDULES[layout.schedule], layout.virtual_pipeline):
-        yield problem
-    if layout.layers_per_stage is None:
-        if layers % stages:
-            yield f"{layers} layers do not divide over {stages} stages; {_other_stages(layers, layout)}"
-        return
+        words = f"recompute_every {layout.recompute_every} must be at least 1"
+        yield _refused(layout, "recompute_every", words, {"recompute_every": 1})
+    if schedule is None:
+        words = f"schedule {layout.schedule!r} is not available; allowed: {', '.join(sorted(SCHEDULES))}"
+        yield _refused(layout, "schedule", words)
+    elif problem := schedule.chunks_problem(layout.virtual_pipeline):
+        yield _refused(layout, "virtual_pipeline", problem, {"virtual_pipeline": schedule.chunks or 2})
     given = layout.layers_per_stage
+    if given is None:
+        if layers % stages:
+            yield _uneven(layers, layout)
+        return
     if len(given) != stages:
-        yield f"layers_per_stage has {len(given)} entries for {stages} stages"
+        words = f"layers_per_stage has {len(given)} entries for {stages} stages"
+        yield _refused(layout, "layers_per_stage", words, _stages_of(layers, layout))
     if sum(given) != layers:
-        yield f"layers_per_stage adds up to {sum(given)}, the model has {layers} layers"
+        words = f"layers_per_stage adds up to {sum(given)}, the model has {layers} layers"
+        yield _refused(layout, "layers_per_stage", words, _stages_of(layers, layout))
     if any(count < 0 for count in given):
-        yield "layers_per_stage has a negative entry"
+        words = "layers_per_stage has a negative entry"
+        yield _refused(layout, "layers_per_stage", words, _stages_of(layers, layout))
 
 
-def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
+def _uneven(layers: int, layout: ParallelLayout) -> Refusal:
+    """The numbers of stages nearest to a layout's that divide, and uneven stages of its own."""
+    stages = layout.num_stages
+    near = nearest_divisors(layers, stages)
+    words = f"{layers} layers do not divide over {stages} stages; nearest: {' or '.join(map(str, near))}"
+    chunks = layout.virtual_pipeline
+    mends = [{"pipeline": count // chunks} for count in near if count % chunks == 0]
+    if stages > layers:
+        return _refused(layout, "pipeline", words, *mends)
+    given = _stages_of(layers, layout)
+    words += f", or give layers_per_stage={'-'.join(map(str, given['layers_per_stage']))}"
+    return _refused(layout, "pipeline", words, given, *mends)
+
+
+def _stages_of(layers: int, layout: ParallelLayout) -> dict[str, tuple[int, ...]]:
+    """Layers that divide as evenly as they can over the stages of a layout."""
+    division = divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, layers)
+    return {"layers_per_stage": division.layers}
+
+
+def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     per_pass = layout.data * layout.micro_batch_size
     if job.global_batch_size % per_pass:
-        yield (
+        words = (
             f"global_batch_size {job.global_batch_size} is not a multiple of data {layout.data} × "
             f"micro_batch_size {layout.micro_batch_size}; nearest: "
             f"{max(1, round(job.global_batch_size / per_pass)) * per_pass}"
         )
+        share, rest = divmod(job.global_batch_size, layout.data)
+        near = [] if rest or not share else nearest_divisors(share, layout.micro_batch_size)
+        yield _refused(layout, "micro_batch_size", words, *({"micro_batch_size": size} for size in near))
         return
     microbatches = job.global_batch_size // per_pass
     if problem := passes_problem(job.model.num_layers * layout.context, microbatches):
-        yield problem
-    if layout.schedule == "interleaved" and microbatches % layout.pipeline:
-        yield f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"
+        yield _refused(layout, "micro_batch_size", problem)
+    schedule = SCHEDULES.get(layout.schedule)
+    if schedule is not None and schedule.in_groups and microbatches % layout.pipeline:
+        words = f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"
+        yield _refused(layout, "schedule", words, {"schedule": "1f1b", "virtual_pipeline": 1})
 
 
-def _other_stages(layers: int, layout: ParallelLayout) -> str:
-    """The number of stages nearest to a layout's that divides, and uneven stages of its own, in words."""
-    stages = layout.num_stages
-    even = f"nearest: {nearest_divisor(layers, layout.num_stages)}"
-    if stages > layers:
-        return even
-    given = divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, layers).layers
-    return f"{even}, or give layers_per_stage={'-'.join(map(str, given))}"
-
-
-_SETTINGS = {
-    "activations": ("recompute", "micro_batch_size"),
-    "working set": ("micro_batch_size", "recompute"),
-    "weight gradient inputs": ("schedule",),
-    "optimizer": ("zero_stage",),
-    "gradients": ("zero_stage",),
-}
-"""The settings that reduce each part of the memory."""
-_ALL = ("recompute", "micro_batch_size", "schedule", "zero_stage")
-_OFFLOAD = ("offload_optimizer", "offload_param", "offload_activations")
-_PLACES = ("none", "cpu", "nvme")
-_DEGREES = ("tensor", "pipeline", "data", "context")
-
-
-def nearest_fit(
-    job: Job, topology: FatTree, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
-) -> str:
-    """What to try, in words; `part` is the largest part of the memory, `zero` that ZeRO stages are free."""
-    for changed in _changed(job, layout, part, free_degrees, zero=zero):
-        if _fits(job, topology, changed, free_degrees):
-            return f"try {_difference(layout, changed)}, which fits"
-    return "no change of one setting and one degree makes it fit, not even on more devices"
-
-
-def _difference(layout: ParallelLayout, changed: ParallelLayout) -> str:
-    pairs = [
-        (field.name, getattr(layout, field.name), getattr(changed, field.name)) for field in fields(layout)
-    ]
-    changes = [f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now]
-    where = f" on {changed.num_devices} devices" if changed.num_devices != layout.num_devices else ""
-    return " and ".join(changes) + where
-
-
-def _changed(
-    job: Job, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], *, zero: bool
-) -> Iterator[ParallelLayout]:
-    """Layouts that need less memory: one setting, one degree, both at once; last, on more devices."""
-    names = [
-        name for name in dict.fromkeys((*_SETTINGS.get(part, ()), *_ALL)) if zero or name != "zero_stage"
-    ]
-    variants = [_with(layout, name, value) for name in names for value in _values(name, layout)]
-    offloaded = [replace(layout, **changes) for changes in _more_offload(layout)]
-    yield from offloaded if layout.offloads else ()
-    yield from variants
-    for base in (layout, *variants):
-        yield from _with_more_experts(job, base, free_degrees)
-    for base in (layout, *variants):
-        yield from _in_place_of_replicas(job, base, free_degrees)
-    yield from offloaded
-    larger = [
-        _scaled(job, base, name, value)
-        for base in (layout, *variants)
-        for name in _DEGREES
-        if name in free_degrees
-        for value in _larger(job, base, name)
-    ]
-    yield from sorted(larger, key=lambda changed: (_odd_factor(layout, changed), changed.num_devices))
-
-
-def _odd_factor(layout: ParallelLayout, changed: ParallelLayout) -> bool:
-    """Whether the devices are not a power of two times as many: clusters are, so these are tried last."""
-    factor, rest = divmod(changed.num_devices, layout.num_devices)
-    return rest > 0 or factor & (factor - 1) > 0
-
-
-def _more_offload(layout: ParallelLayout) -> Iterator[dict[str, Any]]:
-    """Settings with more of the states, or of the activations, off the device."""
-    for name in _OFFLOAD:
-        places = _PLACES[: 2 if name == "offload_activations" else 3]
-        for place in places[places.index(getattr(layout, name)) + 1 :]:
-            yield {name: place}
-    if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
-        yield {"zero_stage": GRADIENTS_SHARDED}  # gradients leave the device too
-    if layout.offload_param == "none" and layout.zero_stage < SHARDED:
-        yield {"zero_stage": SHARDED, "offload_param": "cpu"}
-
-
-def _values(name: str, layout: ParallelLayout) -> list[str | int]:
-    """Values that need less memory than that of the layout, the nearest first."""
-    if name == "recompute":
-        modes = ["none", "selective", "full"]
-        return [*modes[modes.index(layout.recompute) + 1 :]]
-    if name == "micro_batch_size":
-        size = layout.micro_batch_size
-        return [size >> shift for shift in range(1, size.bit_length()) if size % (1 << shift) == 0]
-    if name == "schedule":
-        return ["1f1b"] if layout.schedule != "1f1b" else []
-    stages = (1, GRADIENTS_SHARDED, SHARDED) if layout.replicas > 1 else ()
-    return [stage for stage in stages if stage > layout.zero_stage]
-
-
-def _with(layout: ParallelLayout, name: str, value: str | int) -> ParallelLayout:
-    if name == "schedule":
-        return replace(layout, schedule=str(value), virtual_pipeline=1, layers_per_stage=None)
-    return replace(layout, **{name: value})  # type: ignore[arg-type]  # the field's own type, by name
-
-
-def _with_more_experts(
-    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
-) -> Iterator[ParallelLayout]:
-    """Experts over more ranks of the same stage."""
-    if job.model.experts is not None and "expert" in free_degrees:
-        for ranks in _divisors(job.model.experts.num_experts):
-            if ranks > layout.expert and layout.width % (ranks * layout.expert_tensor) == 0:
-                yield replace(layout, expert=ranks)
-
-
-def _in_place_of_replicas(
-    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
-) -> Iterator[ParallelLayout]:
-    """Tensor, pipeline or context times a factor and replicas divided by it, on the same devices."""
-    for factor in _divisors(layout.data)[1:]:
-        for name in ("tensor", "pipeline", "context"):
-            if name in free_degrees:
-                changed = _scaled(job, layout, name, getattr(layout, name) * factor)
-                yield replace(changed, data=layout.data // factor)
-
-
-def _larger(job: Job, layout: ParallelLayout, name: str) -> Iterator[int]:
-    """Larger values of a degree that divide what it divides; of a pipeline all that leave it layers."""
-    most = MOST_DEVICES * getattr(layout, name) // layout.num_devices
-    if name == "pipeline":
-        legal = list(range(1, job.model.num_layers // layout.virtual_pipeline + 1))
-    else:
-        count = {"tensor": job.model.num_attention_heads, "context": job.seq_length}
-        legal = _divisors(count.get(name, job.global_batch_size))
-    return (value for value in legal if getattr(layout, name) < value <= most)
-
-
-def _scaled(job: Job, layout: ParallelLayout, name: str, value: int) -> ParallelLayout:
-    if name != "pipeline":
-        return _with(layout, name, value)
-    scaled = replace(layout, pipeline=value, layers_per_stage=None)
-    uneven = job.model.num_layers % scaled.num_stages
-    if not uneven or layout.schedule not in SCHEDULES or scaled.num_stages > job.model.num_layers:
-        return scaled
-    stages = divided(layout.schedule, value, layout.virtual_pipeline, job.model.num_layers).layers
-    return replace(scaled, layers_per_stage=stages)
-
-
-def _divisors(count: int) -> list[int]:
-    return [number for number in range(1, count + 1) if count % number == 0]
-
-
-def _fits(job: Job, topology: FatTree, layout: ParallelLayout, free_degrees: tuple[str, ...]) -> bool:
-    try:
-        if layout.num_devices != topology.num_devices:
-            topology = FatTree(topology.system, layout.num_devices)
-        if layout_problems(job, topology, layout, "", free_degrees):
-            return False
-        if any(offload_problems(job, topology, layout)):
-            return False
-        memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))
-        return all(use.fits for use in memory)
-    except PerfsimError:
-        return False
+def _of_offload(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[Refusal]:
+    stays = {"offload_optimizer": "none", "offload_param": "none", "offload_activations": "none"}
+    if layout.offloads and job.model.experts is not None:
+        words = f"offload of models with experts is not modelled; {job.model.name} has some"
+        yield _refused(layout, "offload_optimizer", words, stays)
+    if layout.offload_param != "none" and layout.zero_stage != SHARDED:
+        words = (
+            "offload_param is for parameters that ZeRO 3 gathers layer by layer; "
+            f"zero_stage is {layout.zero_stage}"
+        )
+        yield _refused(layout, "offload_param", words, {"zero_stage": SHARDED}, {"offload_param": "none"})
+    if layout.offload_optimizer != "none" and layout.pipeline > 1 and layout.zero_stage >= GRADIENTS_SHARDED:
+        words = (
+            "offload_optimizer in a pipeline needs gradients that stay until the last micro-batch: "
+            f"zero_stage 0 or 1, not {layout.zero_stage}"
+        )
+        yield _refused(layout, "zero_stage", words, {"zero_stage": 1})
+    if layout.offload_activations != "none" and layout.pipeline > 1:
+        words = (
+            f"offload_activations has one micro-batch in flight: pipeline must be 1, not {layout.pipeline}"
+        )
+        yield _refused(layout, "offload_activations", words, {"offload_activations": "none"})
+    host = topology.system.node.host
+    name = topology.system.name
+    if host is None and layout.offloads:
+        words = (
+            f"{' and '.join(layout.offloads)}: {name} has no `node.host`; describe the devices of a host, "
+            "`link`, `memory` (capacity, bandwidth) and `optimizer_fraction` there"
+        )
+        yield _refused(layout, "offload_optimizer", words, stays)
+    elif host is not None and host.nvme is None and "nvme" in layout.offloads.values():
+        words = f"offload to nvme: {name} has no `node.host.nvme` (capacity, bandwidth)"
+        on_host = {field: "cpu" for field, place in layout.offloads.items() if place == "nvme"}
+        yield _refused(layout, "offload_optimizer", words, on_host)

@@ -15,8 +15,8 @@ from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import (
     MemoryUse,
     logit_bytes,
@@ -26,23 +26,20 @@ from perfsim.costs.memory import (
     state_bytes,
 )
 from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
-from perfsim.specs.recipe import Job, ParallelLayout
-from perfsim.strategies.schedules import in_flight, schedule_called
+from perfsim.specs.recipe import Job
+from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
 from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.space import MODES, Columns, Grid, columns_of, distinct_rows
-from perfsim.work.attention import exchange_buffer_bytes
 from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
     layer_activation_bytes,
     mlp_weight_input_bytes,
 )
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class SliceBytes(NamedTuple):
@@ -94,7 +91,7 @@ def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[f
         stage_parameters(part, 0, first=True, last=False),
         stage_parameters(part, 0, first=False, last=True),
         stage_parameters(part, 0, first=True, last=True),
-        exchange_buffer_bytes(part),
+        part.exchange_buffer_bytes,
     )
 
 
@@ -127,7 +124,7 @@ def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
     return np.asarray(ranks.sum_of(sizes.layer) + ends)
 
 
-def recomputed_layers(columns: Columns, ranks: RankColumns) -> NDArray[np.int64]:
+def recomputed_layers(columns: Columns, ranks: RankColumns) -> Ints:
     """Layers of every rank that are recomputed, one in `recompute_every`."""
     every = columns.recompute_every[..., None]
     return np.where(columns.recompute[..., None] > 0, -(-ranks.layers // every), 0)
@@ -203,7 +200,7 @@ def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floa
     activations, weight_inputs = whole
     (activated, inputs), *others = (
         (moment.activations * activations, moment.weight_inputs * weight_inputs)
-        for moment in in_flight(schedule, *counts)
+        for moment in schedule_called(schedule).in_flight(*counts)
     )
     for more, more_inputs in others:
         larger = more + more_inputs > activated + inputs

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.network import FatTree
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.context import ring_terms
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, Held, Replicas, layers_per_bucket
@@ -28,15 +29,10 @@ from perfsim.strategies.three_d.expert import (
     shared_work,
 )
 from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
 from perfsim.strategies.three_d.pipeline import (
     VirtualStage,
-    embedding_backward_work,
     embedding_work,
-    head_backward_work,
-    head_dgrad_work,
-    head_wgrad_work,
     head_work,
     pass_work,
     softmax_sum_bytes,
@@ -45,19 +41,15 @@ from perfsim.strategies.three_d.pipeline import (
 )
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.stages import experts_of, group_of, layer_of
-from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between
+from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, Layer
 from perfsim.work import RankGroup, Work
 
 # The works that add up to prices, in components: each is written once for all layouts that agree in it.
 #
 # A rank's share of a layer is decided by seven degrees (`Degrees`), but no work depends on all of them but
-# the
-# weight gradients of a block with experts: attention does not depend on experts, and what experts compute
-# of
-# rows depends on the tokens that a rank routes, not on how tensor and context groups divide them.
+# the weight gradients of a block with experts: attention does not depend on experts, and what experts compute
+# of rows depends on the tokens that a rank routes, not on how tensor and context groups divide them.
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Named = Mapping[str, Sequence[Work]]
 """Works by the price that they add to."""
 
@@ -71,9 +63,7 @@ class Terms:
         self._shape = len(fields), rows
         self._components: list[tuple[Ints, int, Ints, Ints]] = []
 
-    def add(
-        self, keys: Sequence[Ints], terms: Callable[..., Named], where: NDArray[np.bool_] | None = None
-    ) -> None:
+    def add(self, keys: Sequence[Ints], terms: Callable[..., Named], where: Bools | None = None) -> None:
         """Works that depend on some keys, of shape (rows,) each; only in the rows of `where`."""
         rows = np.arange(self._shape[1]) if where is None else np.flatnonzero(where)
         if not len(rows):
@@ -108,72 +98,44 @@ class Terms:
 
 
 # ------------------------------------------------------------------------------------------- layers
-@lru_cache(maxsize=4096)
-def attention_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Attention forward and backward with the sums of the tensor group, and in a ring of context ranks.
+Run = Literal["whole", "split", "selective", "full"]
+"""What is run of a layer: whole passes, a split backward, or what a recompute mode repeats."""
 
-    These are of `tensor` to `exchange` of `Degrees`, as in the following functions.
+
+@lru_cache(maxsize=16384)
+def _half_terms(
+    job: Job, kind: LayerKind, half: Literal["attention", "mlp"], run: Run, *degrees: int
+) -> Named:
+    """A half of a layer, by `tensor` to `exchange` of `Degrees`; of a layer with experts its attention.
+
+    Attention comes with the sums of the tensor group, and in a ring of context ranks. Selective recompute is
+    that of both halves; of experts it repeats nothing.
     """
-    layer = _layer(job, kind, degrees)
-    forward, backward = (layer.attention.works(which) for which in ("forward", "backward"))
+    mode = run if run in ("selective", "full") else "none"
+    layer = layer_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False), mode)
+    part = layer.attention if half == "attention" else layer.mlp
+
+    def sums(between: Sequence[Between]) -> tuple[Work, ...]:
+        return _sums(layer, kind, between) if half == "attention" else ()
+
+    if run == "whole":
+        return {
+            "forward": (*part.works("forward"), *sums(FORWARD)),
+            "backward": (*part.works("backward"), *sums(BACKWARD)),
+            **ring_terms(part)._asdict(),
+        }
+    if run == "split":
+        return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
+    again = part.works("recompute")
+    if run == "selective":
+        both = not kind.experts and layer.mlp.repeats
+        return {"core": (*again, *layer.mlp.works("recompute"), *sums(FORWARD)) if both else again}
+    # An MLP is repeated whole, or up to the last tensor that the backward reads.
+    stopped = replace(part, part=replace(part.part, recompute_stops_early=True))
     return {
-        "forward": (*forward, *_sums(layer, kind, FORWARD)),
-        "backward": (*backward, *_sums(layer, kind, BACKWARD)),
-        **ring_terms(layer.attention)._asdict(),
+        "layer": (*again, *sums(FORWARD)),
+        "layer_early": (*stopped.works("recompute"), *sums(FORWARD)),
     }
-
-
-@lru_cache(maxsize=4096)
-def attention_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Attention where weight gradients are a pass of their own."""
-    layer = _layer(job, kind, degrees)
-    inputs, weights = (layer.attention.works(which) for which in ("dgrad", "wgrad"))
-    return {"inputs": (*inputs, *_sums(layer, kind, BACKWARD)), "weights": weights}
-
-
-@lru_cache(maxsize=4096)
-def attention_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Attention that full recompute repeats."""
-    layer = _layer(job, kind, degrees, "full")
-    works = (*layer.attention.works("recompute"), *_sums(layer, kind, FORWARD))
-    return {"layer": works, "layer_early": works}
-
-
-@lru_cache(maxsize=4096)
-def core_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """What selective recompute repeats, which is nothing of experts."""
-    layer = _layer(job, kind, degrees, "selective")
-    core = layer.attention.works("recompute")
-    if kind.experts or not layer.mlp.repeats:
-        return {"core": core}
-    return {"core": (*core, *layer.mlp.works("recompute"), *_sums(layer, kind, FORWARD))}
-
-
-@lru_cache(maxsize=4096)
-def mlp_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The MLP forward and backward."""
-    mlp = _layer(job, kind, degrees).mlp
-    return {"forward": mlp.works("forward"), "backward": mlp.works("backward")}
-
-
-@lru_cache(maxsize=4096)
-def mlp_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The MLP where weight gradients are a pass of their own."""
-    mlp = _layer(job, kind, degrees).mlp
-    return {"inputs": mlp.works("dgrad"), "weights": mlp.works("wgrad")}
-
-
-@lru_cache(maxsize=4096)
-def mlp_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The MLP that full recompute repeats, whole and up to the last tensor that the backward reads."""
-    mlp = _layer(job, kind, degrees, "full").mlp
-    stopped = replace(mlp, part=replace(mlp.part, recompute_stops_early=True))
-    return {"layer": mlp.works("recompute"), "layer_early": stopped.works("recompute")}
-
-
-def _layer(job: Job, kind: LayerKind, degrees: Sequence[int], mode: str = "none") -> Layer:
-    """A layer of one kind; of one with experts, its attention."""
-    return layer_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False), mode)
 
 
 def _sums(layer: Layer, kind: LayerKind, between: Sequence[Between]) -> tuple[Work, ...]:
@@ -254,10 +216,13 @@ def end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
     stage = _stage(job, kind, degrees)
     group = stage.group
     return {
-        "embedding_forward": (embedding_work(stage), *group.all_reduce_works(EMBEDDED)),
-        "embedding_backward": (embedding_backward_work(stage),),
-        "head_forward": (head_work(stage), *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage))),
-        "head_backward": (head_backward_work(stage), *group.all_reduce_works(FROM_HEAD)),
+        "embedding_forward": (embedding_work(stage, "forward"), *group.all_reduce_works(EMBEDDED)),
+        "embedding_backward": (embedding_work(stage, "backward"),),
+        "head_forward": (
+            head_work(stage, "forward"),
+            *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage)),
+        ),
+        "head_backward": (head_work(stage, "backward"), *group.all_reduce_works(FROM_HEAD)),
         "receive": group.all_gather_works(),
     }
 
@@ -266,15 +231,15 @@ def end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
 def head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """The LM head where weight gradients are a pass of their own."""
     stage = _stage(job, kind, degrees)
-    inputs = (head_dgrad_work(stage), *stage.group.all_reduce_works(FROM_HEAD))
-    return {"head_inputs": inputs, "head_weights": (head_wgrad_work(stage),)}
+    inputs = (head_work(stage, "dgrad"), *stage.group.all_reduce_works(FROM_HEAD))
+    return {"head_inputs": inputs, "head_weights": (head_work(stage, "wgrad"),)}
 
 
 @lru_cache(maxsize=4096)
 def send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
     """Messages between pipeline ranks; `node` is 0 where all devices are in one."""
     stage = _stage(job, kind, degrees)
-    framework = job.recipe.framework
+    framework = job.runtime.framework
     return {
         "send_inside": (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else (),
         "send_across": (transfer_work(stage, RankGroup(0, node, 2)),) if node else (),
@@ -291,12 +256,8 @@ def _stage(job: Job, kind: LayerKind, degrees: Sequence[int]) -> VirtualStage:
 
 # Seconds of the passes of layouts, in columns: prices of distinct shares of a layer, joined row by row.
 #
-# Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend
-# on
-# few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage
-# need.
-
-Booleans = NDArray[np.bool_]
+# Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend on
+# few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage need.
 
 
 class PassPrices(NamedTuple):
@@ -386,11 +347,11 @@ class Slices(NamedTuple):
     """A layout with every share."""
     of_row: Ints
     """The share of every layout."""
-    splits: Booleans
+    splits: Bools
     """Its weight gradients are a pass of their own."""
-    selective: Booleans
-    full: Booleans
-    sends: Booleans
+    selective: Bools
+    full: Bools
+    sends: Bools
     """It has a pipeline; one device alone has no peer to send to."""
 
 
@@ -398,7 +359,7 @@ def slices_of(columns: Columns) -> Slices:
     """The distinct shares of a layer among some layouts."""
     first, of_row = distinct_rows(columns.slice_keys)
 
-    def occurs(rows: Booleans) -> Booleans:
+    def occurs(rows: Bools) -> Bools:
         return np.bincount(of_row[rows], minlength=len(first)) > 0
 
     return Slices(
@@ -506,16 +467,17 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
     base = Job(job.model, job.recipe, 1)
     works = Terms(LayerPrices._fields, len(columns))
     every = columns.slice_keys
-    attention = every[:5]
-    works.add(attention, partial(attention_passes, base, kind))
-    works.add(attention, partial(attention_split, base, kind), slices.splits)
-    works.add(attention, partial(core_redone, base, kind), slices.selective)
-    works.add(attention, partial(attention_redone, base, kind), slices.full)
+    runs: dict[Run, Bools | None] = {
+        "whole": None,
+        "split": slices.splits,
+        "selective": slices.selective,
+        "full": slices.full,
+    }
+    for run, where in runs.items():
+        works.add(every[:5], partial(_half_terms, base, kind, "attention", run), where)
+        if not kind.experts and run != "selective":
+            works.add(every[:4], partial(_half_terms, base, kind, "mlp", run), where)
     if not kind.experts:
-        mlp = every[:4]
-        works.add(mlp, partial(mlp_passes, base, kind))
-        works.add(mlp, partial(mlp_split, base, kind), slices.splits)
-        works.add(mlp, partial(mlp_redone, base, kind), slices.full)
         return works
     routed = _routed_keys(columns)
     divided = (columns.expert, columns.expert_tensor)
@@ -636,8 +598,8 @@ def data_prices(
 ) -> DataPrices:
     """The prices of every layout's replicas."""
     full, rest = np.divmod(largest.chunk, largest.bucket)
-    overlaps = int(job.recipe.overlap_grad_reduce)
-    gathers = int(job.recipe.overlap_param_gather)
+    overlaps = int(job.runtime.overlap_grad_reduce)
+    gathers = int(job.runtime.overlap_param_gather)
     keys = (
         columns.tensor,
         columns.replicas,
@@ -744,7 +706,7 @@ def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[
         reduce(whole),
         gather(whole, updates_shard and not key.ahead),
         [replicas.optimizer_work()],
-        reduce(Held(ends), job.recipe.overlap_grad_reduce),
+        reduce(Held(ends), job.runtime.overlap_grad_reduce),
         reduce(layer * key.bucket),
         reduce(layer * key.rest),
         reduce(layer, scatters),

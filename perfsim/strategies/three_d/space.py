@@ -21,25 +21,23 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Bools, Ints
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import Recompute, layer_kinds
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES, schedule_called
-from perfsim.strategies.three_d.context import context_problems
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
-from perfsim.strategies.three_d.expert import expert_problems
 from perfsim.strategies.three_d.halves import EXCHANGES
-from perfsim.strategies.three_d.tensor import tensor_problems
+from perfsim.strategies.three_d.legal import context_refusals, expert_refusals, tensor_refusals
 from perfsim.work.counts import parameters
 
 # Layouts in columns: row i of every array is one layout.
 
-Ints = NDArray[np.int64]
 Table = TypeVar("Table", bound=tuple[Any, ...])
 _BLOCK = 4096
 """Layouts that are evaluated at once."""
@@ -133,7 +131,7 @@ class Columns:
         code = (self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
         return np.argsort(code.astype(np.int16), kind="stable")
 
-    def of_schedules(self, name: str) -> NDArray[np.bool_]:
+    def of_schedules(self, name: str) -> Bools:
         """A property of every layout's schedule, such as `tight`."""
         return self.divisions.of_schedules(name)[self.division]
 
@@ -141,7 +139,7 @@ class Columns:
         """Micro-batches of one replica."""
         return job.global_batch_size // (self.data * self.micro_batch)
 
-    def rows(self, chosen: Ints | NDArray[np.bool_] | slice) -> Columns:
+    def rows(self, chosen: Ints | Bools | slice) -> Columns:
         """The layouts at these indices."""
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
         return Columns(**columns, divisions=self.divisions)
@@ -259,7 +257,6 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
 
 # Layouts in grids: combinations of experts, divisions, micro-batches, ZeRO stages and recompute modes.
 
-Booleans = NDArray[np.bool_]
 EXPERTS, DIVISIONS, SIZES, STAGES, SPLITS, MODE_AXIS = range(6)
 """The axes of a grid: expert degrees, divisions of layers, micro-batch sizes, ZeRO stages, sequence
 parallelism, and recompute."""
@@ -276,7 +273,7 @@ class Grid:
 
     columns: Columns
     """Every array broadcasts to the shape of the grid."""
-    legal: Booleans
+    legal: Bools
     """Which divisions go with which sizes, broadcasts as well."""
 
     @property
@@ -284,11 +281,11 @@ class Grid:
         """Values along each axis."""
         return np.broadcast_shapes(*(column.shape for column in _fields_of(self.columns)))
 
-    def all_legal(self) -> Booleans:
+    def all_legal(self) -> Bools:
         """Which combinations are legal, shape `shape`."""
         return np.broadcast_to(self.legal, self.shape)
 
-    def write(self, chosen: Booleans, table: Ints) -> None:
+    def write(self, chosen: Bools, table: Ints) -> None:
         """Write the chosen layouts to an array of shape (fields, rows), in the order of `Columns`."""
         at = np.nonzero(chosen)
         for row, column in zip(table, _fields_of(self.columns), strict=True):
@@ -326,12 +323,12 @@ class Space:
     def __len__(self) -> int:
         return sum(int(grid.all_legal().sum()) for grid in self.grids)
 
-    def keeping(self, wanted: Callable[[Columns], Booleans]) -> Space:
+    def keeping(self, wanted: Callable[[Columns], Bools]) -> Space:
         """Only layouts that are wanted, given the columns of a grid."""
         grids = [replace(grid, legal=grid.legal & wanted(grid.columns)) for grid in self.grids]
         return replace(self, grids=grids)
 
-    def rows(self, chosen: Booleans | None = None) -> Columns:
+    def rows(self, chosen: Bools | None = None) -> Columns:
         """The chosen layouts, given one flag for each; None: all."""
         flags = [grid.all_legal() for grid in self.grids]
         counts = [int(legal.sum()) for legal in flags]
@@ -359,17 +356,13 @@ class Space:
         raise IndexError(f"a space of {len(self)} layouts has no layout {row + len(self)}")
 
 
-def _flagged(legal: Booleans, chosen: Booleans) -> Booleans:
+def _flagged(legal: Bools, chosen: Bools) -> Bools:
     """The legal combinations that are chosen."""
     flags = legal.copy()
     flags[legal] = chosen
     return flags
 
 
-UNEVEN = ("1f1b", "interleaved")
-"""Schedules whose stages are also divided with the LM head counted, as Megatron-Core can."""
-FILLED = ("v-half", "v-min")
-"""Schedules whose closed form is of pipelines that micro-batches fill; elsewhere they are not listed."""
 LONG_SEQUENCE = 16_384
 """Positions of a sequence from which on context degrees are tried."""
 LEAST_POSITIONS = 2_048
@@ -466,7 +459,7 @@ def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) 
     for tensor in _divisors(topology.num_devices, "tensor" in free_degrees):
         placed = node % tensor == 0 or tensor % node == 0
         inside = placed or free_degrees == ("tensor",)
-        if inside and not any(tensor_problems(job, ParallelLayout(tensor=tensor))):
+        if inside and not any(tensor_refusals(job, ParallelLayout(tensor=tensor))):
             yield tensor
 
 
@@ -474,7 +467,7 @@ def head_layers(job: Job) -> int:
     """Layers that take as long as the LM head, by their matrix products; the ratio rounded."""
     model = job.model
     positions = job.recipe.lm_head_positions or job.seq_length
-    seen = job.seq_length / 2 if model.causal and job.recipe.attention == "flash" else job.seq_length
+    seen = job.seq_length / 2 if model.causal and job.runtime.attention == "flash" else job.seq_length
     kind = layer_kinds(model)[model.num_layers - 1]
     layer = parameters(model).matrices_of(kind, active=True) + seen * (
         model.query_width + model.attention_width
@@ -499,7 +492,7 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[Conte
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
             layout = ParallelLayout(tensor=tensor, context=ranks, context_exchange=exchange)
-            if not any(context_problems(job, layout)):
+            if not any(context_refusals(job, layout)):
                 yield Context(ranks, number)
 
 
@@ -523,7 +516,7 @@ def _expert_degrees(
             held = _experts_on_rank(job, pipeline * together)
             if not placed or (ranks < most and held > topology.system.device.memory.capacity):
                 continue
-            if not any(expert_problems(job, legal)):
+            if not any(expert_refusals(job, legal)):
                 yield ranks, shared
 
 
@@ -550,7 +543,7 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
         divisions += [
             divided(name, pipeline, count, num_layers, kinds=kinds) for count in chunks if count <= most
         ]
-        if name in UNEVEN and head > 1:
+        if schedule.counts_head and head > 1:
             counted = (
                 divided(name, pipeline, count, num_layers, head, kinds) for count in chunks if count <= most
             )
@@ -595,17 +588,10 @@ def _grid(
         expert_tensor=_along(EXPERTS, expert_tensor),
         divisions=divisions,
     )
-    schedules = columns.divisions.schedule[columns.division]
     microbatches = share // columns.micro_batch
-    in_groups, fills = (np.isin(schedules, _numbers(names)) for names in (("interleaved",), FILLED))
-    legal = (~in_groups | (microbatches % pipeline == 0)) & (~fills | (microbatches >= pipeline))
+    legal = ~columns.of_schedules("in_groups") | (microbatches % pipeline == 0)
+    legal &= ~columns.of_schedules("fills_only") | (microbatches >= pipeline)
     return Grid(columns, legal)
-
-
-def _numbers(schedules: tuple[str, ...]) -> list[int]:
-    """Indices of schedules into their names."""
-    names = list(SCHEDULES)
-    return [names.index(name) for name in schedules]
 
 
 def _sharded(topology: FatTree, tensor: int, replicas: int, zeros: list[int]) -> Iterator[tuple[int, int]]:
@@ -625,7 +611,7 @@ def _splits_evenly(job: Job, tensor: int, context: Context) -> bool:
         context_exchange=EXCHANGES[context.exchange],
         sequence_parallel=True,
     )
-    return not any(context_problems(job, layout)) and job.seq_length % tensor == 0
+    return not any(context_refusals(job, layout)) and job.seq_length % tensor == 0
 
 
 def _zero_stages(pipeline: int, data: int, fixed: int | None) -> list[int]:
@@ -642,7 +628,7 @@ def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:
     if job.recipe.recompute != "auto":
         return [(MODES.index(job.recipe.recompute), 1)]
     modes = [(MODES.index("none"), 1)]
-    if job.recipe.attention == "standard":
+    if job.runtime.attention == "standard":
         modes.append((MODES.index("selective"), 1))
     return modes + [(full, every) for every in recompute_intervals(job.model.num_layers // pipeline)]
 

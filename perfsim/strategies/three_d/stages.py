@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 from perfsim.costs.memory import stage_parameters
 from perfsim.network import FatTree
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.schedules import Placement, placement
+from perfsim.strategies.schedules import Placement, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import SHARDED, Held, Replicas, Shards
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.halves import Attention, Mlp, head_positions, slice_of, waits_for_rows
-from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.pipeline import VirtualStage
 from perfsim.strategies.three_d.space import division_of
-from perfsim.strategies.three_d.tensor import TensorGroup
+from perfsim.strategies.three_d.tensor import Layer, TensorGroup
 from perfsim.work import RankGroup
 
 ThreeDPlan = Plan[ParallelLayout, FatTree]
@@ -27,7 +27,7 @@ ThreeDPlan = Plan[ParallelLayout, FatTree]
 
 def placement_of(layout: ParallelLayout) -> Placement:
     """The placement of a layout's virtual stages on ranks."""
-    return placement(layout.schedule, layout.pipeline, layout.virtual_pipeline)
+    return schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     places = placement_of(layout)
     kinds = layer_kinds(job.model)
     layers = division_of(job, layout).layers
-    framework = job.recipe.framework
+    framework = job.runtime.framework
     waits = framework is not None and framework.pass_s > 0
     spans = [(sum(layers[:number]), count) for number, count in enumerate(layers)]
     # Layers of multi-token prediction are with the LM head.
@@ -109,7 +109,7 @@ def _replicas_of_ranks(
 def group_of(job: Job, layout: ParallelLayout, rank: int, kind: LayerKind = PLAIN) -> TensorGroup:
     """The tensor group of the first rank of a stage."""
     first = rank * layout.width
-    overlaps = job.recipe.overlap_tensor and layout.sequence_parallel
+    overlaps = job.runtime.overlap_tensor and layout.sequence_parallel
     part = slice_of(job, layout, kind)
     ranks = RankGroup(first, 1, layout.tensor)
     return TensorGroup(part, ranks, f"gpu{first}", overlaps)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.three_d.strategy import ThreeD
 
@@ -91,7 +91,7 @@ def test_without_a_strategy_the_systems_own_is_taken(system: str, strategy: str)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model": 3}, "model: int is not what is expected"),
+        ({"model": 3}, "model: int is not TransformerConfig"),
         ({"model": ps.Catalog().systems["cs-2"]}, "model: WaferClusterSpec is not TransformerConfig"),
         ({"system": ps.Catalog().models["gpt3_xl"]}, "system: TransformerConfig is not SystemSpec"),
         ({"devices": "8"}, "devices: '8' is not a whole number"),
@@ -102,8 +102,8 @@ def test_without_a_strategy_the_systems_own_is_taken(system: str, strategy: str)
         ({"layout": StreamingLayout(data=8)}, "layout: StreamingLayout is no layout of a gpu-cluster"),
         ({"strategy": 3}, "strategy: int is neither a name nor a strategy"),
         ({"strategy": "3-d"}, "did you mean `3d`"),
-        ({"cluster": 3}, "cluster: int is not ClusterCalibration or None"),
-        ({"perturb": 3}, "perturbations: int is not PerturbationSpec or None"),
+        ({"cluster": 3}, "calibration: int is not Calibration"),
+        ({"perturb": 3}, "perturb: int is not PerturbationSpec or None"),
         ({"detail": "atom"}, "detail: 'atom' is none of layer, chunk"),
         ({"expand": 3}, "expand: int is not str"),
     ],

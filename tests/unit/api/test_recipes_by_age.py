@@ -6,10 +6,17 @@ import pytest
 from click.testing import CliRunner
 
 import perfsim as ps
-from perfsim.api.questions import recipe_for
 from perfsim.cli import main
+from perfsim.prediction.question import question_of
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import TrainingRecipe
 
 CATALOG = ps.Catalog()
+
+
+def recipe_for(recipe: str | None, model: TransformerConfig) -> TrainingRecipe:
+    """The recipe of a question."""
+    return question_of({"model": model, "system": "dgx-h100", "devices": 8, "recipe": recipe}).recipe
 
 
 @pytest.mark.parametrize(
@@ -26,20 +33,20 @@ CATALOG = ps.Catalog()
 def test_a_model_is_trained_as_models_of_its_age_were(
     model: str, recipe: str, tokens: int, attention: str, dropout: bool
 ) -> None:
-    chosen = recipe_for(None, CATALOG.models[model], CATALOG)
+    chosen = recipe_for(None, CATALOG.models[model])
     assert (chosen.name, chosen.seq_length) == (recipe, tokens)
     assert (chosen.attention, chosen.dropout) == (attention, dropout)
 
 
 def test_a_model_that_does_not_say_when_it_was_published_is_trained_as_before() -> None:
     unknown = CATALOG.models["llama31_70b"].model_copy(update={"released": None})
-    assert recipe_for(None, unknown, CATALOG).name == "llm_2021"
+    assert recipe_for(None, unknown).name == "llm_2021"
 
 
 def test_a_recipe_that_is_named_is_taken_and_one_of_an_age_has_the_models_positions() -> None:
     llama = CATALOG.models["llama2_70b"]
-    assert recipe_for("gpt3_pretraining", llama, CATALOG) == CATALOG.recipes["gpt3_pretraining"]
-    assert recipe_for("llm_2024", llama, CATALOG).seq_length == 4096
+    assert recipe_for("gpt3_pretraining", llama) == CATALOG.recipes["gpt3_pretraining"]
+    assert recipe_for("llm_2024", llama).seq_length == 4096
 
 
 def test_every_model_of_the_catalogue_says_when_it_was_published() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import Catalog, data_root
+from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
-from perfsim.studies.sweep import load_sweep
 
 CATALOG = Catalog([data_root()])
 

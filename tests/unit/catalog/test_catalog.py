@@ -12,8 +12,9 @@ from perfsim.base.errors import CatalogError, Problem
 from perfsim.catalog import Catalog, data_root, default_catalog, load_mapping, parse_file, yaml_tree
 from perfsim.catalog.yaml_tree import parse_yaml
 from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, WaferClusterSpec
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import ParallelLayout, TrainingRecipe
+from perfsim.specs.recipe import TrainingRecipe
 
 SystemSpec = GpuClusterSpec | WaferClusterSpec
 

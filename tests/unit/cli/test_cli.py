@@ -514,7 +514,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed
     perfsim: Run, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]
 ) -> None:
     (elsewhere / "file").write_text("mine")
-    for module in ("perfsim.studies.loading", "perfsim.prediction.predict", "perfsim.evidence.score"):
+    for module in ("perfsim.studies.loading", "perfsim.prediction.prediction", "perfsim.evidence.score"):
         monkeypatch.setitem(sys.modules, module, None)
     result = perfsim(*arguments)
     assert result.exit_code == 1
@@ -760,15 +760,6 @@ def test_plan_ends_as_run_does(perfsim: Run) -> None:
     refused(perfsim(*PLAN, "--model", "gpt3_175b", "--system", NO_HOST), 3, "no plan fits")
     refused(perfsim(*PLAN, "--max-seconds", "0"), 4, "--max-seconds")
     refused(perfsim(*PLAN, "--memory-limit", "1.5"), 2, "memory-limit")
-
-
-def test_the_objectives_of_the_option_are_those_that_there_are() -> None:
-    from typing import get_args
-
-    from perfsim.cli.ask import OBJECTIVES
-    from perfsim.studies.shortlist import Objective
-
-    assert get_args(Objective) == OBJECTIVES
 
 
 @pytest.mark.parametrize(

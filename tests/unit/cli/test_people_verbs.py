@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from subprocess import run
 
@@ -43,6 +43,21 @@ def test_the_machine_that_a_first_study_has_in_comments_can_be_used(perfsim: Run
     Path("own.yaml").write_text(own.replace("  My own machine", "  # My own machine"), "utf-8")
     checked = perfsim("check", "own.yaml")
     assert "64 My GPU, 3d" in checked.stdout, checked.stderr
+
+
+def test_check_names_the_candidates_to_which_the_run_gives_no_answer(perfsim: Run) -> None:
+    candidates = (
+        "[{strategy: 3d, system: dgx-a100-80gb, devices: 8, layout: 'tp=3,dp=2'},"
+        " {strategy: weight-streaming, system: cs-2, devices: 1}]"
+    )
+    study = "extends: gpt3_20b\nmodel: gpt3_xl\nbatch_sizes: [64]\nsampling: {tasks: 0}\n"
+    Path("mine.yaml").write_text(f"{study}candidates: {candidates}\n", "utf-8")
+    checked = " ".join(perfsim("check", "mine.yaml").stdout.split())
+    answer = json.loads(perfsim("study", "mine.yaml", "--json").stdout)
+    (unanswered,) = answer["infeasible"]
+    assert f"{unanswered['label']} (no answer: {unanswered['reason']})" in checked
+    Path("mine.yaml").write_text(study + "candidates: " + candidates.partition(", {")[0] + "]\n", "utf-8")
+    assert perfsim("check", "mine.yaml").stderr == perfsim("study", "mine.yaml").stderr != ""
 
 
 def test_all_mistakes_of_all_files_are_listed_at_once(perfsim: Run) -> None:
@@ -135,16 +150,6 @@ def test_bash_itself_completes(perfsim: Run, line: str, completed: list[str]) ->
     variables = {**os.environ, "PATH": f"{command.parent.resolve()}{os.pathsep}{os.environ['PATH']}"}
     done = run(["bash", "-c", script], capture_output=True, text=True, check=True, env=variables)
     assert done.stdout.split() == completed, done.stderr
-
-
-def test_the_settings_that_complete_are_those_that_there_are() -> None:
-    from perfsim.cli.completion import LAYOUT
-    from perfsim.machines.layout_text import SHORT_NAMES
-    from perfsim.specs.recipe import ParallelLayout
-    from perfsim.strategies.schedules import SCHEDULES
-
-    assert sorted(LAYOUT["schedule"]) == sorted(SCHEDULES)
-    assert set(LAYOUT) <= {*SHORT_NAMES, *(field.name for field in fields(ParallelLayout))}
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)

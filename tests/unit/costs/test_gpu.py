@@ -250,7 +250,7 @@ def test_a_device_without_calibration_is_refused_by_name(toys: ModuleType) -> No
 
 
 def test_a_recipe_without_framework_is_refused_by_name(toys: ModuleType) -> None:
-    with pytest.raises(CatalogError, match="recipe toy names no framework"):
+    with pytest.raises(CatalogError, match="runtime default names no framework"):
         costs(toys, framework=None)
 
 

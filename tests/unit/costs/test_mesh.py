@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsim.costs.wafer import MeshCosts
-from perfsim.work.kernels import elementwise, gemm, linear_backward
+from perfsim.work.kernels import Kernel, elementwise, gemm, linear_dgrad, linear_wgrad
 
 SIDE = 100
 RATE = 1e15
@@ -19,10 +19,17 @@ TOKENS = 200_000
 sizes = st.integers(1, 10_000)
 
 
+def gradients(forward: Kernel) -> tuple[Kernel, Kernel]:
+    return linear_dgrad(forward), linear_wgrad(forward, 2.0, bias=False)[0]
+
+
 def utilisation(width: int, tokens: int = TOKENS) -> float:
     """Share of the reached rate in a square linear layer and its backward."""
     forward = gemm("linear", tokens, width, width)
-    kernels = [forward, *(each for each in linear_backward(forward, 2.0, bias=False) if each.op == "gemm")]
+    kernels = [
+        forward,
+        *gradients(forward),
+    ]
     return sum(each.flop for each in kernels) / RATE / MESH.duration_s(kernels)
 
 
@@ -88,5 +95,5 @@ def test_a_streamed_product_is_a_straight_line_in_tokens_that_starts_with_its_we
 
 def test_gradients_of_weights_leave_over_the_mesh_as_the_weights_came() -> None:
     forward = gemm("fc1", 500, 4096, 1024, partition="streamed")
-    gradient = next(each for each in linear_backward(forward, 2.0, bias=False) if each.weight_gradient)
+    gradient = gradients(forward)[1]
     assert MESH.weights_s([gradient]) == MESH.weights_s([forward])

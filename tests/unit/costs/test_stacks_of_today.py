@@ -17,8 +17,8 @@ from perfsim.network import FatTree
 from perfsim.specs.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.work import WAIT_OF_HOST, GraphBuilder, Kind, RankGroup, TensorClass, Work
-from perfsim.work.attention import attention_core, attention_core_backward
 from perfsim.work.kernels import Kernel, LayerSlice
+from perfsim.work.layer import attention_core
 
 NARROW = NarrowGemmConstants(
     efficiency=0.9, overhead=2.0, memory_fraction=0.7, burst_fraction=0.8, cast_bytes=8.0, cast_s=5e-6
@@ -187,10 +187,12 @@ def test_attention_in_one_block_takes_the_times_of_the_published_table(
     """Apex FMHA on an A100, 64 sequences of 16 heads of 64 (FlashAttention, table 7)."""
     model = default_catalog().models["bert_large"]
     framework = default_catalog().framework("mlperf-bert")
-    recipe = default_catalog().recipes["gpt3_pretraining"].with_(framework=framework, precision="fp16")
-    costs = GpuKernels(default_catalog().system("dgx-a100-40gb"), recipe)
+    recipe = (
+        default_catalog().recipes["gpt3_pretraining"].with_(precision="fp16").ran_with(framework=framework)
+    )
+    costs = GpuKernels(default_catalog().system("dgx-a100-40gb"), recipe.ran_with(framework=framework))
     part = LayerSlice(model=model, seq_length=length, micro_batch_size=64, attention="flash")
-    (ahead,), (back,) = attention_core(part), attention_core_backward(part)
+    (ahead,), (back,) = attention_core(part), attention_core(part, backward=True)
     latency_s = costs.gpu.kernel_latency_s
     assert costs.kernel_s(ahead) - latency_s == pytest.approx(forward_s, rel=0.08)
     assert costs.kernel_s(back) - latency_s == pytest.approx(backward_s, rel=0.08)

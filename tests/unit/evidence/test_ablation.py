@@ -156,7 +156,7 @@ def test_a_fused_cross_entropy_and_no_other_is_replaced_by_passes_in_fp32() -> N
     case = written({})
     assert lost(case)["fused cross-entropy"] == 0.0
     costs = costs_of(case, "fused cross-entropy")
-    costs.recipe = costs.recipe.model_copy(update={"fused_cross_entropy": True})
+    costs.recipe = costs.recipe.ran_with(fused_cross_entropy=True)
     kernel = elementwise("cross_entropy", 1e9)
     assert costs.kernel_s(kernel) == pytest.approx(19 * GpuCosts.kernel_s(costs, kernel))
 

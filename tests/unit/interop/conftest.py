@@ -10,6 +10,7 @@ import pytest
 from perfsim.catalog import Catalog
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
+from perfsim.specs.recipe import RUNTIME_FIELDS
 from perfsim.strategies import Plan
 
 
@@ -26,7 +27,8 @@ def planned() -> Callable[..., Plan]:
         devices: int = 64,
         **recipe: Any,
     ) -> Plan:
-        asked = catalog.recipes["gpt3_pretraining"].with_(**recipe)
+        paths = {f"runtime.{key}" if key in RUNTIME_FIELDS else key: recipe[key] for key in recipe}
+        asked = catalog.recipes["gpt3_pretraining"].with_(**paths)
         question = Question(
             model=catalog.models[model],
             recipe=asked,

@@ -7,7 +7,7 @@ from types import ModuleType
 from perfsim.machines.placement import place
 from perfsim.network import Topology, degraded
 from perfsim.specs.hardware import FatTreeSpec
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.work import TaskGraph
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfsim.machines import network_of
 from perfsim.machines.placement import rank_classes
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 
 

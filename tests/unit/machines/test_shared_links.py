@@ -14,7 +14,7 @@ from perfsim.machines.machine import PeerClasses
 from perfsim.machines.placement import SharedLinks, shared_links
 from perfsim.network import Topology, degraded
 from perfsim.specs.hardware import FatTreeSpec
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.testing.toys import at_once
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, Work

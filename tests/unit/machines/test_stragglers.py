@@ -14,7 +14,7 @@ from perfsim.engine.failures import with_stragglers
 from perfsim.machines import placement as module
 from perfsim.machines.placement import PlacedStragglers, place_stragglers
 from perfsim.network import degraded
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.work import TaskGraph
 

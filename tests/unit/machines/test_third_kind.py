@@ -26,7 +26,10 @@ from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies import STRATEGIES, Plan, Strategy
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work, transformer
+from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
+from perfsim.work.counts import layer_activation_bytes, parameters
+from perfsim.work.kernels import LayerSlice
+from perfsim.work.layer import attention_kernels, mlp_kernels
 
 
 # -------------------------------------------------------------------------- the system, as in YAML
@@ -115,22 +118,22 @@ class RingData(Strategy[RingLayout, Ring]):
         if rest or layout.data != topology.num_devices:
             raise LayoutError([Problem(f"{layout.short} does not divide the batch over the ring")])
         states = sharded_state_bytes(self._parameters(job), state_bytes(job.recipe), 0, 1)
-        kept = transformer.layer_activation_bytes(self._part(job, layout), "none") * job.model.num_layers
+        kept = layer_activation_bytes(self._part(job, layout), "none") * job.model.num_layers
         use = MemoryUse("device", {**states, "activations": kept}, topology.system.device.memory.capacity)
         if check_memory and not use.fits:
             raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, "needs more memory; try mbs=1")
         return RingPlan(self.name, job, topology, layout, microbatches, (use,))
 
     def _parameters(self, job: Job) -> float:
-        return float(transformer.parameters(job.model).total)
+        return float(parameters(job.model).total)
 
-    def _part(self, job: Job, layout: RingLayout) -> transformer.LayerSlice:
-        return transformer.LayerSlice(job.model, job.seq_length, layout.micro_batch_size)
+    def _part(self, job: Job, layout: RingLayout) -> LayerSlice:
+        return LayerSlice(job.model, job.seq_length, layout.micro_batch_size)
 
     def _works(self, plan: RingPlan) -> tuple[Work, Work, Work]:
         part = self._part(plan.job, plan.layout)
-        forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
-        backward = (*transformer.mlp_backward(part), *transformer.attention_backward(part))
+        forward = (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward"))
+        backward = (*mlp_kernels(part, "backward"), *attention_kernels(part, "backward"))
         hidden = (TensorClass("hidden", part.activation_bytes),)
         n_bytes = 4.0 * self._parameters(plan.job)
         return (

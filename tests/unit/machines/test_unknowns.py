@@ -9,9 +9,8 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import CatalogError
 from perfsim.machines import machine_of
-from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS, of_job, of_release, of_systems
-from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.result import Accuracy
+from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS, WaferCluster, of_release, of_systems
+from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.recipe import Job
 
@@ -68,7 +67,7 @@ def test_many_systems_may_lose_what_published_scaling_leaves_open() -> None:
 
 # ------------------------------------------------------------------------------------- predictions
 def accuracy(system: str = "cs-2", devices: int = 1, release: str | None = None) -> Accuracy:
-    recipe = CATALOG.recipes["gpt3_pretraining"].with_(software_release=release)
+    recipe = CATALOG.recipes["gpt3_pretraining"].ran_with(software_release=release)
     question = {"model": "cerebras_gpt_111m", "recipe": recipe, "batch": 120 * devices}
     return accuracy_of(ps.predict(**question, system=system, devices=devices).run.plan)
 
@@ -121,15 +120,17 @@ def job(model: str, seq_length: int, **changes: object) -> Job:
 def test_layers_that_no_log_has_are_said_and_do_not_widen_the_band(
     model: str, changes: dict[str, object], said: list[str]
 ) -> None:
-    unknowns = list(of_job(job(model, 2048, **changes)))
+    unknowns = list(WaferCluster().job_unknowns(job(model, 2048, **changes)))
     assert [unknown.log_width for unknown in unknowns] == [0.0] * bool(said)
     assert all(words in unknown.words for unknown in unknowns for words in said)
 
 
 def test_longer_sequences_widen_the_band_by_the_share_of_attention() -> None:
     widths = [
-        sum(unknown.log_width for unknown in of_job(job("gpt3_xl", length)))
+        sum(unknown.log_width for unknown in WaferCluster().job_unknowns(job("gpt3_xl", length)))
         for length in (2048, 8192, 131072)
     ]
     assert widths[0] == 0.0 < widths[1] < widths[2] < math.log(2.0)
-    assert len(list(of_job(job("gpt3_175b", 4096)))) == 1, "said even where attention takes little"
+    assert len(list(WaferCluster().job_unknowns(job("gpt3_175b", 4096)))) == 1, (
+        "said even where attention takes little"
+    )

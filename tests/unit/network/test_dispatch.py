@@ -7,15 +7,15 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.network import Group
+from perfsim.network.algorithms import copies
 from perfsim.network.collectives import CollectiveModel
-from perfsim.network.dispatch import copies, reached
 
 
 @pytest.mark.parametrize(("places", "chosen"), [(8, 2), (16, 8), (4, 8)])
 def test_places_reached_are_those_that_random_choices_reach(places: int, chosen: int) -> None:
     drawn = np.random.default_rng(1).integers(places, size=(20_000, chosen))
     mean = np.mean([len(set(row)) for row in drawn.tolist()])
-    assert reached(places, chosen) == pytest.approx(float(mean), rel=0.01)
+    assert chosen * copies(Group.inside_node(places), chosen).inside == pytest.approx(float(mean), rel=0.01)
 
 
 def test_one_copy_crosses_to_each_other_node_that_has_some_of_the_members() -> None:

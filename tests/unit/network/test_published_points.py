@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 from perfsim.catalog import default_catalog
-from perfsim.network import ring
+from perfsim.network.algorithms import wire_factor
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp
@@ -78,7 +78,7 @@ def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: 
 
 def bus_gb_per_s(group: Group, n_bytes: float, nics: int) -> float:
     seconds = collective_time_s("all_reduce", n_bytes, group, node(nics))
-    return ring.wire_factor("all_reduce", group.size) * n_bytes / seconds / 1e9
+    return wire_factor("all_reduce", group.size) * n_bytes / seconds / 1e9
 
 
 @pytest.mark.parametrize(("name", "size"), list(ALL_REDUCE_US))

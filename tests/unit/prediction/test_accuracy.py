@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from perfsim.evidence.bands import LeftOutRun
-from perfsim.evidence.left_out import HeldOut
+from perfsim.evidence.left_out import LeavingOut, LeftOut
 from perfsim.evidence.record import record_of, write_record
+from perfsim.evidence.score import Scored
 from perfsim.prediction import bands
-from perfsim.prediction.bands import Traits, alone, nearest, unlikeness, widths_from
+from perfsim.prediction.bands import BandWidths, Traits, alone, nearest, unlikeness
 
 HERE = Traits(
     "a100",
@@ -211,13 +212,13 @@ def test_no_recorded_band_is_narrower_than_the_percentile_of_runs_left_out(kind:
     entries = [entry for entry in bands.recorded_errors() if entry["system_kind"] == kind]
     assert entries
     for whole in entries:
-        widths = widths_from(whole["band"])
+        widths = BandWidths(**whole["band"])
         with_experts = any(True in family["experts"] for family in whole["families"])
         assert (widths.experts > 1.0) == with_experts
         widest = widths.of_experts(widths.experts)
         assert widest.error(0.0) >= whole["held_out_p90_ape"] >= whole["p90_ape"]
         least = 0.9 * min(whole["held_out_p90_ape"], 0.1)
-        without = [widths_from(row["band"]) for row in whole["left_out"]]
+        without = [BandWidths(**row["band"]) for row in whole["left_out"]]
         assert all(band.of_experts(band.experts).error(0.0) > least for band in without)
         dense = [family for family in whole["families"] if family["experts"] == [False]]
         runs, tails = ([family[name] for family in dense] for name in ("n", "held_out_p90_ape"))
@@ -229,7 +230,7 @@ def test_five_logs_make_a_band_of_about_20_percent() -> None:
     (wafers,) = (entry for entry in bands.recorded_errors() if entry["system_kind"] == "wafer-cluster")
     # Four constants from five logs: the error of the fit itself says next to nothing.
     assert wafers["held_out_p90_ape"] > 2 * wafers["p90_ape"]
-    assert 0.19 < widths_from(wafers["band"]).error(0.0) < 0.3
+    assert 0.19 < BandWidths(**wafers["band"]).error(0.0) < 0.3
 
 
 def test_every_recorded_family_has_the_constants_of_a_fit_without_it() -> None:
@@ -258,9 +259,10 @@ def test_figures_of_runs_left_out_are_kept_until_they_are_measured_anew() -> Non
     assert kept["held_out_p90_ape"] == known["held_out_p90_ape"]
     assert (kept["band"], kept["left_out"]) == (known["band"], known["left_out"])
     runs = tuple(LeftOutRun(f"r{error}", "logs", error, HERE) for error in (-0.3, 0.2, 0.4))
-    constants = {"r0.2": {"calibration": "wafer", "constants": {"efficiency": 0.5}}}
-    outside = HeldOut({"all runs": {"median_ape": 0.25, "p90_ape": 0.75}}, runs, constants)
-    (measured,) = record_of([result], {"weight_streaming.yaml": outside})
+    scored = tuple(Scored("log", "logs", "A", None, "", 1.0, predicted) for predicted in [1.75] * 8)
+    groups = (LeftOut("r0.2", "wafer", (), {}, {"efficiency": 0.5}),)
+    outside = LeavingOut("release", groups, scored)
+    (measured,) = record_of([result], {"weight_streaming.yaml": (outside, runs)})
     assert measured["held_out_p90_ape"] == 0.75
     assert measured["band"]["base"] > known["band"]["base"]
     (row,) = measured["left_out"]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from perfsim.prediction.bands import UNKNOWN, BandWidths, widths_from
+from perfsim.prediction.bands import UNKNOWN, BandWidths
 
 WIDTHS = BandWidths(base=0.1, slope=0.05, unshared=0.6)
 
@@ -24,7 +24,7 @@ def test_the_unshared_part_is_smaller_than_the_whole_and_never_nothing() -> None
 
 
 def test_a_record_of_widths_is_read_back() -> None:
-    assert widths_from(WIDTHS.as_dict()) == WIDTHS
+    assert BandWidths(**WIDTHS.as_dict()) == WIDTHS
 
 
 def test_without_runs_a_step_time_is_known_to_a_factor_of_two() -> None:

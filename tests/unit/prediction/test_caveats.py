@@ -14,17 +14,15 @@ import pytest
 
 import perfsim as ps
 from perfsim.prediction.bands import hidden_of
-from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch, rounded, shared_caveats
-from perfsim.prediction.predict import predict, prediction_of
-from perfsim.prediction.prediction import prediction_from, run_document
-from perfsim.prediction.result import Caveat
+from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, Caveat, edge_batch, rounded, shared_caveats
+from perfsim.prediction.prediction import predict, prediction_from, prediction_of, run_document
 from perfsim.report.caveats import ALWAYS
 from perfsim.report.study import study_page
 from perfsim.report.study_files import study_document, write_study_page
 from perfsim.report.terminal import run_lines
 from perfsim.report.terminal_study import study_lines
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
-from perfsim.studies.result import CandidateResult
+from perfsim.studies.answers import CandidateResult
 
 SMALL = "cerebras_gpt_111m"
 catalog = ps.Catalog()
@@ -104,7 +102,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "experts-outside": lambda: wafers(model="mixtral_8x7b", batch=8),
     "few-runs": wafers,
     "release-peak": lambda: wafers(system="cs-2-peak"),
-    "release-borrowed": lambda: wafers(recipe=recipe(software_release="r1.9")),
+    "release-borrowed": lambda: wafers(recipe=recipe(**{"runtime.software_release": "r1.9"})),
     "precision-outside": lambda: gpus(recipe=recipe(precision="tf32")),
     "memory-above-limit": lambda: filled(0.96),
     "zero3-ranks-outside": lambda: gpus("dp=256,mbs=1,zero=3", 256),

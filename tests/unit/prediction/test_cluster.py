@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from perfsim.base.errors import CatalogError, InputError
+from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.evidence.step_fit import fit_cluster
-from perfsim.prediction.question import cluster_named, spread_warning, wide
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -93,7 +92,7 @@ def test_steps_that_are_all_slower_by_one_factor_give_that_factor(
     assert found.scale == pytest.approx(1.1, rel=1e-3)
     assert (found.name, found.device) == ("ours", "a100-sxm4-80gb")
     assert found.spread == pytest.approx(0.0, abs=1e-3)
-    assert not wide(found)
+    assert not found.is_wide
     assert found.fit["scale"].command == "perfsim calibrate steps measured.yaml"
     assert found.fit["scale"].points == 2
 
@@ -114,9 +113,10 @@ def test_cases_far_apart_after_scaling_are_warned_of_in_the_file_and_on_the_term
     path = measured(case("one", 1, 1.2 * predicted[0]), case("eight", 8, predicted[1]))
     answer = perfsim("calibrate", "steps", path, "--out", tmp_path / "ours.yaml")
     assert answer.exit_code == 0
-    found = cluster_named(str(tmp_path / "ours.yaml"), default_catalog())
+    found = default_catalog().calibration(str(tmp_path / "ours.yaml"))
     assert found.spread == pytest.approx(0.2, rel=1e-2)
-    assert f"warning: {spread_warning(found)}" in answer.stderr
+    assert isinstance(found, ClusterCalibration)
+    assert f"warning: {found.spread_warning}" in answer.stderr
     assert "20.0 % apart" in found.fit["scale"].note
 
 
@@ -126,7 +126,7 @@ def test_what_is_written_is_what_is_read(
     path = measured(case("one", 1, predicted[0]), case("eight", 8, 1.02 * predicted[1]))
     answer = perfsim("calibrate", "steps", path, "--out", tmp_path / "ours.yaml")
     assert "warning" not in answer.stderr
-    assert cluster_named(str(tmp_path / "ours.yaml"), default_catalog()) == fit_cluster(path)
+    assert default_catalog().calibration(str(tmp_path / "ours.yaml")) == fit_cluster(path)
 
 
 def test_too_few_steps_are_refused_with_what_to_do(measured: Callable[..., Path]) -> None:
@@ -196,8 +196,9 @@ def test_a_scale_of_another_device_or_of_another_kind_is_refused(tmp_path: Path)
     other = perfsim(*FEW, "--cluster", on_wafers(tmp_path, device="a100-sxm4-80gb"))
     assert other.exit_code == 2
     assert "was measured on a100-sxm4-80gb; cs-2 is built of wse-2" in other.stderr
-    with pytest.raises(InputError, match="calibration wse-2 is not of kind cluster"):
-        cluster_named("wse-2", default_catalog())
+    of_a_device = perfsim(*FEW, "--cluster", "wse-2")
+    assert of_a_device.exit_code == 2
+    assert "calibration wse-2 is not of kind cluster" in of_a_device.stderr
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import place, rank_classes, shared_links
-from perfsim.prediction.evaluation import evaluate, longest_path_s
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.prediction.run import evaluate, longest_path_s
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.work import Kind, Work, unfold
 

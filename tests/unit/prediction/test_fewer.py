@@ -8,11 +8,10 @@ import pytest
 
 import perfsim as ps
 from perfsim.machines.placement import place
-from perfsim.prediction import evaluation
-from perfsim.prediction.evaluation import Evaluation, evaluate, evaluate_from_fewer, graph_of, in_full
+from perfsim.prediction import run
 from perfsim.prediction.planner import best_plan, confirmed, plan_of, search
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Step
+from perfsim.prediction.run import Evaluation, Step, evaluate, evaluate_from_fewer, graph_of, in_full
 
 LONG = {
     "1f1b": ("dgx-a100-80gb", 16, "tp=2,pp=4,dp=2,mbs=1,zero=1", 144),
@@ -50,7 +49,7 @@ def from_fewer(asked: Question) -> tuple[Evaluation, Evaluation]:
 def test_a_long_step_from_fewer_micro_batches_is_the_step_simulated_in_full(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "LONG_TASKS", 0)
+    monkeypatch.setattr(run, "LONG_TASKS", 0)
     short, whole = from_fewer(question(name))
     assert short.trace.simulated is not None
     assert short.trace.simulated.microbatches is not None
@@ -63,7 +62,7 @@ def test_a_long_step_from_fewer_micro_batches_is_the_step_simulated_in_full(
 def test_what_few_micro_batches_cannot_stand_for_is_simulated_in_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(evaluation, "LONG_TASKS", 0)
+    monkeypatch.setattr(run, "LONG_TASKS", 0)
     asked = replace(question("1f1b"), batch=120)
     short, whole = from_fewer(asked)
     assert short.trace.simulated == whole.trace.simulated
@@ -75,7 +74,7 @@ def test_the_best_plan_is_simulated_in_full_though_it_was_chosen_from_fewer_micr
 ) -> None:
     asked = replace(question("1f1b"), layout=None, strategy="pipeline", devices=4, batch=320)
     in_full_s = best_plan(asked)
-    monkeypatch.setattr(evaluation, "LONG_TASKS", 0)
+    monkeypatch.setattr(run, "LONG_TASKS", 0)
     chosen = confirmed(search(asked))[0]
     assert chosen.trace.simulated is not None
     assert chosen.trace.simulated.microbatches is not None

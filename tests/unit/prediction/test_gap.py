@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.questions import question_of
 from perfsim.api.tools import why_measured
 from perfsim.base.errors import InputError
 from perfsim.cli import main
-from perfsim.prediction.gap import GapExplained, explain_gap
 from perfsim.prediction.planner import best_plan
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Question, question_of
+from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.report.terminal import gap_lines
 
 LAYOUT = "tp=2,dp=8,mbs=2,zero=1"
@@ -22,7 +21,9 @@ LAYOUT = "tp=2,dp=8,mbs=2,zero=1"
 
 @pytest.fixture(scope="module")
 def asked() -> Question:
-    return question_of(model="gpt3_xl", system="dgx-a100-80gb", devices=16, batch=64, layout=LAYOUT)
+    return question_of(
+        {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 16, "batch": 64, "layout": LAYOUT}
+    )
 
 
 def explained(asked: Question, truth: Question) -> GapExplained:
@@ -39,8 +40,10 @@ def test_a_setting_that_was_not_as_described_is_found_first(asked: Question) -> 
 
 def test_what_a_run_with_experts_may_have_wrong_is_among_the_suspects() -> None:
     layout = "tp=2,dp=8,ep=8,mbs=1,zero=1,sp=true,recompute=full"
-    asked = question_of(model="mixtral_8x7b", system="dgx-h100", devices=16, batch=8, layout=layout)
-    recipe = asked.recipe.model_copy(update={"dispatcher": "all_gather"})
+    asked = question_of(
+        {"model": "mixtral_8x7b", "system": "dgx-h100", "devices": 16, "batch": 8, "layout": layout}
+    )
+    recipe = asked.recipe.ran_with(dispatcher="all_gather")
     gap = explained(asked, replace(asked, recipe=recipe))
     changes = [suspect.change for suspect in gap.suspects]
     assert {"dispatcher deepep", "routing balanced", "the host, which waits for counts of experts"} < {

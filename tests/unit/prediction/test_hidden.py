@@ -10,8 +10,8 @@ import pytest
 import perfsim as ps
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
-from perfsim.prediction.bands import accuracy_of, hidden_of, recorded_errors
-from perfsim.prediction.evaluation import Evaluation, Hidden, hidden_share
+from perfsim.prediction.bands import Hidden, accuracy_of, hidden_of, recorded_errors
+from perfsim.prediction.run import Evaluation, hidden_share
 from perfsim.work import GraphBuilder, Kind, Work
 
 CATALOG = ps.Catalog()

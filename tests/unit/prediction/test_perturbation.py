@@ -7,9 +7,9 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import InputError
 from perfsim.prediction.disturbed import perturbed, resilience
-from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.prediction import run_document
-from perfsim.prediction.question import ResilienceSpec, parse_perturbations
+from perfsim.prediction.run import Evaluation
+from perfsim.specs.perturbations import ResilienceSpec, parse_perturbations
 
 GPUS = {
     "model": "gpt3_xl",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsim.base.errors import InputError
-from perfsim.prediction.question import PerturbationSpec, parse_perturbations
+from perfsim.specs.perturbations import PerturbationSpec, parse_perturbations
 
 
 def test_a_line_says_what_yaml_says() -> None:

@@ -11,10 +11,11 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import PlanError
 from perfsim.network import FatTree, Topology
-from perfsim.prediction.evaluation import evaluate
 from perfsim.prediction.planner import Search, best_plan, confirmed, search
 from perfsim.prediction.question import Question
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.prediction.run import evaluate
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.space import Space
 from perfsim.strategies.three_d.strategy import ThreeD

@@ -9,8 +9,9 @@ import pytest
 
 from perfsim.catalog import Catalog, data_root
 from perfsim.prediction.question import KEPT, MOST_LENT, PriceTables, Question
-from perfsim.studies import sweep
-from perfsim.studies.sweep import answer_text, load_sweep
+from perfsim.studies import runner
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.runner import answer_text
 
 CATALOG = Catalog([data_root()])
 RECIPE = CATALOG.recipe("gpt3_pretraining")
@@ -73,7 +74,7 @@ def test_points_have_the_same_digits_in_any_order_with_shared_prices(
         tables = PriceTables()
         answers = []
         for study in studies[:: -1 if backwards else 1]:
-            monkeypatch.setattr(sweep, "TABLES", tables if shared else PriceTables())
+            monkeypatch.setattr(runner, "TABLES", tables if shared else PriceTables())
             answers.append(answer_text(study).text)
         return answers[:: -1 if backwards else 1]
 

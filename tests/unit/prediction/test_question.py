@@ -89,5 +89,5 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
     ]
     assert len(across) == 3
     assert steps[4.0] - steps[1.0] == pytest.approx(
-        3 * sum(map(evaluation.costs.duration_s, across)), rel=1e-6
+        3 * sum(map(evaluation.step.costs.duration_s, across)), rel=1e-6
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.roofline import ATTENTION, ELEMENTWISE, PRODUCT, roofline
+from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, roofline
 
 GPUS = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 2, "strategy": "3d", "batch": 8}
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}

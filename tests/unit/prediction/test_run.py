@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.machines.placement import place
 from perfsim.prediction.run import Step
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 
 
 @pytest.fixture

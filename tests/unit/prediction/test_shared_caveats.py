@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.caveats import confidence, rank, shared_caveats
-from perfsim.prediction.result import Caveat, SharedCaveat
+from perfsim.prediction.caveats import Caveat, SharedCaveat, confidence, rank, shared_caveats
 
 EDGE = Caveat("batch-at-edge", "warning", "the same")
 

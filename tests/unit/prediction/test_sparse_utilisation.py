@@ -6,9 +6,9 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.machines import build_topology, costs_for
-from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan
-from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.prediction import prediction_of
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys

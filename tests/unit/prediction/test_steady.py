@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.evaluation import CurveSteps
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
+from perfsim.prediction.run import CurveSteps
 
 LONG = {
     "fsdp": ("dgx-a100-80gb", 8, "tp=1,dp=8,mbs=1,zero=3", 480),

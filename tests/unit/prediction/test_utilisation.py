@@ -11,8 +11,7 @@ import perfsim as ps
 from perfsim.engine import critical_path
 from perfsim.machines.placement import place
 from perfsim.network import FatTree, Topology
-from perfsim.prediction.network_map import link_use
-from perfsim.prediction.result import LinkUse
+from perfsim.prediction.why import LinkUse, link_use
 from perfsim.testing.toys import at_once
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 

@@ -12,14 +12,20 @@ from perfsim.base.errors import VerificationError
 from perfsim.catalog import default_catalog
 from perfsim.numerics import Cut, execute_partitioned, sample_gemms
 from perfsim.numerics.partitions import Matrix
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.result import SamplingSummary
-from perfsim.prediction.verification import SamplingSpec, gemm_samples, must_be_right, sample_step, verified
+from perfsim.prediction.prediction import prediction_of
+from perfsim.prediction.run import Evaluation
+from perfsim.prediction.verification import (
+    SamplingSpec,
+    SamplingSummary,
+    gemm_samples,
+    must_be_right,
+    sample_step,
+    verified,
+)
 from perfsim.specs.model import TransformerConfig
 from perfsim.work import GraphBuilder, Kind, TensorClass, Work
-from perfsim.work.attention import attention_core, attention_core_backward
-from perfsim.work.kernels import Kernel, LayerSlice, linear, linear_backward
+from perfsim.work.kernels import Kernel, LayerSlice, linear, linear_dgrad, linear_wgrad
+from perfsim.work.layer import attention_core
 
 GPT = TransformerConfig(
     name="toy",
@@ -85,7 +91,8 @@ def test_a_sample_is_the_layer_before_it_was_cut(partition: str, n: int, k: int)
 def test_gradients_of_a_cut_layer_are_samples_of_the_same_layer(strategy: tuple[str, str, str]) -> None:
     """Its forward GEMM, the input gradient over the transposed weight, the weight gradient."""
     forward = linear("fc", 64, 256, 512, strategy[0], 4)
-    graph = written((compute("a", forward, *linear_backward(forward, 4.0, bias=True)), 1)).build()
+    gradients = (linear_dgrad(forward), *linear_wgrad(forward, 4.0, bias=True))
+    graph = written((compute("a", forward, *gradients), 1)).build()
     found = gemm_samples(graph)
     assert [(each.m, each.n, each.k, each.parts) for each in found] == [(64, 512, 256, 4)] * 3
     assert [each.which for each in found] == ["forward", "dgrad", "wgrad"]
@@ -95,7 +102,7 @@ def test_gradients_of_a_cut_layer_are_samples_of_the_same_layer(strategy: tuple[
 @pytest.mark.parametrize("flash", [False, True])
 def test_attention_is_sampled_head_by_head_in_all_six_products(flash: bool) -> None:
     part = LayerSlice(GPT, 128, 2, tensor=4, attention="flash" if flash else "standard")
-    kernels = (*attention_core(part), *attention_core_backward(part))
+    kernels = (*attention_core(part), *attention_core(part, backward=True))
     found = gemm_samples(written((compute("a", *kernels), 1)).build(), tensor=4)
     assert {(each.partition, each.parts, each.batch) for each in found} == {("heads", 4, 2 * 8)}
     shapes = {(each.name.split(".")[-2 if flash else 0], each.m, each.n, each.k) for each in found}

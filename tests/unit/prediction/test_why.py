@@ -10,8 +10,8 @@ import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.costs.wafer import WaferCosts, roof_tokens
 from perfsim.machines import build_topology, costs_for, strategy_for
-from perfsim.prediction.evaluation import Evaluation, evaluate
-from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.prediction import prediction_of
+from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.prediction.why import causes_s
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Job
@@ -134,7 +134,7 @@ def test_what_a_layer_does_besides_lowers_the_tokens_that_hide_weights() -> None
     run = ps.predict(**WAFERS[1]).run
     roof = prediction_of(run).why.streaming_roof
     assert roof is not None
-    assert isinstance(run.costs, WaferCosts)
+    assert isinstance(run.step.costs, WaferCosts)
     assert 0 < roof.hidden_from_tokens < roof.formula_tokens
 
 

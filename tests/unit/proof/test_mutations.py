@@ -23,7 +23,7 @@ from perfsim.proof.faults import (
 )
 from perfsim.proof.program import FaultError
 from perfsim.proof.prove import Case, Request, Subject, plan_of_case, plans_of, subject_of
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 
 KINDS = {

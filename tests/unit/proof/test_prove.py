@@ -27,7 +27,7 @@ from perfsim.proof.prove import (
 )
 from perfsim.proof.provers import prover
 from perfsim.report.terminal import proof_lines
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.schedules import SCHEDULES

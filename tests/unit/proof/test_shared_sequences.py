@@ -10,7 +10,7 @@ import pytest
 from perfsim.proof.gpu_compute import places_of
 from perfsim.proof.prove import Subject
 from perfsim.proof.provers import small_plan, training_of
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 
 @pytest.fixture(scope="session")

@@ -10,15 +10,22 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from perfsim.prediction.prediction import MemoryBar
-from perfsim.prediction.result import Accuracy, LinkUse, SamplingSummary, TimelineBar, Why
-from perfsim.studies.result import Assumption, BatchPoint, CandidateResult, StudyResult
+from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.costs.memory import MemoryUse
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.verification import SamplingSummary
+from perfsim.prediction.why import LinkUse, Why
+from perfsim.studies.answers import Assumption, BatchPoint, CandidateResult, StudyResult
+from perfsim.studies.timeline import TimelineBar
 
 SEQ = 2048
 TARGET_TOKENS = 4e11
 CRITICAL = 2.43e7
 CRITICAL_BAND = (6.69e6, 4.1e7)
 GIB = 2**30
+TIME = time_to_accuracy(1e6, 1.0, TARGET_TOKENS, CriticalBatch(CRITICAL, 2.0, "constant", "a test"), 0.1)
+"""The way to the target of some machine; candidates replace its times."""
 
 
 def _time_s(step_s: float, tokens: float, critical: float) -> tuple[float, float]:
@@ -116,9 +123,14 @@ def _candidate(
         "global_batch_size": best.global_batch_size,
         "step_time_s": best.step_time_s,
         "tokens_per_s": best.batch_tokens / best.step_time_s,
-        "steps": best.steps,
-        "time_to_accuracy_s": best.time_to_accuracy_s,
-        "time_to_accuracy_band_s": best.time_to_accuracy_band_s,
+        "time": replace(
+            TIME,
+            batch_tokens=best.batch_tokens,
+            step_time_s=best.step_time_s,
+            steps=best.steps,
+            time_s=best.time_to_accuracy_s,
+            band_s=best.time_to_accuracy_band_s,
+        ),
         "batch_curve": curve,
     }
     shares = figures.pop("shares")
@@ -140,7 +152,7 @@ def _gpus() -> CandidateResult:
     }
     curve = _curve(0.6, 0.0125, 96, layout)
     memory = tuple(
-        MemoryBar(
+        MemoryUse(
             f"stage {stage}",
             {
                 "parameters": 1.3 * GIB,
@@ -186,7 +198,7 @@ def _wafers(systems: int) -> CandidateResult:
     curve = _curve(1.7, 0.62 / systems, 30 * systems, layout)
     best = min(curve, key=lambda point: point.time_to_accuracy_s)
     memory = tuple(
-        MemoryBar(f"wafer {k}", {"activations": 27.4e9, "weight buffers": 3.2e9, "workspace": 1.1e9}, 40e9)
+        MemoryUse(f"wafer {k}", {"activations": 27.4e9, "weight buffers": 3.2e9, "workspace": 1.1e9}, 40e9)
         for k in range(systems)
     )
     shares = {"compute": 0.83, "weight_stream_stall": 0.11, "gradient_stream": 0.03, "update": 0.03}
@@ -280,7 +292,6 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         timeline=(),
         breakdown_s={},
         utilisation={},
-        time_to_accuracy_s=math.inf,
-        time_to_accuracy_band_s=(math.inf, math.inf),
+        time=replace(TIME, time_s=math.inf, band_s=(math.inf, math.inf)),
     )
     return replace(result, candidates=(result.candidates[0], bare))

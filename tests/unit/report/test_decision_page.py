@@ -8,7 +8,7 @@ from perfsim.report.figures.time import tornado, tornado_table
 from perfsim.report.study import decision_sections, study_page
 from perfsim.report.study_files import study_document
 from perfsim.report.terminal_study import study_lines
-from perfsim.studies.result import BreakEven, Decision, Lever, Outcome, Spread, StudyResult
+from perfsim.studies.answers import BreakEven, Decision, Lever, Outcome, Spread, StudyResult
 
 DAY_S = 86_400.0
 

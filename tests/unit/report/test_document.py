@@ -12,7 +12,7 @@ import pytest
 
 from perfsim.report.document import document_text, plain, write_document
 from perfsim.report.study_files import study_document
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 
 def test_every_promised_key_is_there(result: StudyResult, candidate_keys: frozenset[str]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfsim.prediction.result import LinkUse
+from perfsim.prediction.why import LinkUse
 from perfsim.report.figures.machine import network_use, network_use_alt, network_use_table, overload_note
 from perfsim.report.study import study_page
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 
 def test_every_candidate_and_kind_of_link_has_its_mean_and_its_peak(result: StudyResult) -> None:

@@ -21,7 +21,7 @@ from perfsim.report.page import Head, Section, linked, plotly_source, render_pag
 from perfsim.report.study import differences, headline, ratios_to_first, verdict_table
 from perfsim.report.study_files import study_document, write_study_page
 from perfsim.report.table import Table
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 from perfsim.version import __version__
 
 FIGURE_IDS = [

@@ -9,7 +9,7 @@ import pytest
 from perfsim.engine.trace import Simulated
 from perfsim.report import text
 from perfsim.report.figures.base import MOST_TICKS, log_ticks, short
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from perfsim.prediction.roofline import ELEMENTWISE, PRODUCT, KernelUse, Roofline
+from perfsim.prediction.why import ELEMENTWISE, PRODUCT, KernelUse, Roofline
 from perfsim.report.figures.machine import roofline, roofline_alt, roofline_table
 from perfsim.report.study import study_page
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 OWN = Roofline(
     2e12,

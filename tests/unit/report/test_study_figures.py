@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.prediction.result import Resilience, ResiliencePoint
+from perfsim.prediction.disturbed import Resilience, ResiliencePoint
 from perfsim.report.figures.base import Canvas, Spot
 from perfsim.report.figures.machine import memory, memory_alt, memory_table
 from perfsim.report.figures.step import (
@@ -23,7 +23,7 @@ from perfsim.report.figures.step import (
 from perfsim.report.figures.time import time_to_accuracy, time_to_accuracy_table
 from perfsim.report.study import resilience_sentence, resilience_table, study_page
 from perfsim.report.text import NONE, duration
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 
 def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:

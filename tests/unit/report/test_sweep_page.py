@@ -24,8 +24,9 @@ from perfsim.report.sweep import (
 )
 from perfsim.report.terminal_study import MOST_ROWS, sweep_lines
 from perfsim.report.text import encodable
-from perfsim.studies.points import PointResult
-from perfsim.studies.sweep import load_sweep, run_sweep
+from perfsim.studies.answers import PointResult
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import Analysis, SweepResult
 
 SWEEP = """\
@@ -77,7 +78,7 @@ def test_the_page_has_every_caveat_once(result: SweepResult, tmp_path: Path) -> 
 
 def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResult) -> None:
     many = [
-        replace(point, point=replace(point.point, settings={**point.point.settings, "system.x": number}))
+        replace(point, settings={**point.settings, "system.x": number})
         for number in range(20)
         for point in result.points
     ]
@@ -112,7 +113,7 @@ def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_
     slugs = [section.anchor for section in sweep_sections(result)]
     maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
     curves = ["scaling", "equals", "equals-back", "cost", "efficiency", "step-time"]
-    assert slugs == [*curves, *maps, "without", "points", "inputs"]
+    assert slugs == [*curves, *maps, "caveats", "without", "points", "inputs"]
 
 
 def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult) -> None:
@@ -170,8 +171,8 @@ def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> N
 
 def test_hostile_names_are_escaped(result: SweepResult, tmp_path: Path) -> None:
     def hostile(point: PointResult) -> PointResult:
-        settings = {**point.point.settings, "model": "<img src=x onerror=steal()>"}
-        return replace(point, point=replace(point.point, settings=settings))
+        settings = {**point.settings, "model": "<img src=x onerror=steal()>"}
+        return replace(point, settings=settings)
 
     page = write_sweep(replace(result, points=tuple(map(hostile, result.points))), tmp_path)
     assert "<img src=x" not in page.read_text("utf-8")
@@ -196,6 +197,7 @@ def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_cha
         "efficiency",
         "step-time",
         "differences",
+        "caveats",
         "points",
         "inputs",
     ]
@@ -230,7 +232,7 @@ def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None
     cards, note = rows_of(
         Analysis(
             tuple(
-                replace(point, point=replace(point.point, settings={**point.settings, "x": number}))
+                replace(point, settings={**point.settings, "x": number})
                 for number in range(6)
                 for point in result.points
             )
@@ -284,7 +286,8 @@ def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_pat
     (section,) = [own for own in sweep_sections(result) if own.anchor == "cost"]
     assert section.heading == "Time against cost"
     first = result.feasible[0]
-    money = first.target_time.time_s / 3600 * first.num_devices * 100
+    assert first.prediction.wall_s is not None
+    money = first.prediction.wall_s / 3600 * first.num_devices * 100
     assert section.figure.data[0].y[-1] == pytest.approx(money)
 
 

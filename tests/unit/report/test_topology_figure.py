@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from perfsim.api.questions import predict
-from perfsim.prediction.network_map import Cables, NetworkMap, Place, network_map
+from perfsim.network.topology import Cables, NetworkMap, Place, network_map
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.result import LinkUse
+from perfsim.prediction.why import LinkUse
 from perfsim.report.figures.machine import network_use, topology
 from perfsim.report.page import Drawing, render_page
 from perfsim.report.study import study_page
 from perfsim.report.text import percent
-from perfsim.studies.result import StudyResult
+from perfsim.studies.answers import StudyResult
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,16 @@ from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.plan import Plan, Strategy, check_runs_on
 from perfsim.testing import check_strategy
-from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work, transformer
+from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
+from perfsim.work.counts import layer_activation_bytes, parameters
 from perfsim.work.graph import EMBEDDING, HEAD
+from perfsim.work.kernels import LayerSlice, elementwise
+from perfsim.work.layer import attention_kernels, embedding_kernels, head_kernels, mlp_kernels
 
 PlainPlan = Plan[ParallelLayout, FatTree]
 
@@ -42,22 +46,22 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
         microbatches, rest = divmod(job.global_batch_size, layout.data * layout.micro_batch_size)
         if rest or layout.data != topology.num_devices:
             raise LayoutError([Problem(f"{layout.short} does not divide the batch over the devices")])
-        count = float(transformer.parameters(job.model).total)
+        count = float(parameters(job.model).total)
         states = sharded_state_bytes(count, state_bytes(job.recipe), 0, 1)
-        kept = job.model.num_layers * transformer.layer_activation_bytes(self._part(job, layout), "none")
+        kept = job.model.num_layers * layer_activation_bytes(self._part(job, layout), "none")
         capacity = topology.system.device.memory.capacity
         use = MemoryUse("device", {**states, "activations": kept}, capacity)
         if check_memory and not use.fits:
             raise MemoryCapacityError(use.total_bytes / capacity, f"needs {use.total_bytes:.3g} B; try mbs=1")
         return Plan(self.name, job, topology, layout, microbatches, (use,))
 
-    def _part(self, job: Job, layout: ParallelLayout) -> transformer.LayerSlice:
+    def _part(self, job: Job, layout: ParallelLayout) -> LayerSlice:
         recipe = job.recipe
-        return transformer.LayerSlice(
+        return LayerSlice(
             job.model,
             job.seq_length,
             layout.micro_batch_size,
-            attention=recipe.attention,
+            attention=recipe.runtime.attention,
             dropout=recipe.dropout,
         )
 
@@ -66,18 +70,18 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
         positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
         hidden = (TensorClass("hidden", part.activation_bytes),)
         kernels = {
-            "embedding.forward": transformer.embedding_forward(part),
-            "layer.forward": (*transformer.attention_forward(part), *transformer.mlp_forward(part)),
-            "head.forward": transformer.head_forward(part, positions),
-            "head.backward": transformer.head_backward(part, positions),
-            "layer.backward": (*transformer.mlp_backward(part), *transformer.attention_backward(part)),
-            "embedding.backward": transformer.embedding_backward(part),
+            "embedding.forward": embedding_kernels(part, "forward"),
+            "layer.forward": (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward")),
+            "head.forward": head_kernels(part, positions, "forward"),
+            "head.backward": head_kernels(part, positions, "backward"),
+            "layer.backward": (*mlp_kernels(part, "backward"), *attention_kernels(part, "backward")),
+            "embedding.backward": embedding_kernels(part, "backward"),
         }
         passes = {
             name: Work(name, Kind.COMP, name, name.rpartition(".")[2], made, writes=hidden)
             for name, made in kernels.items()
         }
-        n_bytes = 4.0 * float(transformer.parameters(plan.job.model).total)
+        n_bytes = 4.0 * float(parameters(plan.job.model).total)
         reduce = Work(
             "data.all_reduce",
             Kind.COMM_COLL,
@@ -87,7 +91,7 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
             group=RankGroup(0, 1, plan.layout.data),
             writes=(TensorClass("gradients", n_bytes),),
         )
-        moved = (transformer.elementwise("adam", 4 * n_bytes),)
+        moved = (elementwise("adam", 4 * n_bytes),)
         update = Work(
             "optimizer", Kind.COMP, "optimizer", "optimizer", moved, writes=(TensorClass("w", 0.0),)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsim.base.errors import LayoutError
-from perfsim.strategies.schedules import SCHEDULES, in_flight, placement, schedule
+from perfsim.strategies.schedules import SCHEDULES, schedule
 
 
 def text(name: str, pipeline: int, virtual: int, microbatches: int) -> list[str]:
@@ -43,7 +43,7 @@ def test_interleaved_holds_more_on_the_first_stage_by_the_published_factor() -> 
     pipeline = 8
     virtual = 3
     factor = 1 + (pipeline - 1) / (pipeline * virtual)
-    (held,) = in_flight("interleaved", 0, pipeline, virtual, 64)
+    (held,) = SCHEDULES["interleaved"].in_flight(0, pipeline, virtual, 64)
     assert held.activations == pytest.approx(pipeline * factor)
     assert held.weight_inputs == 0
 
@@ -68,7 +68,7 @@ def test_zbv_turns_on_the_last_rank_and_ends_on_the_first() -> None:
         "Fa0 Fa1 Fa2 Fb0 Bb0 Wb0 Fb1 Bb1 Wb1 Ba0 Wa0 Fb2 Bb2 Wb2 Ba1 Wa1 Ba2 Wa2",
         "Fa0 Fb0 Fa1 Fb1 Bb0 Wb0 Fa2 Ba0 Wa0 Fb2 Bb1 Wb1 Ba1 Bb2 Ba2 Wa1 Wb2 Wa2",
     ]
-    places = placement("zbv", 2, 2)
+    places = SCHEDULES["zbv"].placement(2, 2)
     assert [places.rank(number) for number in range(4)] == [0, 1, 1, 0]
 
 

@@ -7,10 +7,11 @@ import re
 import pytest
 
 from perfsim.specs.calibration import GpuCalibration
+from perfsim.studies.answers import Assumption
 from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.batches import target_of
 from perfsim.studies.loading import load_study
-from perfsim.studies.result import Assumption
-from perfsim.studies.runner import run_study, target_of
+from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 
 

@@ -9,10 +9,10 @@ import pytest
 from perfsim.report import text
 from perfsim.report.study import study_page
 from perfsim.report.study_files import study_document, write_study_page
-from perfsim.studies.batches import suggested_batches
+from perfsim.studies.answers import StudyResult
+from perfsim.studies.batches import suggested_batches, target_of
 from perfsim.studies.loading import load_study
-from perfsim.studies.result import StudyResult
-from perfsim.studies.runner import run_study, target_of
+from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 
 

@@ -10,11 +10,10 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.prediction import document_of, run_document
-from perfsim.studies import candidate as outcome
-from perfsim.studies.candidate import timeline
+from perfsim.prediction.prediction import document_of, prediction_of, run_document
+from perfsim.prediction.run import Evaluation
+from perfsim.studies import timeline as outcome
+from perfsim.studies.timeline import timeline
 
 GPUS = {
     "model": "gpt3_xl",

@@ -19,8 +19,9 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError, PerfsimError
+from perfsim.studies.axes import load_sweep
 from perfsim.studies.executors import Failed, executor_for
-from perfsim.studies.sweep import load_sweep, run_sweep
+from perfsim.studies.runner import run_sweep
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow

@@ -19,8 +19,8 @@ from perfsim.convergence.time_to_accuracy import ratio_band, time_to_accuracy
 from perfsim.convergence.uncertain import Uncertain
 from perfsim.convergence.wall_clock import Training
 from perfsim.report.document import document_text
+from perfsim.studies.answers import recorded
 from perfsim.studies.decision import Option, decide
-from perfsim.studies.result import recorded
 
 DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
 

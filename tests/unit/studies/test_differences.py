@@ -18,7 +18,8 @@ name: {name}
 title: T
 question: q
 model: cerebras_gpt_111m
-recipe: {{extends: gpt3_pretraining, tokens: {tokens}, global_batch_size: 128, attention: {attention}}}
+recipe: {{extends: gpt3_pretraining, tokens: {tokens}, global_batch_size: 128,
+  runtime: {{extends: megatron_2021, attention: {attention}}}}}
 candidates:
   - {{strategy: 3d, system: {system}, devices: [8]}}
   - {{strategy: weight-streaming, system: cs-2, devices: [1]}}
@@ -39,7 +40,7 @@ def test_each_changed_input_moves_what_it_moves_alone_and_the_remainder_is_the_r
     new = written(tmp_path, name="new", tokens="4.4e+9", attention="flash", system="dgx-h100")
     difference = diff(old, new)
     changes = {change.path: change for change in difference.changes}
-    assert set(changes) == {"recipe.attention", "recipe.tokens", "candidate 0.system"}
+    assert set(changes) == {"recipe.runtime.attention", "recipe.tokens", "candidate 0.system"}
     system = changes["candidate 0.system"]
     assert (system.before, system.after) == ("dgx-a100-80gb", "dgx-h100")
     assert system.ratios[1] == 1.0

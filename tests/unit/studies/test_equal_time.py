@@ -14,9 +14,10 @@ from perfsim.convergence.time_to_accuracy import RatioBand, time_to_accuracy
 from perfsim.prediction.question import Question
 from perfsim.studies import batches
 from perfsim.studies.batches import BatchChoice, Target, batch_curve, best_of, past_the_end
-from perfsim.studies.equal_time import equal_devices
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import question_of_candidate, run_study
+from perfsim.studies.runner import run_study
+from perfsim.studies.scaling import equal_devices
+from perfsim.studies.spec import question_of_candidate
 
 
 def band(ratio: float, error: float = 1.25) -> RatioBand:
@@ -81,7 +82,7 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
         job = SimpleNamespace(global_batch_size=batch)
         return BatchChoice(SimpleNamespace(job=job), step_s, time)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(batches, "time_at", time_at)
+    monkeypatch.setattr(batches, "_time_at", time_at)
     study = load_study("gpt3_20b")
     curve, _ = batch_curve(
         question_of_candidate(study, study.candidates[0], 128), target, [512, 1024], extend=True
@@ -101,7 +102,7 @@ def test_a_batch_that_fits_nowhere_ends_the_search(monkeypatch: pytest.MonkeyPat
     def time_at(*_: object) -> BatchChoice:
         raise PlanError("does not fit")
 
-    monkeypatch.setattr(batches, "time_at", time_at)
+    monkeypatch.setattr(batches, "_time_at", time_at)
     study = load_study("gpt3_20b")
     question = question_of_candidate(study, study.candidates[0], 128)
     target = Target(4e11, critical_batch("data_law", LawInputs(d_min_tokens=4e11)))

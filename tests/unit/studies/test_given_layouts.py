@@ -13,7 +13,7 @@ from perfsim.api.answers import study
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.studies import runner as runner_module
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import Answered, run_study
@@ -181,14 +181,14 @@ def test_whatever_fails_in_one_candidate_loses_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: PerfsimError
 ) -> None:
     spec = loaded(tmp_path, GPUS, "strategy: weight-streaming, system: cs-2, devices: [1]")
-    answer = runner_module._answer
+    answer = runner_module.answer_candidate
 
-    def broken(study: StudySpec, candidate: CandidateSpec, *rest: Any) -> Answered:
+    def broken(study: StudySpec, candidate: CandidateSpec, *rest: Any, **more: Any) -> Answered:
         if candidate.strategy == "3d":
             raise error
-        return answer(study, candidate, *rest)
+        return answer(study, candidate, *rest, **more)
 
-    monkeypatch.setattr(runner_module, "_answer", broken)
+    monkeypatch.setattr(runner_module, "answer_candidate", broken)
     result = run_study(spec).result
     assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming"]
     assert [(candidate.label, candidate.reason) for candidate in result.infeasible] == [

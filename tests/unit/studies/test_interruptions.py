@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.studies.sweep import load_sweep, plan_sweep, run_sweep
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.runner import plan_sweep, run_sweep
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import pytest
 
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.report.study import laws_section
+from perfsim.studies.answers import StudyResult
 from perfsim.studies.loading import load_study
-from perfsim.studies.result import StudyResult
 from perfsim.studies.runner import run_study
 
 STUDY = """

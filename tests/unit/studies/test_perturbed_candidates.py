@@ -10,11 +10,10 @@ from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.machines import build_topology
 from perfsim.network import Topology
-from perfsim.prediction.question import LinkSpecLeft, PerturbationSpec, StragglerSpec
-from perfsim.studies.candidate import restricted
+from perfsim.specs.perturbations import LinkSpecLeft, PerturbationSpec, StragglerSpec
+from perfsim.studies.answers import CandidateResult
 from perfsim.studies.loading import load_study
-from perfsim.studies.result import CandidateResult
-from perfsim.studies.runner import run_study
+from perfsim.studies.runner import restricted, run_study
 
 STUDY = """\
 title: A small model

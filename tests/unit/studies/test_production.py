@@ -14,8 +14,8 @@ from perfsim.catalog import default_catalog
 from perfsim.evidence.production import production_runs
 from perfsim.report.study import study_page
 from perfsim.report.terminal_study import study_lines
+from perfsim.studies.answers import COVERED_ONCE, Production, recorded
 from perfsim.studies.loading import load_study
-from perfsim.studies.result import COVERED_ONCE, Production, recorded
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 

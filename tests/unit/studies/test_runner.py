@@ -17,9 +17,10 @@ from perfsim.engine.limits import Limits, limited
 from perfsim.report.document import document_text
 from perfsim.report.study_files import study_document
 from perfsim.studies import runner as runner_module
+from perfsim.studies.answers import CandidateResult
+from perfsim.studies.batches import target_of
 from perfsim.studies.loading import load_study
-from perfsim.studies.result import CandidateResult
-from perfsim.studies.runner import Answered, StudyRun, run_study, target_of
+from perfsim.studies.runner import Answered, StudyRun, run_study
 from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, StudySpec
 from perfsim.work.counts import parameters
 
@@ -137,14 +138,14 @@ def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
     quick: StudySpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = quick.candidates
-    answer = runner_module._answer
+    answer = runner_module.answer_candidate
 
-    def until_the_second(spec: StudySpec, candidate: CandidateSpec, *rest: Any) -> Answered:
+    def until_the_second(spec: StudySpec, candidate: CandidateSpec, *rest: Any, **more: Any) -> Answered:
         if candidate.strategy == second.strategy:
             raise LimitError("stopped after 5 events")
-        return answer(spec, candidate, *rest)
+        return answer(spec, candidate, *rest, **more)
 
-    monkeypatch.setattr(runner_module, "_answer", until_the_second)
+    monkeypatch.setattr(runner_module, "answer_candidate", until_the_second)
     run = run_study(quick)
     assert run.stopped is not None
     assert [candidate.strategy for candidate in run.result.candidates] == [first.strategy]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.prediction.question import PerturbationSpec
+from perfsim.specs.perturbations import PerturbationSpec
 from perfsim.studies import spec
 from perfsim.studies import store as store_module
 from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, StudySpec, digest_of

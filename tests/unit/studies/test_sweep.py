@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,15 +15,13 @@ from click.testing import CliRunner
 from perfsim.base.errors import CatalogError, LayoutError, LimitError, PerfsimError, Problem
 from perfsim.cli import main
 from perfsim.engine.limits import Limits, limited
-from perfsim.prediction.question import PriceTables
+from perfsim.studies import runner as sweep_module
 from perfsim.studies import store as store_module
-from perfsim.studies import sweep as sweep_module
-from perfsim.studies.batches import Target
+from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import Answered, run_study
+from perfsim.studies.runner import Answered, SweepInterrupted, answer_text, plan_sweep, run_study, run_sweep
 from perfsim.studies.spec import CandidateSpec, Digests, StudySpec
 from perfsim.studies.store import Store, Stored
-from perfsim.studies.sweep import SweepInterrupted, answer_text, load_sweep, plan_sweep, run_sweep
 
 Write = Callable[[str], Path]
 
@@ -65,17 +64,14 @@ def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -
 
 def test_results_stand_in_the_order_of_the_grid(path: Path, store: Path) -> None:
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
-    asked = [
-        (answer.point.num_devices, answer.point.settings["recipe.global_batch_size"])
-        for answer in result.points
-    ]
+    asked = [(answer.num_devices, answer.settings["recipe.global_batch_size"]) for answer in result.points]
     assert asked == [(1, 2), (1, 8), (2, 2), (2, 8), (4, 2), (4, 8)]
 
 
 def test_a_point_without_a_plan_is_a_result_with_its_reason(path: Path, store: Path) -> None:
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
     without = [answer for answer in result.points if not answer.feasible]
-    assert [(answer.point.num_devices, answer.reasons) for answer in without] == [
+    assert [(answer.num_devices, answer.reasons) for answer in without] == [
         (4, ("global_batch_size 2 gives some of 4 systems nothing",))
     ]
     assert result.as_dict()["points"][4]["reasons"] == list(without[0].reasons)
@@ -146,12 +142,10 @@ def test_a_point_that_fails_keeps_its_reason_and_loses_no_other(
 ) -> None:
     answer_candidate = sweep_module.answer_candidate
 
-    def answer(
-        study: StudySpec, candidate: CandidateSpec, devices: int, target: Target, tables: PriceTables
-    ) -> Answered:
+    def answer(study: StudySpec, candidate: CandidateSpec, devices: int, *rest: Any, **more: Any) -> Answered:
         if devices == 2:
             raise error
-        return answer_candidate(study, candidate, devices, target, tables)
+        return answer_candidate(study, candidate, devices, *rest, **more)
 
     monkeypatch.setattr(sweep_module, "answer_candidate", answer)
     points = run_sweep(load_sweep(str(path)), store, jobs=1).points
@@ -174,7 +168,7 @@ def test_points_of_one_machine_with_different_layouts_are_different_series(
         "A100-80GB, 3d, given layout tp=4 mbs=1",
         "A100-80GB, 3d, given layout tp=8 mbs=1",
     ]
-    assert "given layout tp=4 mbs=1" in result.points[0].point.label
+    assert "given layout tp=4 mbs=1" in result.points[0].label
 
 
 def test_progress_counts_stored_and_finished_points(path: Path, store: Path) -> None:

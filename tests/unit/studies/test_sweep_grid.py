@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.base.errors import CatalogError
-from perfsim.studies.sweep import load_sweep
+from perfsim.studies.axes import load_sweep
 
 MACHINES = """\
   candidates:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.result import TimelineBar
-from perfsim.studies.candidate import bars_of, devices_of, grouped
+from perfsim.prediction.run import Evaluation
+from perfsim.studies.timeline import TimelineBar, devices_of, grouped, timeline
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def _busy_s(bars: list[TimelineBar] | tuple[TimelineBar, ...]) -> dict[tuple[str
 
 
 def test_bars_have_the_tasks_flops_and_bytes_of_the_graph(run: Evaluation) -> None:
-    bars = bars_of(run.trace)
+    bars = timeline(run)
     graph = run.trace.graph
     works = [graph.works[number] for number in graph.work]
     assert sum(bar.flop for bar in bars) == pytest.approx(sum(work.flop for work in works))
@@ -38,13 +37,13 @@ def test_bars_have_the_tasks_flops_and_bytes_of_the_graph(run: Evaluation) -> No
 
 
 def test_a_bar_names_its_layers(run: Evaluation) -> None:
-    layers = {bar.layers for bar in bars_of(run.trace) if bar.layers}
+    layers = {bar.layers for bar in timeline(run) if bar.layers}
     assert {low for low, _ in layers} <= set(range(24))
     assert max(high for _, high in layers) == 23
 
 
 def test_joined_bars_keep_the_whole_step_and_the_busy_time_of_every_lane(run: Evaluation) -> None:
-    bars = bars_of(run.trace)
+    bars = timeline(run)
     few = grouped(bars, len(bars) // 3)
     assert len(few) <= len(bars) // 3
     assert max(bar.end_s for bar in few) == pytest.approx(max(bar.end_s for bar in bars), rel=0.01)
@@ -55,13 +54,13 @@ def test_joined_bars_keep_the_whole_step_and_the_busy_time_of_every_lane(run: Ev
 
 
 def test_bars_that_cannot_be_few_enough_are_cut_at_the_end(run: Evaluation) -> None:
-    bars = bars_of(run.trace)
-    assert grouped(bars, 5) == tuple(bars[:5])
+    bars = timeline(run)
+    assert grouped(bars, 5) == bars[:5]
 
 
 def test_some_devices_stand_for_all_the_first_and_the_last_among_them(run: Evaluation) -> None:
     devices = devices_of(run.trace.graph)
     assert len(devices) == 2
-    lanes = {bar.lane for bar in bars_of(run.trace, most_devices=1)}
+    lanes = {bar.lane for bar in timeline(run, most_devices=1)}
     assert f"{devices[0]}/compute" in lanes
     assert not any(lane.startswith(f"{devices[1]}/") for lane in lanes)

@@ -10,9 +10,9 @@ import pytest
 from perfsim.base.units import DAY_S
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
-from perfsim.prediction.result import Why
-from perfsim.studies.result import CandidateResult
-from perfsim.studies.verdict import Answer, ratio_bands, verdict
+from perfsim.prediction.why import Why
+from perfsim.studies.answers import CandidateResult
+from perfsim.studies.decision import ratio_bands, verdict
 
 CRITICAL = CriticalBatch(1e7, 2.0, "constant", "a test")
 OPEN = "the range includes 1, so the order is not certain"
@@ -26,7 +26,7 @@ def answer(
     devices: int = 8,
     batch_tokens: float = 1e6,
     error: float = 0.05,
-) -> Answer:
+) -> CandidateResult:
     """A machine that needs about so many days: its step time is chosen to that end."""
     unit = time_to_accuracy(batch_tokens, 1.0, 1e11, CRITICAL, error)
     step_s = days * DAY_S / unit.time_s
@@ -48,18 +48,16 @@ def answer(
         "bubble_fraction": 0.0,
         "exposed_communication_fraction": 0.0,
         "peak_memory_bytes": 1.0,
-        "steps": time.steps,
-        "time_to_accuracy_s": time.time_s,
-        "time_to_accuracy_band_s": time.band_s,
+        "time": time,
         "breakdown_s": {},
         "memory": (),
         "batch_curve": (),
         "timeline": (),
     }
-    return Answer(CandidateResult(**fields), time)
+    return CandidateResult(**fields)
 
 
-def wafers(days: float, devices: int = 1, **changes: Any) -> Answer:
+def wafers(days: float, devices: int = 1, **changes: Any) -> CandidateResult:
     return answer(days, strategy="weight-streaming", system="wafers", devices=devices, **changes)
 
 
@@ -83,7 +81,7 @@ def test_the_reason_multiplies_up_to_the_ratio() -> None:
     fast = wafers(10.0, batch_tokens=5e5)
     said = verdict([slow, fast])
     samples = slow.time.examples_tokens / fast.time.examples_tokens
-    throughput = fast.candidate.tokens_per_s / slow.candidate.tokens_per_s
+    throughput = fast.tokens_per_s / slow.tokens_per_s
     assert throughput * samples == pytest.approx(3.0)
     assert f"{throughput:.2f} times its tokens a second" in said
     assert f"{samples:.2f} times fewer tokens to the target (batch 0.5 M against 8.0 M tokens)" in said
@@ -95,7 +93,7 @@ def test_a_range_that_includes_1_leaves_the_order_open() -> None:
 
 
 @pytest.mark.parametrize("second", [wafers(10.0), answer(10.0, devices=16)])
-def test_equal_candidates_are_not_told_apart(second: Answer) -> None:
+def test_equal_candidates_are_not_told_apart(second: CandidateResult) -> None:
     said = verdict([answer(10.0), second])
     assert "1.00 times (" in said
     assert OPEN in said

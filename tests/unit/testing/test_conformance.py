@@ -10,11 +10,12 @@ import pytest
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs
 from perfsim.network import Topology
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.screening import Screening
+from perfsim.strategies.plan import Screening
 from perfsim.strategies.three_d.strategy import ThreeD
-from perfsim.testing import BrokenPromise, cases_for, check_promise, check_strategy, conformance, toys
+from perfsim.testing import PROMISES, BrokenPromise, cases_for, check_promise, check_strategy, toys
 from perfsim.testing.conformance import Promise
 from perfsim.work import GraphBuilder, Kind, Work
 
@@ -113,19 +114,19 @@ class EstimatesTwice(Data):
 @pytest.mark.parametrize(
     ("broken", "promise"),
     [
-        (Silent, conformance.it_says_what_it_is),
-        (ListsIllegal, conformance.listed_layouts_are_legal),
-        (ScreensHalfTheMemory, conformance.the_screening_agrees_with_the_plans),
-        (ScreensTooFast, conformance.the_screening_agrees_with_the_plans),
-        (LosesLayouts, conformance.the_screening_agrees_with_the_plans),
-        (ForgetsMemory, conformance.memory_is_itemised),
-        (RunsAnywhere, conformance.other_systems_are_refused),
-        (SkipsWork, conformance.all_flop_are_done),
-        (WritesOneStep, conformance.more_steps_can_be_written),
-        (WritesAnotherGraphEachTime, conformance.the_same_plan_gives_the_same_graph),
-        (NamesNoBlock, conformance.tasks_name_their_layer),
-        (NamesNoDevice, conformance.streams_and_groups_are_named),
-        (EstimatesTwice, conformance.the_screening_formula_is_close),
+        (Silent, PROMISES["it_says_what_it_is"]),
+        (ListsIllegal, PROMISES["listed_layouts_are_legal"]),
+        (ScreensHalfTheMemory, PROMISES["the_screening_agrees_with_the_plans"]),
+        (ScreensTooFast, PROMISES["the_screening_agrees_with_the_plans"]),
+        (LosesLayouts, PROMISES["the_screening_agrees_with_the_plans"]),
+        (ForgetsMemory, PROMISES["memory_is_itemised"]),
+        (RunsAnywhere, PROMISES["other_systems_are_refused"]),
+        (SkipsWork, PROMISES["all_flop_are_done"]),
+        (WritesOneStep, PROMISES["more_steps_can_be_written"]),
+        (WritesAnotherGraphEachTime, PROMISES["the_same_plan_gives_the_same_graph"]),
+        (NamesNoBlock, PROMISES["tasks_name_their_layer"]),
+        (NamesNoDevice, PROMISES["streams_and_groups_are_named"]),
+        (EstimatesTwice, PROMISES["the_screening_formula_is_close"]),
     ],
 )
 def test_a_broken_promise_is_named_with_strategy_and_case(broken: type[Data], promise: Promise) -> None:

@@ -9,7 +9,7 @@ import pytest
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.testing.independent import SAVED, peak_live_bytes
 from perfsim.work import GraphBuilder, RankGroup, peer_classes, unfold

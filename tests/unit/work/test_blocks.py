@@ -7,10 +7,8 @@ from types import ModuleType
 import pytest
 
 from perfsim.specs.recipe import KernelPrecisions
-from perfsim.work import transformer
-from perfsim.work.attention import attention_backward, attention_forward
 from perfsim.work.kernels import Kernel, LayerSlice
-from perfsim.work.layer import mlp_backward
+from perfsim.work.layer import attention_kernels, head_kernels, mlp_kernels
 
 FP8 = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="bf16")
 
@@ -30,14 +28,9 @@ def named(kernels: tuple[Kernel, ...]) -> dict[str, Kernel]:
     return {kernel.name: kernel for kernel in kernels}
 
 
-def test_eager_sixteen_bits_are_the_blocks_as_written(plain: LayerSlice) -> None:
-    assert transformer.attention_backward(plain) == attention_backward(plain)
-    assert transformer.attention_forward(plain) == attention_forward(plain)
-
-
 def test_a_fused_accumulation_reads_and_writes_the_sum_without_a_launch(plain: LayerSlice) -> None:
     eager, fused = (
-        named(transformer.mlp_backward(part)) for part in (plain, with_(plain, fused=("accumulation",)))
+        named(mlp_kernels(part, "backward")) for part in (plain, with_(plain, fused=("accumulation",)))
     )
     numbers = eager["fc1.wgrad"].m * eager["fc1.wgrad"].n
     assert fused["fc1.accumulate"].bytes_accessed == pytest.approx(numbers * 2 * plain.main_grad_bytes)
@@ -47,7 +40,7 @@ def test_a_fused_accumulation_reads_and_writes_the_sum_without_a_launch(plain: L
 
 def test_fused_norms_take_three_passes_and_joined_gradients_none(plain: LayerSlice) -> None:
     eager, fused = (
-        named(transformer.attention_backward(part)) for part in (plain, with_(plain, fused=("norm", "qkv")))
+        named(attention_kernels(part, "backward")) for part in (plain, with_(plain, fused=("norm", "qkv")))
     )
     norm = "attention_norm.backward"
     assert 5 * fused[norm].bytes_accessed == pytest.approx(3 * eager[norm].bytes_accessed)
@@ -56,8 +49,8 @@ def test_fused_norms_take_three_passes_and_joined_gradients_none(plain: LayerSli
 
 def test_narrow_products_come_with_the_casts_of_their_first_operand(plain: LayerSlice) -> None:
     narrow = with_(plain, precisions=FP8)
-    forward = transformer.attention_forward(narrow)
-    backward = transformer.mlp_backward(narrow)
+    forward = attention_kernels(narrow, "forward")
+    backward = mlp_kernels(narrow, "backward")
     assert {kernel.precision for kernel in forward if kernel.partition != "none"} == {"fp8"}
     assert all(kernel.precision is None for kernel in forward if kernel.name in ("scores", "context"))
     kernels = named(backward)
@@ -66,13 +59,15 @@ def test_narrow_products_come_with_the_casts_of_their_first_operand(plain: Layer
     cast = kernels["fc1.dgrad.cast"]
     product = kernels["fc1.dgrad"]
     assert cast.bytes_accessed == pytest.approx(4.0 * product.m * product.k), "two read, one and one written"
-    assert [kernel for kernel in backward if not kernel.name.endswith(".cast")] != list(mlp_backward(plain))
-    flop = sum(kernel.flop for kernel in mlp_backward(plain))
+    assert [kernel for kernel in backward if not kernel.name.endswith(".cast")] != list(
+        mlp_kernels(plain, "backward")
+    )
+    flop = sum(kernel.flop for kernel in mlp_kernels(plain, "backward"))
     assert sum(kernel.flop for kernel in backward) == pytest.approx(flop)
 
 
 def test_the_head_has_sixteen_bits_unless_the_table_says_otherwise(plain: LayerSlice) -> None:
-    usual = transformer.head_forward(with_(plain, precisions=FP8), 128)
-    narrow = transformer.head_forward(with_(plain, precisions=FP8.model_copy(update={"head": "fp8"})), 128)
+    usual = head_kernels(with_(plain, precisions=FP8), 128, "forward")
+    narrow = head_kernels(with_(plain, precisions=FP8.model_copy(update={"head": "fp8"})), 128, "forward")
     assert named(usual)["lm_head"].precision is None
     assert named(narrow)["lm_head"].precision == "fp8"

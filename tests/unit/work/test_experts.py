@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +14,18 @@ import pytest
 from perfsim.specs.model import LayerKind, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.expert import expert_works
-from perfsim.work import transformer
-from perfsim.work.counts import model_flop_per_step, parameters
+from perfsim.work.counts import layer_activation_bytes, model_flop_per_step, parameters
 from perfsim.work.kernels import Kernel, LayerSlice
+from perfsim.work.layer import (
+    ExpertStage,
+    Kernels,
+    LayerPass,
+    attention_core,
+    attention_kernels,
+    expert_kernels,
+    head_kernels,
+    mlp_kernels,
+)
 
 H = 2048
 S = 1024
@@ -38,6 +48,7 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 48,
 }
 SPARSE = LayerKind(experts=True)
+PASSES: tuple[LayerPass, ...] = ("forward", "backward", "dgrad", "wgrad")
 
 
 def sliced(toys: ModuleType, kind: LayerKind = SPARSE, model: Any = None, **changes: Any) -> LayerSlice:
@@ -53,9 +64,9 @@ def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router(toys: M
     tokens = B * S
     expected = 2.0 * tokens * (3 * H * (K * F + SHARED) + H * E)
     part = sliced(toys)
-    assert flop(transformer.mlp_forward(part)) == pytest.approx(expected)
-    assert flop(transformer.mlp_backward(part)) == pytest.approx(2 * expected)
-    split = flop((*transformer.mlp_dgrad(part), *transformer.mlp_wgrad(part)))
+    assert flop(mlp_kernels(part, "forward")) == pytest.approx(expected)
+    assert flop(mlp_kernels(part, "backward")) == pytest.approx(2 * expected)
+    split = flop((*mlp_kernels(part, "dgrad"), *mlp_kernels(part, "wgrad")))
     assert split == pytest.approx(2 * expected)
 
 
@@ -65,28 +76,10 @@ def test_the_parts_between_dispatch_and_combination_are_the_whole_block(
 ) -> None:
     """With the LM head of multi-token prediction behind the layer."""
     part = sliced(toys, kind)
-    parts = {
-        transformer.mlp_forward: (
-            transformer.router_forward,
-            transformer.experts_forward,
-            transformer.shared_forward,
-            transformer.combine_forward,
-        ),
-        transformer.mlp_backward: (
-            transformer.combine_backward,
-            transformer.shared_backward,
-            transformer.experts_backward,
-            transformer.router_backward,
-        ),
-        transformer.mlp_dgrad: (
-            transformer.combine_dgrad,
-            transformer.shared_dgrad,
-            transformer.experts_dgrad,
-            transformer.router_dgrad,
-        ),
-    }
-    for whole, blocks in parts.items():
-        assert Counter(kernel for block in blocks for kernel in block(part)) == Counter(whole(part))
+    stages: tuple[ExpertStage, ...] = ("router", "experts", "shared", "combine")
+    for which in PASSES[:3]:
+        parts = (expert_kernels(part, which, stage) for stage in stages)
+        assert Counter(chain.from_iterable(parts)) == Counter(mlp_kernels(part, which))
 
 
 def test_a_pass_over_a_layer_of_multi_token_prediction_has_its_lm_head_unless_it_runs_again(
@@ -100,12 +93,16 @@ def test_a_pass_over_a_layer_of_multi_token_prediction_has_its_lm_head_unless_it
     assert heads == {"forward": ["lm_head"], "recompute": []}
 
 
+def routed(part: LayerSlice, which: LayerPass = "forward") -> Kernels:
+    return expert_kernels(part, which, "experts")
+
+
 def test_all_ranks_of_expert_parallelism_together_do_the_products_of_a_layer(toys: ModuleType) -> None:
     """Eight ranks with micro-batches of their own: each has 2 experts, and rows as before."""
     alone = sliced(toys)
     divided = sliced(toys, expert=8)
-    assert flop(transformer.experts_forward(divided)) == flop(transformer.experts_forward(alone))
-    fc1 = next(kernel for kernel in transformer.experts_forward(divided) if kernel.name == "expert_fc1")
+    assert flop(routed(divided)) == flop(routed(alone))
+    fc1 = next(kernel for kernel in routed(divided) if kernel.name == "expert_fc1")
     assert (fc1.batch, fc1.m, fc1.n, fc1.k) == (2, B * S * K // 2, 2 * F, H)
 
 
@@ -115,14 +112,14 @@ def test_rows_of_tensor_ranks_follow_how_experts_are_divided(toys: ModuleType) -
     shared = sliced(toys, tensor=4, sequence_parallel=True)
     assert whole.expert_rows == B * S * K / 4
     assert shared.expert_rows == B * S * K
-    products = [flop(k for k in transformer.experts_forward(part)) for part in (whole, shared)]
+    products = [flop(k for k in routed(part)) for part in (whole, shared)]
     assert products[0] == pytest.approx(products[1])
 
 
 def test_a_crowded_rank_computes_its_load(toys: ModuleType) -> None:
     part = sliced(toys, expert=8)
     crowded = replace(part, expert_load=1.5)
-    grown = flop(transformer.experts_backward(crowded)) / flop(transformer.experts_backward(part))
+    grown = flop(routed(crowded, "backward")) / flop(routed(part, "backward"))
     assert grown == pytest.approx(1.5)
 
 
@@ -130,7 +127,7 @@ def test_the_router_is_never_narrow_and_experts_are(toys: ModuleType) -> None:
     from perfsim.specs.recipe import KernelPrecisions
 
     table = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="fp8")
-    kernels = transformer.mlp_forward(sliced(toys, precisions=table))
+    kernels = mlp_kernels(sliced(toys, precisions=table), "forward")
     narrow = {kernel.name: kernel.precision for kernel in kernels if kernel.op == "gemm"}
     assert narrow["router"] is None
     assert narrow["expert_fc1"] == narrow["shared_fc2"] == "fp8"
@@ -142,10 +139,10 @@ def test_latent_attention_goes_down_to_latents_and_up_to_heads(toys: ModuleType)
     tokens = B * S
     weights = H * 384 + 384 * heads * 96 + H * (128 + 32) + 128 * heads * (64 + 48) + heads * 48 * H
     core = 2.0 * B * heads * S * S * (96 + 48) / 2
-    assert flop(transformer.attention_forward(part)) == 2.0 * tokens * weights + core
-    whole = transformer.attention_backward(part)
+    assert flop(attention_kernels(part, "forward")) == 2.0 * tokens * weights + core
+    whole = attention_kernels(part, "backward")
     assert flop(whole) == 4.0 * tokens * weights + 2.0 * B * heads * S * S * (3 * 96 + 2 * 48) / 2
-    split = (*transformer.attention_dgrad(part), *transformer.attention_wgrad(part))
+    split = (*attention_kernels(part, "dgrad"), *attention_kernels(part, "wgrad"))
     assert flop(split) == flop(whole)
     counts = parameters(part.model)
     assert counts.matrices_of() == weights + 2 * H * part.model.ffn_hidden_size
@@ -155,7 +152,7 @@ def test_latent_attention_goes_down_to_latents_and_up_to_heads(toys: ModuleType)
 def test_heads_of_their_own_width_need_not_fill_the_hidden_size(toys: ModuleType) -> None:
     model = toys.model(head_dim=64, num_query_groups=4, bias=False)
     assert parameters(model).matrices_of() == H * (2 * 16 * 64 + 2 * 4 * 64) + 2 * H * 8192
-    qkv = next(k for k in transformer.attention_forward(LayerSlice(model, S, B)) if k.name == "qkv")
+    qkv = next(k for k in attention_kernels(LayerSlice(model, S, B), "forward") if k.name == "qkv")
     assert (qkv.n, qkv.k) == (16 * 64 + 2 * 4 * 64, H)
 
 
@@ -165,8 +162,8 @@ def test_a_window_of_w_of_s_positions_scores_2_w_s_minus_w_squared_of_the_causal
 ) -> None:
     plain, windowed = (sliced(toys, LayerKind(window=size), {}, attention="flash") for size in (None, window))
     shares = [
-        flop(core(windowed)) / flop(core(plain))
-        for core in (transformer.attention_core, transformer.attention_core_backward)
+        flop(attention_core(windowed, backward=backward)) / flop(attention_core(plain, backward=backward))
+        for backward in (False, True)
     ]
     assert shares == [share, share]
 
@@ -193,11 +190,11 @@ def test_multi_token_prediction_adds_a_projection_and_an_lm_head(toys: ModuleTyp
     fields = {"experts": EXPERTS, "bias": False, "gated_mlp": True, "mtp_num_layers": 1}
     part = sliced(toys, model=fields)
     module = replace(part, kind=LayerKind(experts=True, mtp=True))
-    head = flop(transformer.head_forward(part, S))
+    head = flop(head_kernels(part, S, "forward"))
     joint = 2.0 * B * S * 2 * H * H
 
     def whole(share: LayerSlice) -> float:
-        return flop((*transformer.attention_forward(share), *transformer.mlp_forward(share)))
+        return flop((*attention_kernels(share, "forward"), *mlp_kernels(share, "forward")))
 
     assert whole(module) - whole(part) == pytest.approx(head + joint)
     counts = parameters(part.model)
@@ -210,5 +207,5 @@ def test_experts_keep_rows_widths_and_scores_for_their_backward(toys: ModuleType
     tokens = B * S
     kept = 2 * tokens * (K * (H + 3 * F) + 3 * SHARED) + 2 * 4 * tokens * E
     mlp = 2 * tokens * 3 * dense.model.ffn_hidden_size
-    both = [transformer.layer_activation_bytes(part, "none") for part in (sparse, dense)]
+    both = [layer_activation_bytes(part, "none") for part in (sparse, dense)]
     assert both[0] - both[1] == pytest.approx(kept - mlp)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.prediction.evaluation import evaluate
 from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
+from perfsim.prediction.run import evaluate
 from perfsim.work.counts import layer_activation_bytes, model_flop_per_step, recompute_flop_per_step
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.recompute import attention_recompute, mlp_recompute
@@ -58,7 +58,7 @@ def test_graph_flops_and_closed_form_follow_what_is_kept(framework: str, recompu
     }
     question = Question(
         model=LLAMA,
-        recipe=CATALOG.recipe("llm_2024").model_copy(update=update),
+        recipe=CATALOG.recipe("llm_2024").ran_with(**update),
         system=CATALOG.system("dgx-h100"),
         devices=16,
         strategy="zero3",

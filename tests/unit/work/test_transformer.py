@@ -9,15 +9,26 @@ from typing import Any
 
 import pytest
 
-from perfsim.work import transformer
 from perfsim.work.counts import (
+    attention_weight_input_bytes,
+    head_weight_input_bytes,
     layer_activation_bytes,
+    mlp_weight_input_bytes,
     model_flop_per_step,
     parameters,
     recompute_flop_per_step,
 )
-from perfsim.work.kernels import Kernel, LayerSlice
-from perfsim.work.layer import padded_vocab_size
+from perfsim.work.kernels import Kernel, LayerSlice, gemm, linear, linear_dgrad, linear_wgrad
+from perfsim.work.layer import (
+    attention_core,
+    attention_kernels,
+    embedding_kernels,
+    head_kernels,
+    mlp_kernels,
+    mlp_residual,
+    padded_vocab_size,
+)
+from perfsim.work.recompute import mlp_recompute
 
 H = 2048
 F = 8192
@@ -51,28 +62,28 @@ def launches(kernel: Kernel) -> int:
 
 def layer_flop(part: LayerSlice) -> tuple[float, float]:
     """Forward and backward of one layer on one rank."""
-    forward = (transformer.attention_forward(part), transformer.mlp_forward(part))
-    backward = (transformer.attention_backward(part), transformer.mlp_backward(part))
+    forward = (attention_kernels(part, "forward"), mlp_kernels(part, "forward"))
+    backward = (attention_kernels(part, "backward"), mlp_kernels(part, "backward"))
     return sum(map(flop, forward)), sum(map(flop, backward))
 
 
 # ------------------------------------------------------------------------------------- kernels
 def test_a_gemm_counts_two_flop_a_multiply_add_and_moves_each_operand_once() -> None:
-    kernel = transformer.gemm("g", 3, 5, 7, batch=2)
+    kernel = gemm("g", 3, 5, 7, batch=2)
     assert kernel.flop == 2 * 3 * 5 * 7 * 2
     assert kernel.bytes_accessed == 2 * 2 * (3 * 7 + 7 * 5 + 3 * 5)
 
 
 def test_cutting_by_columns_or_rows_shrinks_one_side_of_the_weight() -> None:
-    column = transformer.linear("l", 10, 64, 32, "column", 4)
-    row = transformer.linear("l", 10, 64, 32, "row", 4)
+    column = linear("l", 10, 64, 32, "column", 4)
+    row = linear("l", 10, 64, 32, "row", 4)
     assert (column.m, column.k, column.n) == (10, 64, 8)
     assert (row.m, row.k, row.n) == (10, 16, 32)
 
 
 def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition() -> None:
-    forward = transformer.linear("l", 10, 64, 32)
-    dgrad, wgrad, *rest = transformer.linear_backward(forward, 4.0, bias=False)
+    forward = linear("l", 10, 64, 32)
+    dgrad, wgrad, *rest = (linear_dgrad(forward), *linear_wgrad(forward, 4.0, bias=False))
     assert dgrad.flop == wgrad.flop == forward.flop
     assert (dgrad.m, dgrad.n, dgrad.k) == (10, 64, 32)
     assert (wgrad.m, wgrad.n, wgrad.k) == (64, 32, 10)
@@ -81,8 +92,8 @@ def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition(
 
 
 def test_a_bias_has_its_gradient_summed_over_the_tokens() -> None:
-    forward = transformer.linear("l", 10, 64, 32)
-    plain, biased = (transformer.linear_backward(forward, 4.0, bias=on) for on in (False, True))
+    forward = linear("l", 10, 64, 32)
+    plain, biased = ((linear_dgrad(forward), *linear_wgrad(forward, 4.0, bias=on)) for on in (False, True))
     assert elementwise_bytes(biased) - elementwise_bytes(plain) == 2 * 10 * 32
     assert sum(map(launches, biased)) > sum(map(launches, plain))
 
@@ -92,7 +103,7 @@ def test_the_gradients_of_a_weight_and_of_its_bias_are_accumulated_by_a_kernel_e
     bias: bool, expected: int
 ) -> None:
     """Megatron adds the gradient of every parameter to that parameter's own main gradient."""
-    kernels = transformer.linear_backward(transformer.linear("l", 10, 64, 32), 4.0, bias=bias)
+    kernels = (linear_dgrad(linear("l", 10, 64, 32)), *linear_wgrad(linear("l", 10, 64, 32), 4.0, bias=bias))
     assert [launches(kernel) for kernel in kernels if kernel.name == "l.accumulate"] == [expected]
 
 
@@ -112,10 +123,10 @@ def test_tensor_parallel_ranks_do_an_equal_share_of_the_flop(toys: ModuleType, t
 def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward(toys: ModuleType) -> None:
     flash = sliced(toys, attention="flash")
     matmul = 2.0 * B * S**2 * H
-    assert flop(transformer.attention_core(flash)) == 2 * matmul / 2
-    assert flop(transformer.attention_core_backward(flash)) == 5 * matmul / 2
-    bytes_moved = sum(kernel.bytes_accessed for kernel in transformer.attention_core(flash))
-    standard = sum(kernel.bytes_accessed for kernel in transformer.attention_core(sliced(toys)))
+    assert flop(attention_core(flash)) == 2 * matmul / 2
+    assert flop(attention_core(flash, backward=True)) == 5 * matmul / 2
+    bytes_moved = sum(kernel.bytes_accessed for kernel in attention_core(flash))
+    standard = sum(kernel.bytes_accessed for kernel in attention_core(sliced(toys)))
     assert bytes_moved < standard / 10, "scores never reach memory"
 
 
@@ -125,7 +136,7 @@ def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_read
     """Megatron's scaled masked softmax: one kernel each way over a s^2 b numbers in 16 bits."""
     scores = HEADS * S**2 * B
     part = sliced(toys)
-    kernels = (*transformer.attention_core(part), *transformer.attention_core_backward(part))
+    kernels = (*attention_core(part), *attention_core(part, backward=True))
     moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "softmax" in kernel.name}
     assert moved == {"softmax": (2 + 2) * scores, "softmax.backward": (2 + 2 + 2) * scores}
 
@@ -133,13 +144,13 @@ def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_read
 def test_a_gated_mlp_has_a_third_matrix(toys: ModuleType) -> None:
     plain = sliced(toys)
     gated = sliced(toys, {"gated_mlp": True})
-    extra = flop(transformer.mlp_forward(gated)) - flop(transformer.mlp_forward(plain))
+    extra = flop(mlp_kernels(gated, "forward")) - flop(mlp_kernels(plain, "forward"))
     assert extra == 2 * B * S * H * F
 
 
 def test_grouped_queries_shrink_keys_and_values(toys: ModuleType) -> None:
     grouped = sliced(toys, {"num_query_groups": 4})
-    qkv = next(kernel for kernel in transformer.attention_forward(grouped) if kernel.name == "qkv")
+    qkv = next(kernel for kernel in attention_kernels(grouped, "forward") if kernel.name == "qkv")
     assert qkv.n == H + 2 * H // 4
 
 
@@ -147,22 +158,21 @@ def test_sequence_parallelism_shares_norms_and_residuals(toys: ModuleType) -> No
     cut = sliced(toys, tensor=4)
     shared = sliced(toys, tensor=4, sequence_parallel=True)
     norm_and_residual = (2 * 2 + 3 * 2 + 1) * B * S * H  # attention residual with its mask, and a norm
-    alone, together = (elementwise_bytes(transformer.mlp_forward(part)) for part in (cut, shared))
+    alone, together = (elementwise_bytes(mlp_kernels(part, "forward")) for part in (cut, shared))
     saved = alone - together
     assert saved == pytest.approx(norm_and_residual * 3 / 4)
 
 
 def test_without_dropout_its_kernel_and_masks_are_gone(toys: ModuleType) -> None:
-    names = [kernel.name for kernel in transformer.attention_core(sliced(toys, dropout=False))]
+    names = [kernel.name for kernel in attention_core(sliced(toys, dropout=False))]
     assert names == ["scores", "softmax", "context", "context_transpose"]
-    with_mask, without = (transformer.mlp_residual(sliced(toys, dropout=on)) for on in (True, False))
+    with_mask, without = (mlp_residual(sliced(toys, dropout=on)) for on in (True, False))
     assert elementwise_bytes(with_mask) - elementwise_bytes(without) == B * S * H
 
 
 def test_a_recompute_that_stops_early_leaves_out_the_last_linear(toys: ModuleType) -> None:
     whole, early = (
-        transformer.mlp_recompute(sliced(toys, recompute_stops_early=early), "full")
-        for early in (False, True)
+        mlp_recompute(sliced(toys, recompute_stops_early=early), "full") for early in (False, True)
     )
     assert [kernel.name for kernel in whole] == [*[kernel.name for kernel in early], "fc2", "mlp_residual"]
     assert flop(early) == flop(whole) / 2
@@ -172,7 +182,7 @@ def test_rotary_positions_add_a_kernel_each_way(toys: ModuleType) -> None:
     rotary = sliced(toys, {"position_embedding": "rotary"})
     names = [
         [kernel.name for kernel in passed]
-        for passed in (transformer.attention_forward(rotary), transformer.attention_backward(rotary))
+        for passed in (attention_kernels(rotary, "forward"), attention_kernels(rotary, "backward"))
     ]
     assert [each.count("rotary") for each in names] == [1, 1]
 
@@ -192,14 +202,14 @@ def test_input_and_weight_gradients_together_are_the_backward(
 ) -> None:
     part = sliced(toys, **changes)
     whole = {
-        "attention": transformer.attention_backward(part),
-        "mlp": transformer.mlp_backward(part),
-        "head": transformer.head_backward(part, S),
+        "attention": attention_kernels(part, "backward"),
+        "mlp": mlp_kernels(part, "backward"),
+        "head": head_kernels(part, S, "backward"),
     }
     halves = {
-        "attention": (transformer.attention_dgrad(part), transformer.attention_wgrad(part)),
-        "mlp": (transformer.mlp_dgrad(part), transformer.mlp_wgrad(part)),
-        "head": (transformer.head_dgrad(part, S), transformer.head_wgrad(part, S)),
+        "attention": (attention_kernels(part, "dgrad"), attention_kernels(part, "wgrad")),
+        "mlp": (mlp_kernels(part, "dgrad"), mlp_kernels(part, "wgrad")),
+        "head": (head_kernels(part, S, "dgrad"), head_kernels(part, S, "wgrad")),
     }
     for name, (inputs, weights) in halves.items():
         assert flop(inputs) + flop(weights) == flop(whole[name]), name
@@ -211,13 +221,13 @@ def test_input_and_weight_gradients_together_are_the_backward(
 
 def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient(toys: ModuleType) -> None:
     part = sliced(toys)
-    attention = transformer.attention_weight_input_bytes(part)
-    mlp = transformer.mlp_weight_input_bytes(part)
+    attention = attention_weight_input_bytes(part)
+    mlp = mlp_weight_input_bytes(part)
     sbh = B * S * H
     assert (attention, mlp) == (16 * sbh, 24 * sbh)
-    assert transformer.head_weight_input_bytes(part, S) == 2 * (B * S * VOCAB + 3 * sbh)
+    assert head_weight_input_bytes(part, S) == 2 * (B * S * VOCAB + 3 * sbh)
     shared = sliced(toys, tensor=4, sequence_parallel=True)
-    assert transformer.mlp_weight_input_bytes(shared) == mlp / 4
+    assert mlp_weight_input_bytes(shared) == mlp / 4
 
 
 # -------------------------------------------------------------------------- head and embedding
@@ -232,10 +242,10 @@ def test_the_vocabulary_is_padded_to_whole_tiles_of_every_rank(
 
 
 def test_the_head_multiplies_only_the_positions_that_reach_it(part: LayerSlice) -> None:
-    few, all_of_them = (flop(transformer.head_forward(part, count)) for count in (16, S))
+    few, all_of_them = (flop(head_kernels(part, count, "forward")) for count in (16, S))
     assert all_of_them == 2 * B * S * H * VOCAB
     assert few == all_of_them * 16 / S
-    assert flop(transformer.head_backward(part, S)) == 2 * all_of_them
+    assert flop(head_kernels(part, S, "backward")) == 2 * all_of_them
 
 
 def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(part: LayerSlice) -> None:
@@ -249,7 +259,7 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(part:
         "divide in place": 4 + 4,
     }
     backward = {"scale in place": 4 + 4, "cast to 16 bits": 4 + 2}
-    kernels = (*transformer.head_forward(part, 16), *transformer.head_backward(part, 16))
+    kernels = (*head_kernels(part, 16, "forward"), *head_kernels(part, 16, "backward"))
     moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "cross_entropy" in kernel.name}
     logits = B * 16 * VOCAB
     assert moved["cross_entropy"] == sum(forward.values()) * logits
@@ -260,17 +270,17 @@ def test_a_fused_cross_entropy_reads_the_logits_once_and_puts_its_gradient_in_th
     part: LayerSlice,
 ) -> None:
     fused = replace(part, fused_cross_entropy=True)
-    kernels = (*transformer.head_forward(fused, 16), *transformer.head_backward(fused, 16))
+    kernels = (*head_kernels(fused, 16, "forward"), *head_kernels(fused, 16, "backward"))
     moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "cross_entropy" in kernel.name}
     logits = B * 16 * VOCAB
     assert moved == {"cross_entropy": 2 * logits, "cross_entropy.backward": (2 + 2) * logits}
 
 
 def test_the_embedding_moves_bytes_and_computes_nothing(part: LayerSlice) -> None:
-    kernels = (*transformer.embedding_forward(part), *transformer.embedding_backward(part))
+    kernels = (*embedding_kernels(part, "forward"), *embedding_kernels(part, "backward"))
     assert flop(kernels) == 0
     table = VOCAB * H
-    assert elementwise_bytes(transformer.embedding_backward(part)) > table * (2 + 2 + 8)
+    assert elementwise_bytes(embedding_kernels(part, "backward")) > table * (2 + 2 + 8)
 
 
 # ---------------------------------------------------------------------------------- parameters
@@ -316,7 +326,7 @@ def test_kernels_of_all_layers_add_up_to_the_models_flop(toys: ModuleType) -> No
     job = toys.job(B)
     part = sliced(toys)
     step = LAYERS * sum(layer_flop(part))
-    step += flop(transformer.head_forward(part, S)) + flop(transformer.head_backward(part, S))
+    step += flop(head_kernels(part, S, "forward")) + flop(head_kernels(part, S, "backward"))
     assert step == pytest.approx(model_flop_per_step(job), rel=1e-12)
 
 
@@ -392,11 +402,11 @@ def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(
     def moved(size: float) -> list[dict[str, float]]:
         changes: dict[str, Any] = {"main_grad_bytes": size, "dropout": False, "attention": attention}
         part = sliced(toys, {"position_embedding": "rotary"}, element_bytes=size, **changes)
-        forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
-        backward = (*transformer.attention_backward(part), *transformer.mlp_backward(part))
-        split = (*transformer.attention_dgrad(part), *transformer.mlp_wgrad(part))
-        ends = (*transformer.embedding_forward(part), *transformer.embedding_backward(part))
-        head = (*transformer.head_forward(part, S), *transformer.head_backward(part, S))
+        forward = (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward"))
+        backward = (*attention_kernels(part, "backward"), *mlp_kernels(part, "backward"))
+        split = (*attention_kernels(part, "dgrad"), *mlp_kernels(part, "wgrad"))
+        ends = (*embedding_kernels(part, "forward"), *embedding_kernels(part, "backward"))
+        head = (*head_kernels(part, S, "forward"), *head_kernels(part, S, "backward"))
         return [
             {kernel.name: kernel.bytes_accessed for kernel in kernels}
             for kernels in (forward, backward, split, ends, head)
@@ -414,9 +424,9 @@ def test_in_fp32_what_stages_and_weight_gradients_hand_on_takes_twice_the_bytes(
     half = sliced(toys)
     full = sliced(toys, element_bytes=4.0)
     assert full.activation_bytes == 2 * half.activation_bytes
-    for held in (transformer.attention_weight_input_bytes, transformer.mlp_weight_input_bytes):
+    for held in (attention_weight_input_bytes, mlp_weight_input_bytes):
         assert held(full) == 2 * held(half)
-    assert transformer.head_weight_input_bytes(full, S) == 2 * transformer.head_weight_input_bytes(half, S)
+    assert head_weight_input_bytes(full, S) == 2 * head_weight_input_bytes(half, S)
 
 
 def test_wider_and_gated_mlps_keep_more(toys: ModuleType) -> None:

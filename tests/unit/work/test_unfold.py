@@ -6,7 +6,7 @@ from types import ModuleType
 
 import numpy as np
 
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, peer_classes, unfold
 

@@ -37,7 +37,7 @@ def test_a_script_is_followed_through_arrays_defaults_and_conditions(tmp_path: P
     assert result.parameters == 174_604_259_328
     assert (result.layout, result.devices) == ("tp=8,pp=16,dp=1,mbs=1", 128)
     assert result.recipe["global_batch_size"] == 1536
-    assert (result.recipe["precision"], result.recipe["attention"]) == ("fp16", "flash")
+    assert (result.recipe["precision"], result.recipe["runtime"]["attention"]) == ("fp16", "flash")
     assert result.unused_keys == ("lr",)
 
 

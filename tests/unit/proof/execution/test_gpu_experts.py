@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.proof import gpu, gpu_experts, layers
 from perfsim.proof.experts import Rows, drawn_routing
 from perfsim.proof.faults import missing_dependencies
 from perfsim.proof.layers import Projected, Results
-from perfsim.proof.layout import Array, Share, Weights
+from perfsim.proof.layout import Share, Weights
 from perfsim.proof.prove import (
     Request,
     catalogue_cases,
@@ -104,7 +105,7 @@ def test_blocks_whose_end_waits_for_the_host_compute_what_serial_training_does(l
     """What shared experts made is told from the host's wait, and a block that does not wait is found."""
     catalog = default_catalog()
     (plan,) = plans_of(Request("deepseek_v3", layout=layout, batch=4))
-    recipe = plan.job.recipe.model_copy(update={"framework": catalog.framework("megatron-core-te")})
+    recipe = plan.job.recipe.ran_with(framework=catalog.framework("megatron-core-te"))
     subject = subject_of(replace(plan, job=replace(plan.job, recipe=recipe)))
     assert WAIT_OF_EXPERTS in {work.name for work in subject.graph.works}
     assert subject.faults() == []
@@ -143,11 +144,11 @@ def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
 ) -> None:
     """Those products run once a layer and micro-batch and once more where nothing is kept."""
     (plan,) = plans_of(Request("deepseek_v3", layout=f"{layout},recompute=full", batch=1))
-    recipe = plan.job.recipe.model_copy(update={"recompute_keeps": keeps})
+    recipe = plan.job.recipe.ran_with(recompute_keeps=keeps)
     again = list[bool]()
     right = layers.latent_heads
 
-    def counted(w: Weights, z: Array, share: Share, results: Results) -> Projected:
+    def counted(w: Weights, z: Floats, share: Share, results: Results) -> Projected:
         again.append(bool(results))
         return right(w, z, share, results)
 

@@ -62,7 +62,7 @@ def test_only_columns_that_were_not_kept_are_computed() -> None:
 def by_operator(model: str, layout: str, attention: str) -> Subject:
     (plan,) = plans_of(Request(model, layout=f"{layout},recompute=selective", batch=2))
     framework = default_catalog().framework("torchtitan")
-    recipe = plan.job.recipe.model_copy(update={"framework": framework, "attention": attention})
+    recipe = plan.job.recipe.ran_with(framework=framework, attention=attention)
     return subject_of(replace(plan, job=replace(plan.job, recipe=recipe)))
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from perfsim.costs.memory import MemoryUse
 from perfsim.costs.wafer import StreamingRoof
-from perfsim.prediction.prediction import MemoryBar, Prediction
-from perfsim.prediction.result import Why
+from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.why import Why
 from perfsim.report.terminal import run_lines
 
 
@@ -31,7 +32,7 @@ def prediction() -> Prediction:
         bubble_fraction=0.03,
         exposed_communication_fraction=0.125,
         peak_memory_bytes=40.0 * 2**30,
-        memory=(MemoryBar("stage 0", {"activations": 40.0 * 2**30}, 80.0 * 2**30),),
+        memory=(MemoryUse("stage 0", {"activations": 40.0 * 2**30}, 80.0 * 2**30),),
         breakdown_s={"forward": 0.15, "backward": 0.3, "data_communication": 0.05, "bubble": 0.0},
         why=Why("compute", {"compute": 0.45}, "more devices", sentence),
     )
@@ -69,7 +70,7 @@ def test_the_parts_of_the_step_are_listed_longest_first(prediction: Prediction) 
 
 
 def test_memory_of_a_wafer_is_in_the_unit_of_its_data_sheet(prediction: Prediction) -> None:
-    memory = (MemoryBar("wafer", {"activations": 38.64e9}, 40e9),)
+    memory = (MemoryUse("wafer", {"activations": 38.64e9}, 40e9),)
     wafer = replace(prediction, peak_memory_bytes=38.64e9, memory=memory)
     text = "\n".join(run_lines(wafer))
     assert "38.6 GB per device" in text

@@ -8,11 +8,12 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.prediction.result import Perturbed, Training
+from perfsim.prediction.disturbed import Perturbed
+from perfsim.prediction.run import Training
 from perfsim.report.study import study_page
 from perfsim.report.terminal_study import MOST_CANDIDATES, study_lines
 from perfsim.report.text import encodable
-from perfsim.studies.result import Infeasible, StudyResult
+from perfsim.studies.answers import Infeasible, StudyResult
 
 GOLDEN = """\
 GPT-3 20B: GPUs or wafers: gpt3_20b, 20.2 billion parameters, 400 billion tokens at small batch

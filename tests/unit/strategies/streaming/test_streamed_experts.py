@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.machines.wafer_cluster import of_job
+from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.streaming.strategy import estimate_s
@@ -49,7 +49,7 @@ def test_all_experts_of_every_layer_stream_there_and_their_gradients_back(run: p
 
 
 def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(run: ps.Evaluation) -> None:
-    estimated = estimate_s(run.plan, run.costs.duration_s)
+    estimated = estimate_s(run.plan, run.step.costs.duration_s)
     assert estimated == pytest.approx(run.step_time_s, rel=0.05)
 
 
@@ -87,6 +87,8 @@ def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None
 
 def test_no_published_run_on_wafers_has_experts_and_the_band_says_so() -> None:
     job = Job(CATALOG.model("mixtral_8x7b"), CATALOG.recipes["gpt3_pretraining"], 8)
-    (unknown,) = (unknown for unknown in of_job(job) if unknown.code == "experts-outside")
+    (unknown,) = (
+        unknown for unknown in WaferCluster().job_unknowns(job) if unknown.code == "experts-outside"
+    )
     assert 0.4 < unknown.log_width < 0.7
     assert "all 8 experts of a layer" in unknown.words

@@ -9,7 +9,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.gpu import GpuKernels
 from perfsim.costs.wafer import StreamCosts, StreamedGpuCosts
 from perfsim.machines import build_topology, costs_for
-from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.strategies import strategy
 from perfsim.strategies.streaming.blocks import block_works
@@ -34,10 +34,10 @@ def test_kernels_cost_what_they_cost_on_any_a100_and_movement_what_the_tree_take
     kernels = GpuKernels(system(), run.plan.job.recipe, run.plan.topology.num_devices)
     streams = StreamCosts(run.plan.topology)
     layer = block_works(run.plan).layers[0]
-    assert run.costs.duration_s(layer.forward) == kernels.compute_s(layer.forward)
-    assert run.costs.duration_s(layer.load) == streams.duration_s(layer.load)
+    assert run.step.costs.duration_s(layer.forward) == kernels.compute_s(layer.forward)
+    assert run.step.costs.duration_s(layer.load) == streams.duration_s(layer.load)
     per_layer = parameters(run.plan.job.model).of() * 2 / 25e9
-    assert run.costs.duration_s(layer.load) == pytest.approx(per_layer, rel=1e-6)
+    assert run.step.costs.duration_s(layer.load) == pytest.approx(per_layer, rel=1e-6)
 
 
 def test_a_gpu_runs_what_is_no_product_as_well(run: Evaluation) -> None:
@@ -58,7 +58,7 @@ def test_memory_is_the_gpus_and_holds_whole_layers_on_their_way(run: Evaluation)
 
 
 def test_the_closed_form_follows_the_simulation(run: Evaluation) -> None:
-    estimate_s = strategy("weight-streaming").estimate_s(run.plan, run.costs)
+    estimate_s = strategy("weight-streaming").estimate_s(run.plan, run.step.costs)
     assert estimate_s == pytest.approx(run.step_time_s, rel=0.05)
 
 
@@ -89,6 +89,6 @@ def test_prices_are_chosen_by_what_computes() -> None:
 
 
 def test_every_compute_task_is_priced(run: Evaluation) -> None:
-    seconds = [run.costs.duration_s(work) for work in run.graph.works if work.kind is Kind.COMP]
+    seconds = [run.step.costs.duration_s(work) for work in run.graph.works if work.kind is Kind.COMP]
     assert seconds
     assert all(each >= 0 for each in seconds)

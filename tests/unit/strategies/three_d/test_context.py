@@ -16,7 +16,8 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
 from perfsim.machines.machine import PeerClasses
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.space import LEAST_POSITIONS, LONG_SEQUENCE
 from perfsim.work import TaskGraph

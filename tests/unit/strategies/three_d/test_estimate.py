@@ -7,10 +7,9 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.machines.placement import place
-from perfsim.prediction.evaluation import graph_of
 from perfsim.prediction.planner import Screened, estimated, search
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Step
+from perfsim.prediction.run import Step, graph_of
 
 
 def asked(

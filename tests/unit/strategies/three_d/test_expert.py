@@ -15,9 +15,10 @@ from perfsim.engine import critical_path
 from perfsim.machines import machine_of
 from perfsim.machines.layout_text import parsed_settings, text_of
 from perfsim.network import FatTree
-from perfsim.prediction.evaluation import graph_of
+from perfsim.prediction.run import graph_of
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.halves import expert_load, fullest_rank
 from perfsim.work import RankGroup, TaskGraph
@@ -110,7 +111,7 @@ def on_h100(job: Job, layout: ParallelLayout, *, graph: bool = True) -> Plan:
     """The plan on H100s with the constants of Megatron-Core, in a CUDA graph or without."""
     catalog = default_catalog()
     framework = catalog.framework("megatron-core-te").model_copy(update={"cuda_graph": graph})
-    recipe = job.recipe.model_copy(update={"framework": framework})
+    recipe = job.recipe.ran_with(framework=framework)
     topology = FatTree(catalog.system("dgx-h100"), layout.num_devices)
     plan: Plan = strategy("3d").plan(replace(job, recipe=recipe), topology, layout, check_memory=False)
     return plan

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan, strategy
 
 LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}

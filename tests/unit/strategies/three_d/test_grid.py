@@ -7,8 +7,8 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.prediction.question import Question
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
-from perfsim.specs.recipe import ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.halves import HalfPass
 from perfsim.strategies.three_d.prices import LayerPrices, layer_terms, slices_of

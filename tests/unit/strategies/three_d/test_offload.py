@@ -21,7 +21,8 @@ from perfsim.machines import machine, network_of
 from perfsim.machines.placement import shared_links
 from perfsim.prediction.planner import search
 from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys as plain_toys
 from perfsim.testing.independent import peak_live_bytes

@@ -11,7 +11,7 @@ from perfsim.base.errors import LayoutError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.machines import machine
-from perfsim.specs.recipe import ParallelLayout, layers_of_stages
+from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.space import head_layers

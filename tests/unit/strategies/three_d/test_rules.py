@@ -5,20 +5,26 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from perfsim.base.errors import LayoutError
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.legal import layout_problems
+from perfsim.strategies.three_d.legal import refusals_of
 
 ALL = ("tensor", "pipeline", "data")
 
 
+def words(*asked: Any) -> list[str]:
+    return [refusal.words for refusal in refusals_of(*asked)]
+
+
 def problems(toys: ModuleType, layout: ParallelLayout, job: Job | None = None, devices: int = 8) -> list[str]:
-    return layout_problems(job or toys.job(), toys.topology(devices), layout, "3d", ALL)
+    return words(job or toys.job(), toys.topology(devices), layout, "3d", ALL)
 
 
 def test_a_legal_layout_has_no_problem(toys: ModuleType) -> None:
@@ -95,9 +101,7 @@ def test_sequence_parallelism_needs_a_sequence_that_divides(toys: ModuleType) ->
 
 @pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])
 def test_a_plain_strategy_holds_the_other_degrees_at_1(toys: ModuleType, name: str) -> None:
-    found = layout_problems(
-        toys.job(), toys.topology(8), ParallelLayout(tensor=2, pipeline=2, data=2), name, (name,)
-    )
+    found = words(toys.job(), toys.topology(8), ParallelLayout(tensor=2, pipeline=2, data=2), name, (name,))
     others = [degree for degree in ALL if degree != name]
     assert found == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
 

@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.work import Work
 

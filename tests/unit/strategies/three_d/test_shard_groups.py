@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfsim.base.errors import LayoutError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.data import Held, Replicas
 from perfsim.work import RankGroup, TaskGraph

@@ -7,15 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.division import divided
-from perfsim.strategies.three_d.legal import layout_problems
+from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.strategies.three_d.space import (
-    FILLED,
     MODES,
     RECOMPUTE_EVERY,
-    UNEVEN,
     Columns,
     head_layers,
     indivisible_degrees,
@@ -63,13 +62,13 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
         schedule = SCHEDULES[name]
         if (pipeline == 1 and name != "1f1b") or (data == 1 and zero):
             continue
-        if name in FILLED and 12 // data // size < pipeline:
+        if schedule.fills_only and 12 // data // size < pipeline:
             continue
         most = num_layers // pipeline
         for chunks in range(2, most + 1) if schedule.chunks is None else (schedule.chunks,):
             if chunks > most:
                 continue
-            for head in (0, head_layers(job)) if name in UNEVEN and pipeline > 1 else (0,):
+            for head in (0, head_layers(job)) if schedule.counts_head and pipeline > 1 else (0,):
                 division = divided(name, pipeline, chunks, num_layers, head)
                 layout = ParallelLayout(
                     tensor,
@@ -84,7 +83,7 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
                     None if division.even else division.layers,
                     every,
                 )
-                if not layout_problems(job, topology, layout, "3d", ALL):
+                if not refusals_of(job, topology, layout, "3d", ALL):
                     legal.add(layout)
     listed = layouts(space(toys, job, 4))
     assert len(set(listed)) == len(listed)

@@ -12,8 +12,9 @@ import pytest
 from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.prediction.evaluation import graph_of
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.prediction.run import graph_of
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.strategies.three_d.stages import stages_of

@@ -10,7 +10,7 @@ import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.strategies.three_d.stages import stages_of

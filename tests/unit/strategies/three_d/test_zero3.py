@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.specs.recipe import ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.work import Task
 
 LAYERS = 8

@@ -16,7 +16,8 @@ from perfsim.engine import critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
-from perfsim.specs.recipe import Job, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import least_chunks, schedule
 from perfsim.strategies.three_d.closed_form import _delayed_weights

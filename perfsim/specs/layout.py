@@ -1,0 +1,304 @@
+"""How a job is divided over devices: the layout of GPUs, and what layouts of all machines have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+from perfsim.base.sizes import MOST_LAYERS
+from perfsim.specs.model import Recompute
+
+ContextExchange = Literal["ring", "all_to_all"]
+Place = Literal["none", "cpu", "nvme"]
+"""Where offloaded states are: nowhere but on the device, in the memory of its host, or on its drives."""
+
+
+class Layout(Protocol):
+    """How a job is divided over devices; the interface common to all kinds of layout.
+
+    `tensor` ranks compute each layer together, a batch passes through `pipeline` ranks, and `data` replicas
+    each train on a share of the batch. A layout is a dataclass, so that `replace` makes another one of it.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def tensor(self) -> int: ...
+
+    @property
+    def pipeline(self) -> int: ...
+
+    @property
+    def data(self) -> int: ...
+
+    @property
+    def zero_stage(self) -> int:
+        """ZeRO stage: how much of the training state is sharded over the replicas [1910.02054]; 0: none."""
+
+    @property
+    def micro_batch_size(self) -> int: ...
+
+    @property
+    def recompute(self) -> Recompute: ...
+
+    @property
+    def num_devices(self) -> int: ...
+
+    @property
+    def short(self) -> str:
+        """One line of text: `tp8 pp4 dp4 mbs1 recompute full`."""
+
+    def as_dict(self, num_microbatches: int) -> dict[str, Any]:
+        """Its fields under the names of the JSON interface."""
+
+
+def layers_of_stages(pattern: str) -> tuple[int, ...]:
+    """Layers of each virtual stage of a pipeline in Megatron-Core's notation, such as `Et*3|(tt|)*29t|L`.
+
+    E is the embedding, t a layer, L the LM head with the loss; stages are separated by |, in the order of the
+    forward pass, and x*3 or (tt|)*3 repeats. Raises ValueError in words.
+    """
+    text = pattern.replace(",", "").replace(" ", "")
+    while repeated := re.search(r"\(([^()]*)\)\*(\d{1,4})|(\w)\*(\d{1,4})", text):
+        group = repeated[1] or repeated[3] or ""
+        times = int(repeated[2] or repeated[4])
+        if len(group) * times > 2 * MOST_LAYERS:
+            raise ValueError(f"{repeated[0]!r} repeats more than {MOST_LAYERS} layers")
+        text = text[: repeated.start()] + group * times + text[repeated.end() :]
+    if unknown := re.search(r"[^EtL|]", text):
+        known = "E (embedding), t (layer), L (loss), | (next stage), *3 and (..)*3 (repeat)"
+        raise ValueError(f"{unknown[0]!r} in {pattern[:60]!r} is none of {known}")
+    stages = text.split("|")
+    if text.count("E") > 1 or text.count("L") > 1 or "E" in text[1:] or "L" in text[:-1]:
+        raise ValueError(
+            f"{pattern[:60]!r}: the embedding E begins the first stage, the loss L ends the last"
+        )
+    return tuple(stage.count("t") for stage in stages)
+
+
+Divided = Literal["parameters", "states", "activations", "positions", "experts", "batch"]
+"""What an axis divides over devices: `states` are those of the optimizer, `experts` their parameters and
+states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What the package knows about one field of `ParallelLayout`, besides its rules (`three_d/legal.py`)."""
+
+    help: str
+    short: str
+    """Its name in texts such as `tp=8`; empty where it has none but its own."""
+    default: Any
+    degree: bool
+    """Whether it is a number of ranks among which something is divided."""
+    divides: tuple[Divided, ...]
+    group: str
+    """Fields of one group are written to JSON together, where one is not at its default; empty: always."""
+
+
+def _axis(
+    help_text: str,
+    *,
+    short: str = "",
+    degree: bool = False,
+    divides: tuple[Divided, ...] = (),
+    group: str = "",
+) -> dict[str, Any]:
+    """The metadata of a field; `AXES` adds its default."""
+    return {"axis": Axis(help_text, short, None, degree, divides, group)}
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayout:
+    """A layout on GPUs: degrees, schedule, micro-batch and memory mode; one field and its row an axis.
+
+    Ranks: tensor innermost, then context, then data, then pipeline; consecutive ranks fill a node. Fields
+    without a group stand before those of a group in JSON.
+    """
+
+    tensor: int = field(
+        default=1,
+        metadata=_axis(
+            "Ranks that share every layer.",
+            short="tp",
+            degree=True,
+            divides=("parameters", "states", "activations"),
+        ),
+    )
+    pipeline: int = field(
+        default=1,
+        metadata=_axis("Pipeline stages.", short="pp", degree=True, divides=("parameters", "states")),
+    )
+    data: int = field(
+        default=1, metadata=_axis("Replicas of the model.", short="dp", degree=True, divides=("batch",))
+    )
+    virtual_pipeline: int = field(
+        default=1, metadata=_axis("Groups of layers of a rank, under an interleaved schedule.", short="vpp")
+    )
+    sequence_parallel: bool = field(
+        default=False,
+        metadata=_axis(
+            "Whether tensor ranks also share the positions of norms and dropout.",
+            short="sp",
+            divides=("activations",),
+        ),
+    )
+    zero_stage: int = field(
+        default=0,
+        metadata=_axis(
+            "What replicas shard: 1 optimizer states, 2 also gradients, 3 also parameters.",
+            short="zero",
+            divides=("states",),
+        ),
+    )
+    schedule: str = field(default="1f1b", metadata=_axis("Order of the passes of micro-batches."))
+    micro_batch_size: int = field(
+        default=1, metadata=_axis("Sequences that pass a replica at once.", short="mbs")
+    )
+    recompute: Recompute = field(
+        default="none",
+        metadata=_axis("What the backward computes again: none, selective (attention) or full (layers)."),
+    )
+    layers_per_stage: tuple[int, ...] | None = field(
+        default=None,
+        metadata=_axis(
+            "Layers of each virtual stage in the order of the forward pass; None: as many in each."
+        ),
+    )
+    recompute_every: int = field(
+        default=1, metadata=_axis("Of the layers of a rank, one in so many is recomputed.")
+    )
+    context: int = field(
+        default=1,
+        metadata=_axis(
+            "Ranks that share every sequence, each with an equal part of its positions.",
+            short="cp",
+            degree=True,
+            divides=("activations", "positions"),
+            group="context",
+        ),
+    )
+    context_exchange: ContextExchange = field(
+        default="ring",
+        metadata=_axis(
+            "What context ranks exchange: keys and values around a ring, or heads against positions.",
+            group="context",
+        ),
+    )
+    shard_group: int | None = field(
+        default=None,
+        metadata=_axis(
+            "Ranks over which ZeRO shards, of which there are several groups; None: all with the same "
+            "parameters.",
+            group="shards",
+        ),
+    )
+    offload_optimizer: Place = field(
+        default="none",
+        metadata=_axis(
+            "Where the CPU keeps and updates the optimizer's states; gradients of ZeRO 2 and 3 go there too.",
+            group="offload_optimizer",
+        ),
+    )
+    offload_param: Place = field(
+        default="none", metadata=_axis("Where the parameters are that ZeRO 3 gathers.", group="offload_param")
+    )
+    offload_activations: Literal["none", "cpu"] = field(
+        default="none",
+        metadata=_axis(
+            "Where the activations are that a layer keeps for its backward.", group="offload_activations"
+        ),
+    )
+    expert: int = field(
+        default=1,
+        metadata=_axis(
+            "Ranks of a stage (tensor, context and data) over which the experts of a layer are divided.",
+            short="ep",
+            degree=True,
+            divides=("experts",),
+            group="expert",
+        ),
+    )
+    expert_tensor: int = field(
+        default=1,
+        metadata=_axis(
+            "Ranks that share every expert, as tensor ranks share other layers.",
+            short="etp",
+            degree=True,
+            divides=("experts",),
+            group="expert",
+        ),
+    )
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: those of a context group, times data."""
+        return self.context * self.data
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO divides a state."""
+        return self.replicas if self.shard_group is None else self.shard_group
+
+    @property
+    def width(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tensor * self.replicas
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks of a stage that hold the same experts."""
+        return self.width // (self.expert * self.expert_tensor)
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline * self.virtual_pipeline
+
+    @property
+    def offloads(self) -> dict[str, Place]:
+        """The settings of offload that are in use."""
+        given: dict[str, Place] = {
+            "offload_optimizer": self.offload_optimizer,
+            "offload_param": self.offload_param,
+            "offload_activations": self.offload_activations,
+        }
+        return {name: place for name, place in given.items() if place != "none"}
+
+    @property
+    def short(self) -> str:
+        """`tp8 pp4 dp4 mbs1`, with the schedule if it is not 1F1B."""
+        exchange = "" if self.context_exchange == "ring" else " all-to-all"
+        context = f"cp{self.context}{exchange} " if self.context > 1 else ""
+        shared = f" etp{self.expert_tensor}" if self.expert_tensor > 1 else ""
+        experts = f"ep{self.expert}{shared} " if self.expert > 1 or shared else ""
+        degrees = (
+            f"tp{self.tensor} {context}{experts}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
+        )
+        schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
+        chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
+        groups = "" if self.shard_group is None else f" in groups of {self.shard_group}"
+        sharded = f" zero{self.zero_stage}{groups}" if self.zero_stage > 1 or groups else ""
+        every = f" every {self.recompute_every} layers" if self.recompute_every > 1 else ""
+        moved = "".join(f" {name} {place}" for name, place in self.offloads.items())
+        return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}{every}{moved}"
+
+    def as_dict(self, num_microbatches: int) -> dict[str, Any]:
+        """Its fields under the names of the JSON interface."""
+        values = {name: getattr(self, name) for name in AXES}
+        if self.layers_per_stage is not None:
+            values["layers_per_stage"] = list(self.layers_per_stage)
+        used = {axis.group for name, axis in AXES.items() if values[name] != axis.default}
+        shown = [name for name, axis in AXES.items() if not axis.group or axis.group in used]
+        return {"num_microbatches": num_microbatches, **{name: values[name] for name in shown}}
+
+
+AXES: Mapping[str, Axis] = {
+    known.name: replace(known.metadata["axis"], default=known.default) for known in fields(ParallelLayout)
+}
+"""Every field of a layout on GPUs, by name."""

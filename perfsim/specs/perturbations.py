@@ -1,0 +1,183 @@
+"""Perturbations of a step or a run, in the YAML of a study or in the text of `--perturb`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from string import ascii_lowercase
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from perfsim.base.errors import InputError, Problem, refused_values
+from perfsim.base.sizes import MOST_DEVICES
+from perfsim.base.spec import Spec
+from perfsim.base.text import did_you_mean
+from perfsim.base.units import Seconds, number, parse_quantity, quantity
+
+Factor = Annotated[float, *number(1, 1000)]
+Share = Annotated[float, *number(0, 1)]
+Rank = Annotated[int, *number(0, MOST_DEVICES)]
+
+
+class StragglerSpec(Spec):
+    """A rank (GPU or wafer) whose computation takes `factor` times as long, always."""
+
+    rank: Rank
+    factor: Factor
+
+
+class StepStragglersSpec(Spec):
+    """Ranks that are slow for one step, each with probability `share`; drawn for every step."""
+
+    share: Share
+    factor: Factor
+
+
+class LinkSpecLeft(Spec):
+    """The remaining bandwidth share of a link, named by its ends (`leaf0-spine3`); 0 is dead."""
+
+    link: str
+    left: Share
+    system: str | None = None
+    """The system of the link in a study of several systems; None: every candidate that has the link."""
+
+
+class FailureSpec(Spec):
+    """Failures of the job, at a time or by the mean time between them; the last checkpoint is restored."""
+
+    at: Seconds | None = None
+    mttf: Annotated[float, *quantity("seconds", least=1e-6)] | None = None
+    """Mean time between failures of the whole job; see `convergence.goodput` for rates of clusters."""
+    checkpoint: Annotated[float, *quantity("seconds", least=1e-6)]
+    """Training time between two checkpoints."""
+    restart: Seconds
+    """Time from a failure until training continues from the last checkpoint."""
+    write: Seconds = 0.0
+    """Time that training stops to write one checkpoint."""
+    steps: Annotated[int, *number(1, 1e9)] = 10_000
+
+    @model_validator(mode="after")
+    def _one_cause(self) -> FailureSpec:
+        if (self.at is None) == (self.mttf is None):
+            raise ValueError("failures need either a time (`at`) or a mean time between them (`mttf`)")
+        return self
+
+
+class ResilienceSpec(Spec):
+    """Step time against the severity of one straggler, a figure for every candidate of a study."""
+
+    rank: Rank = 0
+    """The slow GPU or wafer; the last rank of a machine with fewer."""
+    severities: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=16)] = (1.1, 1.25, 1.5, 2.0)
+
+
+class PerturbationSpec(Spec):
+    """Perturbations of a step or a run; the same seed gives identical results."""
+
+    seed: Annotated[int, *number(0, 2**32 - 1)] = 0
+    stragglers: tuple[StragglerSpec, ...] = ()
+    step_stragglers: StepStragglersSpec | None = None
+    jitter: Share = 0.0
+    """Sigma of lognormal noise, mean 1, on every computation of every rank."""
+    links: tuple[LinkSpecLeft, ...] = ()
+    draws: Annotated[int, *number(1, 64)] = 3
+    """Number of draws where something is random; the draw with the median step time is the result."""
+    failure: FailureSpec | None = None
+
+    @model_validator(mode="after")
+    def _unique_links(self) -> PerturbationSpec:
+        seen: dict[frozenset[str], set[str | None]] = {}
+        for link in self.links:
+            systems = seen.setdefault(frozenset(link.link.split("-")), set())
+            if link.system in systems or None in systems or (systems and link.system is None):
+                raise ValueError(f"link {link.link} is given twice; keep one entry")
+            systems.add(link.system)
+        return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether draws differ."""
+        return bool(self.jitter) or self.step_stragglers is not None
+
+
+EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
+_PLAIN = ("jitter", "seed", "draws")
+_FAILURE = ("at", "mttf", "checkpoint", "restart", "write", "steps")
+_USUAL = {"at": "h", "mttf": "h", "checkpoint": "h", "restart": "min", "write": "min"}
+"""The unit that is suggested for a time without one."""
+_SEVERAL = ("straggler", "slow", "dead")
+"""Keys that may be repeated, for different ranks or links."""
+_AT = {
+    "straggler": "1.3@rank5",
+    "step-straggler": "1.3@0.01",
+    "slow": "0.5@leaf0-spine3",
+    "dead": "leaf0-spine3",
+}
+
+
+def parse_perturbations(text: str) -> PerturbationSpec:
+    """The specification of `straggler=1.3@rank5,jitter=0.02,seed=1`; InputError lists all problems."""
+    given: dict[str, Any] = {"stragglers": [], "links": []}
+    problems = []
+    seen: set[str] = set()
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = (part.strip() for part in item.partition("="))
+        try:
+            if key in seen and key not in _SEVERAL:
+                raise InputError([Problem(f"{key} is given twice", help="keep one entry")])
+            seen.add(key)
+            _read(given, key, value)
+        except InputError as error:
+            problems += [replace(p, message=f"--perturb {item!r}: {p.message}") for p in error.problems]
+        except ValueError as error:
+            problems.append(Problem(f"--perturb {item!r}: {error}", help=_help(key)))
+    if problems:
+        raise InputError(problems)
+    try:
+        return PerturbationSpec.model_validate(given)
+    except ValidationError as error:
+        lines = refused_values(error.errors())
+        raise InputError([Problem(f"--perturb {text!r}: {line}") for line in lines]) from None
+
+
+def _read(given: dict[str, Any], key: str, value: str) -> None:
+    amount, _, where = value.partition("@")
+    if key == "straggler":
+        rank = _whole(where.lstrip(ascii_lowercase))
+        given["stragglers"].append({"rank": rank, "factor": _number(amount)})
+    elif key == "step-straggler":
+        given["step_stragglers"] = {"factor": _number(amount), "share": _number(where)}
+    elif key == "slow":
+        given["links"].append({"link": where, "left": _number(amount)})
+    elif key == "dead":
+        given["links"].append({"link": value, "left": 0.0})
+    elif key in _PLAIN:
+        given[key] = _number(value) if key == "jitter" else _whole(value)
+    elif key in _FAILURE:
+        seconds = _whole(value) if key == "steps" else parse_quantity(value, "seconds", _USUAL[key])
+        given.setdefault("failure", {})[key] = seconds
+    else:
+        raise ValueError("unknown name")
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number" if text else "a whole number is missing") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number" if text else "a number is missing") from None
+
+
+def _help(key: str) -> str:
+    if key in _AT:
+        return f"write for example {key}={_AT[key]}"
+    if key in _FAILURE:
+        return "write for example mttf=8h,checkpoint=1h,restart=10min"
+    known = [*_AT, *_PLAIN, *_FAILURE]
+    return f"write for example {EXAMPLE}" if key in known else did_you_mean(key, known)

@@ -1,0 +1,50 @@
+"""What runs a recipe: the framework, its kernels, what it overlaps. It changes times, not what is learned."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from perfsim.base.spec import CatalogSpec, Name
+from perfsim.base.units import quantity
+from perfsim.specs.calibration import Dispatcher, FrameworkCalibration
+from perfsim.specs.hardware import Release
+from perfsim.specs.model import Positions, RecomputeKeeps
+
+Attention = Literal["standard", "flash"]
+
+
+class Runtime(CatalogSpec):
+    """A training stack with its settings, as `workloads/runtimes/*.yaml` describe it."""
+
+    name: Name = "default"
+    attention: Attention = "standard"
+    attention_length: Positions | None = None
+    """Keys that fused attention computes for each position of unequal samples, with padding that
+    its kernel does not skip; None: seq_length."""
+    recompute_keeps: RecomputeKeeps = "nothing"
+    """Results that full recompute keeps besides each layer's input: qkv is MaxText's `save_qkv_proj`."""
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    """Whether ZeRO 1 and 2 gather the parameters of a bucket beside the first forward of those before it,
+    instead of all of them after the update (Megatron-LM's `--overlap-param-gather`)."""
+    dispatcher: Dispatcher | None = None
+    """How rows travel to experts; None: as the framework usually does."""
+    grouped_products: bool = True
+    """Whether the products of a rank's experts are one call; false: one call each."""
+    overlap_tensor: bool = False
+    """Whether tensor-parallel communication overlaps the products of its tensors (user buffers of Transformer
+    Engine, asynchronous tensor parallelism of PyTorch)."""
+    grad_bucket: Annotated[float, *quantity("bytes", least=1.0)] | None = None
+    """Size of a bucket of overlapped gradient reduction, in whole layers; None: one layer."""
+    fused_cross_entropy: bool = False
+    """Loss and its gradient in one kernel each, on the logits as the LM head writes them.
+
+    It is that of flash-attn (llm-foundry's default) and Megatron-LM's `--cross-entropy-loss-fusion`. False:
+    passes in fp32, as in Megatron-LM of 2021 to 2023.
+    """
+    host_blocking: bool = False
+    """Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
+    framework: FrameworkCalibration | None = None
+    """Host-side costs of the training framework; required on GPUs."""
+    software_release: Release | None = None
+    """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""

@@ -1,0 +1,528 @@
+"""Answers of studies and sweeps as plain values: a row for each machine at its best batch.
+
+A candidate of a study and a point of a sweep are the same row (`Answer`): a predicted step, its time to the
+target, and what a whole run takes. Reports, JSON and tables read nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.resources import files
+from statistics import median
+from typing import Any
+
+from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
+from perfsim.convergence.wall_clock import RunPart
+from perfsim.network.topology import NetworkMap
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import SharedCaveat
+from perfsim.prediction.disturbed import Resilience
+from perfsim.prediction.prediction import Document, Prediction, document_of
+from perfsim.prediction.verification import SamplingSummary
+from perfsim.prediction.why import Roofline
+from perfsim.specs.wall_clock import ProductionRange
+from perfsim.studies.axes import BATCH_PATHS, VARIANT, SweepPoint
+from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.timeline import TimelineBar
+
+Circumstances = tuple[tuple[str, str], ...]
+"""Settings other than the batch, each value as text."""
+RECORD = "production.json"
+COVERED_ONCE = (
+    "the production ratio and the wall clock's stragglers describe the same slow steps: the whole run counts "
+    "the stragglers and not the ratio, the time in production counts the ratio alone"
+)
+"""The remark on a candidate that has both."""
+_OVER_MESH = "weights over the mesh"
+
+
+@dataclass(frozen=True, slots=True)
+class Production:
+    """A production run's published rate over the predicted rate of its healthy steps.
+
+    It covers what slows the steps of a long run (stragglers, other jobs on the network, data loading,
+    logging) and the model's own error on these runs, but no queue, compilation, restarts and lost work, which
+    a wall clock describes. All known runs are on GPUs. The ratio holds for every machine alike, so that it
+    moves no comparison.
+    """
+
+    ratio: float
+    """Rate of production steps over that of healthy ones."""
+    range: tuple[float, float]
+    """Low and high; taken as a 90 % range."""
+    source: str
+    """Where the ratio is from."""
+
+    def time_s(self, healthy_s: float) -> float:
+        """The time of steps at the production rate."""
+        return healthy_s / self.ratio
+
+    def band_s(self, healthy_s: float, band_s: tuple[float, float]) -> tuple[float, float]:
+        """The band of that time: band and range combine in quadrature in log time, as independent errors."""
+        low, high = self.range
+        middle_s = self.time_s(healthy_s)
+        down = math.hypot(math.log(healthy_s / band_s[0]), math.log(high / self.ratio))
+        up = math.hypot(math.log(band_s[1] / healthy_s), math.log(self.ratio / low))
+        return middle_s * math.exp(-down), middle_s * math.exp(up)
+
+    @property
+    def text(self) -> str:
+        """`0.81 (0.76 to 0.88)`."""
+        low, high = self.range
+        return f"{self.ratio:.2f} ({low:.2f} to {high:.2f})" if low < high else f"{self.ratio:.2f}"
+
+
+@cache
+def recorded() -> Production:
+    """Median and range over the recorded production runs."""
+    rows = json.loads(files("perfsim.studies").joinpath(RECORD).read_text(encoding="utf-8"))
+    ratios = [float(row["ratio"]) for row in rows]
+    names = ", ".join(f"{row['name']} {row['ratio']:.2f}" for row in rows)
+    source = f"median and range of published production rates over predicted healthy steps: {names}"
+    return Production(median(ratios), (min(ratios), max(ratios)), source)
+
+
+def production_of(study: StudySpec, candidate: CandidateSpec) -> Production | None:
+    """The production ratio of a candidate, its own or the study's; None where it is switched off."""
+    given = study.production if candidate.production is None else candidate.production
+    if given == "none":
+        return None
+    if isinstance(given, ProductionRange):
+        return Production(given.typical, (given.low, given.high), given.source)
+    if isinstance(given, (int, float)):
+        return Production(float(given), (float(given), float(given)), "given by the study")
+    return recorded()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Prediction):
+    """One machine with one strategy at its own best batch: its step, and its way to the target."""
+
+    time: TimeToAccuracy = field(repr=False)
+    """Healthy steps to the target, with the law and the errors that their band comes from."""
+    whole_run: tuple[RunPart, ...] = ()
+    """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
+    production: Production | None = None
+    """Ratio of production steps to healthy ones; None if it is switched off."""
+
+    @property
+    def steps(self) -> float:
+        """Steps to the target."""
+        return self.time.steps
+
+    @property
+    def time_to_accuracy_s(self) -> float:
+        """Time of healthy steps to the target."""
+        return self.time.time_s
+
+    @property
+    def time_to_accuracy_band_s(self) -> tuple[float, float]:
+        """90 % band of the time to the target."""
+        return self.time.band_s
+
+    @property
+    def production_time_s(self) -> float | None:
+        """Time to the target at the production rate."""
+        return None if self.production is None else self.production.time_s(self.time.time_s)
+
+    @property
+    def production_band_s(self) -> tuple[float, float] | None:
+        """90 % band of the time at the production rate."""
+        return None if self.production is None else self.production.band_s(self.time.time_s, self.time.band_s)
+
+    @property
+    def wall_s(self) -> float | None:
+        """Time on the wall: the whole run, else steps at the rate of production; None for healthy steps."""
+        return self.whole_run[-1].typical_s if self.whole_run else self.production_time_s
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """Seconds of a step by cause; moving weights over a wafer's mesh is separate from computing."""
+        parts = dict(self.why.parts_s)
+        fixed_s = self.why.fixed_s
+        if not fixed_s:
+            return parts
+        return {"compute": parts.pop("compute") - fixed_s, _OVER_MESH: fixed_s, **parts}
+
+    def document(self) -> Document:
+        """The row under the names of the JSON interface; a store of finished points keeps the same."""
+        return {
+            **document_of(self),
+            "batch_tokens": self.time.batch_tokens,
+            "steps": self.time.steps,
+            "step_time_error": self.time.step_time_error,
+            "unshared_error": self.time.unshared_error,
+            "time_to_accuracy_s": self.time.time_s,
+            "time_to_accuracy_band_s": list(self.time.band_s),
+            "whole_run": [asdict(part) for part in self.whole_run],
+        }
+
+
+@dataclass(frozen=True)
+class PointResult(SweepPoint):
+    """A point of a sweep with its answer, or with the reasons why it has no feasible plan."""
+
+    answer: Answer | None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it has a plan."""
+        return self.answer is not None
+
+    @property
+    def prediction(self) -> Answer:
+        """The step at the best batch; ValueError for a point without a feasible plan."""
+        if self.answer is None:
+            raise ValueError(f"{self.label} has no feasible plan")
+        return self.answer
+
+    @property
+    def target_time(self) -> TimeToAccuracy:
+        """The time to the target; ValueError for a point without a feasible plan."""
+        return self.prediction.time
+
+    @property
+    def strategy(self) -> str:
+        return self.candidate.strategy
+
+    @property
+    def system(self) -> str:
+        return self.candidate.system.name
+
+    @property
+    def devices_noun(self) -> str:
+        """Several of its devices, such as `A100-80GB`."""
+        return self.candidate.system.devices_noun
+
+    @property
+    def machine(self) -> str:
+        """Its devices in words: `128 A100-80GB (16 DGX)`."""
+        return self.candidate.system.machine(self.num_devices)
+
+    @property
+    def variant(self) -> str:
+        """The name of its variant; empty if the sweep has none."""
+        return str(self.settings.get(VARIANT, ""))
+
+    @property
+    def circumstances(self) -> Circumstances:
+        """The settings except the batch, which the trainer chooses."""
+        return tuple(
+            (path, setting_text(value)) for path, value in self.settings.items() if path not in BATCH_PATHS
+        )
+
+    @property
+    def batch_text(self) -> str:
+        """The global batch; without a plan the one the grid asked for, empty if it varies none."""
+        if self.answer is not None:
+            return setting_text(self.answer.global_batch_size)
+        return next((setting_text(self.settings[path]) for path in BATCH_PATHS if path in self.settings), "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Under the names of the JSON interface; without a feasible plan `reasons` replace metrics."""
+        document = {
+            "strategy": self.strategy,
+            "system": self.system,
+            "num_devices": self.num_devices,
+            "settings": dict(self.settings),
+            "feasible": self.feasible,
+        }
+        if self.answer is None:
+            return {**document, "reasons": list(self.reasons)}
+        production = self.answer.production
+        return {
+            **document,
+            **self.answer.document(),
+            "wall_s": self.answer.wall_s,
+            "production": None if production is None else asdict(production),
+            "production_time_s": self.answer.production_time_s,
+            "production_band_s": self.answer.production_band_s,
+        }
+
+
+def setting_text(value: Any) -> str:
+    """A value of a grid as text."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def settings_text(settings: Circumstances) -> str:
+    """`batch 512, software release r1.7`: settings by the last part of their paths, a variant by its name."""
+    words = []
+    for path, value in settings:
+        name = path.rpartition(".")[2].removeprefix("global_").removesuffix("_size").replace("_", " ")
+        words.append(value if path == VARIANT else f"{name} {value}")
+    return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPoint:
+    """Time to the target at one global batch."""
+
+    global_batch_size: int
+    """Sequences of a step."""
+    batch_tokens: float
+    """Tokens of a step."""
+    step_time_s: float
+    """Time of a step."""
+    steps: float
+    """Steps to the target."""
+    time_to_accuracy_s: float
+    """Time to the target."""
+    time_to_accuracy_band_s: tuple[float, float]
+    """90 % band of the time to the target."""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateResult(Answer):
+    """A candidate of a study: the row, with what its page draws."""
+
+    batch_curve: tuple[BatchPoint, ...] = field(repr=False)
+    timeline: tuple[TimelineBar, ...] = field(repr=False)
+    timeline_devices: int = 0
+    """Devices that were simulated on their own; the timeline has the lanes of some of them."""
+    roofline: Roofline | None = field(default=None, repr=False)
+    """Its kernels and the limits of its device; None where kernels have no price of their own."""
+    network: NetworkMap | None = field(default=None, repr=False)
+    """Its network, folded by kind of place."""
+    ramp: RampedRun | None = None
+    """Its steps with the study's batch ramp."""
+    apart: str = ""
+    """What tells it from other candidates of this machine and strategy: its given layout, or a number."""
+    outcome: Outcome | None = field(default=None, repr=False)
+    """What it takes on the wall, in money and in energy, from the draws of the study's decision."""
+
+    @property
+    def label(self) -> str:
+        """Machine and strategy, with what tells it from others: `128 A100-80GB (16 DGX), 3d, tp=8,pp=4`."""
+        return ", ".join(filter(None, [super().label, self.apart]))
+
+    @property
+    def batch_at_edge(self) -> str:
+        """The caveat if the best batch is the smallest or the largest of those tried, else empty."""
+        return next((caveat.text for caveat in self.caveats if caveat.code == "batch-at-edge"), "")
+
+    @property
+    def production_band_s(self) -> tuple[float, float] | None:
+        """90 % band of the time at the production rate, from the study's draws where there are any."""
+        if self.production is None or self.outcome is None or self.whole_run:
+            return super().production_band_s
+        return self.outcome.wall_s.low, self.outcome.wall_s.high
+
+
+# Decisions: when, how much, how sure, and what would change it.
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A typical value with its 90 % interval."""
+
+    typical: float
+    """Value with every input as given."""
+    low: float
+    """5th percentile."""
+    high: float
+    """95th percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a candidate takes to the target; None where an input is not given."""
+
+    label: str
+    """The candidate."""
+    steps_s: Spread
+    """Time of healthy steps."""
+    wall_s: Spread
+    """Time on the wall: with what `basis` says."""
+    basis: str
+    """What the time on the wall holds besides healthy steps."""
+    device_hours: Spread
+    energy_kwh: Spread | None
+    carbon_kg: Spread | None
+    """CO2 of the energy."""
+    money: Spread | None
+    """Price of the run."""
+    first: float
+    """Probability that no other candidate is at the target earlier."""
+    cheapest: float | None
+    """Probability that no other candidate costs less; None unless all have a price."""
+    not_given: tuple[str, ...]
+    """Inputs without which a figure is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """An input, the ratio of times (or of money) over its 90 % range, and where the order of two flips."""
+
+    name: str
+    """The input."""
+    low: float
+    """Lower end of its 90 % range."""
+    typical: float
+    """Its value."""
+    high: float
+    """Upper end of its 90 % range."""
+    unit: str
+    """Unit of the three."""
+    ratio_at_low: float
+    """The ratio with the input at its lower end."""
+    ratio_at_high: float
+    """The ratio with the input at its upper end."""
+    flips_at: float | None
+    """The nearest value at which both take as much; None within three standard deviations."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """The price at which two machines cost the same, for the work of the study."""
+
+    label: str
+    """The candidate."""
+    rival: str
+    """The one that it is compared with."""
+    device_hours_ratio: Spread
+    """Device-hours of the rival for one of the candidate: what a device-hour of it may cost, in theirs."""
+    price: Spread | None
+    """The same in money a device-hour, where the rival's price is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Times, money and energy of all candidates from one set of seeded draws."""
+
+    seed: int
+    """Seed of the draws."""
+    draws: int
+    """Number of draws."""
+    currency: str
+    """Currency of all money."""
+    sentence: str
+    """The decision in words."""
+    outcomes: tuple[Outcome, ...]
+    first: str
+    """Label of the candidate that is first on the wall."""
+    rival: str
+    """The one that it is compared with; empty if there is none."""
+    ratio: Spread | None
+    """Time on the wall of the rival over that of the first."""
+    sure: float
+    """Probability that the first is earlier than the rival."""
+    levers: tuple[Lever, ...]
+    """The inputs that move the ratio, most first."""
+    break_even: tuple[BreakEven, ...]
+    money_ratio: Spread | None = None
+    """Money of the rival over that of the first; None unless both have a price."""
+    money_levers: tuple[Lever, ...] = ()
+    """The inputs that move the ratio of money, most first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One input of the answer: its value with a unit, and its source."""
+
+    topic: str
+    """What it describes."""
+    name: str
+    """The input."""
+    value: str
+    """Its value with unit."""
+    source: str
+    """Where it is from."""
+    kind: str
+    """datasheet, fit, assumption, convention."""
+
+
+@dataclass(frozen=True, slots=True)
+class LawRow:
+    """A candidate at its best batch by one law."""
+
+    label: str
+    """The candidate."""
+    global_batch_size: int
+    """Its best batch by the law."""
+    time_s: float
+    """Time to the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class LawAnswer:
+    """What a law of the critical batch answers."""
+
+    law: str
+    """Name of the law."""
+    source: str
+    """Where the law is from."""
+    critical_batch_tokens: float
+    """Batch at which twice the tokens are needed."""
+    band_tokens: tuple[float, float]
+    """90 % band of the critical batch."""
+    rows: tuple[LawRow, ...]
+    first: str
+    """Label of the candidate that is first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """A candidate without a feasible plan, and the reason."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """A question, its candidates in the order of the study, and the sentence that answers it."""
+
+    study: str
+    """Name of the study."""
+    title: str
+    """Title of the page."""
+    question: str
+    """What is asked."""
+    model: str
+    """Name of the model."""
+    num_parameters: float
+    """Parameters of the model."""
+    seq_length: int
+    """Tokens of a sequence."""
+    target_tokens: float
+    """Tokens to the target at small batch."""
+    law: str
+    """The law of the critical batch."""
+    critical_batch_tokens: float
+    """Batch at which twice the tokens are needed; 0 for a given number of tokens."""
+    critical_batch_band_tokens: tuple[float, float]
+    """90 % band of the critical batch."""
+    candidates: tuple[CandidateResult, ...]
+    verdict: str
+    """The comparison of the candidates in words, with a range."""
+    caveats: tuple[SharedCaveat, ...] = ()
+    """The caveats of all candidates, each once, worst first."""
+    infeasible: tuple[Infeasible, ...] = ()
+    """Candidates without a plan, with the reason."""
+    ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By candidate label: 90 % band of the ratio of its time to the fastest candidate's."""
+    suggested_batch_tokens: Mapping[str, float] = field(default_factory=dict)
+    """Global batch by published scaling law; these are not critical batches."""
+    assumptions: tuple[Assumption, ...] = ()
+    sampling: Mapping[str, SamplingSummary] = field(default_factory=dict)
+    """By candidate label."""
+    accuracy: tuple[Accuracy, ...] = ()
+    resilience: tuple[Resilience, ...] = ()
+    """By candidate, if the study asks for it."""
+    perturbed: str = ""
+    """The perturbations of the candidates' steps; empty if there are none."""
+    laws: tuple[LawAnswer, ...] = ()
+    """The study's law of the critical batch first, then the others."""
+    decision: Decision | None = None
+    """When, how much and how sure."""
+    command: str = ""
+    """The command line that asks the same; empty where a study was not asked by name or path."""
+    inputs_digest: str = ""
+    """SHA-256 of the study's resolved descriptions without their prose, and of the version of the model."""
