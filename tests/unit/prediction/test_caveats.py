@@ -335,10 +335,10 @@ def test_a_study_quotes_its_worst_caveat_in_the_verdict_and_lists_the_others(tmp
     quoted = "; low confidence in CS-2: 5 published runs, at most 2 systems."
     assert quoted in answer.verdict
     assert [caveat.code for caveat in answer.caveats[:2]] == ["few-runs", "devices-outside"]
-    lines = study_lines(answer.result)
+    lines = study_lines(answer)
     assert flat(lines).count("5 published runs") == 1
     assert "serious: 16 CS-2: 8 times as many systems" in flat(lines)
-    page = write_study_page(answer.result, tmp_path).read_text("utf-8")
+    page = write_study_page(answer, tmp_path).read_text("utf-8")
     head = page[page.index("<header>") : page.index("</header>")]
     assert "8 times as many systems" in head
     for caveat in answer.caveats:
