@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfsim.api.questions import Named, Row, frame, html_table, names_of
+from perfsim.api.questions import Named, Row, Rows, Tabular, names_of
 from perfsim.base.errors import (
     CatalogError,
     InputError,
@@ -29,8 +30,15 @@ from perfsim.catalog.kinds import classes_of
 from perfsim.catalog.reader import place as place_in
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
-from perfsim.evidence.cases import CaseFile, ConvergenceFile, RefusedRow, convergence_rows, step_rows
-from perfsim.evidence.plans import public_cases
+from perfsim.evidence.cases import (
+    CaseFile,
+    CaseT,
+    ConvergenceCase,
+    ConvergenceFile,
+    StepCase,
+    public_cases,
+    read_cases,
+)
 from perfsim.evidence.score import validate_file
 from perfsim.evidence.step_fit import MeasuredFile
 from perfsim.interop.formats import import_file as read_file
@@ -39,15 +47,16 @@ from perfsim.interop.imported import Imported
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
-from perfsim.studies.axes import SweepSpec, is_sweep, load_sweep
+from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
-from perfsim.studies.spec import StudySpec, check_question, question_of_candidate, with_verify
+from perfsim.studies.runner import refusals
+from perfsim.studies.spec import StudySpec, with_verify
 from perfsim.studies.trials import Explained, explain
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 OWN: dict[str, type[BaseModel]] = {
@@ -144,34 +153,23 @@ def _kind_of_file(path: Path) -> str:
 
 def _study(path: Path, catalog: Catalog) -> str:
     spec = load_study(str(path), catalog)
-    machines = [(own, devices) for own in spec.candidates for devices in own.devices]
-    for own, devices in machines:
-        check_question(question_of_candidate(spec, own, devices))
-    return f"{spec.model.name} by {spec.recipe.name} on " + "; ".join(
-        own.label(count) for own, count in machines
-    )
+    reasons = {refused.label: f" (no answer: {refused.reason})" for refused in refusals(spec)}
+    labels = [candidate.label(devices) for candidate in spec.candidates for devices in candidate.devices]
+    machines = [f"{label}{reasons.get(label, '')}" for label in labels]
+    return f"{spec.model.name} by {spec.recipe.name} on {'; '.join(machines)}"
 
 
 def _sweep(path: Path, catalog: Catalog) -> str:
     return f"{len(load_sweep(str(path), catalog).points):,} points"
 
 
-def _steps(path: Path, catalog: Catalog) -> str:
-    read = step_rows(path, catalog)
-    return _rows(path, len(read.cases), read.refused)
-
-
-def _convergence(path: Path, catalog: Catalog) -> str:
-    read = convergence_rows(path, catalog)
-    return _rows(path, len(read.cases), read.refused)
-
-
-def _rows(path: Path, count: int, refused: tuple[RefusedRow, ...]) -> str:
-    if refused:
+def _cases(kind: type[CaseT], path: Path, catalog: Catalog) -> str:
+    read = read_cases(path, kind, catalog)
+    if read.refused:
         raise InputError(
-            [Problem(f"case {row.id}: {row.reason}", file=str(path), line=row.line) for row in refused]
+            [Problem(f"case {row.id}: {row.reason}", file=str(path), line=row.line) for row in read.refused]
         )
-    return f"{count} cases"
+    return f"{len(read.cases)} cases"
 
 
 def _measured(path: Path, catalog: Catalog) -> str:
@@ -182,8 +180,8 @@ def _measured(path: Path, catalog: Catalog) -> str:
 _READERS: dict[str, Callable[[Path, Catalog], str]] = {
     "study": _study,
     "sweep": _sweep,
-    "cases": _steps,
-    "convergence": _convergence,
+    "cases": partial(_cases, StepCase),
+    "convergence": partial(_cases, ConvergenceCase),
     "measured": _measured,
 }
 
@@ -192,13 +190,16 @@ _READERS: dict[str, Callable[[Path, Catalog], str]] = {
 
 
 @within_floats
-def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
+def why(
+    study: Named, compare: Iterable[str] = (), changes: Mapping[str, Any] | None = None
+) -> tuple[Explained, ...]:
     """What limits every candidate of a study, and the changes that were tried, those that help most first.
 
-    `study` is a name, a YAML file or the summary.json of an answer. Raises InputError for a file of another
-    kind, and what answering the study raises.
+    `study` is a name, a YAML file or the summary.json of an answer, `changes` are as of `perfsim.study`.
+    Raises InputError for a file of another kind, and what answering the study raises.
     """
-    return explain(with_verify(_study_named(study), "off"), names_of(compare, "compare"))[1]
+    asked = changed_study(_study_named(study), changes or {}, default_catalog())
+    return explain(with_verify(asked, "off"), names_of(compare, "compare"))[1]
 
 
 @within_floats
@@ -341,7 +342,7 @@ def published_cases() -> list[Path]:
 
 
 @dataclass(frozen=True, repr=False)
-class Validation:
+class Validation(Tabular):
     """Errors of the predictions of one file, case by case and together."""
 
     document: Mapping[str, Any]
@@ -360,18 +361,18 @@ class Validation:
         return baseline
 
     @property
-    def cases(self) -> list[Row]:
+    def cases(self) -> Rows:
         """One row a case: measured, predicted, error."""
-        return [dict(case) for case in self.document["cases"]]
+        return Rows(dict(case) for case in self.document["cases"])
+
+    def rows(self) -> Rows:
+        """`cases`, as every answer has them."""
+        return self.cases
 
     @property
     def failed(self) -> list[Row]:
         """Cases that could not be predicted, with the reason."""
         return [dict(case) for case in self.document.get("failed", ())]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """`cases` as a frame. Raises PerfsimError where pandas is not installed."""
-        return frame(self.cases)
 
     def __repr__(self) -> str:
         return f"<validation of {self.document['file']}: {self._line()}>"
@@ -381,7 +382,4 @@ class Validation:
         return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
 
     def _repr_html_(self) -> str:
-        return f"<p><strong>{escape(self._line())}</strong></p>{html_table(self.cases)}"
-
-
-# Lists the catalogue: the names of a kind, or the values of one entry with their sources.
+        return f"<p><strong>{escape(self._line())}</strong></p>{super()._repr_html_()}"

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from perfsim.base.text import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 MOST_SHOWN = 20
 """Problems in the message of an error; `problems` has all of them."""
@@ -230,3 +233,45 @@ def within_floats(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
             ) from error
 
     return checked
+
+
+# Entry points of other packages, whose errors name the entry point.
+
+GROUPS = ("perfsim.strategies", "perfsim.machines")
+Made = TypeVar("Made")
+
+
+class PlugInError(PerfsimError):
+    """A plug-in that cannot be loaded or used; a defect of its package."""
+
+
+def made_by(point: EntryPoint, use: Callable[[Any], Made]) -> Made:
+    """What `use` makes of the object that an entry point names; PlugInError for whatever it raises."""
+    try:
+        return use(point.load())
+    except (Exception, SystemExit) as error:
+        raise PlugInError(f"{described(point)} cannot be used: {_in_one_line(error)}") from error
+
+
+def described(point: EntryPoint) -> str:
+    """`the plug-in 'mine' of perfsim.strategies (mine.module:Mine)`."""
+    return f"the plug-in {point.name!r} of {point.group} ({point.value})"
+
+
+def blamed(error: BaseException) -> str:
+    """What a plug-in raised, in one line, where its code is in the traceback; else empty."""
+    import traceback
+    from importlib.metadata import entry_points
+
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for group in GROUPS:
+        for point in entry_points(group=group):
+            package = point.module.partition(".")[0]
+            if package != "perfsim" and any(name.partition(".")[0] == package for name in modules):
+                return f"{described(point)} failed: {_in_one_line(error)}"
+    return ""
+
+
+def _in_one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

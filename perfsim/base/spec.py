@@ -1,22 +1,16 @@
-"""Upper bounds on the size of a question; a larger value is most likely a typing error.
-
-Each bound is at least ten times the largest published run. Bounds are checked when a file is read, so the
-error names the line and appears before any long computation.
-"""
+"""Descriptions: frozen values that refuse unknown fields and name where their values come from."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from perfsim.base.errors import CatalogError, Problem, refused_values
 from perfsim.base.text import did_you_mean
-
-# Descriptions: frozen values that refuse unknown fields and name where their values come from.
 
 CHANGED = "set in Python"
 """The assumption recorded for a value that `with_` changed."""
@@ -60,6 +54,9 @@ FolderName = Annotated[Name, AfterValidator(_folder)]
 """Also the name of a folder: one component of a path."""
 
 
+SpecT = TypeVar("SpecT", bound=BaseModel)
+
+
 class Spec(BaseModel):
     """A frozen description; unknown keys are errors, and every leaf has a source or an assumption.
 
@@ -78,18 +75,12 @@ class Spec(BaseModel):
         """
         if not changes:
             return self
-        data = self.model_dump()
-        problems = [problem for path, value in changes.items() for problem in _put(data, path, value)]
-        if problems:
-            raise CatalogError(problems)
-        if "name" in data and "name" not in changes:
-            data["name"] = f"{data['name']} with " + ", ".join(
-                f"{key}={_text(changes[key])}" for key in changes
-            )
-        if "assumed" in data:
-            data["assumed"] = {**data["assumed"], **dict.fromkeys(changes, CHANGED)}
+        words = ", ".join(f"{key}={_text(value)}" for key, value in changes.items())
+        named = (
+            {"name": f"{getattr(self, 'name', '')} with {words}"} if "name" in type(self).model_fields else {}
+        )
         try:
-            return type(self).model_validate(data)
+            return replaced(self, {**named, **changes}, dict.fromkeys(changes, CHANGED))
         except ValidationError as error:
             raise CatalogError([Problem(words) for words in refused_values(error.errors())]) from None
 
@@ -139,18 +130,42 @@ class CountedSpec(CatalogSpec):
         return f"{devices:,} {self.noun.device}"
 
 
-def _put(data: dict[str, Any], path: str, value: Any) -> list[Problem]:
-    """Set the value at a dotted path; returns the problem that prevents it."""
+def replaced(
+    spec: SpecT,
+    changes: Mapping[str, Any],
+    assumed: Mapping[str, str],
+    read: Callable[[str, Any], Any] = lambda _, value: value,
+) -> SpecT:
+    """A copy with the values at dotted paths replaced, each by what `read` makes of a path and its value.
+
+    `assumed` are the reasons that are recorded. Raises CatalogError with every path that leads nowhere, and
+    ValidationError for values that the fields refuse.
+    """
+    data = spec.model_dump()
+    problems: list[Problem] = []
+    for path, value in changes.items():
+        try:
+            _put(data, path, read(path, value))
+        except CatalogError as error:
+            problems += [Problem(f"{path}: {known.message}", help=known.help) for known in error.problems]
+    if problems:
+        raise CatalogError(problems)
+    if "assumed" in data:
+        data["assumed"] = {**data["assumed"], **assumed}
+    return type(spec).model_validate(data)
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> None:
+    """Set the value at a dotted path; CatalogError where the path leads nowhere."""
     *parents, last = path.split(".")
     for part in (*parents, last):
         if part not in data:
-            return [Problem(f"{path}: `{part}` is not a field", help=did_you_mean(part, data))]
+            raise CatalogError([Problem(f"`{part}` is not a field", help=did_you_mean(part, data))])
         if part is not last and not isinstance(data[part], dict):
-            return [Problem(f"{path}: `{part}` is not set, so nothing in it can be changed")]
+            raise CatalogError([Problem(f"`{part}` is not set, so nothing in it can be changed")])
         if part is not last:
             data = data[part]
     data[last] = value
-    return []
 
 
 def _text(value: Any) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from perfsim.catalog.catalog import (
     PATH_VARIABLE,
     Catalog,
+    Row,
+    Source,
     data_root,
     default_catalog,
     load_mapping,
     parse_file,
 )
 from perfsim.catalog.kinds import FOLDERS
-from perfsim.catalog.provenance import Row, Source
 from perfsim.catalog.reader import LocatedMapping
 
 __all__ = [

@@ -4,103 +4,45 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perfsim.base.errors import CatalogError, Problem
+from perfsim.base.spec import replaced
 from perfsim.base.text import did_you_mean
 from perfsim.catalog.kinds import (
     classes_of,
-    element,
     folder_of,
+    help_of_key,
     is_named,
-    is_record,
+    keys_of,
     kind_of,
-    known_fields,
-    members,
+    records_at,
+    types_at,
 )
-from perfsim.catalog.provenance import Describer, Row, Source, read_sources
-from perfsim.catalog.reader import LocatedMapping, Shelf, build, complaints, in_order, read_mapping
-from perfsim.catalog.yaml_tree import Mark, Node, shown_path
+from perfsim.catalog.reader import (
+    LocatedMapping,
+    Resolver,
+    build,
+    complaints,
+    covering,
+    dotted,
+    in_order,
+    matching,
+    read_mapping,
+    values,
+)
+from perfsim.catalog.yaml_tree import Mark, Node, read_yaml, shown_path
 from perfsim.specs.calibration import Calibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe
 
-# A description with some values changed, as sweeps and the command line request.
-
 SpecT = TypeVar("SpecT", bound=BaseModel)
-
-REASON = "set by the question"
-"""The assumption recorded for a changed value."""
-
-
-def _overridden(spec: SpecT, changes: Mapping[str, Any], shelf: Shelf) -> SpecT:
-    """A copy of `spec` with the value at each dotted path replaced.
-
-    A value is written as in YAML (a quantity string, a name) or is a float in SI. Raises
-    CatalogError for an unknown path and for a value that the description refuses.
-    """
-    model = type(spec)
-    data = spec.model_dump()
-    problems = [
-        problem for path, value in changes.items() for problem in _set(data, path, value, model, shelf)
-    ]
-    if problems:
-        raise CatalogError(problems)
-    if "assumed" in model.model_fields:
-        data["assumed"] = {**data["assumed"], **dict.fromkeys(changes, REASON)}
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise CatalogError(complaints_of(error, model, data)) from None
-
-
-def complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
-    """What pydantic refuses of Python data, in words that name the path of each value."""
-    return complaints(error, model, _unplaced(data))
-
-
-def _set(data: dict[str, Any], path: str, value: Any, model: type[BaseModel], shelf: Shelf) -> list[Problem]:
-    """Set the value at a dotted path of `data`; returns the problems that prevent it."""
-    *parents, last = path.split(".")
-    # First along the types, which know every field; then along the data, where an optional part is None.
-    alternatives: list[Any] = [model]
-    for part in (*parents, last):
-        records = [member for outer in alternatives for member in members(outer) if is_record(member)]
-        fields = list(dict.fromkeys(key for record in records for key in known_fields(record)))
-        if fields and part not in fields:
-            moved = [getattr(record, "moved", {}).get(part, "") for record in records]
-            help_text = next(filter(None, moved), "") or did_you_mean(part, fields)
-            return [Problem(f"{path}: `{part}` is not a field", help=help_text)]
-        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
-        if not alternatives:
-            return [Problem(f"{path}: `{part}` is not a field")]
-    for part in parents:
-        inner = data.get(part)
-        if not isinstance(inner, dict):
-            return [Problem(f"{path}: `{part}` is not set, so nothing in it can be changed")]
-        data = inner
-    named = [cls for cls in alternatives if is_named(cls)]
-    try:
-        data[last] = shelf.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
-    except CatalogError as error:
-        return [Problem(f"{path}: {problem.message}", help=problem.help) for problem in error.problems]
-    return []
-
-
-def _unplaced(data: Any) -> Node:
-    """Python data as nodes without positions, so that problems can name their paths."""
-    if isinstance(data, dict):
-        return Node(Mark(""), {key: _unplaced(value) for key, value in data.items()})
-    if isinstance(data, list | tuple):
-        return Node(Mark(""), [_unplaced(value) for value in data])
-    return Node(Mark(""), None, str(data))
-
-
 PATH_VARIABLE = "PERFSIM_PATH"
 """Directories searched before perfsim's own, each laid out like the project: hardware/, ..."""
 
@@ -232,14 +174,32 @@ class Catalog:
 
         Values are written as in YAML, or as floats in SI. Raises CatalogError for unknown fields.
         """
-        return _overridden(spec, changes, self) if changes else spec
+        if not changes:
+            return spec
+        model = type(spec)
+
+        def read(path: str, value: Any) -> Any:
+            # Along the types first, which know every field; the data stops where an optional part is None.
+            parts = path.split(".")
+            for depth, part in enumerate(parts):
+                records = records_at(model, parts[:depth])
+                if not (part in keys_of(records) if records else types_at(model, parts[: depth + 1])):
+                    help_text = help_of_key(part, records)
+                    raise CatalogError([Problem(f"`{part}` is not a field", help=help_text)])
+            named = [cls for cls in types_at(model, parts) if is_named(cls)]
+            return self.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
+
+        try:
+            return replaced(spec, changes, dict.fromkeys(changes, "set by the question"), read)
+        except ValidationError as error:
+            raise CatalogError(complaints_of(error, model, spec.model_dump())) from None
 
     def describe(self, name_or_path: str, kind: str, *, deep: bool = False) -> list[Row]:
         """Every value of a description as written, with its source or the reason it is assumed.
 
         `deep` adds the values of the descriptions that it names (a system's device and links).
         """
-        return Describer(self, self.sources()).rows(name_or_path, kind, deep=deep)
+        return _described(name_or_path, kind, self, deep=deep)
 
     def source(self, source_id: str) -> Source:
         """A registered source; CatalogError with the nearest id for an unknown one."""
@@ -252,7 +212,7 @@ class Catalog:
     def sources(self) -> dict[str, Source]:
         """Every registered source by its id."""
         if self._sources is None:
-            self._sources = read_sources(self.roots)
+            self._sources = _read_sources(self.roots)
         return self._sources
 
 
@@ -329,3 +289,145 @@ def _check_name(mapping: LocatedMapping, name: str) -> None:
         message = f"name: `{name_node.text}` stands in the file of `{name}`"
         mapping.problems.append(name_node.mark.problem(message, f"write name: {name}, or rename the file"))
         mapping.problems = in_order(mapping.problems)
+
+
+def complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
+    """What pydantic refuses of Python data, in words that name the path of each value."""
+    return complaints(error, model, _unplaced(data))
+
+
+def _unplaced(data: Any) -> Node:
+    """Python data as nodes without positions, so that problems can name their paths."""
+    if isinstance(data, dict):
+        return Node(Mark(""), {key: _unplaced(value) for key, value in data.items()})
+    if isinstance(data, list | tuple):
+        return Node(Mark(""), [_unplaced(value) for value in data])
+    return Node(Mark(""), None, str(data))
+
+
+# Where each value comes from, a source of `sources.yaml` or an assumption, as `perfsim show` lists it.
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A publication that was read; `url` is empty where none is known."""
+
+    id: str
+    title: str
+    url: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.title} <{self.url}>" if self.url else self.title
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One value of a description, as written, with its source or assumption.
+
+    `source_or_assumption` is the source's title and address, or "assumed: " and the reason; it is
+    empty for structure and for a value that has neither. `source_id` is empty for assumptions.
+    """
+
+    path: str
+    value_text: str
+    source_or_assumption: str = ""
+    source_id: str = ""
+    assumed: bool = False
+
+
+def _row(path: str, leaf: Node, root: Node) -> Row:
+    text = leaf.text if not isinstance(leaf.value, list) else ", ".join(str(v) for v in leaf.plain())
+    sources = root.mapping.get("sources")
+    assumed = root.mapping.get("assumed")
+    source_key = covering(path, sources)
+    assumed_key = covering(path, assumed)
+    # The longer key is the more specific one; at equal length the assumption is the safer claim.
+    if assumed and assumed_key and len(assumed_key) >= len(source_key):
+        return Row(path, text, f"assumed: {assumed.mapping[assumed_key].text}", assumed=True)
+    if sources and source_key:
+        source_id = sources.mapping[source_key].text
+        return Row(path, text, source_id, source_id)
+    return Row(path, text)
+
+
+_SECTIONS = ("hardware", "workloads", "studies")
+"""The folders of a root, each with its own register."""
+
+
+class _Entry(BaseModel):
+    """A source as the register lists it under its id."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    title: str
+    url: str = ""
+    note: str = ""
+
+
+def _read_sources(roots: Sequence[Path]) -> dict[str, Source]:
+    """All registers merged; for a repeated id the earlier root wins.
+
+    Raises CatalogError with the problems of all registers.
+    """
+    sources: dict[str, Source] = {}
+    problems: list[Problem] = []
+    for root in roots:
+        for section in _SECTIONS:
+            path = root / section / "sources.yaml"
+            if path.is_file():
+                register, wrong = _read(path)
+                sources = {**register, **sources}
+                problems += wrong
+    if problems:
+        raise CatalogError(problems)
+    return sources
+
+
+def _read(path: Path) -> tuple[dict[str, Source], list[Problem]]:
+    node, problems = read_yaml(path)
+    register: dict[str, Source] = {}
+    for key, entry in node.mapping.items():
+        if not entry.is_mapping:
+            problems.append(entry.mark.problem(f"{key}: a mapping with title and url is expected"))
+            continue
+        try:
+            read = _Entry.model_validate(entry.plain())
+        except ValidationError as error:
+            problems += complaints(error, _Entry, entry)
+        else:
+            register[str(key)] = Source(str(key), read.title, read.url, read.note)
+    return register, problems
+
+
+def _described(
+    name_or_path: str, kind: str, catalog: Catalog, *, deep: bool, beside: Path | None = None
+) -> list[Row]:
+    """One row per value of a description; `deep` adds those of the descriptions that it names."""
+    mapping = read_mapping(catalog.find(kind, name_or_path, beside), kind, catalog)
+    named = _references(mapping, kind, catalog) if deep else {}
+    sources = catalog.sources()
+    listed: list[Row] = []
+    for path, leaf in values(mapping.node).leaves():
+        if not path:
+            continue
+        row = _row(path, leaf, mapping.node)
+        source = sources.get(row.source_id)
+        listed.append(replace(row, source_or_assumption=str(source)) if source else row)
+        if path in named:
+            inner = _described(row.value_text, named[path], catalog, deep=True, beside=mapping.path.parent)
+            listed += [replace(part, path=f"{path}.{part.path}") for part in inner]
+    return listed
+
+
+def _references(mapping: LocatedMapping, kind: str, catalog: Catalog) -> dict[str, str]:
+    """The dotted paths of the values that name another description, with its kind."""
+    classes = classes_of(kind)
+    if not classes:
+        return {}
+    resolver = Resolver(catalog, mapping.path)
+    resolver.data(mapping.node, matching(mapping.node, classes))
+    return {
+        dotted(path): kind_of(type(spec))
+        for path, spec in resolver.references
+        if not isinstance(spec, Calibration)
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
@@ -86,6 +86,30 @@ def element(annotation: Any, part: object) -> list[Any]:
         elif origin in _SEQUENCES and arguments:
             accepted += members(_item(arguments, part))
     return accepted
+
+
+def types_at(model: type, path: Sequence[object]) -> list[Any]:
+    """The types accepted at a path of keys and indices inside a record."""
+    alternatives: list[Any] = [model]
+    for part in path:
+        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
+    return alternatives
+
+
+def records_at(model: type, path: Sequence[object]) -> list[type]:
+    """The records that a mapping at a path may be."""
+    return [member for outer in types_at(model, path) for member in members(outer) if is_record(member)]
+
+
+def keys_of(records: Sequence[type]) -> list[str]:
+    """The keys that a mapping accepts which may be any of these records."""
+    return list(dict.fromkeys(key for record in records for key in known_fields(record)))
+
+
+def help_of_key(name: str, records: Sequence[type]) -> str:
+    """Where a key has moved that no record accepts, or the nearest that one does."""
+    moved = (getattr(record, "moved", {}).get(name, "") for record in records)
+    return next(filter(None, moved), "") or did_you_mean(name, keys_of(records))
 
 
 def takes_boolean(alternatives: list[Any]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -18,16 +19,23 @@ from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.kinds import (
     element,
+    help_of_key,
     is_named,
     is_record,
     kind_of,
     kinds_of,
     known_fields,
     members,
+    records_at,
     takes_boolean,
 )
-from perfsim.catalog.nearest import calibrated
 from perfsim.catalog.yaml_tree import Mark, Node, Scalar, read_yaml
+from perfsim.specs.calibration import CollectiveCalibration, ProtocolSegment
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, NodeSpec
+from perfsim.specs.precisions import PRECISIONS
+
+if TYPE_CHECKING:
+    from perfsim.catalog.catalog import Catalog
 
 # Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
 #
@@ -42,21 +50,12 @@ Loc = tuple[object, ...]
 RecordT = TypeVar("RecordT")
 
 
-class Library(Protocol):
-    """Supplies named and inline descriptions."""
-
-    def named(self, name: str, classes: Sequence[type]) -> Any:
-        """The description of that name or path; CatalogError where there is none."""
-
-    def inline(self, node: Node, classes: Sequence[type]) -> Any:
-        """The description that another file writes inline."""
-
-
 @dataclass(slots=True)
 class Resolver:
-    """Walks a tree along an annotation and collects its problems."""
+    """Walks the tree of a file along an annotation and collects its problems; paths are relative to it."""
 
-    library: Library
+    catalog: Catalog
+    file: Path
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
     """Paths with a reported problem: pydantic's errors on them are dropped."""
@@ -72,9 +71,9 @@ class Resolver:
             return None
         # An empty path is the file itself, which is never a reference.
         if path and named and isinstance(node.value, str):
-            return self._load(node, path, named, lambda: self.library.named(node.text, named))
+            return self._load(node, path, named, lambda: self._named(node.text, named))
         if path and named and node.is_mapping:
-            return self._load(node, path, named, lambda: self.library.inline(node, named))
+            return self._load(node, path, named, lambda: self._inline(node, named))
         if node.is_mapping:
             return self._mapping(node, alternatives, path)
         if isinstance(node.value, list):
@@ -116,6 +115,19 @@ class Resolver:
             return None
         self.references.append((path, loaded))
         return loaded
+
+    def _named(self, name: str, classes: Sequence[type]) -> Any:
+        """The description of that name or path."""
+        return self.catalog.load(kind_of(classes[0]), name, self.file.parent)
+
+    def _inline(self, node: Node, classes: Sequence[type]) -> Any:
+        """The description written inline in the file, with or without `extends`."""
+        problems: list[Problem] = []
+        default_name = "inline"
+        if "extends" in node.mapping:
+            default_name = f"{node.mapping['extends'].text} (changed)"
+            node, problems = _extended(node, kind_of(classes[0]), self.catalog, (self.file.resolve(),))
+        return build(LocatedMapping(self.file, node, problems), classes, self.catalog, default_name)
 
     def _fail(self, node: Node, path: Loc, message: str, help_text: str = "") -> None:
         self.failed.append(path)
@@ -243,7 +255,7 @@ def _problem(
     if kind in _MISSING:
         return place(node, path).problem(f"`{name}` is missing{inside}")
     if kind in _UNKNOWN:
-        help_text = _help_of_key(name, model, parent) if with_help else ""
+        help_text = help_of_key(name, records_at(model, parent)) if with_help else ""
         return place(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
     of_key = details["loc"][-1:] == ("[key]",)
     message, help_text = _explain(details)
@@ -278,23 +290,6 @@ def _explain(details: ErrorDetails) -> tuple[str, str]:
 def _shown(value: Any) -> str:
     text = f"`{value}`" if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _help_of_key(name: str, model: type[BaseModel], path: Loc) -> str:
-    """Where a key has moved that the mapping at `path` does not accept, or the nearest one that it does."""
-    records = _records(model, path)
-    moved = next((record.moved[name] for record in records if name in getattr(record, "moved", {})), "")
-    return moved or did_you_mean(
-        name, dict.fromkeys(key for record in records for key in known_fields(record))
-    )
-
-
-def _records(model: type[BaseModel], path: Loc) -> list[Any]:
-    """The descriptions that a mapping at `path` may be."""
-    alternatives: list[Any] = [model]
-    for part in path:
-        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
-    return [member for annotation in alternatives for member in members(annotation) if is_record(member)]
 
 
 # `extends`: a description written as its differences from another.
@@ -387,19 +382,6 @@ def _inherited(table: Node | None, paths: list[str]) -> Node:
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
-class Shelf(Protocol):
-    """Finds files and loads descriptions; `Catalog` implements it."""
-
-    def find(self, kind: str, name_or_path: str, beside: Path | None = None) -> Path:
-        """The file of a name or a path; CatalogError if there is none."""
-
-    def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
-        """The description in that file."""
-
-    def names(self, kind: str) -> list[str]:
-        """Every name of a kind."""
-
-
 @dataclass(slots=True)
 class LocatedMapping:
     """The data of a YAML file with the place of each value, after `extends`."""
@@ -428,27 +410,27 @@ class LocatedMapping:
         return CatalogError([*self.problems, *complaints(error, model, self.node)])
 
 
-def read_mapping(path: Path, kind: str, shelf: Shelf, children: tuple[Path, ...] = ()) -> LocatedMapping:
+def read_mapping(path: Path, kind: str, catalog: Catalog, children: tuple[Path, ...] = ()) -> LocatedMapping:
     """Read a file and merge it over what it extends; raises CatalogError if it cannot be read."""
     node, problems = read_yaml(path)
     base = node.mapping.get("extends")
     if base is None:
         return LocatedMapping(path, node, problems)
-    node, more = _extended(node, kind, shelf, (*children, path.resolve()))
+    node, more = _extended(node, kind, catalog, (*children, path.resolve()))
     return LocatedMapping(path, node, problems + more)
 
 
-def _extended(node: Node, kind: str, shelf: Shelf, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
+def _extended(node: Node, kind: str, catalog: Catalog, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
     """Merge `node`, from the last of `files`, over what it extends; `files` guard against a cycle."""
     base = node.mapping["extends"]
     child = replace(_without(node, "extends"), broken=True)  # its missing keys may be the base's
     if not isinstance(base.value, str):
         return child, [base.mark.problem("extends: the name of one other description is expected")]
     try:
-        path = shelf.find(kind, base.value, files[-1].parent)
+        path = catalog.find(kind, base.value, files[-1].parent)
         if path.resolve() in files:
             return child, [base.mark.problem(f"extends: `{base.value}` extends this file in turn")]
-        parent = read_mapping(path, kind, shelf, files)
+        parent = read_mapping(path, kind, catalog, files)
     except CatalogError as error:
         return child, [
             problem if problem.file else base.mark.problem(f"extends: {problem.message}", problem.help)
@@ -457,38 +439,19 @@ def _extended(node: Node, kind: str, shelf: Shelf, files: tuple[Path, ...]) -> t
     return replace(extend(child, parent.node), broken=parent.node.broken), parent.problems
 
 
-@dataclass(slots=True)
-class Neighbourhood:
-    """Resolves the names that one file mentions; paths are relative to that file."""
-
-    shelf: Shelf
-    file: Path
-
-    def named(self, name: str, classes: Sequence[type]) -> Any:
-        """The description of that name or path."""
-        return self.shelf.load(kind_of(classes[0]), name, self.file.parent)
-
-    def inline(self, node: Node, classes: Sequence[type]) -> Any:
-        """The description written inline in the file, with or without `extends`."""
-        problems: list[Problem] = []
-        default_name = "inline"
-        if "extends" in node.mapping:
-            default_name = f"{node.mapping['extends'].text} (changed)"
-            node, problems = _extended(node, kind_of(classes[0]), self.shelf, (self.file.resolve(),))
-        return build(LocatedMapping(self.file, node, problems), classes, self.shelf, default_name)
-
-
-def build(mapping: LocatedMapping, classes: Sequence[type[SpecT]], shelf: Shelf, default_name: str) -> SpecT:
+def build(
+    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: Catalog, default_name: str
+) -> SpecT:
     """Build a description from a mapping; its `kind` chooses among `classes`.
 
     A description without a name takes `default_name`, a GPU or a link of a node without a calibration the
-    nearest one (`perfsim.catalog.nearest`). Raises CatalogError with every problem.
+    nearest one. Raises CatalogError with every problem.
     """
     try:
         model = matching(mapping.node, classes)
     except CatalogError as error:
         raise CatalogError(in_order([*mapping.problems, *error.problems])) from None
-    resolver = Resolver(Neighbourhood(shelf, mapping.path))
+    resolver = Resolver(catalog, mapping.path)
     data = resolver.data(mapping.node, model)
     if "name" in model.model_fields:
         data.setdefault("name", default_name)
@@ -500,7 +463,7 @@ def build(mapping: LocatedMapping, classes: Sequence[type[SpecT]], shelf: Shelf,
         raise CatalogError(in_order(problems)) from None
     if problems:
         raise CatalogError(in_order(problems))
-    return calibrated(spec, shelf)
+    return _calibrated(spec, catalog)
 
 
 def in_order(problems: list[Problem]) -> list[Problem]:
@@ -508,3 +471,106 @@ def in_order(problems: list[Problem]) -> list[Problem]:
     files = list(dict.fromkeys(problem.file for problem in problems))
     unique = dict.fromkeys(problems)
     return sorted(unique, key=lambda problem: (files.index(problem.file), problem.line, problem.column))
+
+
+# Calibrations for devices and links that name none: that of the nearest one with a calibration of its own.
+#
+# The nearest device of its kind is of its generation, which its narrowest precision tells (16, 8 or 4 bits),
+# and has the most similar peak and memory bandwidth. The nearest link has the most similar bandwidth.
+# Distances are in logarithms. What is borrowed is recorded as an assumption, so that answers carry a caveat.
+# Rates of collectives inside a node are scaled by the bandwidths of the two links.
+
+
+def _calibrated(spec: SpecT, catalog: Catalog) -> SpecT:
+    """A device, or the links of a node of GPUs, with the nearest calibration where they name none."""
+    if isinstance(spec, DeviceSpec) and spec.calibration is None:
+        return spec.model_copy(update=_of_device(spec, catalog))
+    if isinstance(spec, GpuClusterSpec) and None in _calibrations(spec.node):
+        return spec.model_copy(update={"node": _of_node(spec.node, catalog)})
+    return spec
+
+
+def _calibrations(node: NodeSpec) -> tuple[CollectiveCalibration | None, ...]:
+    return node.scale_up.calibration, node.nic.calibration
+
+
+def _of_device(device: DeviceSpec, catalog: Catalog) -> dict[str, object]:
+    known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == device.kind]
+    if not known:
+        return {}
+    nearest = min(known, key=lambda other: (*_unlikeness(device, other), other.name))
+    name = "" if nearest.calibration is None else nearest.calibration.name
+    reason = f"it names none: {name}, that of the nearest {device.kind} with one ({nearest.name})"
+    return {"calibration": nearest.calibration, "assumed": {**device.assumed, "calibration": reason}}
+
+
+def _unlikeness(device: DeviceSpec, other: DeviceSpec) -> tuple[float, float]:
+    """Generations apart, then the distance of the data sheets."""
+    (bits, peak, bandwidth), (other_bits, other_peak, other_bandwidth) = map(_figures, (device, other))
+    apart = math.hypot(math.log(peak / other_peak), math.log(bandwidth / other_bandwidth))
+    return abs(math.log2(bits / other_bits)), apart
+
+
+def _figures(device: DeviceSpec) -> tuple[float, float, float]:
+    """Bits of the narrowest numbers that it multiplies, its peak in 16 bits or its highest, its bandwidth."""
+    whole_bits = [2.0 ** round(math.log2(8 * PRECISIONS[name].bytes)) for name in device.peak]
+    sixteen = [device.peak[name] for name in ("bf16", "fp16") if name in device.peak]
+    return min(whole_bits), max(sixteen or device.peak.values()), device.memory.bandwidth
+
+
+def _of_node(node: NodeSpec, catalog: Catalog) -> NodeSpec:
+    links = [link for link in _measured(catalog, "link", LinkSpec) if link.calibration is not None]
+    inside = [link for link in links if link.calibration and link.calibration.collectives]
+    across = [link for link in links if link.calibration and link.calibration.network]
+    port = node.scale_up.bandwidth * node.lanes(node.devices)
+    return node.model_copy(
+        update={
+            "scale_up": _of_link(node.scale_up, inside, port),
+            "nic": _of_link(node.nic, across, node.nic.bandwidth),
+        }
+    )
+
+
+def _of_link(link: LinkSpec, known: list[LinkSpec], bytes_per_s: float) -> LinkSpec:
+    """The link with the calibration of the nearest one; `bytes_per_s` is all that a device can send."""
+    if link.calibration is not None or not known:
+        return link
+    nearest = min(known, key=lambda other: (abs(math.log(bytes_per_s / other.bandwidth)), other.name))
+    reason = f"it names none: that of the link of nearest bandwidth with one ({nearest.name}), scaled by it"
+    calibration = _scaled(nearest.calibration, bytes_per_s / nearest.bandwidth)
+    update = {"calibration": calibration, "assumed": {**link.assumed, "calibration": reason}}
+    return link.model_copy(update=update)
+
+
+def _scaled(calibration: CollectiveCalibration | None, factor: float) -> CollectiveCalibration | None:
+    """A calibration with all rates inside a node multiplied."""
+    if calibration is None:
+        return None
+    collectives = {
+        op: tuple(_faster(segment, factor) for segment in segments)
+        for op, segments in calibration.collectives.items()
+    }
+    return calibration.model_copy(update={"collectives": collectives})
+
+
+def _faster(segment: ProtocolSegment, factor: float) -> ProtocolSegment:
+    local = segment.local_bytes_per_s
+    return segment.model_copy(
+        update={
+            "bandwidth_bytes_per_s": segment.bandwidth_bytes_per_s * factor,
+            "local_bytes_per_s": None if local is None else local * factor,
+        }
+    )
+
+
+def _measured(catalog: Catalog, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
+    """Every description of the catalogue whose file names a calibration that is not marked as borrowed."""
+    for name in catalog.names(kind):
+        try:
+            values = read_mapping(catalog.find(kind, name), kind, catalog).data
+            owns = values.get("calibration") and "calibration" not in (values.get("assumed") or {})
+            spec = catalog.load(kind, name) if owns else None
+        except CatalogError:
+            continue  # a broken file is reported where it is asked for
+        if isinstance(spec, cls):
+            yield spec

@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from perfsim import __version__
-from perfsim.base.errors import InputError, PerfsimError
-from perfsim.base.plug_ins import blamed
+from perfsim.base.errors import InputError, PerfsimError, blamed
 from perfsim.base.text import nearest
 from perfsim.cli import ask as _ask  # noqa: F401  # defines its verbs
 from perfsim.cli import tools as _tools  # noqa: F401

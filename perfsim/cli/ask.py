@@ -124,7 +124,7 @@ def _plan(
 ) -> None:
     """List the layouts that may be the fastest, and what would tell them apart."""
     from perfsim.api.planning import plan as answer_plan
-    from perfsim.report.terminal_study import match_lines, plan_lines
+    from perfsim.report.plan import match_lines, plan_lines
 
     wanted: Any = "time-to-accuracy" if rival else objective
     answer = answer_plan(**asked, objective=wanted, shown=shown, scheduler=scheduler)
@@ -136,7 +136,7 @@ def _plan(
     elif emitted:
         print_lines(emitted["emitted"].splitlines())
     else:
-        print_lines([*plan_lines(answer.result), *match_lines(answer.result, matched)])
+        print_lines([*plan_lines(answer), *match_lines(answer, matched)])
     if page and not as_json:
         print_lines([f"Report: {page['report']}"])
 
@@ -181,37 +181,45 @@ def _study(study: str, compare: str, verify: Any, how: How) -> None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
         _answer_sweep(study, names, how)
     elif how.dry_run:
-        _print_planned(study, names)
+        _print_planned(study, names, how)
     else:
         _answer_study(study, names, verify, how)
 
 
 def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
     from perfsim.api.answers import study as answer_study
-    from perfsim.report.terminal_study import study_lines
+    from perfsim.report.study import study_lines
 
     tell = progress(quiet=how.as_json or how.quiet)
     answer = answer_study(
-        study, names, verify=verify, progress=tell, jobs=how.jobs or 1, scheduler=how.scheduler
+        study,
+        names,
+        verify=verify,
+        changes=how.changes,
+        progress=tell,
+        jobs=how.jobs or 1,
+        scheduler=how.scheduler,
     )
-    page = answer.save(how.out or Path("reports") / answer.result.study)
+    page = answer.save(how.out or Path("reports") / answer.study)
     if how.table is not None:
         answer.batch_curve.save(how.table)
     if how.as_json:
         print_json(answer.document(report=str(page)))
     else:
-        print_answer(lambda: study_lines(answer.result), answer.verdict, page, quiet=how.quiet)
+        print_answer(lambda: study_lines(answer), answer.verdict, page, quiet=how.quiet)
     if how.opens:
         open_page(page)
     answer.check()
 
 
-def _print_planned(study: str, names: list[str]) -> None:
+def _print_planned(study: str, names: list[str], how: How) -> None:
     """What a study would compute: its candidates and batches."""
+    from perfsim.catalog import default_catalog
     from perfsim.report.text import counted
+    from perfsim.studies.axes import changed_study
     from perfsim.studies.loading import load_study
 
-    spec = load_study(study)
+    spec = changed_study(load_study(study), how.changes, default_catalog())
     kept = [candidate for candidate in spec.candidates if not names or candidate.strategy in names]
     machines = [f"  {candidate.label(devices)}" for candidate in kept for devices in candidate.devices]
     count = 0 if spec.batch_sizes == "auto" else len(spec.batch_sizes)
@@ -228,7 +236,7 @@ def _answer_comparison(name: str, how: How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
     from perfsim.api.answers import comparison, save_comparison
     from perfsim.report.document import plain
-    from perfsim.report.terminal import comparison_lines
+    from perfsim.report.validation import comparison_lines
 
     if how.dry_run:
         print_prose(f"{name}: a comparison of published figures; nothing was computed")
@@ -261,12 +269,11 @@ def _sweep(file: Path, how: How) -> None:
 def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.answers import sweep as answer_sweep
-    from perfsim.report.sweep import sweep_text
-    from perfsim.report.terminal_study import sweep_lines
+    from perfsim.report.sweep import sweep_lines, sweep_text
     from perfsim.studies.axes import load_sweep, only_strategies
     from perfsim.studies.runner import STORE, plan_sweep
 
-    asked = only_strategies(load_sweep(name), strategies)
+    asked = only_strategies(load_sweep(name, changes=how.changes), strategies)
     folder = how.out or Path("reports") / asked.name
     if how.dry_run:
         planned = plan_sweep(asked, folder / STORE, how.jobs)
@@ -287,9 +294,9 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     if how.table is not None:
         answered.save_table(how.table)
     if how.as_json:
-        print_parts(sweep_text(answered.result, report=page))
+        print_parts(sweep_text(answered, report=page))
     else:
-        print_answer(lambda: sweep_lines(answered.result), answered.verdict, page, quiet=how.quiet)
+        print_answer(lambda: sweep_lines(answered), answered.verdict, page, quiet=how.quiet)
     if how.opens and page:
         open_page(Path(page))
     if not answered.feasible:

@@ -22,13 +22,14 @@ from perfsim.cli.options import (
     limits,
     pairs_option,
     path_option,
+    set_option,
     verb,
 )
 from perfsim.cli.output import metered, print_json, print_lines, print_prose, progress, write_error
 from perfsim.prediction.question import ASKED
 
 if TYPE_CHECKING:
-    from perfsim.evidence.left_out import LeftOut
+    from perfsim.evidence.left_out import LeavingOut
     from perfsim.proof.prove import Request
 
 
@@ -330,7 +331,7 @@ Examples:
 @click.option(
     "--format",
     "format_name",
-    type=LateChoice("perfsim.interop.formats:NAMES"),
+    type=LateChoice("perfsim.interop:FORMATS"),
     metavar="NAME",
     help="Format of FILE, such as megatron. [default: recognised by its content]",
 )
@@ -397,7 +398,7 @@ recipe:
   extends: {recipe}
   # seq_length: 4096             # tokens of a sequence
   # precision: bf16              # or fp16, fp8
-  # attention: flash             # or standard
+  # runtime: megatron_core       # what runs it (perfsim show runtimes)
   # dropout: false
   # global_batch_size: 512       # sequences; without it the best batch is searched
   tokens: 400e9                  # until the target is reached, with a small batch
@@ -494,6 +495,7 @@ Examples:
     type=click.IntRange(0, 2**32 - 1),
     help="Seed of weights and random orders. [default: 0]",
 )
+@set_option
 @click.option(
     "--mutations",
     type=click.Path(dir_okay=False),
@@ -511,6 +513,7 @@ def _prove(
     batch: int | None,
     orders: int | None,
     seed: int | None,
+    changes: dict[str, Any],
     mutations: str | None,
     every: int | None,
     as_json: bool,
@@ -525,14 +528,14 @@ def _prove(
     faults such a proof detects.
     """
     from perfsim.proof.prove import DEFAULT_ORDERS, Request, prove_all
-    from perfsim.report.terminal import proof_lines
+    from perfsim.report.proven import proof_lines
 
     if mutations is None and every is not None:
         raise InputError("--every belongs to --mutations: it says which share of the faults is tried")
     if mutations is not None and (orders is not None or seed is not None):
         raise InputError("--orders and --seed belong to proofs: --mutations tries each fault in one order")
     orders = DEFAULT_ORDERS if orders is None else orders
-    request = Request(target, strategy, layout, devices, batch, orders, seed or 0)
+    request = Request(target, strategy, layout, devices, batch, orders, seed or 0, changes)
     tell = progress(quiet=as_json)
     if mutations is not None:
         _mutate(request, Path(mutations), every or 1, tell, as_json=as_json)
@@ -549,7 +552,7 @@ def _prove(
 def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None], *, as_json: bool) -> None:
     from perfsim.proof.faults import try_plans
     from perfsim.proof.prove import plans_of
-    from perfsim.report.mutations import mutations_page, mutations_sentence
+    from perfsim.report.proven import mutations_page, mutations_sentence
 
     if not page.parent.is_dir():
         raise InputError(f"--mutations {page}: there is no folder {page.parent}")
@@ -685,15 +688,15 @@ def _validate(
 ) -> None:
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
     from perfsim.api.tools import validate as answer
-    from perfsim.evidence.plans import public_cases
-    from perfsim.report.terminal_study import validation_lines
+    from perfsim.evidence.cases import public_cases
+    from perfsim.report.validation import validation_lines
 
     paths = files or tuple(public_cases())
     results = [dict(answer(path).document) for path in paths]
     steps = [pair for pair in zip(paths, results, strict=True) if pair[1]["kind"] == "step_time"]
     if leave_out and not steps:
         raise click.UsageError("--leave-out is for files of step times")
-    left_out_rows: dict[str, Sequence[LeftOut]] = {}
+    known: dict[str, Sequence[LeavingOut]] = {}
     if page is not None:
         from perfsim.evidence.accuracy_page import accuracy_page
         from perfsim.report.validation import write_validation
@@ -701,19 +704,20 @@ def _validate(
         accuracy = accuracy_page(paths, results, leaves_out=leave_out)
         written = write_validation(accuracy, page)
         write_error(f"Page: {written[0]}, {written[1]}\n")
-        outside = [step.outside for step in accuracy.steps]
-        left_out_rows = {step.result["file"]: step.left_out for step in accuracy.steps}
+        known = {step.result["file"]: step.leaving for step in accuracy.steps}
     elif leave_out:
         from perfsim.evidence.left_out import left_out
 
-        outside = [left_out(path) for path, _ in steps]
+        known = {path.name: left_out(path) for path, _ in steps}
     if leave_out:
-        for (_, result), scores in zip(steps, outside, strict=True):
-            result["left_out"] = scores
+        from perfsim.evidence.left_out import left_out_document
+
+        for path, result in steps:
+            result["left_out"] = left_out_document(known[path.name])
     if record:
         from perfsim.evidence.record import write_records
 
-        write_records(paths, results, left_out_rows)
+        write_records(paths, results, known)
     if as_json:
         print_json(results[0] if len(results) == 1 else results)
         return
@@ -761,10 +765,10 @@ def _why(study: str, compare: str, measured: str, asked: dict[str, Any], as_json
         lines = gap_lines(gap)
     elif not study:
         raise click.UsageError("name a STUDY, or give --measured with --model, --system and --devices")
-    elif asked:
-        raise click.UsageError(f"--{next(iter(asked))} belongs to --measured; a STUDY names its own")
+    elif given := [name for name in asked if "." not in name]:
+        raise click.UsageError(f"--{given[0]} belongs to --measured; a STUDY names its own")
     else:
-        explained = why(study, [name.strip() for name in compare.split(",") if name.strip()])
+        explained = why(study, [name.strip() for name in compare.split(",") if name.strip()], asked)
         document = {"candidates": plain(explained)}
         lines = why_lines(explained)
     if as_json:

@@ -18,7 +18,7 @@ and e the seconds of a chunk of the product and of the exchange, which takes a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import cast, get_args
@@ -40,8 +40,9 @@ from perfsim.specs.calibration import (
     GpuCalibration,
     NarrowGemmConstants,
 )
-from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, HostSpec, Precision, SystemSpec
-from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, HostSpec, SystemSpec
+from perfsim.specs.precisions import PRECISIONS, Precision
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
 from perfsim.work.kernels import Kernel
 
@@ -404,7 +405,7 @@ def _chunk(product: Kernel, chunks: int) -> Kernel:
 
 def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
     """Datasheet peak of a device for products that are not narrow: at a recipe's precision, or in bf16."""
-    narrow = PRECISION_BYTES[recipe.precision] < PRECISION_BYTES["bf16"]
+    narrow = PRECISIONS[recipe.precision].is_narrow
     return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
 
 
@@ -414,18 +415,7 @@ def _narrow_precisions(recipe: TrainingRecipe) -> set[Precision]:
     if table is None:
         return set()
     used = {table.forward, table.input_gradient, table.weight_gradient, table.head}
-    return {precision for precision in used if PRECISION_BYTES[precision] < PRECISION_BYTES["bf16"]}
-
-
-NEAREST_NARROW: Mapping[Precision, tuple[Precision, ...]] = {
-    "fp8": ("fp8_block",),
-    "fp8_rowwise": ("fp8", "fp8_block"),
-    "fp8_block": ("mxfp8", "fp8"),
-    "mxfp8": ("fp8_block", "fp8"),
-    "mxfp4": ("nvfp4", "fp8_block"),
-    "nvfp4": ("mxfp4", "fp8_block"),
-}
-"""By precision, those whose table stands in where it has none."""
+    return {precision for precision in used if PRECISIONS[precision].is_narrow}
 
 
 def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precision: Precision) -> GemmModel:
@@ -434,7 +424,7 @@ def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precis
     A device without any table of narrow products has the fractions of peak of its 16-bit products.
     """
     peak = device.peak_flop_per_s(precision)
-    tables = (gpu.narrow.get(name) for name in (precision, *NEAREST_NARROW[precision]))
+    tables = (gpu.narrow.get(name) for name in (precision, *PRECISIONS[precision].stand_ins))
     narrow = next((table for table in tables if table is not None), None)
     constants = gemm.constants if narrow is None else narrow_constants(gemm.constants, narrow)
     slowest = gemm.sustained_fraction / gpu.sustained_fraction
@@ -444,7 +434,7 @@ def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precis
         constants=constants,
         peak_flop_per_s=peak,
         sustained_fraction=min(1.0, ceiling),
-        element_bytes=PRECISION_BYTES[precision],
+        element_bytes=PRECISIONS[precision].bytes,
         result_bytes=gemm.element_bytes,
     )
 

@@ -25,57 +25,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.specs.model import TransformerConfig, layer_kinds
-from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
+from perfsim.specs.optimizers import OPTIMIZERS
+from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work.counts import parameters, weight_matrices
 from perfsim.work.kernels import FULL, Kernel, LayerSlice, gemm
 from perfsim.work.layer import padded_vocab_size
 
-# What an optimizer keeps and computes for each parameter, by recipe.
-#
-# | optimizer | moments | source |
-# |---|---|---|
-# | adam, adamw | two, in `moment_precision` | 1412.6980 |
-# | adam8bit | two of 8 bits, and an fp32 scale for each block of 2,048 numbers | 2110.02861 |
-# | muon | one for the matrices of layers, two for all else, which Adam updates | 2502.16982 |
-# | sgd | one | |
-#
-# Muon orthogonalises the momentum of every matrix by five Newton-Schulz iterations of three products. With
-# a
-# the shorter and b the longer side of a matrix an iteration does 4 a^2 b + 2 a^3 FLOPs, which per parameter
-# is
-# 4 a + 2 a^2 / b: as much as the training of some thousand tokens.
-
-NEWTON_SCHULZ_ITERATIONS = 5
-SCALE_BLOCK = 2048
-"""Numbers of 8-bit moments with one scale in fp32."""
-QUANTISED_BYTES = 1.0 + 4.0 / SCALE_BLOCK
-
 
 def moment_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> float:
     """Bytes of the moments of a parameter, in the mean over `model`; None: of a matrix of a layer."""
-    size = PRECISION_BYTES[recipe.moment_precision or recipe.optimizer_precision]
-    if recipe.optimizer == "adam8bit":
-        return 2 * QUANTISED_BYTES
-    if recipe.optimizer == "muon":
-        return size * (2.0 - (1.0 if model is None else share_of_matrices(model)))
-    return size * (1 if recipe.optimizer == "sgd" else 2)
+    row = OPTIMIZERS[recipe.optimizer]
+    size = row.moment_bytes
+    if size is None:
+        size = PRECISIONS[recipe.moment_precision or recipe.optimizer_precision].bytes
+    of_matrices = 1.0 if model is None else share_of_matrices(model)
+    return size * (row.moments - (row.moments - row.matrix_moments) * of_matrices)
 
 
 def share_of_matrices(model: TransformerConfig) -> float:
-    """Share of a model's parameters in the matrices of layers, which Muon updates."""
+    """Share of a model's parameters in the matrices of layers."""
     counts = parameters(model)
     return counts.body_matrices / counts.total
 
 
+def orthogonalisation_flop(recipe: TrainingRecipe, model: TransformerConfig) -> float:
+    """FLOPs of the orthogonalisations of a step, per parameter of the model; 0 for most optimizers.
+
+    With a the shorter and b the longer side of a matrix, a Newton-Schulz iteration does 4 a^2 b + 2 a^3 FLOPs
+    in three products. For Muon's five this is as much as the training of some thousand tokens.
+    """
+    return OPTIMIZERS[recipe.optimizer].orthogonalisations * _newton_schulz_flop(model)
+
+
 @lru_cache(maxsize=256)
-def newton_schulz_flop(model: TransformerConfig) -> float:
-    """FLOPs of the orthogonalisation of a step, per parameter of the model."""
+def _newton_schulz_flop(model: TransformerConfig) -> float:
     total = 0.0
     for kind in layer_kinds(model):
         for rows, columns, count in weight_matrices(LayerSlice(model, 1, 1, kind=kind)):
             a, b = sorted((rows, columns))
             total += count * (4.0 * a * a * b + 2.0 * a**3)
-    return NEWTON_SCHULZ_ITERATIONS * total / parameters(model).total
+    return total / parameters(model).total
 
 
 def update_products(
@@ -85,11 +75,11 @@ def update_products(
 
     assumed: ranks that shard the states divide whole matrices among them, so that none is gathered for it.
     """
-    if recipe.optimizer != "muon" or model is None or num_parameters <= 0:
+    if model is None or num_parameters <= 0 or not OPTIMIZERS[recipe.optimizer].orthogonalisations:
         return ()
     side = model.hidden_size
-    flop = newton_schulz_flop(model) * num_parameters
-    return (gemm("muon", side, side, side, batch=max(1, math.ceil(flop / (2.0 * side**3)))),)
+    flop = orthogonalisation_flop(recipe, model) * num_parameters
+    return (gemm(recipe.optimizer, side, side, side, batch=max(1, math.ceil(flop / (2.0 * side**3)))),)
 
 
 @dataclass(frozen=True)
@@ -130,14 +120,14 @@ class StateBytes:
 def state_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> StateBytes:
     """Bytes per parameter of the model states under a recipe's precisions; `model` as in `moment_bytes`."""
     gradients = main_grad_bytes(recipe)
-    states = PRECISION_BYTES[recipe.optimizer_precision]
+    states = PRECISIONS[recipe.optimizer_precision].bytes
     copied = states if gradients < states else 0.0
     return StateBytes(recipe.element_bytes, gradients, updated_state_bytes(recipe, model) + copied)
 
 
 def updated_state_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> float:
     """Bytes per parameter that the optimizer updates: moments, and the copy of narrower weights."""
-    states = PRECISION_BYTES[recipe.optimizer_precision]
+    states = PRECISIONS[recipe.optimizer_precision].bytes
     return moment_bytes(recipe, model) + (states if recipe.element_bytes < states else 0.0)
 
 
@@ -152,7 +142,7 @@ def reduced_grad_bytes(recipe: TrainingRecipe) -> float:
     Megatron-LM accumulates and reduces gradients in one buffer: in fp32, or with `--grad-reduce-in-bf16` (or
     fp16 without `--accumulate-allreduce-grads-in-fp32`) in 16 bits.
     """
-    return PRECISION_BYTES[recipe.reduce_precision or "fp32"]
+    return PRECISIONS[recipe.reduce_precision or "fp32"].bytes
 
 
 Numbers = float | NDArray[Any]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts, narrow_gemm
@@ -26,7 +27,6 @@ from perfsim.strategies import Plan
 from perfsim.work import WAIT_OF_HOST, RankGroup, TaskGraph, Work
 from perfsim.work.kernels import Kernel
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 LARGER_MEMORY = "a100-sxm4"
@@ -76,7 +76,7 @@ class WithoutMechanism(GpuCosts):
     def duration_s(self, work: Work) -> float:
         return 0.0 if self.removal.work(work) else super().duration_s(work)
 
-    def durations_s(self, works: Sequence[Work]) -> Array:
+    def durations_s(self, works: Sequence[Work]) -> Floats:
         kept = np.array([not self.removal.work(work) for work in works], dtype=bool)
         seconds = np.zeros(len(works))
         seconds[kept] = super().durations_s([works[place] for place in np.flatnonzero(kept).tolist()])
@@ -94,7 +94,7 @@ class WithoutMechanism(GpuCosts):
 class GemmWithoutWaves(GemmModel):
     """GEMMs without wave quantisation: tiles over compute units, not rounded up."""
 
-    def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
+    def geometry(self, m: Floats, n: Floats, k: Floats, batch: Floats) -> Geometry:
         geometry = super().geometry(m, n, k, batch)
         tile = self._candidates
         tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch

@@ -1,9 +1,9 @@
-"""Likely causes of an error, by explicit rules on the parts of the predicted step and on the run.
+"""The content of the accuracy page: scores, ablation, families left out, and likely causes of errors.
 
-Unusual facts come first (weak evidence, a head size off the fast path, tensor parallelism between nodes,
-...). Then come mechanisms large enough to explain the error alone, by size: a mechanism with the share s of
-the predicted step must be wrong by the factor 1 - e / ((1 + e) s), where e is the error; it is named if
-that is between 0 and 2.
+Causes follow from explicit rules on the parts of the predicted step and on the run. Unusual facts come first
+(weak evidence, a head size off the fast path, tensor parallelism between nodes, ...). Then come mechanisms
+large enough to explain the error alone, by size: a mechanism with the share s of the predicted step must be
+wrong by the factor 1 - e / ((1 + e) s), where e is the error; it is named if that is between 0 and 2.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
 from perfsim.evidence.ablation import NOTHING, REMOVALS, TRIED, ablate, shares
-from perfsim.evidence.cases import StepCase, step_cases
+from perfsim.evidence.cases import StepCase, read_cases
 from perfsim.evidence.left_out import (
+    LeavingOut,
     LeftOut,
     Tangent,
     leave_out,
-    outside_scores,
+    left_out_document,
     refitted,
-    releases_left_out,
     tangent,
+    wafers_left_out,
 )
 from perfsim.evidence.plans import PlacedCase, mapped, place_case
 from perfsim.evidence.score import Scored, families, scored_case, summary
@@ -221,9 +222,6 @@ UNUSUAL: tuple[Rule, ...] = (
 )
 
 
-# The content of the accuracy page: scores, ablation, families left out, and likely causes.
-
-
 @dataclass(frozen=True)
 class Removed:
     """The score of the public GPU runs without one mechanism."""
@@ -262,14 +260,23 @@ class StepAccuracy:
     result: Mapping[str, Any]
     causes: Mapping[str, str]
     removed: Sequence[Removed]
-    left_out: Sequence[LeftOut]
-    releases_left_out: Mapping[str, Any] | None = None
-    """Wafer logs predicted without their release; None if not requested."""
+    leaving: Sequence[LeavingOut] = ()
+    """Its runs as predicted without their family or release; empty if not requested."""
 
     @property
     def outside(self) -> Mapping[str, Any] | None:
         """`left_out` of the JSON document; None if not requested."""
-        return self.releases_left_out or (outside_scores(self.left_out) if self.left_out else None)
+        return left_out_document(self.leaving)
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Families of runs on GPUs, then all of them together."""
+        return [row for each in self.leaving if each.by == "family" for row in each.rows]
+
+    @property
+    def releases_left_out(self) -> Mapping[str, Any] | None:
+        """Wafer logs predicted without their release."""
+        return next((each.as_dict() for each in self.leaving if each.by == "release"), None)
 
 
 @dataclass(frozen=True)
@@ -326,14 +333,13 @@ def accuracy_page(
     Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
     """
     catalog = default_catalog()
-    steps = [
-        replace(
-            step_accuracy(step_cases(path, catalog), result, catalog, leaves_out=leaves_out),
-            releases_left_out=releases_left_out(path, catalog) if leaves_out else None,
-        )
-        for path, result in zip(paths, results, strict=True)
-        if result["kind"] == "step_time"
-    ]
+    steps = []
+    for path, result in zip(paths, results, strict=True):
+        if result["kind"] == "step_time":
+            cases = read_cases(path, StepCase, catalog).cases
+            step = step_accuracy(cases, result, catalog, leaves_out=leaves_out)
+            wafers = wafers_left_out(path, catalog) if leaves_out else []
+            steps.append(replace(step, leaving=[*step.leaving, *wafers]))
     convergence = [result for result in results if result["kind"] == "convergence"]
     return AccuracyPage(steps, convergence, leaves_out, fitted_constants(catalog))
 
@@ -350,7 +356,7 @@ def step_accuracy(
         result=result,
         causes=_causes(cases, result, examined),
         removed=_ablation(cases, examined, tangents) if on_gpus else [],
-        left_out=leave_out(tangents, cases, catalog) if tangents else [],
+        leaving=[leave_out(tangents, cases, catalog)] if tangents else [],
     )
 
 
@@ -373,7 +379,7 @@ def _examine_gpus(placed: PlacedCase, *, leaves_out: bool) -> Examined:
         steps,
         {**shares(steps), "bubble": idle},
         plan.layout.tensor > plan.topology.devices_per_node,
-        tangent(placed, scored_case(placed.case, None)) if leaves_out else None,
+        tangent(placed) if leaves_out else None,
     )
 
 

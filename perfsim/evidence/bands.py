@@ -29,9 +29,9 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import StepCase, case_system
-from perfsim.evidence.plans import case_plan, mapped, place_case, predict_s
+from perfsim.evidence.plans import case_question, evaluate_case, mapped, place_case
 from perfsim.evidence.step_fit import predict_with, recorded_constants
-from perfsim.evidence.tables import scipy_optimize, scipy_stats
+from perfsim.evidence.tables import family_weight, scipy
 from perfsim.evidence.wafer_fit import release_of
 from perfsim.prediction.bands import (
     BandWidths,
@@ -43,16 +43,15 @@ from perfsim.prediction.bands import (
     traits_together,
     unlikeness,
 )
+from perfsim.prediction.planner import plan_of
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import WaferCalibration
-
-# Common traits of a family of published runs, recorded with their errors.
 
 
 def traits_of_case(case: StepCase, catalog: Catalog) -> Traits | None:
     """The traits of a published run; None if it cannot be planned."""
     try:
-        return traits_of_plan(case_plan(case, catalog))
+        return traits_of_plan(plan_of(case_question(case, catalog)))
     except PerfsimError:
         return None
 
@@ -67,15 +66,10 @@ def family_traits(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, dict
     return {family: traits_together(runs) for family, runs in by_family.items()}
 
 
-# The 90 % band of a published run, from a record that knows nothing of the run's own family.
-#
-# Runs of a family on record are predicted again with the constants that were fitted without it, and their
-# band
-# has the width that the errors of the other families give. All other runs, as those of a user's file, have
-# their usual prediction and the width of the whole record. Nothing is fitted here.
-
-WAFER = "wse-2"
-"""The wafer whose constants are fitted to the public logs."""
+# The 90 % band of a published run comes from a record that knows nothing of the run's own family: runs of a
+# family on record are predicted again with the constants that were fitted without it, and their band has the
+# width that the errors of the other families give. All other runs, as a user's own, have their usual
+# prediction and the width of the whole record. Nothing is fitted here.
 
 
 @dataclass(frozen=True)
@@ -94,14 +88,6 @@ class CaseBand:
         return self.low_s <= measured_s <= self.high_s
 
 
-def groups_of(case: StepCase, catalog: Catalog) -> tuple[str, ...]:
-    """What may be left out with a case: its family or a part of it; of a wafer the logs of its release."""
-    calibration = case_system(case, catalog).device.calibration
-    if isinstance(calibration, WaferCalibration) and case.system.software_release:
-        return (release_of(case, calibration),)
-    return (f"{case.family}, {case.setting}", case.family)
-
-
 def case_band(case: StepCase, run: Evaluation, catalog: Catalog) -> CaseBand | None:
     """The band of a predicted case; None where its group cannot be left out of it."""
     plan = run.plan
@@ -117,11 +103,12 @@ def case_band(case: StepCase, run: Evaluation, catalog: Catalog) -> CaseBand | N
 
 
 def _group_on_record(case: StepCase, kind: str, catalog: Catalog) -> str:
-    """The group of a case whose family is on record; empty otherwise."""
+    """What was left out with a case: logs of its release, its family or a part of it; empty if nothing."""
     families = {family["family"] for entry in recorded_errors() for family in entry["families"]}
     if case.family not in families:
         return ""
-    groups = groups_of(case, catalog)
+    release = release_of(case, catalog)
+    groups = [release] if release else [f"{case.family}, {case.setting}", case.family]
     return next((group for group in groups if left_out_of(kind, group) is not None), "")
 
 
@@ -139,11 +126,10 @@ def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> floa
         if calibration.name != record["calibration"]:
             return None
         efficiency = {**calibration.efficiency, group: constants["efficiency"]}
-        return predict_s(case, catalog, calibration.model_copy(update={"efficiency": efficiency}))
+        changed = calibration.model_copy(update={"efficiency": efficiency})
+        return evaluate_case(case, catalog, changed).step_time_s
     placed = place_case(case, catalog)
-    if not set(recorded_constants(placed)) <= set(constants):
-        return None
-    return predict_with(placed, constants)
+    return predict_with(placed, constants) if set(recorded_constants(placed)) <= set(constants) else None
 
 
 COVERAGE = 0.9
@@ -194,7 +180,7 @@ def _widths_of_alike(runs: Sequence[LeftOutRun], others: BandWidths | None) -> B
             return BandWidths(base, 0.0, 1.0)
         return BandWidths(base, others.slope, min(1.0, others.unshared * others.base / base))
     points = np.array(_points(runs))
-    weights = np.array([1.0 / np.sqrt(sizes[run.family]) for run in runs])
+    weights = family_weight([run.family for run in runs])
     scale, growth = _scale_and_growth(errors, points, weights, freedom)
     factor = conformal_quantile(np.abs(errors) / np.hypot(scale, growth * points))
     base = max(conformal_quantile(np.abs(errors)), factor * scale)
@@ -209,8 +195,7 @@ def conformal_quantile(normalised: Floats) -> float:
 
 def student_quantile(freedom: int) -> float:
     """Half-width of the 90 % band of one more run, in standard deviations of k: t_95(k) sqrt(1 + 1/k)."""
-    stats: Any = scipy_stats()
-    return float(stats.t.ppf((1 + COVERAGE) / 2, freedom)) * float(np.sqrt(1 + 1 / freedom))
+    return float(scipy("stats").t.ppf((1 + COVERAGE) / 2, freedom)) * float(np.sqrt(1 + 1 / freedom))
 
 
 def _scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: int) -> tuple[float, float]:
@@ -218,7 +203,7 @@ def _scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: 
 
     All arrays have the shape (runs,).
     """
-    optimize: Any = scipy_optimize()
+    optimize = scipy("optimize")
 
     def loss(values: Floats) -> float:
         squared = np.exp(2 * values[0]) + (values[1] * points) ** 2
@@ -237,39 +222,34 @@ def _scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: 
 
 def _points(runs: Sequence[LeftOutRun]) -> list[float]:
     """Unlikeness of each run to the most similar family of the runs that were not left out with it."""
-    families = {
-        group: _families_of([run for run in runs if run.group != group])
-        for group in {run.group for run in runs}
-    }
-    return [min(unlikeness(run.traits, family)[0] for family in families[run.group].values()) for run in runs]
-
-
-def _families_of(runs: Sequence[LeftOutRun]) -> dict[str, Mapping[str, Any]]:
-    """The traits of each family of some runs."""
-    return {
-        name: traits_together([run.traits for run in runs if run.family == name])
-        for name in dict.fromkeys(run.family for run in runs)
-    }
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for group in {run.group for run in runs}:
+        traits: dict[str, list[Traits]] = {}
+        for run in runs:
+            if run.group != group:
+                traits.setdefault(run.family, []).append(run.traits)
+        families[group] = [traits_together(alike) for alike in traits.values()]
+    return [min(unlikeness(run.traits, family)[0] for family in families[run.group]) for run in runs]
 
 
 def _unshared(runs: Sequence[LeftOutRun], widths: Floats) -> float:
     """The unshared part, each run with one weight; at most the whole."""
     sizes = Counter(run.family for run in runs)
+
+    def machine(run: LeftOutRun) -> tuple[str, str, float, float]:
+        traits = run.traits
+        return run.family, traits.constants, traits.peak_flop_per_s, traits.memory_bytes_per_s
+
     rows = [
         (
             abs(runs[a].log_error - runs[b].log_error) / float(np.hypot(widths[a], widths[b])),
             1.0 / (sizes[runs[a].family] - 1),
         )
         for a, b in combinations(range(len(runs)), 2)
-        if (runs[a].family, _device(runs[a])) == (runs[b].family, _device(runs[b]))
+        if machine(runs[a]) == machine(runs[b])
     ]
     if not rows:
         return 1.0
     shares, weights = np.array(sorted(rows)).T
-    place = np.searchsorted(np.cumsum(weights), COVERAGE * weights.sum())
-    return min(1.0, float(shares[min(int(place), len(shares) - 1)]))
-
-
-def _device(run: LeftOutRun) -> tuple[str, float, float]:
-    traits = run.traits
-    return traits.constants, traits.peak_flop_per_s, traits.memory_bytes_per_s
+    last = np.searchsorted(np.cumsum(weights), COVERAGE * weights.sum())
+    return min(1.0, float(shares[min(int(last), len(shares) - 1)]))

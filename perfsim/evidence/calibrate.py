@@ -107,12 +107,12 @@ def calibrate_framework(
     `out` is a directory; `only` and `most_devices` are those of `fit_steps`. Raises InputError for a bad
     file, an unknown device or constant, or without SciPy.
     """
-    fit = fit_steps(
+    calibrations = fit_steps(
         cases, device, device_only=device_only, only=only, most_devices=most_devices, source=source
     )
     return "\n".join(
         _deliver(calibration, None if out is None else out / f"{calibration.name}.yaml")
-        for calibration in fit.calibrations
+        for calibration in calibrations
     )
 
 
@@ -171,7 +171,7 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             sustained_spread=0.02,
             assumed=dict.fromkeys(unmeasured, _UNMEASURED)
             | {"sustained_fraction": _UNMEASURED_CEILING}
-            | undetermined.assumed,
+            | undetermined.assumed_in("gemm"),
             fit={"gemm": record},
         )
     kept = {key: reason for key, reason in present.assumed.items() if not key.startswith("gemm.")}
@@ -181,7 +181,7 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             "description": present.description if is_own(device, present) else words,
             "gemm": constants,
             "fit": {**present.fit, "gemm": record},
-            "assumed": kept | undetermined.assumed,
+            "assumed": kept | undetermined.assumed_in("gemm"),
         }
     )
 

@@ -1,31 +1,29 @@
-"""Case files of published runs; a case gives a job, a system and a layout."""
+"""Case files of published runs, read row by row: a row that cannot be read is refused alone."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from perfsim.base.errors import CatalogError, InputError, Problem, refused_values
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Spec
 from perfsim.base.text import nearest
 from perfsim.base.units import BytesPerSecond, number
-from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping
-from perfsim.catalog.reader import build
-from perfsim.catalog.yaml_tree import Mark, Node
+from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog, load_mapping
+from perfsim.catalog.reader import Loc, build
+from perfsim.catalog.yaml_tree import Node
 from perfsim.machines import machine_of
-from perfsim.specs.calibration import Dispatcher, FrameworkCalibration
-from perfsim.specs.hardware import Devices, Precision, Release, SystemSpec
-from perfsim.specs.layout import Layout
+from perfsim.specs.hardware import Devices, Release, SystemSpec
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
-from perfsim.specs.recipe import PRECISION_BYTES, Job, Sequences, TrainingRecipe
-from perfsim.specs.runtime import Attention, Runtime
+from perfsim.specs.precisions import Precision
+from perfsim.specs.recipe import Sequences
+from perfsim.specs.runtime import Attention
 
 Count = Annotated[int, *number(0, MOST_WIDTH)]
 """A number of experts, layers or positions; 0: none."""
@@ -62,15 +60,8 @@ class CaseSystem(CaseSpec):
         return self.device.endswith((".yaml", ".yml"))
 
 
-_SAME_FIELDS = {
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
-    *("head_dim", "gated_mlp", "vocab_size", "tied_embeddings", "bias", "position_embedding"),
-}
-"""Fields of a case's model that `TransformerConfig` has under the same name."""
-
-
-class CaseModel(CaseSpec):
-    """The model of a case, with Megatron's names."""
+class ModelRow(CaseSpec):
+    """The model of a row, on one level and with Megatron's names; a case has the model described."""
 
     num_layers: Layers
     hidden_size: Width
@@ -106,42 +97,42 @@ class CaseModel(CaseSpec):
     dense_layers: Count = 0
     moe_layer_interval: Layers = 1
 
-    def config(self, name: str) -> TransformerConfig:
-        """The model. Raises ValidationError for fields that contradict each other."""
-        fields = self.model_dump(include=_SAME_FIELDS)
-        window = self.sliding_window if 0 < (self.sliding_window or 0) < self.seq_length else None
-        latent = None
-        experts = None
+    def described(self) -> TransformerConfig:
+        """The model. Raises ValueError for fields that contradict each other."""
+        fields = self.model_dump(include=set(TransformerConfig.model_fields))
+        fields |= {"max_position_embeddings": self.seq_length, "mtp_num_layers": self.mtp_layers}
+        if not 0 < (self.sliding_window or 0) < self.seq_length:
+            fields |= {"sliding_window": None, "sliding_window_pattern": None}
         if self.attention_type == "mla":
-            fields["num_query_groups"] = fields["head_dim"] = None
-            latent = {
+            fields |= {"num_query_groups": None, "head_dim": None}
+            fields["latent_attention"] = {
                 "q_lora_rank": self.q_lora_rank or None,
                 "kv_lora_rank": self.kv_lora_rank,
                 "qk_nope_head_dim": self.qk_head_dim,
                 "qk_rope_head_dim": self.qk_rope_head_dim,
                 "v_head_dim": self.v_head_dim,
             }
-        if self.experts:
-            experts = {
-                "num_experts": self.experts,
-                "top_k": self.top_k,
-                "ffn_hidden_size": self.moe_ffn_hidden_size or self.ffn_hidden_size,
-                "shared_ffn_hidden_size": self.shared_expert_ffn,
-                "first_dense_layers": self.dense_layers,
-                "interval": self.moe_layer_interval,
-            }
-        return TransformerConfig.model_validate(
-            {
-                "name": name,
-                "max_position_embeddings": self.seq_length,
-                "latent_attention": latent,
-                "experts": experts,
-                "sliding_window": window,
-                "sliding_window_pattern": self.sliding_window_pattern if window else None,
-                "mtp_num_layers": self.mtp_layers,
-                **fields,
-            }
-        )
+        fields["experts"] = self.experts and {
+            "num_experts": self.experts,
+            "top_k": self.top_k,
+            "ffn_hidden_size": self.moe_ffn_hidden_size or self.ffn_hidden_size,
+            "shared_ffn_hidden_size": self.shared_expert_ffn,
+            "first_dense_layers": self.dense_layers,
+            "interval": self.moe_layer_interval,
+        }
+        try:
+            return TransformerConfig.model_validate(
+                fields | {"name": "published", "experts": fields["experts"] or None}
+            )
+        except ValidationError as error:
+            raise ValueError("; ".join(refused_values(error.errors()))) from None
+
+
+if TYPE_CHECKING:
+    Model = TransformerConfig
+else:
+    Model = Annotated[ModelRow, AfterValidator(ModelRow.described)]
+"""What a row calls its model is read as a `ModelRow`, and kept as the model."""
 
 
 class CaseParallel(CaseSpec):
@@ -202,6 +193,12 @@ class Measured(CaseSpec):
     """Of the fullest device."""
 
 
+STREAMING = "weight-streaming"
+_UNFUSED_ATTENTION = "NVTE_FUSED_ATTN=0"
+"""The setting of Transformer Engine with which attention is FlashAttention 2 instead of cuDNN's."""
+_CONTAINER = re.compile(r"container (\d\d\.\d\d)")
+
+
 class StepCase(CaseSpec):
     """One measured training run."""
 
@@ -210,10 +207,12 @@ class StepCase(CaseSpec):
     evidence: Literal["A", "B", "C"]
     source: dict[str, Any] = Field(default_factory=dict)
     system: CaseSystem
-    model: CaseModel
+    model: Model
     strategy: str
     framework: str | None = None
-    """The software stack that ran, by its name in the catalogue; None: `frameworks.suggested` chooses."""
+    """The software stack that ran, by its name in the catalogue; None: `plans.suggested` chooses."""
+    container: str | None = None
+    """Release of NVIDIA's container that it ran in, as `26.06`."""
     parallel: CaseParallel
     training: CaseTraining
     measured: Measured
@@ -221,10 +220,26 @@ class StepCase(CaseSpec):
     assumed: tuple[str, ...] = ()
     notes: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_files(cls, value: Any) -> Any:
+        """The two settings that older files give in `notes` only, as fields."""
+        notes = str(value.get("notes", "")) if isinstance(value, dict) else ""
+        if container := _CONTAINER.search(notes):
+            value = {"container": container[1], **value}
+        if _UNFUSED_ATTENTION in notes and isinstance(value.get("training"), dict):
+            value = {**value, "training": {"attention_kernel": "synchronous", **value["training"]}}
+        return value
+
     @property
     def scored(self) -> bool:
         """Whether its error counts: its evidence is A or B."""
         return self.evidence in ("A", "B")
+
+    @property
+    def on_wafers(self) -> bool:
+        """Whether it is the log of a wafer, which streams its weights."""
+        return self.strategy == STREAMING
 
     @property
     def setting(self) -> str:
@@ -239,11 +254,6 @@ class StepCase(CaseSpec):
         return tuple(name.replace("global batch size", "batch") for name in plain)
 
 
-def repeated(ids: Iterable[str]) -> list[str]:
-    """One message for each id that several cases of a file have."""
-    return [f"{count} cases are called {name}" for name, count in Counter(ids).items() if count > 1]
-
-
 class CaseFile(CaseSpec):
     """A file of step-time cases."""
 
@@ -255,6 +265,12 @@ BatchRow = Annotated[tuple[Annotated[float, *number(0, 1e18)] | None, ...], Fiel
 """Global batch, mean to the target and, if known, standard deviation and number of seeds."""
 
 
+def _positive(row: BatchRow) -> BatchRow:
+    if not (row[0] and row[1]):
+        raise ValueError(f"points must be positive, got batch {row[0]} with {row[1]}")
+    return row
+
+
 class ConvergenceCase(CaseSpec):
     """One benchmark at several batch sizes: samples or epochs to its target."""
 
@@ -263,7 +279,7 @@ class ConvergenceCase(CaseSpec):
     source: dict[str, Any] = Field(default_factory=dict)
     unit: str = ""
     columns: tuple[str, ...] = ()
-    points: Annotated[tuple[BatchRow, ...], Field(min_length=1)]
+    points: Annotated[tuple[Annotated[BatchRow, AfterValidator(_positive)], ...], Field(min_length=1)]
     notes: str = ""
     """Begins with `fine-tuning` or `warm` if the runs did not start from random weights."""
 
@@ -275,107 +291,23 @@ class ConvergenceFile(CaseSpec):
     cases: Annotated[tuple[ConvergenceCase, ...], Field(max_length=MOST_CASES)]
 
 
-def case_job(case: StepCase, catalog: Catalog) -> Job:
-    """The model and recipe of a case.
-
-    A run that says that it does not overlap gradient reduction has the defaults of Megatron-LM, gradients in
-    fp32: the recipes of a framework that reduce them in 16 bits overlap it as well. The peak memory of 24
-    runs on B200 that say so agrees (2 % in the median, 11 % with gradients in 16 bits).
-    """
-    try:
-        model = case.model.config(case.id)
-    except ValidationError as error:
-        messages = "; ".join(refused_values(error.errors()))
-        raise InputError(f"case {case.id}: {messages}") from None
-    training = case.training
-    if training.moe_a2a_overlap:
-        text = "the all-to-alls of one micro-batch beside the compute of another have no model"
-        raise InputError(f"case {case.id}: moe_a2a_overlap: {text}")
-    overlap = training.overlap_grad_reduce
-    overlaps = case.strategy == "zero3" if overlap is None else overlap
-    framework = framework_of(case, catalog)
-    runtime = Runtime(
-        name=framework.name,
-        attention=training.attention,
-        overlap_grad_reduce=overlaps,
-        overlap_tensor=_overlaps_tensor(case, framework, overlaps),
-        dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
-        grouped_products=training.moe_grouped_gemm is not False,
-        recompute_keeps="qkv" if KEEPS_QKV in (training.recompute_detail or "") else "nothing",
-        fused_cross_entropy="cross_entropy" in framework.fused,
-        framework=framework,
-        host_blocking=training.host_blocking,
-        software_release=case.system.software_release,
-    )
-    recipe = TrainingRecipe(
-        name=case.id,
-        seq_length=case.model.seq_length,
-        precision=training.precision,
-        recompute=training.recompute or "auto",
-        routing="balanced" if training.moe_force_balance else "drawn",
-        expert_capacity=training.moe_capacity_factor,
-        reduce_precision=training.reduce_precision
-        or (None if overlap is False else framework.grad_precision),
-        optimizer_precision=_optimizer_precision(case),
-        dropout=framework.dropout and training.attention == "standard",
-        lm_head_positions=training.lm_head_positions,
-        runtime=runtime,
-    )
-    return Job(model, recipe, training.global_batch_size)
-
-
-KEEPS_QKV = "save_qkv_proj"
-"""MaxText's policy of full recompute that keeps the results of the QKV projections."""
-BY_OPERATOR = "per-op selective"
-"""torchtitan's selective recompute, which is its framework's."""
-_ELEMENTWISE = {"layernorm", "moe_act"}
-"""Modules that recompute a norm or an activation; a prediction leaves them out."""
-
-
-def recomputes_little(training: CaseTraining) -> bool:
-    """Whether a run recomputes nothing but element-wise kernels, which add some 2 % to a layer's time."""
-    return bool(training.recompute_modules) and set(training.recompute_modules) <= _ELEMENTWISE
-
-
-_DISPATCHERS: dict[str, Dispatcher] = {
-    "alltoall": "all_to_all",
-    "allgather": "all_gather",
-    "deepep": "deepep",
-    "hybridep": "deepep",
-}
-
-
-def _optimizer_precision(case: StepCase) -> Literal["fp32", "bf16", "fp16"]:
-    """16 bits where FSDP reduces gradients in 16 bits, which keeps all states so (pure bf16); else fp32."""
-    reduced = case.training.reduce_precision
-    return reduced if case.strategy == "zero3" and reduced in ("bf16", "fp16") else "fp32"
-
-
-def _overlaps_tensor(case: StepCase, framework: FrameworkCalibration, overlaps: bool) -> bool:
-    """Whether tensor-parallel communication overlaps products, as the run says or its framework usually does.
-
-    A run that does not even overlap gradient reduction overlaps nothing.
-    """
-    given = [case.training.tp_comm_overlap, case.training.async_tp]
-    said = [value for value in given if value is not None]
-    return any(said) if said else framework.overlaps_tensor and overlaps
-
-
 def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
-    """The system of the catalogue with the case's device, node size and network."""
+    """The system of the catalogue with the case's device, node size and network.
+
+    A device stands for the first system that has it. Raises InputError for an unknown one.
+    """
     described = case.system
-    name = described.device
-    system = catalog.system(name) if described.is_file else _system_of_device(name, catalog)
-    machine = machine_of(system)
-    return machine.published_system(
+    system = _system_named(described, catalog)
+    return machine_of(system).published_system(
         system, described.devices_per_node, described.inter_node, described.nvlink_domain
     )
 
 
-def _system_of_device(name: str, catalog: Catalog) -> SystemSpec:
-    """The system called `name`, or the first one with a device of that name."""
+def _system_named(described: CaseSystem, catalog: Catalog) -> SystemSpec:
+    """The system of that name or file, or the first one with a device of that name."""
+    name = described.device
     names = catalog.names("system")
-    if name in names:
+    if described.is_file or name in names:
         return catalog.system(name)
     systems = [catalog.system(system_name) for system_name in names]
     for system in systems:
@@ -386,91 +318,6 @@ def _system_of_device(name: str, catalog: Catalog) -> SystemSpec:
     near = nearest(name, present)
     raise InputError([Problem(message, help=f"did you mean `{near}`?" if near else "")])
 
-
-def case_layout(case: StepCase, system: SystemSpec) -> Layout | None:
-    """The layout of a case; None if the planner chooses it."""
-    recompute = "none" if recomputes_little(case.training) else case.training.recompute
-    given = case.parallel.model_dump() | {
-        "micro_batch_size": case.training.micro_batch_size or 1,
-        "recompute": recompute or "none",
-    }
-    return machine_of(system).published_layout(given)
-
-
-# The framework of a published run: the one that it names, or the one that its fields suggest.
-#
-# Family, id, sweep and source decide nothing: a run's stack follows from its strategy and device, and from
-# the
-# settings that only some stacks have.
-
-_ERA_OF_2021 = ("v100", "a100")
-"""Devices whose public runs were made before fused attention and Transformer Engine."""
-_AMD = "mi"
-UNFUSED_ATTENTION = "NVTE_FUSED_ATTN=0"
-"""The setting of Transformer Engine with which attention is FlashAttention 2 instead of cuDNN's."""
-_CONTAINER = re.compile(r"container (\d\d\.\d\d)")
-_GRAPHED = "26.06"
-"""The container from which on the recipes of Megatron-Bridge in mxfp8 replay whole steps from a CUDA graph
-(`cuda_graph_impl="full_iteration"` in its scripts/performance/configs), where all devices are in one NVLink
-domain: the recipe of GPT-OSS on eight nodes of B300 has these two lines commented out."""
-
-
-def framework_of(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
-    """The framework of a run, with the settings that the run gives.
-
-    A run without `cuda_graph` or `attention_kernel` has them by the container or the setting that its `notes`
-    name, which a public row has as its source's own words.
-
-    Raises CatalogError for an unknown name.
-    """
-    chosen = catalog.framework(case.framework or suggested(case)[0])
-    training = case.training
-    changes: dict[str, object] = {}
-    if training.cuda_graph is not None:
-        changes["cuda_graph"] = training.cuda_graph
-    elif training.precision == "mxfp8" and (container := _CONTAINER.search(case.notes)):
-        changes["cuda_graph"] = container[1] >= _GRAPHED and _one_domain(case)
-    if training.attention_kernel is not None:
-        changes["attention"] = training.attention_kernel
-    elif UNFUSED_ATTENTION in case.notes:
-        changes["attention"] = "synchronous"
-    if training.compiled is False:
-        changes["fused"] = ()
-    return chosen.model_copy(update=changes) if changes else chosen
-
-
-def _one_domain(case: StepCase) -> bool:
-    """Whether all devices are in one NVLink domain; true where the run does not say."""
-    system = case.system
-    domain = system.nvlink_domain or system.devices_per_node
-    return domain is None or system.num_devices <= domain
-
-
-def suggested(case: StepCase) -> tuple[str, str]:
-    """Name of the framework that a run without one is given, and why."""
-    training = case.training
-    fused = case.training.attention == "flash"
-    narrow = PRECISION_BYTES[training.precision] < PRECISION_BYTES["bf16"]
-    if case.system.device.startswith(_AMD):
-        return "primus-te", f"device {case.system.device}"
-    if case.strategy == "zero3":
-        if training.compiled is not None or training.async_tp is not None:
-            return "torchtitan", "compiled or async_tp is given"
-        if training.cuda_graph is not None or case.parallel.shard_group is not None:
-            return "maxtext-xla", "FSDP with cuda_graph or shard_group"
-        if narrow:
-            return "torchtitan", f"FSDP in {training.precision}"
-        return (
-            ("fsdp-2023", "FSDP with fused attention") if fused else ("megatron-2021", "standard attention")
-        )
-    if narrow or training.tp_comm_overlap is not None or training.cuda_graph is not None:
-        return "megatron-core-te", "8 bits or fewer, tp_comm_overlap or cuda_graph"
-    if fused and not case.system.device.startswith(_ERA_OF_2021):
-        return "megatron-core-te", f"fused attention on {case.system.device}"
-    return "megatron-2021", f"{training.attention} attention on {case.system.device}"
-
-
-# Reads the rows of a case file; a row that cannot be read is refused alone, by name and line.
 
 CaseT = TypeVar("CaseT", StepCase, ConvergenceCase)
 
@@ -510,40 +357,32 @@ class CaseRows(Generic[CaseT]):
     refused: tuple[RefusedRow, ...]
 
 
-def step_rows(path: Path, catalog: Catalog | None = None) -> CaseRows[StepCase]:
-    """The rows of a file of step times. Raises CatalogError only for what belongs to no row."""
+def public_cases() -> list[Path]:
+    """The case files that come with perfsim."""
+    return sorted((data_root() / "studies" / "validation").glob("*.yaml"))
+
+
+def read_cases(path: Path, kind: type[CaseT], catalog: Catalog | None = None) -> CaseRows[CaseT]:
+    """The rows of a file. Raises CatalogError only for what belongs to no row."""
     catalog = catalog or default_catalog()
-    return _read(load_mapping(path, catalog), StepCase, catalog)
-
-
-def step_cases(path: Path, catalog: Catalog | None = None) -> tuple[StepCase, ...]:
-    """The cases of a file of step times without the rows that are refused; raises as `step_rows`."""
-    return step_rows(path, catalog).cases
-
-
-def convergence_rows(path: Path, catalog: Catalog | None = None) -> CaseRows[ConvergenceCase]:
-    """The rows of a file of convergence points; raises as `step_rows`."""
-    catalog = catalog or default_catalog()
-    return _read(load_mapping(path, catalog), ConvergenceCase, catalog)
-
-
-def _read(mapping: LocatedMapping, model: type[CaseT], catalog: Catalog) -> CaseRows[CaseT]:
+    mapping = load_mapping(path, catalog)
     listed = mapping.node.mapping.get("cases")
     nodes = [] if listed is None else listed.sequence
-    starts = [node.mark for node in nodes]
-    by_row = [_within(mapping.problems, start, after) for start, after in _spans(starts)]
-    taken = {problem for problems in by_row for problem in problems}
-    of_file = [problem for problem in mapping.problems if problem not in taken]
-    build(LocatedMapping(mapping.path, mapping.node, of_file), (_Envelope,), catalog, mapping.path.stem)
+    starts = [(node.mark.line, node.mark.column) for node in nodes]
+    of_file: list[Problem] = []
+    by_row: list[list[Problem]] = [[] for _ in nodes]
+    for problem in mapping.problems:
+        before = sum(start <= (problem.line, problem.column) for start in starts)
+        (by_row[before - 1] if before else of_file).append(problem)
+    build(LocatedMapping(path, mapping.node, of_file), (_Envelope,), catalog, path.stem)
     read: dict[str, tuple[CaseT, int]] = {}
     refused = []
     for position, (node, problems) in enumerate(zip(nodes, by_row, strict=True), 1):
         try:
-            case = _case(LocatedMapping(mapping.path, node, problems), model, catalog)
+            case = _case(LocatedMapping(path, node, problems), kind, catalog)
             if (same := read.get(case.id)) is not None:
-                raise CatalogError(
-                    [node.mapping["id"].mark.problem(f"the case in line {same[1]} has the same id")]
-                )
+                message = f"the case in line {same[1]} has the same id"
+                raise CatalogError([node.mapping["id"].mark.problem(message)])
             read[case.id] = case, node.mark.line
         except CatalogError as error:
             refused.append(_refused(node, position, error.problems))
@@ -552,32 +391,24 @@ def _read(mapping: LocatedMapping, model: type[CaseT], catalog: Catalog) -> Case
     )
 
 
-def _case(row: LocatedMapping, model: type[CaseT], catalog: Catalog) -> CaseT:
+def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:
     """The case of a row. Raises CatalogError with everything that is wrong with it."""
     if not row.node.is_mapping:
         message = "a mapping (key: value) is expected"
         raise CatalogError([*row.problems, row.node.mark.problem(message)])
-    case = build(row, (model,), catalog, "case")
+    case = build(row, (kind,), catalog, "case")
     if isinstance(case, StepCase):
+        named: Loc = ("system", "device")
         try:
-            _system_of_device(case.system.device, catalog)
+            _system_named(case.system, catalog)
+            named = ("framework",)
+            if case.framework is not None:
+                catalog.find("framework", case.framework)
         except InputError as error:
-            place = row.node.mapping["system"].mapping["device"].mark
-            problems = [place.problem(problem.message, problem.help) for problem in error.problems]
-            raise CatalogError(problems) from None
-        if case.framework is not None:
-            _check_framework(row, case.framework, catalog)
+            raise CatalogError(
+                [row.problem(named, problem.message, problem.help) for problem in error.problems]
+            ) from None
     return case
-
-
-def _check_framework(row: LocatedMapping, name: str, catalog: Catalog) -> None:
-    """Raise CatalogError at the line of a framework that the catalogue lacks."""
-    try:
-        catalog.find("framework", name)
-    except CatalogError as error:
-        place = row.node.mapping["framework"].mark
-        problems = [place.problem(problem.message, problem.help) for problem in error.problems]
-        raise CatalogError(problems) from None
 
 
 def _refused(node: Node, position: int, problems: Sequence[Problem]) -> RefusedRow:
@@ -585,17 +416,3 @@ def _refused(node: Node, position: int, problems: Sequence[Problem]) -> RefusedR
     named = values.get("id") if isinstance(values, dict) else None
     line = next((problem.line for problem in problems if problem.line), node.mark.line)
     return RefusedRow(str(named or f"row {position}"), line, tuple(problems), values)
-
-
-def _spans(starts: Sequence[Mark]) -> list[tuple[Mark, Mark | None]]:
-    return list(zip(starts, [*starts[1:], None], strict=False))
-
-
-def _within(problems: Sequence[Problem], start: Mark, after: Mark | None) -> list[Problem]:
-    """The problems between two places of the file."""
-    return [
-        problem
-        for problem in problems
-        if (start.line, start.column) <= (problem.line, problem.column)
-        and (after is None or (problem.line, problem.column) < (after.line, after.column))
-    ]

@@ -1,4 +1,4 @@
-"""Fits the protocol lines of `perfsim.collectives.model` to collectives measured inside a node."""
+"""Fits the protocol lines of `perfsim.network.collectives` to collectives measured inside a node."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, Problem
-from perfsim.evidence.step_fit import Account, Loss, account, cluster_of, log_jacobian
 from perfsim.evidence.tables import (
-    is_output,
+    Account,
+    Loss,
+    account,
+    cluster_of,
+    log_jacobian,
     need_more_than,
-    output_rows,
-    read_table,
+    read_collectives,
     rounded,
-    scipy_optimize,
-    table_text,
+    scipy,
 )
 from perfsim.network.algorithms import num_steps, wire_factor
 from perfsim.specs.calibration import CollectiveOp, FitRecord, ProtocolSegment
 from perfsim.specs.hardware import LinkSpec
-
-Array = NDArray[np.float64]
 
 _OPS: dict[str, CollectiveOp] = {
     "all_reduce": "all_reduce",
@@ -59,9 +59,9 @@ _DISAGREEMENT = 0.25
 class CollectiveTable:
     """Measured times of one operation; rows of all tables, one array per column."""
 
-    size: Array
-    n_bytes: Array
-    time_s: Array
+    size: Floats
+    n_bytes: Floats
+    time_s: Floats
     table: NDArray[np.intp]
     """Number of the file that a row is from."""
 
@@ -82,7 +82,7 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
     """
     rows: defaultdict[CollectiveOp, list[tuple[float, ...]]] = defaultdict(list)
     for index, path in enumerate(paths):
-        for line, row in enumerate(_rows(path), 2):
+        for line, row in enumerate(read_collectives(path, tuple(_OPS)), 2):
             op = _OPS.get(row["collective"])
             if op is None:
                 help_text = f"one of {', '.join(_OPS)}"
@@ -92,13 +92,6 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
             rows[op].append((size, n_bytes, time_us * 1e-6, index))
     arrays = {op: np.array(values).T for op, values in rows.items()}
     return {op: CollectiveTable(a[0], a[1], a[2], a[3].astype(np.intp)) for op, a in arrays.items()}
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    text = table_text(path)
-    if is_output(text):
-        return output_rows(path, text, tuple(_OPS))
-    return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))
 
 
 def fit_collectives(
@@ -124,7 +117,7 @@ def fit_collectives(
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
         estimates = _lines_account(segments[op], op, kept, link)
-        assumed |= estimates.with_prefix(f"collectives.{op}").assumed
+        assumed |= estimates.assumed_in(f"collectives.{op}")
         records[f"collectives.{op}"] = FitRecord(
             command=command,
             table=source or names,
@@ -151,7 +144,7 @@ def _lines_account(
     bounded = _at_bound(names, logs, link)
     free = np.array([name not in bounded for name in names])
 
-    def predict(free_logs: Array) -> Array:
+    def predict(free_logs: Floats) -> Floats:
         all_logs = logs.copy()
         all_logs[free] = free_logs
         return np.asarray(np.log(_predict(np.exp(all_logs).reshape(4, -1), op, rows)))
@@ -166,7 +159,7 @@ def _lines_account(
     return Account(estimates.errors, {name: reasons[name] for name in names if name in reasons})
 
 
-def _at_bound(names: Sequence[str], logs: Array, link: LinkSpec) -> dict[str, str]:
+def _at_bound(names: Sequence[str], logs: Floats, link: LinkSpec) -> dict[str, str]:
     """Reasons for the values of constants at a bound of the fit."""
     _, low, high = _start_and_bounds(link.bandwidth)
     near = np.log(1 + 1e-3)
@@ -195,18 +188,18 @@ def _halve_local(segment: ProtocolSegment) -> ProtocolSegment:
 
 
 def _fit_lines(
-    op: CollectiveOp, rows: CollectiveTable, weight: Array, line_rate: float
+    op: CollectiveOp, rows: CollectiveTable, weight: Floats, line_rate: float
 ) -> tuple[ProtocolSegment, ...]:
     """The best of several starts; every line's bus bandwidth stays below the link's."""
-    optimize = scipy_optimize()
+    optimize = scipy("optimize")
     start, low, high = _start_and_bounds(line_rate)
 
-    def residuals(logs: Array) -> Array:
+    def residuals(logs: Floats) -> Floats:
         predicted = _predict(np.exp(logs).reshape(4, -1), op, rows)
         pull = 0.02 * (logs - start)  # keeps a constant that no row determines near its start
         return np.concatenate([np.sqrt(weight) * np.log(predicted / rows.time_s), pull])
 
-    def attempt(guess: Array) -> tuple[float, Array]:
+    def attempt(guess: Floats) -> tuple[float, Floats]:
         inside = np.clip(guess, low + 1e-6, high - 1e-6)
         result = optimize.least_squares(
             residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER
@@ -220,7 +213,7 @@ def _fit_lines(
     return _segments(np.exp(best).reshape(4, -1))
 
 
-def _start_and_bounds(line_rate: float) -> tuple[Array, Array, Array]:
+def _start_and_bounds(line_rate: float) -> tuple[Floats, Floats, Floats]:
     """Logarithms of base, step, bandwidth and local bandwidth of the four lines, and their bounds."""
     rate = np.array(_START_OF_LINE_RATE) * line_rate
     local = np.array(_START_LOCAL) * line_rate
@@ -230,7 +223,7 @@ def _start_and_bounds(line_rate: float) -> tuple[Array, Array, Array]:
     return np.log(start).ravel(), np.log(low).ravel(), np.log(high).ravel()
 
 
-def _predict(values: Array, op: CollectiveOp, rows: CollectiveTable) -> Array:
+def _predict(values: Floats, op: CollectiveOp, rows: CollectiveTable) -> Floats:
     """Seconds by the fastest of the lines whose base, step, bandwidth and local rate are given."""
     sizes, index = np.unique(rows.size, return_inverse=True)
     steps = np.array([num_steps(op, int(size)) for size in sizes])[index]
@@ -241,7 +234,7 @@ def _predict(values: Array, op: CollectiveOp, rows: CollectiveTable) -> Array:
     return np.asarray(np.min(lines, axis=0))
 
 
-def _segments(values: Array) -> tuple[ProtocolSegment, ...]:
+def _segments(values: Floats) -> tuple[ProtocolSegment, ...]:
     """Lines sorted by their latency."""
     order = np.argsort(values[0] + 4 * values[1])
     return tuple(
@@ -256,7 +249,7 @@ def _segments(values: Array) -> tuple[ProtocolSegment, ...]:
     )
 
 
-def _values(segments: Sequence[ProtocolSegment]) -> Array:
+def _values(segments: Sequence[ProtocolSegment]) -> Floats:
     columns = [
         (s.latency_base_s, s.latency_per_step_s, s.bandwidth_bytes_per_s, s.local_bytes_per_s or np.inf)
         for s in segments
@@ -278,24 +271,24 @@ def _agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
     return rows.rows(keep)
 
 
-def _per_byte(rows: CollectiveTable, mask: NDArray[np.bool_]) -> Array:
+def _per_byte(rows: CollectiveTable, mask: NDArray[np.bool_]) -> Floats:
     return rows.time_s[mask] / rows.n_bytes[mask]
 
 
-def _octave_weight(rows: CollectiveTable) -> Array:
+def _octave_weight(rows: CollectiveTable) -> Floats:
     """Weights that give every octave of every table and group size the total 1."""
     _, index, counts = np.unique(
         np.stack(_cells(rows), axis=1), axis=0, return_inverse=True, return_counts=True
     )
-    weight: Array = 1.0 / counts[index.ravel()]
+    weight: Floats = 1.0 / counts[index.ravel()]
     return weight
 
 
-def _cells(rows: CollectiveTable) -> tuple[Array, Array, Array]:
+def _cells(rows: CollectiveTable) -> tuple[Floats, Floats, Floats]:
     return rows.table.astype(float), rows.size, rows.octave.astype(float)
 
 
-def _weighted_quantile(values: Array, weight: Array, fraction: float) -> float:
+def _weighted_quantile(values: Floats, weight: Floats, fraction: float) -> float:
     order = np.argsort(values)
     cumulative = np.cumsum(weight[order]) / weight.sum()
     return float(values[order][np.searchsorted(cumulative, fraction)])

@@ -10,8 +10,6 @@ A file is one of
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,24 +21,24 @@ from perfsim.base.errors import InputError, Problem
 from perfsim.catalog import parse_file
 from perfsim.convergence.critical_batch import Z_90, HyperbolaFit, fit_hyperbola
 from perfsim.evidence.cases import ConvergenceFile
-from perfsim.evidence.tables import rounded
+from perfsim.evidence.tables import read_table, rounded, table_columns
 from perfsim.interop import mllog
 from perfsim.interop.source import Source
 from perfsim.specs.calibration import ConvergenceCalibration
 
-NOISE_FACTOR = 10.0
+_NOISE_FACTOR = 10.0
 """90 % band of a critical batch from gradient noise: in ten runs of McCandlish et al. 2018 (arXiv 1812.06162,
 table 1) B_simple was 0.05 to 8 times the critical batch."""
-POINTS = ({"batch", "steps"}, {"batch", "examples"})
-NOISE = {"tokens", "b_simple"}
-HELP = "a CSV has the columns batch and steps (or examples), or tokens and b_simple"
+_POINTS = (("batch", "examples"), ("batch", "steps"))
+_NOISE = ("tokens", "b_simple")
+_HELP = "a CSV has the columns batch and steps (or examples), or tokens and b_simple"
 
 
-NO_LENGTH = "an example is taken to be one token: give --tokens-per-example if it has more"
+_NO_LENGTH = "an example is taken to be one token: give --tokens-per-example if it has more"
 
 
 @dataclass(frozen=True)
-class Runs:
+class _Runs:
     """Batches and the examples to the target, in one unit."""
 
     batches: tuple[float, ...]
@@ -58,19 +56,22 @@ def fit_convergence(
     """
     if not (math.isfinite(tokens_per_example) and tokens_per_example > 0):
         raise InputError(f"tokens of an example: {tokens_per_example:g} is not a positive number")
-    name = paths[0].stem
-    rows = _csv_rows(Source.read(paths[0])) if len(paths) == 1 and paths[0].suffix == ".csv" else None
-    if rows is not None and set(rows) >= NOISE:
-        return _of_noise(name, rows, paths[0])
-    runs = _of_points(rows, paths[0]) if rows is not None else _of_file(paths)
+    path = paths[0]
+    if len(paths) == 1 and path.suffix == ".csv":
+        columns = _columns(path)
+        if set(columns) == set(_NOISE):
+            return _of_noise(path.stem, columns, path)
+        runs = _of_points(columns)
+    else:
+        runs = _of_file(paths)
     try:  # whether the runs alone determine it; the expectation of B_crit then steadies the numbers
         fit_hyperbola(runs.batches, runs.examples, run_kind)
         fit = fit_hyperbola(runs.batches, runs.examples, run_kind, prior=True)
     except InputError as error:
-        line = Source.read(paths[0]).line_of("points") or 1
-        problems = [replace(problem, file=str(paths[0]), line=line) for problem in error.problems]
+        line = Source.read(path).line_of("points") or 1
+        problems = [replace(problem, file=str(path), line=line) for problem in error.problems]
         raise type(error)(problems) from None
-    return _calibration(name, fit, tokens_per_example, runs.unit)
+    return _calibration(path.stem, fit, tokens_per_example, runs.unit)
 
 
 def _calibration(name: str, fit: HyperbolaFit, scale: float, unit: str) -> ConvergenceCalibration:
@@ -91,7 +92,7 @@ def _calibration(name: str, fit: HyperbolaFit, scale: float, unit: str) -> Conve
         residual=rounded(fit.rms_log),
         batches_tokens=tuple(batch * scale for batch in fit.batches),
         run_kind=fit.run_kind,
-        notes=(*fit.notes, *([NO_LENGTH] if scale == 1.0 and unit == "examples" else [])),
+        notes=(*fit.notes, *([_NO_LENGTH] if scale == 1.0 and unit == "examples" else [])),
     )
 
 
@@ -116,37 +117,45 @@ def _of_noise(name: str, rows: Mapping[str, Sequence[float]], path: Path) -> Con
     b_crit = float((tokens[-1] - tokens[0]) / (middles * np.diff(tokens)).sum())
     words = (
         f"E_min not identifiable from gradient noise: give tokens in the recipe. B_crit {b_crit:.4g} tokens "
-        f"({b_crit / NOISE_FACTOR:.4g} to {b_crit * NOISE_FACTOR:.4g}), 90 %; {tokens.size} values of "
+        f"({b_crit / _NOISE_FACTOR:.4g} to {b_crit * _NOISE_FACTOR:.4g}), 90 %; {tokens.size} values of "
         f"B_simple, {noise.min():.4g} to {noise.max():.4g}"
     )
     return ConvergenceCalibration(
         name=name,
         description=words,
         b_crit_tokens=rounded(b_crit),
-        band_factor=NOISE_FACTOR,
+        band_factor=_NOISE_FACTOR,
         notes=("from gradient noise, which tells the critical batch within a factor of ten",),
     )
 
 
-def _of_points(rows: Mapping[str, Sequence[float]], path: Path) -> Runs:
-    if not any(set(rows) >= wanted for wanted in POINTS):
-        raise InputError([Problem(f"the columns are {', '.join(rows)}", str(path), line=1, help=HELP)])
-    batches = tuple(rows["batch"])
-    examples = rows.get("examples") or [
-        batch * steps for batch, steps in zip(batches, rows["steps"], strict=True)
+def _columns(path: Path) -> dict[str, list[float]]:
+    """The columns of a CSV file of a known kind. Raises InputError at the line of a mistake."""
+    header = table_columns(path)
+    names = next((names for names in (_NOISE, *_POINTS) if set(names) <= set(header)), None)
+    if names is None:
+        raise InputError([Problem(f"the columns are {', '.join(header)}", str(path), line=1, help=_HELP)])
+    rows = read_table(path, names)
+    return {name: [float(row[name]) for row in rows] for name in names}
+
+
+def _of_points(columns: Mapping[str, Sequence[float]]) -> _Runs:
+    batches = tuple(columns["batch"])
+    examples = columns.get("examples") or [
+        batch * steps for batch, steps in zip(batches, columns["steps"], strict=True)
     ]
-    return Runs(batches, tuple(examples), "examples")
+    return _Runs(batches, tuple(examples), "examples")
 
 
-def _of_file(paths: Sequence[Path]) -> Runs:
+def _of_file(paths: Sequence[Path]) -> _Runs:
     sources = [Source.read(path) for path in paths]
     if all(mllog.recognise(source.text) for source in sources):
         readings = [mllog.read(source, source.text) for source in sources]
         points = [point for reading in readings for point in (reading.points or {})["cases"][0]["points"]]
-        return Runs(tuple(p[0] for p in points), tuple(p[1] for p in points), "samples")
+        return _Runs(tuple(p[0] for p in points), tuple(p[1] for p in points), "samples")
     if len(paths) > 1 or paths[0].suffix == ".csv":
         raise InputError(
-            [Problem("several files have to be logs of MLPerf Training", str(paths[0]), help=HELP)]
+            [Problem("several files have to be logs of MLPerf Training", str(paths[0]), help=_HELP)]
         )
     cases = parse_file(paths[0], ConvergenceFile).cases
     if len(cases) != 1:
@@ -154,22 +163,4 @@ def _of_file(paths: Sequence[Path]) -> Runs:
             [Problem(f"{len(cases)} cases; one benchmark with one recipe is expected", str(paths[0]), 1)]
         )
     points = [(point[0], point[1]) for point in cases[0].points]
-    return Runs(tuple(p[0] for p in points), tuple(p[1] for p in points), cases[0].unit or "examples")
-
-
-def _csv_rows(source: Source) -> dict[str, list[float]]:
-    """The columns of a CSV file as numbers. Raises InputError at the line of one that is none."""
-    columns: dict[str, list[float]] = {}
-    for line, row in enumerate(csv.DictReader(io.StringIO(source.text)), start=2):
-        for name, value in row.items():
-            try:
-                number = float(value or "")
-            except (TypeError, ValueError):
-                number = math.nan
-            if not (math.isfinite(number) and number >= 0):
-                message = f"{name}: {str(value)[:40]!r} is not a number of at least 0"
-                raise InputError([Problem(message, str(source.path), line=line, help=HELP)])
-            columns.setdefault(str(name).strip(), []).append(number)
-    if not columns:
-        raise InputError([source.problem("no rows", HELP)])
-    return columns
+    return _Runs(tuple(p[0] for p in points), tuple(p[1] for p in points), cases[0].unit or "examples")

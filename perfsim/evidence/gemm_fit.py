@@ -1,27 +1,38 @@
-"""Fits the matrix products of a device, narrow ones too, by a few factors on tiles of another calibration.
+"""Fits the tile-and-wave model of `perfsim.costs.gemm` to measured times of matrix products.
 
-A table with a column `precision` holds products of several precisions. Those in bf16 have the tiles of the
-other calibration, with factors on their efficiency and overhead, and a launch, a memory fraction and a
-ceiling of their own. Narrow products have factors on the device's own bf16 tiles; their rows have a cast:
+A plain table gives a device all constants of its library (`fit_gemm`). A table with a column `precision`
+gives a few factors on the tiles of another calibration (`fit_like`): products in bf16 have factors on
+efficiency and overhead, and a launch, a memory fraction and a ceiling of their own. Narrow products have
+factors on the device's own bf16 tiles; their rows have a cast:
 
     seconds = product(factors) + cast_s + cast_bytes m k / bandwidth
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.gpu import narrow_constants
-from perfsim.evidence.step_fit import Account, Loss, account, cluster_of, log_jacobian, profile
-from perfsim.evidence.tables import need_more_than, read_table, rounded, scipy_optimize
+from perfsim.evidence.tables import (
+    Account,
+    Loss,
+    account,
+    cluster_of,
+    log_jacobian,
+    need_more_than,
+    profile,
+    read_table,
+    rounded,
+    scipy,
+)
 from perfsim.specs.calibration import (
     MOST_STANDARD_ERROR,
     FitRecord,
@@ -30,126 +41,62 @@ from perfsim.specs.calibration import (
     NarrowGemmConstants,
     TileConstants,
 )
-from perfsim.specs.hardware import DeviceSpec, Precision
-from perfsim.specs.recipe import PRECISION_BYTES
-
-# Standard errors of the constants of `perfsim.costs.gemm` from a table of GEMM times.
-
-Array = NDArray[np.float64]
-
-_OF_TILE = ("efficiency", "choice_efficiency", "overhead_k")
-_FIXED = {
-    "split_k": "numbers of slices that the fit offers the library; not fitted",
-    "k_step": "depth of a step along k in CUTLASS's tiles for 16-bit operands; not fitted",
-}
-_LOOSE = "not determined by the table: a third more or less adds less loss than one standard error of it"
-METHOD = (
-    "errors by the sandwich, shapes of one weight matrix taken together, constants that the table does not "
-    "determine held; of choice_ constants, which decide an argmin, the least step of 1, 2, 3, 5, 8, 12, 20 "
-    "and 33 % after which the loss has grown by over one standard error, others held"
-)
-
-
-def _gemm_account(
-    model: GemmModel, shapes: tuple[Array, Array, Array], time_s: Array, weight: Array, floor: float
-) -> Account:
-    """Standard errors of a model's constants at shapes (m, n, k) that took `time_s`.
-
-    The loss is that of the fit: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
-    and split, which jump with the constants.
-    """
-    geometry = model.geometry(*shapes, np.ones(time_s.shape))
-    values = _values(model.constants)
-    plain = [name for name in values if "choice" not in name]
-    chosen = model.choice(geometry)
-    cluster = cluster_of(shapes[1], shapes[2])
-
-    def predict(logs: Array) -> Array:
-        changed = _with(model, dict(zip(plain, np.exp(logs).tolist(), strict=True)))
-        return np.asarray(np.log(changed.price(geometry, chosen=chosen)))
-
-    logs = np.log([values[name] for name in plain])
-    error = predict(logs) - np.log(time_s)
-    smooth = np.sqrt(error**2 + floor**2)
-    loss = Loss(weight * error / smooth, weight * floor**2 / smooth**3, cluster)
-    estimates = account(plain, log_jacobian(predict, logs), loss)
-
-    def losses(name: str, step: float) -> Array:
-        changed = _with(model, {name: values[name] * float(np.exp(step))})
-        return np.asarray(weight * np.hypot(np.log(changed.price(geometry) / time_s), floor))
-
-    widths = {
-        name: profile(lambda step, name=name: losses(name, step), cluster)  # type: ignore[misc]
-        for name in values
-        if name not in plain
-    }
-    return _joined(estimates, widths, values)
-
-
-def _joined(estimates: Account, widths: dict[str, float], values: dict[str, float]) -> Account:
-    """Both kinds of estimates in the order of the calibration file."""
-    narrow = {name: rounded(width, 2) for name, width in widths.items() if width < MOST_STANDARD_ERROR}
-    errors = estimates.errors | narrow
-    assumed = estimates.assumed | {name: _LOOSE for name in widths if name not in narrow}
-    return Account(
-        {name: errors[name] for name in values if name in errors},
-        {name: assumed[name] for name in values if name in assumed} | _FIXED,
-    )
-
-
-def _values(constants: GemmConstants) -> dict[str, float]:
-    """Every fitted constant by its name in a calibration file."""
-    values = {
-        f"tiles.{tile.label}.{name}": float(getattr(tile, name))
-        for tile in constants.tiles
-        for name in _OF_TILE
-    }
-    shared = [name for name in GemmConstants.model_fields if name not in ("tiles", *_FIXED)]
-    return values | {name: float(getattr(constants, name)) for name in shared}
-
-
-def _with(model: GemmModel, changes: dict[str, float]) -> GemmModel:
-    """The model with constants changed by name; without validation, so a step may cross a bound."""
-    tiles = tuple(
-        tile.model_copy(update=_of_tile(changes, f"tiles.{tile.label}.")) for tile in model.constants.tiles
-    )
-    shared = {name: value for name, value in changes.items() if "." not in name}
-    return replace(model, constants=model.constants.model_copy(update={"tiles": tiles, **shared}))
-
-
-def _of_tile(changes: dict[str, float], prefix: str) -> dict[str, float]:
-    return {name.removeprefix(prefix): value for name, value in changes.items() if name.startswith(prefix)}
-
-
-# Fits the tile-and-wave model of `perfsim.costs.gemm` to measured GEMM times.
+from perfsim.specs.hardware import DeviceSpec
+from perfsim.specs.precisions import PRECISIONS, Precision
 
 _SHAPES = ((256, 128), (128, 128), (256, 64), (128, 64), (64, 64), (128, 32), (64, 32), (32, 32))
 """Thread-block tiles of cuBLAS and CUTLASS for 16-bit operands."""
 _EFFICIENCY = (0.965, 0.9, 0.8, 0.72, 0.56, 0.52, 0.37, 0.3)
 _CHOICE = (1.3, 0.92, 0.88, 0.7, 0.58, 0.5, 0.4, 0.3)
-_OVERHEAD_K = 140.0
-_SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
-_K_STEP = 32
-_GLOBALS: dict[str, tuple[float, float, float]] = {
-    "split_traffic": (0.6, 0.05, 5.0),
-    "choice_split_traffic": (0.8, 0.05, 5.0),
-    "split_latency_s": (2.2e-6, 2e-7, 2e-5),
-    "launch_s": (3e-6, 5e-7, 1e-5),
-    "memory_fraction": (0.77, 0.3, 1.0),
-    "overlap_sharpness": (3.4, 1.0, 20.0),
-    "burst_fraction": (0.83, 0.5, 1.0),
-    "burst_s": (1e-3, 1e-5, 1e-2),
-    "power_sharpness": (11.0, 1.0, 40.0),
+_START = GemmConstants(
+    tiles=tuple(
+        TileConstants(shape=shape, efficiency=efficiency, choice_efficiency=choice, overhead_k=140.0)
+        for shape, efficiency, choice in zip(_SHAPES, _EFFICIENCY, _CHOICE, strict=True)
+    ),
+    split_k=(1, 2, 3, 4, 6, 8, 12, 16),
+    k_step=32,
+    split_traffic=0.6,
+    choice_split_traffic=0.8,
+    split_latency_s=2.2e-6,
+    launch_s=3e-6,
+    memory_fraction=0.77,
+    overlap_sharpness=3.4,
+    burst_fraction=0.83,
+    burst_s=1e-3,
+    power_sharpness=11.0,
+)
+_BOUNDS = {
+    "efficiency": (0.05, 1.0),
+    "choice_efficiency": (0.02, 3.0),
+    "overhead_k": (5.0, 1500.0),
+    "split_traffic": (0.05, 5.0),
+    "choice_split_traffic": (0.05, 5.0),
+    "split_latency_s": (2e-7, 2e-5),
+    "launch_s": (5e-7, 1e-5),
+    "memory_fraction": (0.3, 1.0),
+    "overlap_sharpness": (1.0, 20.0),
+    "burst_fraction": (0.5, 1.0),
+    "burst_s": (1e-5, 1e-2),
+    "power_sharpness": (1.0, 40.0),
 }
-"""Start, lowest and highest value."""
+"""Lowest and highest value of each fitted constant, of tiles first."""
+_OF_TILE = tuple(_BOUNDS)[:3]
+_FIXED = {
+    "split_k": "numbers of slices that the fit offers the library; not fitted",
+    "k_step": "depth of a step along k in CUTLASS's tiles for 16-bit operands; not fitted",
+}
+_LOOSE = "not determined by the table: a third more or less adds less loss than one standard error of it"
+_METHOD = (
+    "errors by the sandwich, shapes of one weight matrix taken together, constants that the table does not "
+    "determine held; of choice_ constants, which decide an argmin, the least step of 1, 2, 3, 5, 8, 12, 20 "
+    "and 33 % after which the loss has grown by over one standard error, others held"
+)
 _FIT_ROWS = 4000
 """Enough rows for some thirty constants; more only cost time."""
 _REFINE_ROWS = 10_000
-_GEMM_FIT_EVALUATIONS = 6000
+_FIT_EVALUATIONS = 6000
 _ERROR_FLOOR = 0.02
 """Log errors below this count the same: repeats of one measurement differ by as much."""
-_GEMM_FIT_SMALL_WEIGHT = 0.15
-"""Weight of a shape too small for training, relative to one of training size."""
 _PRIOR = 1e-3
 """Pull towards the start, so that a constant that no row determines stays plausible."""
 
@@ -158,21 +105,37 @@ _PRIOR = 1e-3
 class GemmTable:
     """Measured times of C[m, n] = A[m, k] B[k, n], one array per column."""
 
-    m: Array
-    n: Array
-    k: Array
-    time_s: Array
+    m: Floats
+    n: Floats
+    k: Floats
+    time_s: Floats
 
     @classmethod
     def read(cls, path: Path) -> GemmTable:
         """A CSV file with columns m, n, k, time_us; raises InputError with file and line."""
-        rows = read_table(path, ("m", "n", "k", "time_us"))
-        columns = [np.array([float(row[name]) for row in rows]) for name in ("m", "n", "k", "time_us")]
-        return cls(columns[0], columns[1], columns[2], columns[3] * 1e-6)
+        return cls._of(read_table(path, ("m", "n", "k", "time_us")))
+
+    @classmethod
+    def by_precision(cls, path: Path) -> dict[Precision, GemmTable]:
+        """The same for each value of a column `precision`."""
+        rows = read_table(path, ("m", "n", "k", "time_us"), ("precision",))
+        names = list(dict.fromkeys(row["precision"] for row in rows))
+        if unknown := [name for name in names if name not in PRECISIONS]:
+            raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
+        return {name: cls._of([row for row in rows if row["precision"] == name]) for name in names}
+
+    @classmethod
+    def _of(cls, rows: Sequence[dict[str, str]]) -> GemmTable:
+        m, n, k, time_us = (np.array([float(row[key]) for row in rows]) for key in ("m", "n", "k", "time_us"))
+        return cls(m, n, k, time_us * 1e-6)
 
     def rows(self, index: NDArray[np.intp]) -> GemmTable:
         """The rows with these indices."""
         return GemmTable(self.m[index], self.n[index], self.k[index], self.time_s[index])
+
+    def sample(self, count: int) -> GemmTable:
+        """So many rows at random, always the same, since a table may be sorted."""
+        return self.rows(np.random.default_rng(0).permutation(self.time_s.size)[:count])
 
     @property
     def is_training_size(self) -> NDArray[np.bool_]:
@@ -180,13 +143,25 @@ class GemmTable:
         return (self.m >= 256) & (self.n >= 512) & (self.k >= 512)
 
     @property
-    def weight(self) -> Array:
-        """Weight of each row in a fit."""
-        return np.where(self.is_training_size, 1.0, _GEMM_FIT_SMALL_WEIGHT)
+    def weight(self) -> Floats:
+        """Weight of each row in a fit of all constants."""
+        return np.where(self.is_training_size, 1.0, 0.15)
+
+
+def _robust_loss(
+    log_errors: Callable[[Floats], Floats], weight: Floats, start: Floats
+) -> Callable[[Floats], float]:
+    """Weighted mean of a smoothed |log error|, plus the weak prior at the start."""
+
+    def loss(logs: Floats) -> float:
+        error = np.sqrt(log_errors(logs) ** 2 + _ERROR_FLOOR**2)
+        return float(weight @ error + _PRIOR * np.mean((logs - start) ** 2))
+
+    return loss
 
 
 def fit_gemm(
-    table_path: Path, device: DeviceSpec, *, source: str = "", evaluations: int = _GEMM_FIT_EVALUATIONS
+    table_path: Path, device: DeviceSpec, *, source: str = "", evaluations: int = _FIT_EVALUATIONS
 ) -> tuple[GemmConstants, FitRecord, Account]:
     """Constants of the device's GEMM library, fitted to half of the table and judged on the rest.
 
@@ -196,85 +171,79 @@ def fit_gemm(
     Raises InputError for a bad table or without SciPy.
     """
     table = GemmTable.read(table_path)
-    scipy_optimize()
+    optimize = scipy("optimize")
+    names = list(_values(_START))
+    start = np.log(list(_values(_START).values()))
+    low, high = np.log([_BOUNDS[name.rpartition(".")[2]] for name in names]).T
     # Only one half is fitted, so that half must have more rows than there are constants.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
-    need_more_than(2 * len(_start_and_bounds(_CHOICE)[0]) + 1, shapes, table_path, "GEMM shapes")
+    need_more_than(2 * len(names) + 1, shapes, table_path, "GEMM shapes")
     order = np.random.default_rng(0).permutation(table.time_s.size)  # a table may be sorted
     fit_rows = min(-(-order.size // 2), _FIT_ROWS)
     half = table.rows(order[:fit_rows])
     rest = table.rows(order[fit_rows:])
-    results = [_minimise(half, device, choice, evaluations) for choice in (_CHOICE, _EFFICIENCY)]
+    ranked = {
+        f"tiles.{tile.label}.choice_efficiency": tile.efficiency for tile in _START.tiles
+    }  # a library that knows how fast its tiles are
+    results = []
+    for first in (start, np.log(list(_values(_with(_START, ranked)).values()))):
+        loss = _loss_of_table(half, device, first)
+        result = optimize.minimize(
+            loss,
+            first,
+            method="Powell",
+            bounds=list(zip(low, high, strict=True)),
+            options={"maxfev": evaluations // 2, "xtol": 1e-2, "ftol": 1e-5},
+        )
+        results.append(_polished(loss, np.clip(result.x, low, high), low, high, evaluations // 2))
     best, _ = min(results, key=lambda result: result[1])
     errors = absolute_errors(_constants(best), device, rest)
     judged = errors[rest.is_training_size] if rest.is_training_size.any() else errors
+    loss = _loss_of_table(table.rows(order[:_REFINE_ROWS]), device, start)
+    constants = _constants(_polished(loss, best, low, high, evaluations // 2)[0])
+    estimates = _estimates(constants, device, table.sample(_REFINE_ROWS))
     record = FitRecord(
         command=f"perfsim calibrate gemm {table_path.name} --device {device.name}",
         table=source or table_path.name,
         points=table.time_s.size,
         median_ape=rounded(float(np.median(judged)), 3),
         p90_ape=rounded(float(np.quantile(judged, 0.9)), 3),
+        standard_errors=estimates.errors,
         note=(
             f"residuals of a fit to {fit_rows} rows, over the {judged.size} other rows with m >= 256 and "
             f"n, k >= 512; over all {errors.size} others {np.median(errors):.1%} median, "
-            f"{np.quantile(errors, 0.9):.1%} p90; then refined with all rows"
+            f"{np.quantile(errors, 0.9):.1%} p90; then refined with all rows; {_METHOD}"
         ),
     )
-    constants = _refined(best, table.rows(order[:_REFINE_ROWS]), device, evaluations)
-    return constants, *_with_errors(record, constants, device, table)
+    return constants, record, estimates
 
 
-def _with_errors(
-    record: FitRecord, constants: GemmConstants, device: DeviceSpec, table: GemmTable
-) -> tuple[FitRecord, Account]:
-    """The record of a fit with the standard errors of its constants, and the account of all of them."""
-    sample = table.rows(np.random.default_rng(0).permutation(table.time_s.size)[:_REFINE_ROWS])
-    shapes = (sample.m, sample.n, sample.k)
-    model = _gemm_fit_model(constants, device)
-    estimates = _gemm_account(model, shapes, sample.time_s, sample.weight, _ERROR_FLOOR)
-    note = f"{record.note.removesuffix(f'; {METHOD}')}; {METHOD}"
-    record = record.model_copy(update={"standard_errors": estimates.errors, "note": note})
-    return record, estimates.with_prefix("gemm")
-
-
-def absolute_errors(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Array:
+def absolute_errors(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Floats:
     """|predicted / measured - 1| of every row."""
-    return np.abs(_gemm_fit_model(constants, device).time_s(table.m, table.n, table.k) / table.time_s - 1)
+    return np.abs(_model(constants, device).time_s(table.m, table.n, table.k) / table.time_s - 1)
 
 
-def _gemm_fit_model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
+def _model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
     peaks = [device.peak[name] for name in ("bf16", "fp16") if name in device.peak]
     if not peaks:
         raise InputError(f"device {device.name} has no 16-bit peak to relate GEMM times to")
     return GemmModel(constants, peaks[0], device.memory.bandwidth, device.compute_units)
 
 
-def _minimise(
-    table: GemmTable, device: DeviceSpec, choice: tuple[float, ...], evaluations: int
-) -> tuple[Array, float]:
-    """The logarithms of the best constants from one start, and their loss."""
-    start, low, high = (np.log(values) for values in _start_and_bounds(choice))
-    loss = _loss(table, device, start)
-    result = scipy_optimize().minimize(
-        loss,
-        start,
-        method="Powell",
-        bounds=list(zip(low, high, strict=True)),
-        options={"maxfev": evaluations // 2, "xtol": 1e-2, "ftol": 1e-5},
-    )
-    return _polished(loss, np.clip(result.x, low, high), low, high, evaluations // 2)
+def _loss_of_table(table: GemmTable, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
+    model = _model(_START, device)
+    # Tiles and waves do not depend on the fitted constants.
+    geometry = model.geometry(table.m, table.n, table.k, np.ones(table.m.shape))
 
+    def log_errors(logs: Floats) -> Floats:
+        return np.asarray(np.log(replace(model, constants=_constants(logs)).price(geometry) / table.time_s))
 
-def _refined(best: Array, table: GemmTable, device: DeviceSpec, evaluations: int) -> GemmConstants:
-    """Constants near `best`, refined with more rows."""
-    start, low, high = (np.log(values) for values in _start_and_bounds(_CHOICE))
-    refined, _ = _polished(_loss(table, device, start), best, low, high, evaluations // 2)
-    return _constants(refined)
+    return _robust_loss(log_errors, table.weight / table.weight.sum(), start)
 
 
 def _polished(
-    loss: Callable[[Array], float], best: Array, low: Array, high: Array, evaluations: int
-) -> tuple[Array, float]:
+    loss: Callable[[Floats], float], best: Floats, low: Floats, high: Floats, evaluations: int
+) -> tuple[Floats, float]:
     """Random steps along one axis at a time, longer where they help.
 
     The chosen tiles jump with the constants, so the loss has steps that stop line searches.
@@ -298,94 +267,99 @@ def _polished(
     return best, lowest
 
 
-def _loss(table: GemmTable, device: DeviceSpec, start: Array) -> Callable[[Array], float]:
-    """Weighted mean of a smoothed |log error|, plus the weak prior at the start."""
-    # Tiles and waves do not depend on the fitted constants.
-    batch = np.ones(table.m.shape)
-    geometry = _gemm_fit_model(_constants(start), device).geometry(table.m, table.n, table.k, batch)
-    weight = table.weight / table.weight.sum()
-
-    def loss(logs: Array) -> float:
-        predicted = _gemm_fit_model(_constants(logs), device).price(geometry)
-        error = np.sqrt(np.log(predicted / table.time_s) ** 2 + _ERROR_FLOOR**2)
-        return float(weight @ error + _PRIOR * np.mean((logs - start) ** 2))
-
-    return loss
+def _values(constants: GemmConstants) -> dict[str, float]:
+    """Every fitted constant by its name in a calibration file."""
+    values = {
+        f"tiles.{tile.label}.{name}": float(getattr(tile, name))
+        for tile in constants.tiles
+        for name in _OF_TILE
+    }
+    return values | {name: float(getattr(constants, name)) for name in _BOUNDS if name not in _OF_TILE}
 
 
-def _start_and_bounds(choice: tuple[float, ...]) -> tuple[list[float], list[float], list[float]]:
-    """Start, lowest and highest value of every constant, in the order of `_constants`."""
-    triples = []
-    for efficiency, choice_efficiency in zip(_EFFICIENCY, choice, strict=True):
-        triples += [(efficiency, 0.05, 1.0), (choice_efficiency, 0.02, 3.0), (_OVERHEAD_K, 5.0, 1500.0)]
-    triples += _GLOBALS.values()
-    start, low, high = zip(*triples, strict=True)
-    return list(start), list(low), list(high)
+def _with(constants: GemmConstants, changes: dict[str, float]) -> GemmConstants:
+    """The constants changed by name; without validation, so a step may cross a bound."""
+    shared = {name: value for name, value in changes.items() if "." not in name}
+    tiles = []
+    for tile in constants.tiles:
+        paths = {name: f"tiles.{tile.label}.{name}" for name in _OF_TILE}
+        new = {name: changes[path] for name, path in paths.items() if path in changes}
+        tiles.append(tile.model_copy(update=new))
+    return constants.model_copy(update={"tiles": tuple(tiles), **shared})
 
 
-def _constants(logs: Array) -> GemmConstants:
+def _constants(logs: Floats) -> GemmConstants:
     """The constants of a vector of logarithms."""
-    values = [rounded(value) for value in np.exp(logs)]
-    per_tile = 3 * len(_SHAPES)
-    tiles = tuple(
-        TileConstants(
-            shape=shape,
-            efficiency=min(1.0, values[3 * index]),
-            choice_efficiency=values[3 * index + 1],
-            overhead_k=values[3 * index + 2],
-        )
-        for index, shape in enumerate(_SHAPES)
+    values = {}
+    for name, value in zip(_values(_START), np.exp(logs), strict=True):
+        low, high = _BOUNDS[name.rpartition(".")[2]]
+        values[name] = min(max(rounded(value), low), high)
+    return _with(_START, values)
+
+
+def _estimates(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Account:
+    """Standard errors of the constants at the rows of a table, in the order of the calibration file.
+
+    The loss is that of the fit: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
+    and split, which jump with the constants.
+    """
+    model = _model(constants, device)
+    geometry = model.geometry(table.m, table.n, table.k, np.ones(table.time_s.shape))
+    values = _values(constants)
+    plain = [name for name in values if "choice" not in name]
+    chosen = model.choice(geometry)
+    cluster = cluster_of(table.n, table.k)
+    weight = table.weight
+
+    def predict(logs: Floats) -> Floats:
+        changed = _with(constants, dict(zip(plain, np.exp(logs).tolist(), strict=True)))
+        return np.asarray(np.log(replace(model, constants=changed).price(geometry, chosen=chosen)))
+
+    logs = np.log([values[name] for name in plain])
+    error = predict(logs) - np.log(table.time_s)
+    smooth = np.sqrt(error**2 + _ERROR_FLOOR**2)
+    loss = Loss(weight * error / smooth, weight * _ERROR_FLOOR**2 / smooth**3, cluster)
+    found = account(plain, log_jacobian(predict, logs), loss)
+    errors = dict(found.errors)
+    assumed = dict(found.assumed)
+    for name in values:
+        if name not in plain:
+            width = profile(_loss_along(name, model, table), cluster)
+            if width < MOST_STANDARD_ERROR:
+                errors[name] = rounded(width, 2)
+            else:
+                assumed[name] = _LOOSE
+    return Account(
+        {name: errors[name] for name in values if name in errors},
+        {name: assumed[name] for name in values if name in assumed} | _FIXED,
     )
-    shared = dict(zip(_GLOBALS, values[per_tile:], strict=True))
-    shared = {name: min(max(value, _GLOBALS[name][1]), _GLOBALS[name][2]) for name, value in shared.items()}
-    return GemmConstants(tiles=tiles, split_k=_SPLIT_K, k_step=_K_STEP, **shared)
 
 
-SIXTEEN = "bf16"
+def _loss_along(name: str, model: GemmModel, table: GemmTable) -> Callable[[float], Floats]:
+    """The loss of each row after a step of the log of one constant."""
+    geometry = model.geometry(table.m, table.n, table.k, np.ones(table.time_s.shape))
+    value = _values(model.constants)[name]
+
+    def losses(step: float) -> Floats:
+        changed = replace(model, constants=_with(model.constants, {name: value * float(np.exp(step))}))
+        return np.asarray(
+            table.weight * np.hypot(np.log(changed.price(geometry) / table.time_s), _ERROR_FLOOR)
+        )
+
+    return losses
+
+
+_SIXTEEN: Precision = "bf16"
 _ROWS = 2500
 """Enough for six factors."""
 _EVALUATIONS = 700
-"""Log errors below this count the same: repeats of one measurement differ by as much."""
 _LARGE = 1024
 """Least side of a product of training size; others have the weight `_SMALL_WEIGHT`."""
 _SMALL_WEIGHT = 0.2
 _STEP = 0.02
-_START = {
-    "bf16": {
-        "efficiency": 1.0,
-        "overhead": 1.0,
-        "memory_fraction": 0.83,
-        "burst_fraction": 0.75,
-        "launch_s": 2.5e-6,
-    },
-    "narrow": {
-        "efficiency": 1.0,
-        "overhead": 1.0,
-        "memory_fraction": 0.83,
-        "burst_fraction": 0.75,
-        "cast_bytes": 4.0,
-        "cast_s": 6e-6,
-    },
-}
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """The rows of one precision, and the time of their products by the logs of the factors."""
-
-    names: tuple[str, ...]
-    start: Array
-    table: GemmTable
-    seconds: Callable[[Array], Array]
-
-    @property
-    def weight(self) -> Array:
-        sides = np.minimum(np.minimum(self.table.m, self.table.n), self.table.k)
-        weight = np.where(sides >= _LARGE, 1.0, _SMALL_WEIGHT)
-        return np.asarray(weight / weight.sum())
-
-    def errors(self, logs: Array) -> Array:
-        return np.asarray(np.log(self.seconds(logs) / self.table.time_s))
+_START_OF_ALL = {"efficiency": 1.0, "overhead": 1.0, "memory_fraction": 0.83, "burst_fraction": 0.75}
+_START_OF_SIXTEEN = {**_START_OF_ALL, "launch_s": 2.5e-6}
+_START_OF_NARROW = {**_START_OF_ALL, "cast_bytes": 4.0, "cast_s": 6e-6}
 
 
 def fit_like(
@@ -396,86 +370,68 @@ def fit_like(
     Where `like` is the device's own calibration its 16-bit products are kept. Raises InputError for a bad
     table.
     """
-    tables = _tables(path)
+    tables = GemmTable.by_precision(path)
+    command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
+
+    def fitted(
+        table: GemmTable, start: dict[str, float], seconds: Callable[[dict[str, float], GemmTable], Floats]
+    ) -> tuple[dict[str, float], FitRecord]:
+        values, record = _factors(table.sample(_ROWS), start, seconds, path)
+        return values, record.model_copy(update={"command": command, "table": source or path.name})
+
     records: dict[str, FitRecord] = {}
     gemm = like.gemm
-    command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
-    table = source or path.name
-    if SIXTEEN in tables and not is_own(device, like):
-        values, records["gemm"] = _fitted(_sixteen(tables[SIXTEEN], device, gemm), command, table, path)
+    if _SIXTEEN in tables and not is_own(device, like):
+
+        def of_sixteen(values: dict[str, float], rows: GemmTable) -> Floats:
+            model = _like(device, _scaled(like.gemm, values), _SIXTEEN)
+            return np.asarray(model.price(model.geometry(rows.m, rows.n, rows.k, np.ones(rows.m.shape))))
+
+        values, records["gemm"] = fitted(tables[_SIXTEEN], _START_OF_SIXTEEN, of_sixteen)
         gemm = _scaled(gemm, values)
     narrow = {}
     for precision, rows in tables.items():
-        if precision == SIXTEEN or not device.computes(precision):
+        if precision == _SIXTEEN or not device.computes(precision):
             continue
-        values, record = _fitted(_narrow(rows, device, gemm, precision), command, table, path)
+        values, records[f"narrow.{precision}"] = fitted(
+            rows, _START_OF_NARROW, _seconds_of_narrow(device, gemm, precision)
+        )
         narrow[str(precision)] = NarrowGemmConstants(**values)
-        records[f"narrow.{precision}"] = record
     return gemm, narrow, records
 
 
 def is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
     """Whether a calibration is a device's own, and not one that it borrows."""
-    own = device.calibration
-    return own is not None and own.name == calibration.name and "calibration" not in device.assumed
+    known = device.calibration
+    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
 
 
-def _tables(path: Path) -> dict[Precision, GemmTable]:
-    rows = read_table(path, ("m", "n", "k", "time_us"), ("precision",))
-    tables: dict[Precision, GemmTable] = {}
-    for name in dict.fromkeys(row["precision"] for row in rows):
-        if name not in PRECISION_BYTES:
-            raise InputError(f"{path.name}: precision {name!r} is none of {', '.join(PRECISION_BYTES)}")
-        own = [row for row in rows if row["precision"] == name]
-        m, n, k, time_us = (np.array([float(row[key]) for row in own]) for key in ("m", "n", "k", "time_us"))
-        tables[name] = GemmTable(m, n, k, time_us * 1e-6)  # type: ignore[index]
-    return tables
-
-
-def _sample(table: GemmTable) -> GemmTable:
-    return table.rows(np.random.default_rng(0).permutation(table.time_s.size)[:_ROWS])
-
-
-def _model(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> GemmModel:
+def _like(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> GemmModel:
     return GemmModel(gemm, device.peak_flop_per_s(precision), device.memory.bandwidth, device.compute_units)
 
 
-def _sixteen(table: GemmTable, device: DeviceSpec, gemm: GemmConstants) -> _Problem:
-    sample = _sample(table)
-    start = _START["bf16"]
-    model = _model(device, gemm, "bf16")
-    geometry = model.geometry(sample.m, sample.n, sample.k, np.ones(sample.m.shape))
-
-    def seconds(logs: Array) -> Array:
-        values = dict(zip(start, np.exp(logs).tolist(), strict=True))
-        return replace(model, constants=_scaled(gemm, values)).price(geometry)
-
-    return _Problem(tuple(start), np.log(list(start.values())), sample, seconds)
-
-
-def _narrow(table: GemmTable, device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> _Problem:
-    sample = _sample(table)
-    start = _START["narrow"]
+def _seconds_of_narrow(
+    device: DeviceSpec, gemm: GemmConstants, precision: Precision
+) -> Callable[[dict[str, float], GemmTable], Floats]:
+    """The time of narrow products with their cast, by the factors on 16-bit products."""
     model = replace(
-        _model(device, gemm, precision),
-        element_bytes=PRECISION_BYTES[precision],
-        result_bytes=PRECISION_BYTES["bf16"],
+        _like(device, gemm, precision),
+        element_bytes=PRECISIONS[precision].bytes,
+        result_bytes=PRECISIONS["bf16"].bytes,
     )
-    geometry = model.geometry(sample.m, sample.n, sample.k, np.ones(sample.m.shape))
+    start = NarrowGemmConstants(**_START_OF_NARROW)
 
-    start_constants = NarrowGemmConstants(**start)
-
-    def seconds(logs: Array) -> Array:
-        values = {name: float(value) for name, value in zip(start, np.exp(logs), strict=True)}
-        values = {
+    def seconds(values: dict[str, float], rows: GemmTable) -> Floats:
+        geometry = model.geometry(rows.m, rows.n, rows.k, np.ones(rows.m.shape))
+        bounded = {
             name: min(value, 1.0) if name.endswith("fraction") else value for name, value in values.items()
         }
-        constants = start_constants.model_copy(update=values)
+        constants = start.model_copy(update=bounded)
         product = replace(model, constants=narrow_constants(gemm, constants)).price(geometry)
-        cast = values["cast_s"] + values["cast_bytes"] * sample.m * sample.k / device.memory.bandwidth
+        cast = values["cast_s"] + values["cast_bytes"] * rows.m * rows.k / device.memory.bandwidth
         return np.asarray(product + cast)
 
-    return _Problem(tuple(start), np.log(list(start.values())), sample, seconds)
+    return seconds
 
 
 def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
@@ -489,53 +445,47 @@ def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
         )
         for tile in gemm.tiles
     )
-    own = {name: rounded(min(1.0, values[name])) for name in ("memory_fraction", "burst_fraction")}
-    return gemm.model_copy(update={"tiles": tiles, "launch_s": rounded(values["launch_s"]), **own})
+    bounded = {name: rounded(min(1.0, values[name])) for name in ("memory_fraction", "burst_fraction")}
+    return gemm.model_copy(update={"tiles": tiles, "launch_s": rounded(values["launch_s"]), **bounded})
 
 
-def _fitted(problem: _Problem, command: str, table: str, path: Path) -> tuple[dict[str, float], FitRecord]:
+def _factors(
+    table: GemmTable,
+    start: dict[str, float],
+    seconds: Callable[[dict[str, float], GemmTable], Floats],
+    path: Path,
+) -> tuple[dict[str, float], FitRecord]:
     """The factors with the least robust error, and the record of their fit."""
-    need_more_than(len(problem.names), problem.table.m.size, path, "GEMM shapes")
-    optimize: Any = scipy_optimize()
-    weight = problem.weight
-    start = problem.start
+    need_more_than(len(start), table.m.size, path, "GEMM shapes")
+    sides = np.minimum(np.minimum(table.m, table.n), table.k)
+    weight = np.where(sides >= _LARGE, 1.0, _SMALL_WEIGHT)
+    weight = weight / weight.sum()
+    first = np.log(list(start.values()))
 
-    def loss(logs: Array) -> float:
-        error = np.sqrt(problem.errors(logs) ** 2 + _ERROR_FLOOR**2)
-        return float(weight @ error + _PRIOR * np.mean((logs - start) ** 2))
+    def errors(logs: Floats) -> Floats:
+        values = dict(zip(start, np.exp(logs).tolist(), strict=True))
+        return np.asarray(np.log(seconds(values, table) / table.time_s))
 
-    corners = np.vstack([start, start + 0.2 * np.eye(start.size)])
+    corners = np.vstack([first, first + 0.2 * np.eye(first.size)])
     options = {"maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": corners}
-    best = optimize.minimize(loss, start, method="Nelder-Mead", options=options).x
-    apes = np.abs(np.expm1(problem.errors(best)))[weight == weight.max()]
-    values = {name: rounded(float(value)) for name, value in zip(problem.names, np.exp(best), strict=True)}
+    loss = _robust_loss(errors, weight, first)
+    best = scipy("optimize").minimize(loss, first, method="Nelder-Mead", options=options).x
+    apes = np.abs(np.expm1(errors(best)))[weight == weight.max()]
+    values = {name: rounded(float(value)) for name, value in zip(start, np.exp(best), strict=True)}
     for name in ("memory_fraction", "burst_fraction"):
         values[name] = min(1.0, values[name])
+    relative = weight / weight.mean()
+    at_best = Loss(relative * errors(best), relative, np.arange(weight.size))
+    found = at_best.errors(log_jacobian(errors, best, _STEP), few=False).tolist()
+    paths = {"overhead": "overhead_k"} if "launch_s" in start else {}
     return values, FitRecord(
-        command=command,
-        table=table,
-        points=problem.table.m.size,
+        command="",
+        table="",
+        points=table.m.size,
         median_ape=rounded(float(np.median(apes)), 3),
         p90_ape=rounded(float(np.quantile(apes, 0.9)), 3),
-        standard_errors=_standard_errors(problem, best),
+        standard_errors={
+            paths.get(name, name): rounded(error, 2) for name, error in zip(start, found, strict=True)
+        },
         note=f"residuals over products with all sides of {_LARGE:,} or more",
     )
-
-
-def _standard_errors(problem: _Problem, best: Array) -> dict[str, float]:
-    """Relative standard errors by the sandwich of the weighted log errors."""
-    weight = problem.weight / problem.weight.mean()
-    here = problem.errors(best)
-    slopes = [
-        (problem.errors(best + step) - problem.errors(best - step)) / (2 * _STEP)
-        for step in _STEP * np.eye(best.size)
-    ]
-    jacobian = np.stack(slopes, axis=1)
-    inverse = np.linalg.pinv((jacobian * weight[:, None]).T @ jacobian)
-    scores = jacobian * (weight * here)[:, None]
-    variances = np.diag(inverse @ (scores.T @ scores) @ inverse)
-    errors = np.sqrt(np.maximum(variances, 0.0)).tolist()
-    paths = {"overhead": "overhead_k"} if "launch_s" in problem.names else {}
-    return {
-        paths.get(name, name): rounded(error, 2) for name, error in zip(problem.names, errors, strict=True)
-    }

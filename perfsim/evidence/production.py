@@ -1,9 +1,19 @@
-"""Published production runs: the rate that each reported, and the rate of its predicted healthy steps."""
+"""Production runs and published ratios of speeds, which score nothing, beside what is predicted for them.
+
+What could explain a scaling over many wafer-scale systems below the predicted one: gradients that take longer
+to add up over more systems, slower links between them, or one system that is slower than the others, on which
+all wait. Of n systems whose speeds differ by a standard deviation s, the slowest takes s m(n) longer in the
+mean, where m(n) is the expected maximum of n standard normal values
+[Blom 1958: m(n) = Phi^-1((n - 3/8) / (n + 1/4))].
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny
 
@@ -11,13 +21,17 @@ from perfsim.base.sizes import MOST_CASES
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
 from perfsim.catalog import Catalog, data_root, parse_file
-from perfsim.prediction.planner import best_plan
+from perfsim.evidence.cases import STREAMING
+from perfsim.prediction.bands import accuracy_of, unknowns_of
+from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.question import Question
-from perfsim.specs.hardware import Devices, SystemSpec
+from perfsim.prediction.run import Evaluation, evaluate
+from perfsim.specs.hardware import Devices, SystemSpec, WaferClusterSpec
+from perfsim.specs.layout import Layout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Sequences, TrainingRecipe
 
-STRATEGY = "3d"
+Version = Annotated[int, *number(1, 1000)]
 
 
 class ProductionRun(Spec):
@@ -37,17 +51,16 @@ class ProductionRun(Spec):
     """By field, the reason for a value that is not published."""
 
 
-class ProductionFile(Spec):
+class _ProductionFile(Spec):
     """A file of production runs."""
 
-    schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
+    schema_version: Version = Field(alias="schema")
     runs: Annotated[tuple[ProductionRun, ...], Field(min_length=1, max_length=MOST_CASES)]
 
 
 def production_runs(catalog: Catalog) -> tuple[ProductionRun, ...]:
     """The production runs that come with perfsim."""
-    path: Path = data_root() / "studies" / "production" / "runs.yaml"
-    return parse_file(path, ProductionFile, catalog).runs
+    return parse_file(data_root() / "studies" / "production" / "runs.yaml", _ProductionFile, catalog).runs
 
 
 def healthy_tokens_per_s(run: ProductionRun) -> float:
@@ -60,9 +73,210 @@ def healthy_tokens_per_s(run: ProductionRun) -> float:
         recipe=run.recipe,
         system=run.system,
         devices=run.devices,
-        strategy=STRATEGY,
+        strategy="3d",
         batch=run.global_batch_size,
         layout=run.layout,
         must_fit=False,
     )
     return best_plan(question.check()).tokens_per_s / run.devices
+
+
+_Ratio = Annotated[float, *number(1e-6, 1e6)]
+
+
+class RatioRun(Spec):
+    """One run, with its speed as a ratio to that of the first run of the file."""
+
+    name: str
+    model: TransformerConfig
+    systems: Devices
+    global_batch_size: Sequences
+    ratio: _Ratio
+    """Tokens a second and system over those of the first run."""
+    assumed: dict[str, str] = Field(default_factory=dict)
+    """By field, the reason for a value on which sources differ."""
+
+
+class _Efficiency(Spec):
+    """Throughput of many systems over as many times that of fewer."""
+
+    name: str
+    fewer: Devices
+    systems: Devices
+    efficiency: _Ratio
+    least: bool = False
+    """Whether only a lower bound is published."""
+    source: str
+
+
+class ScalingFile(Spec):
+    """A file of published ratios, all of one machine and recipe."""
+
+    schema_version: Version = Field(alias="schema")
+    recipe: TrainingRecipe
+    system: SerializeAsAny[SystemSpec]
+    source: str
+    runs: Annotated[tuple[RatioRun, ...], Field(min_length=2, max_length=MOST_CASES)]
+    efficiencies: Annotated[tuple[_Efficiency, ...], Field(max_length=MOST_CASES)] = ()
+
+    def step(
+        self,
+        run: RatioRun,
+        *,
+        systems: int | None = None,
+        system: SystemSpec | None = None,
+        layout: Layout | None = None,
+    ) -> Evaluation:
+        """A run's predicted step: on other systems, with the batch of each, or with a given layout.
+
+        Raises as plans and simulations do.
+        """
+        count = systems or run.systems
+        question = Question(
+            model=run.model,
+            recipe=self.recipe,
+            system=system or self.system,
+            devices=count,
+            strategy=STREAMING,
+            batch=run.global_batch_size // run.systems * count,
+            layout=layout,
+        )
+        return best_plan(question) if layout is None else evaluate(plan_of(question), question.costs)
+
+
+def published_scaling(catalog: Catalog) -> ScalingFile:
+    """The published ratios that come with perfsim."""
+    path = data_root() / "studies" / "production" / "cerebras_gpt.yaml"
+    return parse_file(path, ScalingFile, catalog)
+
+
+_LARGEST = 1e6
+"""The largest factor on a cost that is tried."""
+_HALVINGS = 12
+"""Halvings of its logarithm, after which it is known within 0.2 %."""
+
+
+@lru_cache(maxsize=1)
+def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
+    """Published ratios beside predicted ones: `runs`, `efficiencies`, and what would `explain` the worst.
+
+    Ratios of tokens a second and system are compared with every run on one system.
+    """
+    published = published_scaling(catalog)
+    steps = {run.name: published.step(run) for run in published.runs}
+    largest = max(published.runs, key=lambda run: run.systems)
+    bounds = [claim for claim in published.efficiencies if claim.least]
+    return {
+        "source": published.source,
+        "runs": [row for run in published.runs if (row := _row(run, published, steps))["against"]],
+        "efficiencies": [_efficiency(claim, largest, published) for claim in published.efficiencies],
+        "explanations": [row for claim in bounds for row in explanations(claim, largest, published)],
+    }
+
+
+def _row(run: RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """Tokens a second and system of a run over those of each earlier one on one system, with a band."""
+    against = []
+    rate, run_width = _rate_and_width(steps[run.name])
+    for base in published.runs[: published.runs.index(run)]:
+        if base.systems > 1:
+            continue
+        base_rate, base_width = _rate_and_width(steps[base.name])
+        measured = run.ratio / base.ratio
+        predicted = rate / base_rate
+        width = math.hypot(run_width, base_width)
+        against.append(
+            {
+                "base": base.name,
+                "measured": measured,
+                "predicted": predicted,
+                "error": predicted / measured - 1.0,
+                "band": [predicted * math.exp(-width), predicted * math.exp(width)],
+            }
+        )
+    batch = run.global_batch_size // run.systems
+    return {"name": run.name, "systems": run.systems, "batch_per_system": batch, "against": against}
+
+
+def _rate_and_width(step: Evaluation) -> tuple[float, float]:
+    """Tokens a second and system, and the log half-width that two runs of one machine do not share."""
+    unshared = accuracy_of(step.plan, step.hidden_communication_fraction).unshared_error
+    return step.tokens_per_s / step.plan.topology.num_devices, math.log1p(unshared)
+
+
+def _efficiency(claim: _Efficiency, run: RatioRun, published: ScalingFile) -> dict[str, Any]:
+    """A published efficiency beside that of a run with the same batch of each system and its band."""
+    fewer, more = (published.step(run, systems=count) for count in (claim.fewer, claim.systems))
+    predicted = fewer.step_time_s / more.step_time_s
+    lost = _lost(more) - _lost(fewer)
+    return {
+        "name": claim.name,
+        "fewer": claim.fewer,
+        "systems": claim.systems,
+        "measured": claim.efficiency,
+        "least": claim.least,
+        "predicted": predicted,
+        "predicted_for": run.name,
+        "allowed": predicted * math.exp(-lost),
+        "source": claim.source,
+    }
+
+
+def _lost(step: Evaluation) -> float:
+    """Half-width in log time of what a number of systems may lose."""
+    return sum(unknown.log_width for unknown in unknowns_of(step.plan) if unknown.code == "devices-outside")
+
+
+def explanations(claim: _Efficiency, run: RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
+    """What each cause alone would have to be for a step as slow as a published efficiency says.
+
+    Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`.
+    """
+    system = published.system
+    if not isinstance(system, WaferClusterSpec):
+        return []
+    fewer = published.step(run, systems=claim.fewer)
+    more = published.step(run, systems=claim.systems)
+    limit_s = fewer.step_time_s / claim.efficiency
+    tree = system.swarmx
+    slower = 1.0 / claim.efficiency
+
+    def step_s(changes: Mapping[str, float]) -> float:
+        changed = system.with_(**{f"swarmx.{name}": value for name, value in changes.items()})
+        layout = more.plan.layout
+        return published.step(run, systems=claim.systems, system=changed, layout=layout).step_time_s
+
+    hop = _factor(lambda factor: step_s({"hop_latency": tree.hop_latency * factor}), limit_s)
+    link = _factor(lambda factor: step_s({"bandwidth": tree.bandwidth / factor}), limit_s)
+    spread = (slower - 1.0) / expected_maximum(claim.systems)
+    rows = {
+        "gradients add up later": (
+            limit_s - fewer.step_time_s,
+            more.step_time_s - fewer.step_time_s,
+            "seconds",
+        ),
+        "a hop of the tree takes longer": (tree.hop_latency * hop, tree.hop_latency, "seconds"),
+        "links of the tree are slower": (tree.bandwidth / link, tree.bandwidth, "bytes_per_s"),
+        "one system is slower": (slower - 1.0, 0.0, "fraction"),
+        "speeds of systems differ (standard deviation)": (spread, 0.0, "fraction"),
+    }
+    shared = {"name": claim.name, "run": run.name, "systems": claim.systems}
+    return [
+        {**shared, "cause": cause, "needed": needed, "in_model": in_model, "unit": unit}
+        for cause, (needed, in_model, unit) in rows.items()
+    ]
+
+
+def expected_maximum(count: int) -> float:
+    """Expected maximum of so many standard normal values, by Blom's approximation (within 5 %)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+def _factor(step_s: Callable[[float], float], limit_s: float) -> float:
+    """The factor on a cost at which a step takes a given time; at most `_LARGEST`."""
+    low = 0.0
+    high = math.log(_LARGEST)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if step_s(math.exp(middle)) > limit_s else (middle, high)
+    return math.exp((low + high) / 2)

@@ -1,4 +1,8 @@
-"""Writes the record of errors that studies state (`perfsim validate --record`)."""
+"""The records that the package quotes, written by `perfsim validate --record` in a checkout.
+
+They hold the errors of each family of public cases with and without the family in the fit, the utilisation
+that the public runs reached, and the rates of production runs beside those of their predicted healthy steps.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,19 @@ from typing import Any
 from perfsim.base.files import write_file
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.evidence.bands import FEWEST_FAMILIES, LeftOutRun, fitted_widths
-from perfsim.evidence.cases import StepCase, case_job, case_system, step_cases
-from perfsim.evidence.left_out import ALL, HeldOut, LeftOut, held_out
-from perfsim.evidence.plans import public_cases
+from perfsim.evidence.cases import StepCase, public_cases, read_cases
+from perfsim.evidence.left_out import ALL, LeavingOut, left_out
+from perfsim.evidence.plans import case_question
 from perfsim.evidence.production import healthy_tokens_per_s, production_runs
 from perfsim.prediction import bands
-from perfsim.prediction.bands import SHARDED, UNKNOWN, BandWidths, Reached, alone, recorded_errors
+from perfsim.prediction.bands import (
+    SHARDED,
+    UNKNOWN,
+    BandWidths,
+    Reached,
+    alone,
+    recorded_errors,
+)
 from perfsim.studies import answers as study_answers
 from perfsim.work.counts import model_flop_per_step, parameters
 
@@ -25,70 +36,66 @@ KINDS = {
     "weight_streaming.yaml": ("wafer-cluster", "weight-streaming"),
 }
 """Files of public cases, with the kind of system and the strategy to which their errors apply."""
+_DIGITS = 4
+
+Runs = Mapping[str, tuple[LeavingOut, Sequence[LeftOutRun]]]
+"""By file, its runs as predicted when they are left out of the fit, and the same with their traits."""
 
 
-HeldOutOfFiles = Mapping[str, HeldOut]
-"""By file, its runs as predicted when they are left out of the fit."""
-
-
-def record_of(
-    results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None
-) -> list[dict[str, Any]]:
+def record_of(results: Iterable[Mapping[str, Any]], outside: Runs | None = None) -> list[dict[str, Any]]:
     """The record of the results of `perfsim validate`, over the cases that can be predicted.
 
-    Without `held_out`, whose figures take minutes, the recorded ones are kept, with the bands they give. A
+    Without `outside`, whose figures take minutes, the recorded ones are kept, with the bands they give. A
     file of too few families takes the growth of its bands from a file before it, or from the record.
     """
+    outside = outside or {}
+    results = [result for result in results if result["file"] in KINDS]
     entries: list[dict[str, Any]] = []
-    results = list(results)
     widths = _widths_of_many(recorded_errors())
     for result in results:
-        if result["file"] not in KINDS:
-            continue
-        kind, strategy = KINDS[result["file"]]
-        traits = _traits_of_kind(kind, results)
+        file = result["file"]
+        kind, strategy = KINDS[file]
+        # The traits of all families on a kind of system: those on record, and in their place the new ones.
+        traits = {
+            family["family"]: family
+            for entry in recorded_errors()
+            if entry["system_kind"] == kind
+            for family in entry["families"]
+        }
+        for other in results:
+            traits |= other["families_traits"] if KINDS[other["file"]][0] == kind else {}
+        scores = _scores_outside(file, outside)
+        families = [
+            {
+                "family": family,
+                **_figures(figures, result["families_baseline"][family], scores(family)),
+                **result["families_traits"][family],
+                "hidden_communication": round(figures["hidden_communication"], _DIGITS),
+                "alone": alone(family, traits),
+            }
+            for family, figures in result["families"].items()
+            if figures["n"] and family in result["families_traits"]
+        ]
         entries.append(
             {
                 "system_kind": kind,
                 "strategy": strategy,
-                "family": f"studies/validation/{result['file']}",
-                **_figures(
-                    result["summary_predicted"], result["baseline"], _outside(result["file"], ALL, held_out)
-                ),
-                "families": [
-                    {
-                        "family": family,
-                        **_figures(
-                            figures,
-                            result["families_baseline"][family],
-                            _outside(result["file"], family, held_out),
-                        ),
-                        **result["families_traits"][family],
-                        "hidden_communication": round(figures["hidden_communication"], 4),
-                        "alone": alone(family, traits),
-                    }
-                    for family, figures in result["families"].items()
-                    if figures["n"] and family in result["families_traits"]
-                ],
-                **_bands(result["file"], kind, widths, held_out),
+                "family": f"studies/validation/{file}",
+                **_figures(result["summary_predicted"], result["baseline"], scores(ALL)),
+                "families": families,
+                **_bands(file, kind, widths, outside),
             }
         )
         widths = _widths_of_many(entries) or widths
     return entries
 
 
-def _traits_of_kind(kind: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The traits of all families on a kind of system: those on record, and in their place the new ones."""
-    traits = {
-        family["family"]: family
-        for entry in recorded_errors()
-        if entry["system_kind"] == kind
-        for family in entry["families"]
-    }
-    for result in results:
-        if KINDS.get(result["file"], ("", ""))[0] == kind:
-            traits |= result["families_traits"]
-    return traits
+def outside_of(
+    path: Path, found: Sequence[LeavingOut], catalog: Catalog
+) -> tuple[LeavingOut, Sequence[LeftOutRun]]:
+    """The runs that make the bands of a file, of those that `left_out` gives, also with their traits."""
+    leaving = found[-1]
+    return leaving, leaving.with_traits(read_cases(path, StepCase, catalog).cases, catalog)
 
 
 def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
@@ -98,41 +105,40 @@ def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
     )
 
 
-def _bands(
-    file: str, kind: str, widths: BandWidths | None, held_out: HeldOutOfFiles | None
-) -> dict[str, Any]:
+def _bands(file: str, kind: str, widths: BandWidths | None, outside: Runs) -> dict[str, Any]:
     """The widths of bands, and for each group left out its constants and the widths that the others give."""
-    if held_out is None or file not in held_out:
+    if file not in outside:
         alike = [entry for entry in recorded_errors() if entry["system_kind"] == kind]
-        own = [entry for entry in alike if str(entry["family"]).endswith(f"/{file}")]
-        known = next(iter([*own, *alike]), None)
-        return (
-            {"band": UNKNOWN.as_dict(), "left_out": []}
-            if known is None
-            else {name: known[name] for name in ("band", "left_out")}
-        )
-    out = held_out[file]
-
-    def without(group: str) -> list[LeftOutRun]:
-        return [run for run in out.runs if run.group != group]
-
+        of_file = [entry for entry in alike if str(entry["family"]).endswith(f"/{file}")]
+        known = next(iter([*of_file, *alike]), {"band": UNKNOWN.as_dict(), "left_out": []})
+        return {name: known[name] for name in ("band", "left_out")}
+    leaving, runs = outside[file]
     return {
-        "band": fitted_widths(out.runs, widths).as_dict(),
+        "band": fitted_widths(runs, widths).as_dict(),
         "left_out": [
-            {"group": group, **constants, "band": fitted_widths(without(group), widths).as_dict()}
-            for group, constants in out.constants.items()
+            {
+                "group": group,
+                **constants,
+                "band": fitted_widths([run for run in runs if run.group != group], widths).as_dict(),
+            }
+            for group, constants in leaving.constants.items()
         ],
     }
 
 
-def _outside(file: str, family: str, held_out: HeldOutOfFiles | None) -> Mapping[str, Any]:
-    """Score of held-out runs: the new one, else the recorded one, else an error of 1."""
-    if held_out is not None and file in held_out:
-        return held_out[file].scores[family]
+def _scores_outside(file: str, outside: Runs) -> Any:
+    """Score of left-out runs by family: the new one, else the recorded one, else an error of 1."""
+    if file in outside:
+        leaving = outside[file][0]
+        return {**leaving.families, ALL: leaving.summary}.__getitem__
     entries = [entry for entry in recorded_errors() if str(entry["family"]).endswith(f"/{file}")]
-    rows = [row for entry in entries for row in (entry, *entry["families"]) if row["family"] == family]
-    row: Mapping[str, Any] = rows[0] if rows else (entries[0] if entries else {})
-    return {name: row.get(f"held_out_{name}", 1.0) for name in ("median_ape", "p90_ape")}
+    rows = {row["family"]: row for entry in entries for row in entry["families"]}
+
+    def recorded(family: str) -> dict[str, float]:
+        row = rows.get(family, entries[0] if entries else {})
+        return {name: row.get(f"held_out_{name}", 1.0) for name in ("median_ape", "p90_ape")}
+
+    return recorded
 
 
 def _figures(
@@ -140,28 +146,20 @@ def _figures(
 ) -> dict[str, Any]:
     return {
         "n": summary["n"],
-        "median_ape": round(summary["median_ape"], 4),
-        "p90_ape": round(summary["p90_ape"], 4),
-        "held_out_median_ape": round(outside["median_ape"], 4),
-        "held_out_p90_ape": round(outside["p90_ape"], 4),
-        "baseline_median_ape": round(baseline["median_ape"], 4),
+        "median_ape": round(summary["median_ape"], _DIGITS),
+        "p90_ape": round(summary["p90_ape"], _DIGITS),
+        "held_out_median_ape": round(outside["median_ape"], _DIGITS),
+        "held_out_p90_ape": round(outside["p90_ape"], _DIGITS),
+        "baseline_median_ape": round(baseline["median_ape"], _DIGITS),
     }
 
 
-def write_record(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None) -> Path:
-    """Write the record into the package; for a checkout, after a change of results.
-
-    Entries for other kinds of system are kept.
-    """
+def write_record(results: Iterable[Mapping[str, Any]], outside: Runs | None = None) -> Path:
+    """Write the record of errors into the package. Entries for other kinds of system are kept."""
     path = Path(bands.__file__).with_name(bands.ERRORS_RECORD)
-    entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, held_out))}
+    entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
     write_file(path, json.dumps([entries[family] for family in sorted(entries)], indent=2) + "\n")
     return path
-
-
-# Writes all records of `perfsim validate --record` into the package; for a checkout.
-
-DIGITS = 4
 
 
 def production_record(catalog: Catalog) -> list[dict[str, Any]]:
@@ -174,85 +172,64 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
                 "name": run.name,
                 "published_tokens_per_s_per_device": run.tokens_per_s_per_device,
                 "healthy_tokens_per_s_per_device": round(healthy, 1),
-                "ratio": round(run.tokens_per_s_per_device / healthy, DIGITS),
+                "ratio": round(run.tokens_per_s_per_device / healthy, _DIGITS),
             }
         )
     return rows
 
 
-def _write_production() -> Path:
-    """Write the record into the package; for a checkout, after a change of predictions."""
-    path = Path(study_answers.__file__).with_name(study_answers.RECORD)
-    write_file(path, json.dumps(production_record(default_catalog()), indent=2) + "\n")
-    return path
+def _reached(case: StepCase, catalog: Catalog) -> Reached:
+    question = case_question(case, catalog)
+    job = question.job
+    device = question.system.device
+    count = question.devices
+    layout = case.parallel
+    peak = count * device.peak_flop_per_s(job.recipe.precision)
+    return Reached(
+        id=case.id,
+        device=device.name,
+        attention=case.training.attention,
+        num_devices=count,
+        mfu=round(model_flop_per_step(job) / (case.measured.step_time_s * peak), _DIGITS),
+        sequences=round(job.global_batch_size / count, 2),
+        kind=question.system.kind,
+        constants=device.constants,
+        precision=job.recipe.precision,
+        parameters=float(parameters(job.model).total),
+        sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
+        tensor=layout.tensor,
+        data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
+        micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
+    )
 
 
-def _reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
-    """The scored runs of a file, best first."""
-    rows = []
-    for case in cases:
-        if not case.scored:
-            continue
-        job = case_job(case, catalog)
-        device = case_system(case, catalog).device
-        peak = case.system.num_devices * device.peak_flop_per_s(job.recipe.precision)
-        mfu = model_flop_per_step(job) / (case.measured.step_time_s * peak)
-        count = case.system.num_devices
-        layout = case.parallel
-        rows.append(
-            Reached(
-                id=case.id,
-                device=device.name,
-                attention=case.training.attention,
-                num_devices=count,
-                mfu=round(mfu, 4),
-                sequences=round(job.global_batch_size / count, 2),
-                kind=case_system(case, catalog).kind,
-                constants=device.constants,
-                precision=job.recipe.precision,
-                parameters=float(parameters(job.model).total),
-                sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
-                tensor=layout.tensor,
-                data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
-                micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
-            )
-        )
-    return sorted(rows, key=lambda row: (-row.mfu, row.id))
-
-
-def _step_files() -> list[Path]:
-    """The public files with step times."""
-    return [path for path in public_cases() if path.name in KINDS]
-
-
-def record_text(paths: Iterable[Path]) -> str:
-    """The text of the record over all files with step times."""
+def reached_record(paths: Iterable[Path]) -> str:
+    """The text of the record of what the scored runs of files reached, the best of each file first."""
     catalog = default_catalog()
-    rows = [row for path in paths for row in _reached_of(step_cases(path, catalog), catalog)]
+    rows = []
+    for path in paths:
+        cases = read_cases(path, StepCase, catalog).cases
+        reached = [_reached(case, catalog) for case in cases if case.scored]
+        rows += sorted(reached, key=lambda row: (-row.mfu, row.id))
     return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
 
 
-def _write_reached() -> Path:
-    """Write the record of the public runs into the package; for a checkout, after a change of cases."""
-    path = Path(bands.__file__).with_name(bands.RUNS_RECORD)
-    write_file(path, record_text(_step_files()))
-    return path
-
-
 def write_records(
-    paths: Sequence[Path],
-    results: Sequence[Mapping[str, Any]],
-    left_out: Mapping[str, Sequence[LeftOut]],
+    paths: Sequence[Path], results: Sequence[Mapping[str, Any]], known: Mapping[str, Sequence[LeavingOut]]
 ) -> None:
-    """Record the errors of `results`, with and without held-out families, and the utilisation reached.
+    """Record the errors of `results`, with and without each group in the fit, and the utilisation reached.
 
-    `left_out` has, by file, the rows of `leave_out` that are known already.
+    `known` has, by file, what `left_out` gives for it, where that is known already. The bands of a file with
+    wafers are those of its logs.
     """
-    scores = {
-        path.name: held_out(path, left_out.get(path.name, ()))
+    catalog = default_catalog()
+    outside = {
+        path.name: outside_of(path, known.get(path.name) or left_out(path, catalog), catalog)
         for path, result in zip(paths, results, strict=True)
         if result["kind"] == "step_time"
     }
-    write_record(results, scores)
-    _write_reached()
-    _write_production()
+    write_record(results, outside)
+    step_files = [path for path in public_cases() if path.name in KINDS]
+    write_file(Path(bands.__file__).with_name(bands.RUNS_RECORD), reached_record(step_files))
+    production = json.dumps(production_record(catalog), indent=2) + "\n"
+    write_file(Path(study_answers.__file__).with_name(study_answers.RECORD), production)

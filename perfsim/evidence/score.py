@@ -1,10 +1,20 @@
-"""Predicts published runs and compares them with a one-constant baseline."""
+"""Predicts published runs and compares them with a baseline of one constant (README of the cases).
+
+Convergence cases have benchmarks at several batch sizes. Repeats of a batch size are averaged; benchmarks
+with at least four batch sizes are scored in two ways:
+
+- *leave one out*: each batch size from all the others;
+- *larger batch*: the largest batch size from those at most half as large (at least three of them).
+
+A refused fit counts as an absolute error of 1, unless the run is fine-tuning or a warm start, for which a
+refusal is correct and not counted. The baseline is a constant E, the geometric mean of the same points.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -15,26 +25,13 @@ import numpy as np
 
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.catalog import Catalog, default_catalog, load_mapping
-from perfsim.costs.wafer import nearest_release
+from perfsim.convergence.critical_batch import fit_hyperbola
 from perfsim.evidence.bands import CaseBand, case_band, family_traits
-from perfsim.evidence.cases import (
-    CaseRows,
-    ConvergenceCase,
-    RefusedRow,
-    StepCase,
-    case_job,
-    case_system,
-    convergence_rows,
-    step_rows,
-    suggested,
-)
-from perfsim.evidence.convergence_score import validate_convergence
-from perfsim.evidence.plans import evaluate_case, ignored, mapped, refuse_contradictions
-from perfsim.evidence.published_ratios import STRATEGY, scaling_comparison
-from perfsim.specs.calibration import WaferCalibration
+from perfsim.evidence.cases import ConvergenceCase, RefusedRow, StepCase, read_cases
+from perfsim.evidence.plans import case_question, evaluate_case, ignored, mapped, suggested
+from perfsim.evidence.production import scaling_comparison
+from perfsim.evidence.wafer_fit import release_of
 from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
-
-# Scores of predictions against measured runs, as defined in the README of the cases.
 
 FEWEST_LAYOUTS = 4
 """Least number of layouts of a sweep for a rank correlation."""
@@ -58,6 +55,13 @@ class Scored:
     """Predicted step time; None where it failed."""
     experts: bool = False
     """Whether its model has experts."""
+    failure: str = ""
+    """Why there is no prediction."""
+    band: CaseBand | None = None
+    hidden_communication: float | None = None
+    """Share of the step that hides communication."""
+    peak_gib: float | None = None
+    """Predicted peak memory of the fullest device, where the case prints a measured one."""
 
     @property
     def error(self) -> float | None:
@@ -79,20 +83,27 @@ class Scored:
         return self.evidence in ("A", "B")
 
 
-def summary(cases: Iterable[Scored]) -> dict[str, Any]:
-    """Median, 90th percentile and mean of |error|, and its mean; a failed case counts as 1."""
-    counted = [case for case in cases if case.counts]
-    if not counted:
+def error_figures(errors: Sequence[float | None]) -> dict[str, Any]:
+    """Number, median, 90th percentile and mean of |error|, and mean as `bias`; None counts as 1.
+
+    A failed prediction has no sign, so `bias` leaves it out.
+    """
+    if not errors:
         return {"n": 0, "median_ape": None, "p90_ape": None, "mape": None, "bias": None}
-    apes = np.array([1.0 if case.error is None else abs(case.error) for case in counted])
-    errors = [case.error for case in counted if case.error is not None]
+    apes = np.array([1.0 if error is None else abs(error) for error in errors])
+    signed = [error for error in errors if error is not None]
     return {
-        "n": len(counted),
+        "n": len(errors),
         "median_ape": float(np.median(apes)),
         "p90_ape": float(np.percentile(apes, 90)),
         "mape": float(apes.mean()),
-        "bias": float(np.mean(errors)) if errors else None,
+        "bias": float(np.mean(signed)) if signed else None,
     }
+
+
+def summary(runs: Iterable[Scored]) -> dict[str, Any]:
+    """The figures of the runs that count."""
+    return error_figures([run.error for run in runs if run.counts])
 
 
 def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
@@ -108,10 +119,10 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
     """The summary of each family, with its ranking of layouts."""
     result = {}
     for family in dict.fromkeys(case.family for case in cases):
-        own = [case for case in cases if case.family == family]
-        ranked = rankings(own)
+        runs = [case for case in cases if case.family == family]
+        ranked = rankings(runs)
         result[family] = {
-            **summary(own),
+            **summary(runs),
             "kendall_tau": float(np.mean([sweep["kendall_tau"] for sweep in ranked])) if ranked else None,
             "regret": max(sweep["regret"] for sweep in ranked) if ranked else None,
         }
@@ -163,20 +174,7 @@ def _mean(runs: Sequence[Scored]) -> tuple[float, float]:
     return measured, float(np.mean([run.predicted_s for run in runs if run.predicted_s is not None]))
 
 
-def one_constant(ideal_s: Sequence[float], measured_s: Sequence[float]) -> float:
-    """The efficiency e that minimises the mean of |ideal / e / measured - 1|.
-
-    In 1/e this is a weighted median: the objective is piecewise linear with kinks at measured / ideal
-    and weights ideal / measured.
-    """
-    ratios = np.array(measured_s) / np.array(ideal_s)
-    order = np.argsort(ratios)
-    weights = 1.0 / ratios[order]
-    half = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
-    return float(1.0 / ratios[order][min(int(half), len(ratios) - 1)])
-
-
-GIB = 2**30
+_GIB = 2**30
 
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
@@ -185,25 +183,21 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     Published ratios for more systems stand beside logs of wafers, under `scaling`.
     """
     catalog = catalog or default_catalog()
-    data = load_mapping(path, catalog).data
-    rows = data.get("cases") or []
+    rows = load_mapping(path, catalog).data.get("cases") or []
     if isinstance(rows, list) and rows and all(isinstance(row, dict) and "points" in row for row in rows):
-        return {"file": path.name, **_convergence(convergence_rows(path, catalog), rows)}
-    read = step_rows(path, catalog)
+        benchmarks = read_cases(path, ConvergenceCase, catalog)
+        return {"file": path.name, **validate_convergence(benchmarks.cases, benchmarks.refused)}
+    read = read_cases(path, StepCase, catalog)
     result = {"file": path.name, **validate_cases(read.cases, catalog, read.refused)}
     lines = {case.id: line for case, line in zip(read.cases, read.lines, strict=True)}
     result["failed"] = [{"line": lines.get(row["id"]), **row} for row in result["failed"]]
-    if any(case.strategy == STRATEGY for case in read.cases):
+    if any(case.on_wafers for case in read.cases):
         result["scaling"] = scaling_comparison(catalog)
     return result
 
 
-def _convergence(read: CaseRows[ConvergenceCase], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The score of the benchmarks that can be read; the others stand in `failed`."""
-    known = {case.id for case in read.cases}
-    result = validate_convergence([row for row in rows if row.get("id") in known])
-    failed = [{"id": row.id, "line": row.line, "error": row.reason} for row in read.refused]
-    return {**result, "count": len(rows), "failed": [*failed, *result["failed"]]}
+def _failed_rows(refused: Sequence[RefusedRow]) -> list[dict[str, Any]]:
+    return [{"id": row.id, "line": row.line, "error": row.reason} for row in refused]
 
 
 def validate_cases(
@@ -213,153 +207,40 @@ def validate_cases(
 
     A refused row counts as a failed case of the family and evidence that it states.
     """
-    answers: list[_Answer] = mapped(partial(_answer, catalog=catalog), cases)
-    answered = list(zip(cases, answers, strict=True))
-    failed: list[dict[str, Any]] = [{"id": row.id, "line": row.line, "error": row.reason} for row in refused]
-    failed += [{"id": case.id, "error": answer.reason} for case, answer in answered if answer.failed]
-    read = [scored_case(case, answer.predicted_s) for case, answer in answered]
+    read = mapped(partial(_predicted, catalog=catalog), cases)
     unread = [_scored_row(row) for row in refused]
-    scored = [*read, *unread]
-    bands = {case.id: answer.band for case, answer in answered}
-    hidden = {case.id: answer.hidden for case, answer in answered}
-    baseline, of_baseline = _baseline(cases, read, catalog)
+    runs = [*read, *unread]
+    answered = list(zip(cases, read, strict=True))
+    baseline = _baseline(answered, catalog)
+    efficiency = one_constant(baseline)
+    of_baseline = [replace(run, predicted_s=ideal_s / efficiency) for run, ideal_s in baseline]
     return {
         "kind": "step_time",
-        "count": len(scored),
-        "failed": failed,
-        "summary": {**summary(scored), "band_coverage": _coverage(scored, bands)},
-        "summary_predicted": summary([run for run in scored if run.predicted_s is not None]),
-        **dense_and_experts(scored),
-        "baseline": baseline,
+        "count": len(runs),
+        "failed": [
+            *_failed_rows(refused),
+            *({"id": run.id, "error": run.failure} for run in read if run.predicted_s is None),
+        ],
+        "summary": {**summary(runs), "band_coverage": _coverage(runs)},
+        "summary_predicted": summary(run for run in runs if run.predicted_s is not None),
+        **dense_and_experts(runs),
+        "baseline": summary(of_baseline) | ({"efficiency": efficiency} if baseline else {}),
         "memory": _memory_summary(answered),
         "families": {
             family: {
                 **figures,
-                "band_coverage": _coverage([run for run in scored if run.family == family], bands),
-                "hidden_communication": _most(hidden, [run for run in scored if run.family == family]),
+                "band_coverage": _coverage(members := [run for run in runs if run.family == family]),
+                "hidden_communication": max(
+                    (run.hidden_communication or 0.0 for run in members if run.counts), default=0.0
+                ),
             }
-            for family, figures in families(scored).items()
+            for family, figures in families(runs).items()
         },
         "families_baseline": families(of_baseline),
         "families_traits": family_traits(cases, catalog),
-        "sweeps": rankings(scored),
-        "without_release": _without_release(cases, read, catalog),
-        "cases": [
-            *(_case_fields(case, run, answer) for (case, answer), run in zip(answered, read, strict=True)),
-            *(_run_fields(run) for run in unread),
-        ],
-    }
-
-
-def _case_fields(case: StepCase, run: Scored, answer: _Answer) -> dict[str, Any]:
-    return {
-        **_run_fields(run),
-        "inferred": [] if run.counts else list(case.inferred),
-        "ignored": ignored(case),
-        **_framework_fields(case),
-        "hidden_communication": answer.hidden,
-        "measured_peak_gib": case.measured.peak_memory_gib,
-        "predicted_peak_gib": answer.peak_gib,
-        **_band_fields(answer.band),
-    }
-
-
-def _framework_fields(case: StepCase) -> dict[str, Any]:
-    """The framework of a run on GPUs, and why it was chosen where the run does not name one."""
-    if case.strategy == STRATEGY:
-        return {}
-    name, reason = (case.framework, "") if case.framework else suggested(case)
-    return {"framework": name, "framework_because": reason}
-
-
-def _run_fields(run: Scored) -> dict[str, Any]:
-    """What a row has whether it could be read or not."""
-    return {
-        "id": run.id,
-        "family": run.family,
-        "evidence": run.evidence,
-        "inferred": [],
-        "measured_s": None if math.isnan(run.measured_s) else run.measured_s,
-        "predicted_s": run.predicted_s,
-        "error": run.error,
-        "hidden_communication": None,
-        **_band_fields(None),
-    }
-
-
-def _memory_summary(answered: Sequence[tuple[StepCase, _Answer]]) -> dict[str, Any]:
-    """Errors of the predicted peak memory of the fullest device, over scored runs that print theirs."""
-    pairs = [
-        (answer.peak_gib, case.measured.peak_memory_gib)
-        for case, answer in answered
-        if case.scored and answer.peak_gib is not None and case.measured.peak_memory_gib is not None
-    ]
-    errors = np.array([predicted / measured - 1.0 for predicted, measured in pairs])
-    if not len(errors):
-        return {"n": 0, "median": None, "p90": None, "mean": None, "bias": None}
-    apes = np.abs(errors)
-    return {
-        "n": len(errors),
-        "median": float(np.median(apes)),
-        "p90": float(np.percentile(apes, 90)),
-        "mean": float(apes.mean()),
-        "bias": float(errors.mean()),
-    }
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """Predicted seconds with their band, or the reason why there are none."""
-
-    predicted_s: float | None
-    band: CaseBand | None = None
-    hidden: float | None = None
-    """Share of the step that hides communication."""
-    reason: str = ""
-    peak_gib: float | None = None
-    """Predicted peak memory of the fullest device, where the case prints a measured one."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether there is no prediction."""
-        return self.predicted_s is None
-
-
-def _answer(case: StepCase, catalog: Catalog) -> _Answer:
-    try:
-        run = evaluate_case(case, catalog)
-    except LimitError:
-        raise
-    except PerfsimError as error:
-        return _Answer(None, reason=str(error))
-    peak_gib = run.plan.peak_memory_bytes / GIB if case.measured.peak_memory_gib else None
-    band = case_band(case, run, catalog)
-    return _Answer(run.step_time_s, band, run.hidden_communication_fraction, peak_gib=peak_gib)
-
-
-def _coverage(runs: Sequence[Scored], bands: Mapping[str, CaseBand | None]) -> float | None:
-    """The share of scored runs whose measured time lies in their band; None where none has a band."""
-    held = [
-        band.holds(run.measured_s)
-        for run in runs
-        if run.counts and run.predicted_s is not None and (band := bands[run.id]) is not None
-    ]
-    return sum(held) / len(held) if held else None
-
-
-def _most(hidden: Mapping[str, float | None], runs: Sequence[Scored]) -> float:
-    """The largest share of a step that hides communication, of the scored runs that were predicted."""
-    shares = (hidden.get(run.id) for run in runs if run.counts and run.predicted_s is not None)
-    return max((share for share in shares if share is not None), default=0.0)
-
-
-def _band_fields(band: CaseBand | None) -> dict[str, Any]:
-    if band is None:
-        return {"band_s": None, "left_out_s": None, "unlikeness": None}
-    return {
-        "band_s": [band.low_s, band.high_s],
-        "left_out_s": band.left_out_s,
-        "unlikeness": band.unlikeness,
+        "sweeps": rankings(runs),
+        "without_release": _without_release(answered, catalog),
+        "cases": [*(_case_fields(case, run) for case, run in answered), *map(_run_fields, unread)],
     }
 
 
@@ -374,7 +255,24 @@ def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
         layout,
         case.measured.step_time_s,
         predicted_s,
-        case.model.experts > 0,
+        case.model.experts is not None,
+    )
+
+
+def _predicted(case: StepCase, catalog: Catalog) -> Scored:
+    unknown = scored_case(case, None)
+    try:
+        run = evaluate_case(case, catalog)
+    except LimitError:
+        raise
+    except PerfsimError as error:
+        return replace(unknown, failure=str(error))
+    return replace(
+        unknown,
+        predicted_s=run.step_time_s,
+        band=case_band(case, run, catalog),
+        hidden_communication=run.hidden_communication_fraction,
+        peak_gib=run.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
     )
 
 
@@ -389,58 +287,253 @@ def _scored_row(row: RefusedRow) -> Scored:
     return Scored(row.id, family, evidence, None, "", seconds, None)
 
 
-def _baseline(
-    cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
-) -> tuple[dict[str, Any], list[Scored]]:
-    """Hardware FLOPs over devices x peak x e, with the one e that minimises the mean error of the file.
+def _case_fields(case: StepCase, run: Scored) -> dict[str, Any]:
+    fields = {
+        **_run_fields(run),
+        "inferred": [] if run.counts else list(case.inferred),
+        "ignored": ignored(case),
+        "measured_peak_gib": case.measured.peak_memory_gib,
+        "predicted_peak_gib": run.peak_gib,
+    }
+    if not case.on_wafers:
+        fields["framework"], fields["framework_because"] = (
+            (case.framework, "") if case.framework else suggested(case)
+        )
+    return fields
 
-    Returns its summary and its predictions.
-    """
-    ideal: dict[str, float] = {}
-    for case in cases:
+
+def _run_fields(run: Scored) -> dict[str, Any]:
+    """What a row has whether it could be read or not."""
+    band = run.band
+    return {
+        "id": run.id,
+        "family": run.family,
+        "evidence": run.evidence,
+        "inferred": [],
+        "measured_s": None if math.isnan(run.measured_s) else run.measured_s,
+        "predicted_s": run.predicted_s,
+        "error": run.error,
+        "hidden_communication": run.hidden_communication,
+        "band_s": None if band is None else [band.low_s, band.high_s],
+        "left_out_s": None if band is None else band.left_out_s,
+        "unlikeness": None if band is None else band.unlikeness,
+    }
+
+
+def _memory_summary(answered: Sequence[tuple[StepCase, Scored]]) -> dict[str, Any]:
+    """Errors of the predicted peak memory of the fullest device, over scored runs that print theirs."""
+    figures = error_figures(
+        [
+            run.peak_gib / case.measured.peak_memory_gib - 1.0
+            for case, run in answered
+            if run.counts and run.peak_gib is not None and case.measured.peak_memory_gib is not None
+        ]
+    )
+    names = {"median_ape": "median", "p90_ape": "p90", "mape": "mean"}
+    return {names.get(name, name): value for name, value in figures.items()}
+
+
+def _coverage(runs: Sequence[Scored]) -> float | None:
+    """The share of scored runs whose measured time lies in their band; None where none has a band."""
+    held = [run.band.holds(run.measured_s) for run in runs if run.counts and run.band is not None]
+    return sum(held) / len(held) if held else None
+
+
+def _baseline(answered: Sequence[tuple[StepCase, Scored]], catalog: Catalog) -> list[tuple[Scored, float]]:
+    """The scored runs, each with its step time at the full peak of every device, with recompute."""
+    runs = []
+    for case, run in answered:
         try:
-            ideal[case.id] = _ideal_s(case, catalog)
+            question = case_question(case, catalog)
         except PerfsimError:
             continue
-    usable = [run for run in scored if run.counts and run.id in ideal]
-    if not usable:
-        return summary([]), []
-    efficiency = one_constant([ideal[run.id] for run in usable], [run.measured_s for run in usable])
-    predictions = [replace(run, predicted_s=ideal[run.id] / efficiency) for run in usable]
-    return {**summary(predictions), "n": len(usable), "efficiency": efficiency}, predictions
+        if run.counts:
+            job = question.job
+            flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
+            peak = question.system.device.peak_flop_per_s(job.recipe.precision)
+            runs.append((run, flop / (question.devices * peak)))
+    return runs
+
+
+def one_constant(runs: Sequence[tuple[Scored, float]]) -> float:
+    """The efficiency e that minimises the mean of |ideal / e / measured - 1| over runs and ideal times.
+
+    In 1/e this is a weighted median: the objective is piecewise linear with kinks at measured / ideal
+    and weights ideal / measured.
+    """
+    if not runs:
+        return 1.0
+    ratios = np.sort([run.measured_s / ideal_s for run, ideal_s in runs])
+    weights = 1.0 / ratios
+    half = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
+    return float(1.0 / ratios[min(int(half), len(ratios) - 1)])
 
 
 def _without_release(
-    cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
+    answered: Sequence[tuple[StepCase, Scored]], catalog: Catalog
 ) -> dict[str, dict[str, Any]]:
     """The summary without each software release that has one scored run, and without all of them.
 
     A single log largely determines the efficiency of its release, so its error says little.
     """
-    release = {case.id: _measured_release(case, catalog) for case in cases}
-    counts = Counter(release[run.id] for run in scored if run.counts)
+    release = {case.id: release_of(case, catalog) for case, _ in answered}
+    runs = [run for _, run in answered]
+    counts = Counter(release[run.id] for run in runs if run.counts)
     alone = sorted(name for name, count in counts.items() if name and count == 1)
     groups = [(name,) for name in alone] + ([tuple(alone)] if len(alone) > 1 else [])
     return {
-        ", ".join(group): summary([run for run in scored if release[run.id] not in group]) for group in groups
+        ", ".join(group): summary(run for run in runs if release[run.id] not in group) for group in groups
     }
 
 
-def _measured_release(case: StepCase, catalog: Catalog) -> str:
-    """The software release whose efficiency a case uses; empty if it uses none."""
+_LEAVE_ONE_OUT = "leave_one_out"
+_LARGER_BATCH = "larger_batch"
+_MIN_BATCH_SIZES = 4
+_MIN_FITTED_BELOW = 3
+_Points = Sequence[tuple[float, float]]
+"""(batch, mean of the repeats), batches increasing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchPrediction:
+    case: ConvergenceCase
+    protocol: str
+    batch: float
+    measured: float
+    baseline: float
+    """The geometric mean of the points that are fitted."""
+    adjacent: bool
+    """Whether it is the only point left out of the fit."""
+    predicted: float | None = None
+    refused: str = ""
+
+    @property
+    def counted(self) -> bool:
+        """False for a refusal that the kind of run allows."""
+        return not self.refused or _run_kind(self.case) == "pre-training"
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, minus 1; None for a refusal."""
+        return None if self.predicted is None else self.predicted / self.measured - 1
+
+
+def validate_convergence(
+    cases: Sequence[ConvergenceCase], refused: Sequence[RefusedRow] = ()
+) -> dict[str, Any]:
+    """Predict every scored batch size of `cases` and summarise the errors (fractions; keys as in `--json`).
+
+    `larger_batch_adjacent` has the larger-batch predictions whose batch is at least twice the next one, so
+    that all smaller ones were fitted. `bias` leaves out refused predictions, which have no sign.
+    """
+    points = {case.id: _points(case) for case in cases}
+    predictions = [
+        prediction
+        for case in cases
+        if len(points[case.id]) >= _MIN_BATCH_SIZES
+        for prediction in _predictions(case, points[case.id])
+    ]
+    single = [each for each in predictions if each.protocol == _LEAVE_ONE_OUT]
+    larger = [each for each in predictions if each.protocol == _LARGER_BATCH]
+    return {
+        "kind": "convergence",
+        "count": len(cases) + len(refused),
+        "failed": [*_failed_rows(refused), *_refusals(predictions)],
+        "not_scored": [
+            {"id": name, "reason": "fewer than four batch sizes"}
+            for name, given in points.items()
+            if len(given) < _MIN_BATCH_SIZES
+        ],
+        "refused": sum(1 for each in predictions if each.refused),
+        "refused_allowed": sum(1 for each in predictions if not each.counted),
+        "summary": _score(single),
+        "baseline": _baseline_score(single),
+        "larger_batch": _score(larger),
+        "larger_batch_baseline": _baseline_score(larger),
+        "larger_batch_adjacent": _score([each for each in larger if each.adjacent]),
+        "predictions": {
+            protocol: sum(1 for each in predictions if each.counted and each.protocol == protocol)
+            for protocol in (_LEAVE_ONE_OUT, _LARGER_BATCH)
+        },
+        "families": {
+            family: _figures([each for each in single if each.case.family == family])
+            for family in sorted({each.case.family for each in single})
+        },
+        "cases": [_row(each) for each in predictions],
+    }
+
+
+def _points(case: ConvergenceCase) -> _Points:
+    repeats: dict[float, list[float]] = {}
+    for batch, mean, *_ in case.points:
+        repeats.setdefault(batch or 0.0, []).append(mean or 0.0)
+    return [(batch, float(np.mean(repeats[batch]))) for batch in sorted(repeats)]
+
+
+def _run_kind(case: ConvergenceCase) -> str:
+    """The kind of a case's runs, from notes that begin with `fine-tuning` or `warm`."""
+    if case.notes.startswith("fine-tuning"):
+        return "fine-tuning"
+    return "warm-start" if case.notes.startswith("warm") else "pre-training"
+
+
+def _predictions(case: ConvergenceCase, points: _Points) -> Iterable[_BatchPrediction]:
+    for target in points:
+        yield _of_batch(
+            case, _LEAVE_ONE_OUT, [point for point in points if point != target], target, adjacent=False
+        )
+    below = [point for point in points if point[0] <= points[-1][0] / 2]
+    if len(below) >= _MIN_FITTED_BELOW:
+        yield _of_batch(case, _LARGER_BATCH, below, points[-1], adjacent=len(below) == len(points) - 1)
+
+
+def _of_batch(
+    case: ConvergenceCase, protocol: str, fitted: _Points, target: tuple[float, float], *, adjacent: bool
+) -> _BatchPrediction:
+    batches = [point[0] for point in fitted]
+    measured = [point[1] for point in fitted]
+    baseline = float(np.exp(np.mean(np.log(measured))))
+    unknown = _BatchPrediction(case, protocol, *target, baseline, adjacent)
     try:
-        calibration = case_system(case, catalog).device.calibration
-        if case.system.software_release is None or not isinstance(calibration, WaferCalibration):
-            return ""
-        return nearest_release(case.system.software_release, calibration)
-    except PerfsimError:
-        return ""
+        fit = fit_hyperbola(batches, measured, _run_kind(case), prior=True)
+        return replace(unknown, predicted=fit.examples(target[0]))
+    except PerfsimError as error:
+        return replace(unknown, refused=str(error))
 
 
-def _ideal_s(case: StepCase, catalog: Catalog) -> float:
-    """Step time at the full peak of every device, with recompute."""
-    system = case_system(case, catalog)
-    refuse_contradictions(case, system)
-    job = case_job(case, catalog)
-    flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
-    return flop / (case.system.num_devices * system.device.peak_flop_per_s(job.recipe.precision))
+def _figures(predictions: Iterable[_BatchPrediction]) -> dict[str, Any]:
+    return error_figures([each.error for each in predictions if each.counted])
+
+
+def _score(predictions: Iterable[_BatchPrediction]) -> dict[str, Any]:
+    return {name: value for name, value in _figures(predictions).items() if name != "n"}
+
+
+def _baseline_score(predictions: Iterable[_BatchPrediction]) -> dict[str, Any]:
+    return _score(replace(each, predicted=each.baseline) for each in predictions)
+
+
+def _refusals(predictions: Sequence[_BatchPrediction]) -> list[dict[str, str]]:
+    """One line per benchmark: number of refused predictions and the first reason."""
+    lines = []
+    for name in dict.fromkeys(each.case.id for each in predictions if each.refused):
+        group = [each for each in predictions if each.case.id == name]
+        reasons = [each.refused for each in group if each.refused]
+        lines.append({"id": name, "error": f"{len(reasons)} of {len(group)} refused: {reasons[0]}"})
+    return lines
+
+
+def _row(prediction: _BatchPrediction) -> dict[str, Any]:
+    return {
+        "id": prediction.case.id,
+        "family": prediction.case.family,
+        "protocol": prediction.protocol,
+        "unit": prediction.case.unit,
+        "batch": prediction.batch,
+        "measured": prediction.measured,
+        "predicted": prediction.predicted,
+        "error": prediction.error,
+        "baseline_error": prediction.baseline / prediction.measured - 1,
+        "refused": prediction.refused or None,
+        "counted": prediction.counted,
+    }

@@ -1,4 +1,11 @@
-"""Output of nccl-tests and rccl-tests (`all_reduce_perf` and others) as rows of a table of collectives."""
+"""Tables of measurements, and what all fits to them share: SciPy, records, and standard errors.
+
+A standard error comes from the sandwich estimator of a robust fit, H^-1 (sum over clusters of squared scores)
+H^-1, times c / (c - p) for c clusters and p constants (Huber 1967, White 1980; errors within a cluster are
+correlated: Liang and Zeger 1986). A constant whose relative standard error exceeds a third is not determined:
+it is held fixed, which is an assumption, and the others are estimated without it. A constant that decides an
+argmin has no derivative; `profile` compares losses instead.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +13,31 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, Problem, not_text
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.catalog import data_root
-
-# Tables of measurements: CSV files with a header, every bad line reported at once.
+from perfsim.specs.calibration import MOST_STANDARD_ERROR, FitRecord
 
 _MOST_PROBLEMS = 20
 """Limit, because a file of another kind is wrong in every line."""
-MEASURABLE = {"time_us": (1e-3, 1e12), "bytes": (1.0, 1e15), "num_gpus": (2.0, float(MOST_DEVICES))}
+_MEASURABLE = {
+    "time_us": (1e-3, 1e12),
+    "bytes": (1.0, 1e15),
+    "num_gpus": (2.0, float(MOST_DEVICES)),
+    **dict.fromkeys(("batch", "steps", "examples", "tokens", "b_simple"), (0.0, math.inf)),
+}
 """Range of a column; of any other (the sides of a matrix) 1 to 1e9."""
-
-
-def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[dict[str, str]]:
-    """Rows of a CSV table; `columns` hold positive numbers, `texts` words; other columns are ignored.
-
-    Raises InputError with `file:line` for a missing file or column and for each value that is not
-    a positive number.
-    """
-    table = csv.DictReader(io.StringIO(table_text(path), newline=""))
-    try:
-        return _read_rows(path, table, columns, texts)
-    except csv.Error as error:
-        raise InputError([Problem(f"is not a CSV table: {error}", str(path), table.line_num)]) from None
 
 
 def table_text(path: Path) -> str:
@@ -48,17 +51,112 @@ def table_text(path: Path) -> str:
         raise InputError([replace(problem, message=f"is not a CSV table: {problem.message}")]) from None
 
 
-def scipy_optimize() -> ModuleType:
-    """SciPy's optimizers; raises InputError if SciPy is not installed."""
-    return _scipy("optimize")
+def table_columns(path: Path) -> list[str]:
+    """The columns that the first line of a CSV table names."""
+    return list(csv.DictReader(io.StringIO(table_text(path), newline="")).fieldnames or [])
 
 
-def scipy_stats() -> ModuleType:
-    """SciPy's distributions; raises InputError if SciPy is not installed."""
-    return _scipy("stats")
+def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Rows of a CSV table; `columns` hold measured numbers, `texts` words; other columns are ignored.
+
+    Raises InputError with `file:line` for a missing file or column, and for each value that cannot have been
+    measured.
+    """
+    reader = csv.DictReader(io.StringIO(table_text(path), newline=""))
+    problems: list[Problem] = []
+    rows = []
+    try:
+        header = reader.fieldnames or []
+        if missing := [name for name in (*texts, *columns) if name not in header]:
+            help_text = f"the first line must name {', '.join((*texts, *columns))}"
+            problem = Problem(f"has no column {', '.join(missing)}", file=str(path), line=1, help=help_text)
+            raise InputError([problem])
+        for row in reader:
+            rows.append(row)
+            problems += [
+                Problem(f"{name} {wrong}, not {row[name]!r}", str(path), reader.line_num)
+                for name in columns
+                if (wrong := _wrong_number(name, row[name]))
+            ]
+            if len(problems) >= _MOST_PROBLEMS:
+                break
+    except csv.Error as error:
+        raise InputError([Problem(f"is not a CSV table: {error}", str(path), reader.line_num)]) from None
+    if not rows:
+        problems.append(Problem("holds no measurement", file=str(path), line=1))
+    if problems:
+        raise InputError(problems)
+    return rows
 
 
-def _scipy(module: str) -> ModuleType:
+def _wrong_number(name: str, text: str | None) -> str:
+    """What a measured number must be instead; empty for one that can have been measured."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    low, high = _MEASURABLE.get(name, (1.0, 1e9))
+    if not (math.isfinite(value) and (value > 0 or value == low)):
+        return "must be a positive number" if low > 0 else "must be a number of at least 0"
+    return "" if low <= value <= high else f"must be from {low:g} to {high:g}"
+
+
+_HEADER = re.compile(r"^#\s+size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b.*$", re.MULTILINE)
+_RANK = re.compile(r"^#\s+Rank\s+\d+ (?:Group\s+(\d+) )?.*?\bon\s+(\S+)\s+device\b", re.MULTILINE)
+_PROGRAM = re.compile(r"^# Collective test starting: (\w+?)_perf", re.MULTILINE)
+"""Releases since 2.17 name the program."""
+_MESSAGE = re.compile(r"[1-9][0-9]*")
+"""The size of a message; with few bytes and many ranks nccl-tests also times empty ones."""
+
+
+def read_collectives(path: Path, operations: Sequence[str]) -> list[dict[str, str]]:
+    """Rows `collective, num_gpus, bytes, time_us` of a CSV table, or the out-of-place times of nccl-tests.
+
+    The header of an output of nccl-tests or rccl-tests says in which column the time is, since releases
+    differ. Its operation is the program's, or for older releases that of the file's name (`all_reduce.txt`),
+    one of `operations`. Raises InputError for an output of several nodes or groups, and for one that does not
+    name its operation or ranks.
+    """
+    text = table_text(path)
+    header = _HEADER.search(text)
+    if header is None:
+        return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))
+
+    def refused(message: str, help_text: str) -> InputError:
+        return InputError([Problem(f"this output of nccl-tests {message}", str(path), help=help_text)])
+
+    columns = header.group().split()[1:]
+    ranks = _RANK.findall(text)
+    hosts = {host for _, host in ranks}
+    if not ranks:
+        raise refused("names no ranks", "keep the lines `# Rank 0 ... on HOST device 0`")
+    if len(hosts) > 1:
+        raise refused(f"was measured over {len(hosts)} nodes", "run it on the GPUs of one node")
+    if len({group for group, _ in ranks}) > 1:
+        raise refused("has several groups of ranks", "run it without NCCL_TESTS_SPLIT")
+    program = _PROGRAM.search(text)
+    named = [program[1]] if program else [name for name in operations if name in path.stem]
+    if not named:
+        raise refused("does not name its operation", "name the file after it: all_reduce.txt")
+    shared = {"collective": max(named, key=len), "num_gpus": str(len(ranks))}
+    rows = []
+    problems = []
+    for line, words in enumerate(map(str.split, text.splitlines()), 1):
+        if not (words and _MESSAGE.fullmatch(words[0])):
+            continue
+        row = dict.fromkeys(columns, "") | dict(
+            zip(columns[: columns.index("time") + 1], words, strict=False)
+        )
+        if wrong := _wrong_number("time_us", row["time"]):
+            problems.append(Problem(f"time {wrong}, not {row['time']!r}", str(path), line))
+        rows.append({**shared, "bytes": row["size"], "time_us": row["time"]})
+    if problems:
+        raise InputError(problems)
+    return rows
+
+
+def scipy(module: str) -> Any:
+    """A module of SciPy (`optimize`, `stats`); raises InputError if SciPy is not installed."""
     try:
         return import_module(f"scipy.{module}")
     except ImportError:
@@ -86,98 +184,104 @@ def source_of(path: Path, bundled: str) -> str:
     return bundled if ours else path.name
 
 
-def _read_rows(
-    path: Path, reader: csv.DictReader[str], columns: Sequence[str], texts: Sequence[str]
-) -> list[dict[str, str]]:
-    header = reader.fieldnames or []
-    missing = [name for name in (*texts, *columns) if name not in header]
-    if missing:
-        help_text = f"the first line must name {', '.join((*texts, *columns))}"
-        problem = Problem(f"has no column {', '.join(missing)}", file=str(path), line=1, help=help_text)
-        raise InputError([problem])
-    problems: list[Problem] = []
-    rows = []
-    for row in reader:
-        problems += [
-            Problem(f"{name} {wrong}, not {row[name]!r}", str(path), reader.line_num)
-            for name in columns
-            if (wrong := _wrong_number(name, row[name]))
-        ]
-        if len(problems) >= _MOST_PROBLEMS:
+def fit_record(apes: Floats, **fields: Any) -> FitRecord:
+    """The record of a fit to whole steps, of which `apes` are the absolute errors."""
+    median = round(float(np.median(apes)), 4)
+    return FitRecord(
+        points=len(apes), median_ape=median, p90_ape=round(float(np.percentile(apes, 90)), 4), **fields
+    )
+
+
+def family_weight(families: Sequence[str]) -> Floats:
+    """Weights of runs that give every family the same total, as square roots."""
+    sizes = Counter(families)
+    return np.array([1.0 / np.sqrt(sizes[family]) for family in families])
+
+
+_STEP = 1e-4
+_WIDTHS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.33)
+
+
+@dataclass(frozen=True)
+class Account:
+    """Relative standard errors of determined constants, and the reasons for the values of the others."""
+
+    errors: dict[str, float] = field(default_factory=dict)
+    assumed: dict[str, str] = field(default_factory=dict)
+
+    def assumed_in(self, prefix: str) -> dict[str, str]:
+        """The reasons by the paths of their constants in a calibration file."""
+        return {f"{prefix}.{name}": reason for name, reason in self.assumed.items()}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss at its optimum, by row: slope and curvature in the log error, and the cluster."""
+
+    slope: Floats
+    curvature: Floats
+    cluster: NDArray[np.intp]
+
+    def errors(self, jacobian: Floats, *, few: bool = True) -> Floats:
+        """Standard errors of log constants; `few` allows for a number of clusters near that of constants."""
+        count = int(self.cluster.max()) + 1
+        scores = np.zeros((count, jacobian.shape[1]))
+        np.add.at(scores, self.cluster, jacobian * self.slope[:, None])
+        inverse = np.linalg.pinv((jacobian * self.curvature[:, None]).T @ jacobian, hermitian=True)
+        factor = count / max(count - jacobian.shape[1], 1) if few else 1.0
+        covariance = inverse @ (scores.T @ scores) @ inverse * factor
+        return np.asarray(np.sqrt(np.maximum(np.diag(covariance), 0.0)))
+
+
+def cluster_of(*columns: Floats) -> NDArray[np.intp]:
+    """The same number for rows that are equal in all columns."""
+    _, index = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    return np.asarray(index.ravel(), dtype=np.intp)
+
+
+def log_jacobian(predict: Callable[[Floats], Floats], logs: Floats, step: float = _STEP) -> Floats:
+    """Derivative of log seconds by log constant, by central differences; one column per constant."""
+    shifts = step * np.eye(logs.size)
+    return np.stack(
+        [(predict(logs + shift) - predict(logs - shift)) / (2 * step) for shift in shifts], axis=1
+    )
+
+
+def account(names: Sequence[str], jacobian: Floats, loss: Loss) -> Account:
+    """Standard errors by the sandwich estimator; constants above a third are held, the worst first."""
+    running = [axis for axis in range(len(names)) if np.abs(jacobian[:, axis]).max() > 1e-9]
+    assumed = {
+        name: "no row of the table depends on it: near where the fit started"
+        for axis, name in enumerate(names)
+        if axis not in running
+    }
+    errors: list[float] = []
+    while running:
+        errors = loss.errors(jacobian[:, running]).tolist()
+        worst = int(np.argmax(errors))
+        if errors[worst] < MOST_STANDARD_ERROR:
             break
-        rows.append(row)
-    if not rows and not problems:
-        problems.append(Problem("holds no measurement", file=str(path), line=1))
-    if problems:
-        raise InputError(problems)
-    return rows
+        share = "over 10 times" if errors[worst] > 10 else f"{errors[worst]:.0%} of"
+        # One at a time: holding one constant may determine another that was correlated with it.
+        name = names[running.pop(worst)]
+        assumed[name] = (
+            f"not determined by the table (standard error {share} the value): held where the fit ended"
+        )
+    return Account({names[axis]: rounded(errors[at], 2) for at, axis in enumerate(running)}, assumed)
 
 
-def _wrong_number(name: str, text: str | None) -> str:
-    """What a measured number must be instead; empty for one that can have been measured."""
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        return "must be a positive number"
-    low, high = MEASURABLE.get(name, (1.0, 1e9))
-    return "" if low <= value <= high else f"must be from {low:g} to {high:g}"
+def profile(losses: Callable[[float], Floats], cluster: NDArray[np.intp]) -> float:
+    """The log step of a constant at which its loss has grown by one standard error of that growth.
 
-
-_HEADER = re.compile(r"^#\s+size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b.*$", re.MULTILINE)
-_RANK = re.compile(r"^#\s+Rank\s+\d+ (?:Group\s+(\d+) )?.*?\bon\s+(\S+)\s+device\b", re.MULTILINE)
-_PROGRAM = re.compile(r"^# Collective test starting: (\w+?)_perf", re.MULTILINE)
-"""Releases since 2.17 name the program."""
-_MESSAGE = re.compile(r"[1-9][0-9]*")
-"""The size of a message; with few bytes and many ranks nccl-tests also times empty ones."""
-
-
-def is_output(text: str) -> bool:
-    """Whether a text has the header of a table of nccl-tests."""
-    return bool(_HEADER.search(text))
-
-
-def output_rows(path: Path, text: str, operations: Sequence[str]) -> list[dict[str, str]]:
-    """Rows `collective, num_gpus, bytes, time_us` of the out-of-place times of an output.
-
-    The header says in which column the time is, since releases differ. The operation is that of the program,
-    or for older releases that of the file's name (`all_reduce.txt`), one of `operations`. Raises InputError
-    for an output of several nodes or groups, and for one that does not name its operation or ranks.
+    `losses` gives the rows' losses for a step; the wider of both directions counts, inf beyond a third.
     """
-    header = _HEADER.search(text)
-    columns = header.group().split()[1:] if header else []
-    ranks = _RANK.findall(text)
-    if not ranks:
-        raise _refused(path, "names no ranks", "keep the lines `# Rank 0 ... on HOST device 0`")
-    if len({host for _, host in ranks}) > 1:
-        hosts = len({host for _, host in ranks})
-        raise _refused(path, f"was measured over {hosts} nodes", "run it on the GPUs of one node")
-    if len({group for group, _ in ranks}) > 1:
-        raise _refused(path, "has several groups of ranks", "run it without NCCL_TESTS_SPLIT")
-    operation = _operation(path, text, operations)
-    places = [columns.index("size"), columns.index("time")]
-    rows = []
-    problems = []
-    for line, words in enumerate(map(str.split, text.splitlines()), 1):
-        if not (words and _MESSAGE.fullmatch(words[0])):
-            continue
-        size, time_us = (words[place] if place < len(words) else "" for place in places)
-        if wrong := _wrong_number("time_us", time_us):
-            problems.append(Problem(f"time {wrong}, not {time_us!r}", str(path), line))
-        rows.append({"collective": operation, "num_gpus": str(len(ranks)), "bytes": size, "time_us": time_us})
-    if problems:
-        raise InputError(problems)
-    return rows
+    best = losses(0.0)
+    return max(
+        next((width for width in _WIDTHS if _has_grown(losses(sign * width) - best, cluster)), math.inf)
+        for sign in (1.0, -1.0)
+    )
 
 
-def _operation(path: Path, text: str, operations: Sequence[str]) -> str:
-    program = _PROGRAM.search(text)
-    named = [name for name in operations if name in path.stem]
-    if not program and not named:
-        raise _refused(path, "does not name its operation", "name the file after it: all_reduce.txt")
-    return program.group(1) if program else max(named, key=len)
-
-
-def _refused(path: Path, message: str, help_text: str) -> InputError:
-    return InputError([Problem(f"this output of nccl-tests {message}", str(path), help=help_text)])
+def _has_grown(loss: Floats, cluster: NDArray[np.intp]) -> bool:
+    growth = np.bincount(cluster, loss)
+    return bool(growth.sum() > np.sqrt((growth**2).sum()) > 0)

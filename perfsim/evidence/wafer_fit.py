@@ -12,7 +12,7 @@ So a release without a log is interpolated or extrapolated. The time of the mesh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,30 @@ from numpy.typing import NDArray
 from perfsim.base.errors import InputError, PerfsimError, Problem
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
-from perfsim.evidence.cases import StepCase, step_cases
-from perfsim.evidence.plans import case_plan, predict_s
-from perfsim.evidence.tables import need_more_than, rounded, scipy_optimize, source_of
-from perfsim.specs.calibration import FitRecord, WaferCalibration
+from perfsim.evidence.cases import StepCase, case_system, read_cases
+from perfsim.evidence.plans import case_question, evaluate_case
+from perfsim.evidence.tables import fit_record, need_more_than, rounded, scipy, source_of
+from perfsim.prediction.planner import plan_of
+from perfsim.specs.calibration import WaferCalibration
 
 Values = NDArray[np.float64]
 """Logarithms of the fitted constants: level, growth if the logs show it, time of a link if it is free."""
 
 
+def release_of(case: StepCase, catalog: Catalog) -> str:
+    """The measured release whose efficiency a wafer's log has; empty for any other run."""
+    try:
+        calibration = case_system(case, catalog).device.calibration
+    except PerfsimError:
+        return ""
+    release = case.system.software_release
+    if not release or not isinstance(calibration, WaferCalibration):
+        return ""
+    return nearest_release(release, calibration)
+
+
 @dataclass(frozen=True)
-class _Fit:
+class WaferFit:
     """Predictions of some logs as a function of the constants."""
 
     cases: Sequence[StepCase]
@@ -40,24 +53,44 @@ class _Fit:
     catalog: Catalog
     link_is_free: bool = False
 
+    @classmethod
+    def of(cls, path: Path, device: str, catalog: Catalog) -> WaferFit:
+        """The fit to the scored logs of a file that can be planned, from the calibration of a device."""
+        start = catalog.device(device).calibration
+        if not isinstance(start, WaferCalibration):
+            raise InputError(f"{device} is no wafer with a calibration to start from")
+        logs = [case for case in read_cases(path, StepCase, catalog).cases if case.scored and case.on_wafers]
+        cases = [case for case in logs if _can_be_planned(case, catalog)]
+        if not cases:
+            raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])
+        return cls(cases, start, catalog)
+
     @property
     def first(self) -> Values:
         """The start values; growth only if the logs cover several releases."""
-        growing = len({release_of(case, self.start) for case in self.cases}) > 1
-        values = [_level(self.start), *([growth_per_release(self.start)] if growing else [])]
-        return np.array([*values, *([np.log(self.start.link_s_per_element)] if self.link_is_free else [])])
+        positions = self.positions
+        newest = max(positions, key=positions.__getitem__)
+        releases = {nearest_release(case.system.software_release or "", self.start) for case in self.cases}
+        values = [float(np.log(self.start.efficiency[newest]))]
+        values += [growth_per_release(self.start)] if len(releases) > 1 else []
+        values += [float(np.log(self.start.link_s_per_element))] if self.link_is_free else []
+        return np.array(values)
 
-    def trend(self, values: Values) -> tuple[float, float]:
-        """Level and growth; the start's growth if the logs do not show it."""
-        grows = len(values) - self.link_is_free > 1
-        return float(values[0]), float(values[1]) if grows else growth_per_release(self.start)
+    @property
+    def positions(self) -> dict[str, int]:
+        """Position of each release relative to the newest measured one: 0 or less."""
+        places = {release: place_of(release) for release in self.start.efficiency}
+        return {release: place - max(places.values()) for release, place in places.items()}
+
+    def growth(self, values: Values) -> float:
+        """Log of the growth per release; the start's if the logs do not show it."""
+        return float(values[1]) if len(values) - self.link_is_free > 1 else growth_per_release(self.start)
 
     def calibration(self, values: Values, digits: int = 15) -> WaferCalibration:
         """The calibration with these constants."""
-        level, growth = self.trend(values)
         efficiency = {
-            release: rounded(float(np.exp(level + growth * after)), digits)
-            for release, after in _positions(self.start).items()
+            release: rounded(float(np.exp(float(values[0]) + self.growth(values) * after)), digits)
+            for release, after in self.positions.items()
         }
         link_s = float(np.exp(values[-1])) if self.link_is_free else self.start.link_s_per_element
         return self.start.model_copy(update={"efficiency": efficiency, "link_s_per_element": link_s})
@@ -65,111 +98,47 @@ class _Fit:
     def residuals(self, values: Values) -> Values:
         """log(predicted / measured) of every case."""
         calibration = self.calibration(values)
-        predicted = [predict_s(case, self.catalog, calibration) for case in self.cases]
+        predicted = [evaluate_case(case, self.catalog, calibration).step_time_s for case in self.cases]
         measured = [case.measured.step_time_s for case in self.cases]
         return np.asarray(np.log(np.array(predicted) / np.array(measured)))
 
     def least_squares(self) -> Any:
         """SciPy's result of the fit."""
-        optimize: Any = scipy_optimize()
         # Predictions jump with the number of micro-batches, so derivatives need a larger step than usual.
-        return optimize.least_squares(self.residuals, self.first, diff_step=1e-3, x_scale=0.1)
+        return scipy("optimize").least_squares(self.residuals, self.first, diff_step=1e-3, x_scale=0.1)
 
 
-def fit_wafer(
-    path: Path, device: str, catalog: Catalog | None = None, *, source: str = ""
-) -> WaferCalibration:
+def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
     """Efficiencies of the wafer called `device` from the scored cases of a file; needs scipy."""
-    catalog = catalog or default_catalog()
-    cases, start = _cases(path, device, catalog)
-    fit = _Fit(cases, start, catalog)
-    need_more_than(len(fit.first), len(cases), path, "scored logs")
+    fit = WaferFit.of(path, device, default_catalog())
+    need_more_than(len(fit.first), len(fit.cases), path, "scored logs")
     result = fit.least_squares()
-    record = _record(fit, result, path, device)
-    record = record.model_copy(update={"table": source or source_of(path, record.table)})
+    freedom = len(fit.cases) - len(result.x)
+    covariance = _covariance(result, freedom)
+    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(result.x) > 1 else {}
+    for release, after in fit.positions.items():
+        slope = np.array([1.0, float(after)])[: len(result.x)]
+        errors[f"efficiency.{release}"] = float(np.sqrt(slope @ covariance @ slope))
+    pairs = zip(fit.cases, np.expm1(result.fun).tolist(), strict=True)
+    by_case = ", ".join(f"{case.id} {error:+.1%}" for case, error in pairs)
+    grown = np.expm1(fit.growth(result.x))
+    record = fit_record(
+        command=f"perfsim calibrate wafer {path.name} --device {device}",
+        table=source or source_of(path, "public-wafer-logs"),
+        apes=np.abs(np.expm1(result.fun)),
+        standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
+        note=f"{freedom} residual degree(s) of freedom; efficiency grows {grown:.1%} a release; "
+        f"errors {by_case}{_free_link(fit)}",
+    )
     return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
-
-
-def leave_releases_out(
-    path: Path, device: str, catalog: Catalog | None = None
-) -> tuple[dict[str, float], dict[str, WaferCalibration]]:
-    """Each scored log predicted with constants fitted to other releases, in seconds by id; needs scipy.
-
-    Also the calibrations of these fits, by the release left out. Growth gives the efficiency of that release.
-    All logs of a release are left out together, since the others would still contain its efficiency.
-    """
-    catalog = catalog or default_catalog()
-    cases, start = _cases(path, device, catalog)
-    releases = {case.id: release_of(case, start) for case in cases}
-    predicted: dict[str, float] = {}
-    calibrations: dict[str, WaferCalibration] = {}
-    for release in dict.fromkeys(releases.values()):
-        remaining = [case for case in cases if releases[case.id] != release]
-        if not remaining:
-            continue
-        fit = _Fit(remaining, start, catalog)
-        without = fit.calibration(fit.least_squares().x)
-        left_out = [case for case in cases if releases[case.id] == release]
-        predicted |= {case.id: predict_s(case, catalog, without) for case in left_out}
-        calibrations[release] = without
-    return predicted, calibrations
-
-
-def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], WaferCalibration]:
-    """The scored logs of a file that can be planned, and the start of the fit."""
-    start = catalog.device(device).calibration
-    if not isinstance(start, WaferCalibration):
-        raise InputError(f"{device} is no wafer with a calibration to start from")
-    logs = [case for case in step_cases(path, catalog) if case.scored and case.strategy == "weight-streaming"]
-    cases = [case for case in logs if _can_be_planned(case, catalog)]
-    if not cases:
-        raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])
-    return cases, start
 
 
 def _can_be_planned(case: StepCase, catalog: Catalog) -> bool:
     try:
-        case_plan(case, catalog)
+        plan_of(case_question(case, catalog))
     except PerfsimError:
         return False
     return True
-
-
-def _positions(calibration: WaferCalibration) -> dict[str, int]:
-    """Position of each release relative to the newest measured one: 0 or less."""
-    places = {release: place_of(release) for release in calibration.efficiency}
-    return {release: place - max(places.values()) for release, place in places.items()}
-
-
-def _level(calibration: WaferCalibration) -> float:
-    """Log of the efficiency of the newest release."""
-    positions = _positions(calibration)
-    return float(np.log(calibration.efficiency[max(positions, key=positions.__getitem__)]))
-
-
-def release_of(case: StepCase, calibration: WaferCalibration) -> str:
-    """The measured release whose efficiency a case has."""
-    return nearest_release(case.system.software_release or "", calibration)
-
-
-def _record(fit: _Fit, result: Any, path: Path, device: str) -> FitRecord:
-    apes = np.abs(np.expm1(result.fun))
-    freedom = len(fit.cases) - len(result.x)
-    covariance = _covariance(result, freedom)
-    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(result.x) > 1 else {}
-    for release, after in _positions(fit.start).items():
-        slope = np.array([1.0, float(after)])[: len(result.x)]
-        errors[f"efficiency.{release}"] = float(np.sqrt(slope @ covariance @ slope))
-    return FitRecord(
-        command=f"perfsim calibrate wafer {path.name} --device {device}",
-        table="public-wafer-logs",
-        points=len(fit.cases),
-        median_ape=round(float(np.median(apes)), 4),
-        p90_ape=round(float(np.percentile(apes, 90)), 4),
-        standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
-        note=f"{freedom} residual degree(s) of freedom; efficiency grows {_grown(fit, result)} a release; "
-        f"errors {_errors(fit, result)}{_free_link(fit)}",
-    )
 
 
 def _covariance(result: Any, freedom: int) -> Values:
@@ -177,18 +146,9 @@ def _covariance(result: Any, freedom: int) -> Values:
     return np.asarray(inverse * (result.fun @ result.fun) / max(freedom, 1))
 
 
-def _grown(fit: _Fit, result: Any) -> str:
-    return f"{np.expm1(fit.trend(result.x)[1]):.1%}"
-
-
-def _errors(fit: _Fit, result: Any) -> str:
-    pairs = zip(fit.cases, np.expm1(result.fun).tolist(), strict=True)
-    return ", ".join(f"{case.id} {error:+.1%}" for case, error in pairs)
-
-
-def _free_link(fit: _Fit) -> str:
+def _free_link(fit: WaferFit) -> str:
     """The time of a link if it were fitted: a check only, since it is not."""
-    free = _Fit(fit.cases, fit.start, fit.catalog, link_is_free=True)
+    free = replace(fit, link_is_free=True)
     freedom = len(fit.cases) - len(free.first)
     if freedom < 1:
         return ""

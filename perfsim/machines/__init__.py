@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from perfsim.base.errors import InputError, Problem, UnknownNameError
-from perfsim.base.plug_ins import made_by
+from perfsim.base.errors import InputError, Problem, UnknownNameError, made_by
 from perfsim.costs.price import Costs
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine, Network, Unknown

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import StreamingRoof
@@ -64,7 +63,6 @@ class PeerClasses:
 
     @property
     def width(self) -> int:
-        """Number of peers."""
         return len(self.numbers)
 
     def groups_like(self, group: RankGroup) -> Ints:
@@ -261,7 +259,7 @@ class Machine(ABC):
         np.add.at(streams, graph.stream[on_lane], duration_s[on_lane])
         return self._together_s(topology, lane, streams) / len(graph.step_ends)
 
-    def works_of(self, graph: TaskGraph, lane: str) -> NDArray[np.bool_]:
+    def works_of(self, graph: TaskGraph, lane: str) -> Bools:
         """Which classes of work run on a lane."""
         return np.array([self.lanes.get(work.op) == lane for work in graph.works])
 

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from perfsim.machines import Unknown, machine_of
-from perfsim.specs.hardware import Precision
+from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
 from perfsim.work.counts import parameters
 
@@ -105,7 +105,7 @@ def traits_of_plan(plan: Plan) -> Traits:
 
 def class_of(precision: str) -> str:
     """The class of a precision: fp16 and bf16 have one peak on every device."""
-    return "16-bit" if precision in SIXTEEN_BIT else precision
+    return "16-bit" if PRECISIONS[precision].is_16_bit else precision
 
 
 def traits_together(runs: Sequence[Traits]) -> dict[str, Any]:
@@ -301,7 +301,6 @@ class BandWidths:
         return math.expm1(math.hypot(self.unshared * self.log_width(unlikeness), unknown))
 
     def as_dict(self) -> dict[str, float]:
-        """The form of the record."""
         return {name: round(value, 5) for name, value in asdict(self).items()}
 
 

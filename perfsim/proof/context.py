@@ -6,7 +6,6 @@ message behind them, and every rank adds its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,12 +18,11 @@ from perfsim.proof.layers import (
     AttentionKept,
     Linears,
     attention_inputs,
-    attention_inputs_dgrad,
-    attention_output,
     context_gradient,
-    folded,
+    core_gradients,
     masked_scores,
     repeated,
+    softmax,
 )
 from perfsim.proof.layout import Share
 from perfsim.proof.program import Cell, Message
@@ -36,7 +34,7 @@ POSITIONS = 2
 """Axes of queries, keys and values."""
 
 
-class Pair(NamedTuple):
+class _Pair(NamedTuple):
     """Keys and values, and their places."""
 
     k: Floats
@@ -44,10 +42,10 @@ class Pair(NamedTuple):
     places: tuple[int, ...]
 
 
-class Travelling(NamedTuple):
+class _Travelling(NamedTuple):
     """A message of a ring: keys and values, the gradients of those before them, or both."""
 
-    pair: Pair | None
+    pair: _Pair | None
     gradients: tuple[Floats, ...] | None = None
 
     @property
@@ -57,7 +55,7 @@ class Travelling(NamedTuple):
         return sum(int(array.size) for array in arrays)
 
 
-class Running(NamedTuple):
+class _Running(NamedTuple):
     """A softmax over the blocks so far: largest score, sum of exponentials, and sum of weighted values."""
 
     most: Floats
@@ -65,14 +63,14 @@ class Running(NamedTuple):
     weighted: Floats
 
 
-class Core(NamedTuple):
+class _Core(NamedTuple):
     """Arrays that an all-to-all exchanges, and what the core keeps for its backward."""
 
     arrays: tuple[Floats, ...]
     kept: Any = None
 
 
-class Heads(NamedTuple):
+class _Heads(NamedTuple):
     """What the core of some heads keeps: queries, keys, values and probabilities of all positions."""
 
     q: Floats
@@ -81,7 +79,7 @@ class Heads(NamedTuple):
     probabilities: Floats
 
 
-def _running_softmax(q: Floats, pair: Pair, share: Share, before: Running | None) -> Running:
+def _running_softmax(q: Floats, pair: _Pair, share: Share, before: _Running | None) -> _Running:
     """Attend to one more block."""
     scores = masked_scores(q, pair.k, (share.places, pair.places), share)
     most = scores.max(axis=-1, keepdims=True)
@@ -91,28 +89,18 @@ def _running_softmax(q: Floats, pair: Pair, share: Share, before: Running | None
     total = e.sum(axis=-1, keepdims=True)
     weighted = e @ repeated(pair.v, share)
     if before is None:
-        return Running(most, total, weighted)
+        return _Running(most, total, weighted)
     scale = np.exp(before.most - most)
-    return Running(most, before.total * scale + total, before.weighted * scale + weighted)
+    return _Running(most, before.total * scale + total, before.weighted * scale + weighted)
 
 
 def _block_gradients(
-    kept: AttentionKept, d_context: Floats, pair: Pair, share: Share
+    kept: AttentionKept, d_context: Floats, pair: _Pair, share: Share
 ) -> tuple[Floats, Floats, Floats]:
     """Gradients of queries, keys and values by one block, from the sums that the forward kept."""
     scores = masked_scores(kept.q, pair.k, (share.places, pair.places), share)
     delta = (d_context * np.asarray(kept.context)).sum(axis=-1, keepdims=True)
-    return _core_gradients(np.exp(scores - kept.core), delta, d_context, (kept.q, pair.k, pair.v), share)
-
-
-def _core_gradients(
-    p: Floats, delta: Floats, d_context: Floats, inputs: tuple[Floats, Floats, Floats], share: Share
-) -> tuple[Floats, Floats, Floats]:
-    q, k, v = inputs
-    d_p = d_context @ np.swapaxes(repeated(v, share), -1, -2)
-    d_scores = p * (d_p - delta) / math.sqrt(share.model.head_size)
-    d_k = folded(np.swapaxes(d_scores, -1, -2) @ q, share)
-    return d_scores @ repeated(k, share), d_k, folded(np.swapaxes(p, -1, -2) @ d_context, share)
+    return core_gradients(np.exp(scores - kept.core), d_context, (kept.q, pair.k, pair.v), share, delta)
 
 
 class ContextCompute(GpuCompute):
@@ -122,41 +110,37 @@ class ContextCompute(GpuCompute):
     def attention_qkv(self, task: Task) -> None:
         """Norm, queries, keys and values; a recompute reads the layer's input from what is saved."""
         self.needs(1)
-        block = task.block
         recomputes = task.work.op.endswith("recompute")
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             x, results = (operands[0].x, operands[0].results) if recomputes else (operands[0], None)
             share = self.share(rank)
-            kept = attention_inputs(self.views(rank, block, buffers[0]), x, share, results)
-            return kept, Travelling(Pair(kept.k, kept.v, share.places))
+            kept = attention_inputs(self.views(rank, task.block, buffers[0]), x, share, results)
+            return kept, _Travelling(_Pair(kept.k, kept.v, share.places))
 
-        self.compute(run, [self.weights(block)])
+        self.compute(run, [self.weights(task.block)])
 
     def attention_block(self, task: Task) -> None:
         """The core on one block of keys and values, or on all positions of some heads."""
         self.needs(1)
-        block = task.block
 
         def ring(rank: int, operands: Values, _: Values) -> tuple[Any, ...]:
             kept, message, *before = operands
-            share = self.share(rank).of_layer(block)
+            share = self.share(rank).of_layer(task.block)
             return (_running_softmax(kept.q, message.pair, share, before[0] if before else None),)
 
         def heads(rank: int, operands: Values, _: Values) -> tuple[Any, ...]:
             q, k, v = operands[0]
-            share = self.share(rank).of_layer(block)
+            share = self.share(rank).of_layer(task.block)
             scores = masked_scores(q, k, self._all_places, share, self._first_head(rank))
-            e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            p = e / e.sum(axis=-1, keepdims=True)
-            return (Core((p @ repeated(v, share),), Heads(q, k, v, p)),)
+            p = softmax(scores)
+            return (_Core((p @ repeated(v, share),), _Heads(q, k, v, p)),)
 
         self.compute(ring if self._rings else heads)
 
     def attention_output(self, task: Task) -> None:
         """The output projection; the block's activations go to the MLP task, or to the backward."""
         self.needs(2)
-        block = task.block
         recomputes = task.work.op.endswith("recompute")
         buffer = self.cell("recomputed attention" if recomputes else "attention kept")
 
@@ -167,9 +151,9 @@ class ContextCompute(GpuCompute):
                 kept = kept._replace(context=done.weighted / done.total, core=log_sum)
             else:
                 kept = kept._replace(context=done[0], core=core[0].kept)
-            return attention_output(self.views(rank, block, buffers[0]), kept, self.share(rank)), kept
+            return kept.output(self.views(rank, task.block, buffers[0]), self.share(rank)), kept
 
-        self.compute(run, [self.weights(block)], [buffer], self.completes("attention", block))
+        self.compute(run, [self.weights(task.block)], [buffer], self.completes("attention", task.block))
 
     # -------------------------------------------------------------------------------- backward
     def _kept_cells(self, block: int) -> tuple[list[Cell], list[Cell]]:
@@ -185,29 +169,29 @@ class ContextCompute(GpuCompute):
     def attention_output_backward(self, task: Task) -> None:
         """Gradient of the core's output."""
         self.needs(2)
-        block = task.block
-        _, beside = self._kept_cells(block)
+        _, beside = self._kept_cells(task.block)
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             d_out = buffers[1] if beside else operands[0]
-            return (Core((context_gradient(self.views(rank, block, buffers[0]), d_out, self.share(rank)),)),)
+            return (
+                _Core((context_gradient(self.views(rank, task.block, buffers[0]), d_out, self.share(rank)),)),
+            )
 
-        self.compute(run, [self.weights(block), *beside])
+        self.compute(run, [self.weights(task.block), *beside])
 
     def attention_block_backward(self, task: Task) -> None:
         """Gradients of queries, keys and values by one block, or of all positions of some heads."""
         self.needs(2)
-        block = task.block
-        recomputed, _ = self._kept_cells(block)
+        recomputed, _ = self._kept_cells(task.block)
 
         def ring(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             first, saved, *later = operands
             kept = self._kept(saved, buffers)
-            share = self.share(rank).of_layer(block)
+            share = self.share(rank).of_layer(task.block)
             pair = later[0].pair if later else self._own_pair(kept, rank)
             made = _block_gradients(kept, first.arrays[0], pair, share)
             queries = made[0] + later[1].arrays[0] if later else made[0]
-            return Core((queries,)), made[1:]
+            return _Core((queries,)), made[1:]
 
         def heads(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (d_context,), saved = operands[:2]
@@ -215,32 +199,31 @@ class ContextCompute(GpuCompute):
             p = core.probabilities
             share = self.share(rank)
             delta = (d_context * (p @ repeated(core.v, share))).sum(axis=-1, keepdims=True)
-            return Core(_core_gradients(p, delta, d_context, core[:3], share)), None
+            return _Core(core_gradients(p, d_context, core[:3], share, delta)), None
 
         self.compute(ring if self._rings else heads, recomputed)
 
     def attention_qkv_backward(self, task: Task) -> None:
         """The rest of the attention's backward, from the gradients of queries, keys and values."""
         self.needs(4)
-        block = task.block
         norm = self._norm_of("attention")
-        recomputed, beside = self._kept_cells(block)
+        recomputed, beside = self._kept_cells(task.block)
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, Linears, Floats]:
             middle, saved, _, *arrived = operands
-            w = self.views(rank, block, buffers[0])
+            w = self.views(rank, task.block, buffers[0])
             share = self.share(rank)
             kept = self._kept(saved, buffers[1 : 1 + len(recomputed)])
             d_out = buffers[1 + len(recomputed)] if beside else middle
             made = arrived[0]
             if self._rings:
                 made = (*arrived[0].arrays, *arrived[1].gradients)
-            dx, inputs = attention_inputs_dgrad(w, kept, made, d_out, share)
+            dx, inputs = kept.inputs_dgrad(w, made, d_out, share)
             return (dx + middle if share.leads else dx), inputs, middle
 
-        claims = self.completes("gradient", block, (norm, block))
+        claims = self.completes("gradient", task.block, (norm, task.block))
         whole = task.work.op.endswith("backward")
-        reads = [self.weights(block), *recomputed, *beside]
+        reads = [self.weights(task.block), *recomputed, *beside]
         self._backward(dgrad, norm, reads, [], claims, whole=whole)
 
     # ------------------------------------------------------------------------------- exchanges
@@ -249,14 +232,14 @@ class ContextCompute(GpuCompute):
         self.needs(1)
         contents = task.work.writes[0].name
 
-        def sent(rank: int, source: Any, *done: tuple[Floats, ...]) -> Travelling:
+        def sent(rank: int, source: Any, *done: tuple[Floats, ...]) -> _Travelling:
             if isinstance(source, Kept):
-                source = Travelling(self._own_pair(source.attention, rank))
+                source = _Travelling(self._own_pair(source.attention, rank))
             pair = source.pair if "keys_values" in contents else None
             if "gradients" not in contents:
-                return Travelling(pair)
+                return _Travelling(pair)
             before = source.gradients
-            return Travelling(pair, done[0] if before is None else _added(before, done[0]))
+            return _Travelling(pair, done[0] if before is None else _added(before, done[0]))
 
         def kernel(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
             messages = [sent(rank, *inputs) for rank, inputs in zip(members, values, strict=True)]
@@ -291,9 +274,9 @@ class ContextCompute(GpuCompute):
 
         self.add(self.operands(), self.handle(), kernel, joined=True, message=Message("exchanged", elements))
 
-    def _own_pair(self, kept: Any, rank: int) -> Pair:
+    def _own_pair(self, kept: Any, rank: int) -> _Pair:
         """The keys and values of a rank itself."""
-        return Pair(kept.k, kept.v, self.share(rank).places)
+        return _Pair(kept.k, kept.v, self.share(rank).places)
 
     @property
     def _rings(self) -> bool:
@@ -324,18 +307,20 @@ def _taken(split: list[list[list[Floats]]], number: int) -> list[list[Floats]]:
     return [[parts[number] for parts in own] for own in split]
 
 
+_FORWARD = ("forward", "recompute")
+_BACKWARD = ("backward", "dgrad")
 CONTEXT_OPERATIONS = {
-    **{f"attention.qkv.{which}": ContextCompute.attention_qkv for which in ("forward", "recompute")},
-    **{f"attention.block.{which}": ContextCompute.attention_block for which in ("forward", "recompute")},
-    **{f"attention.output.{which}": ContextCompute.attention_output for which in ("forward", "recompute")},
-    **{
-        f"attention.output.{which}": ContextCompute.attention_output_backward
-        for which in ("backward", "dgrad")
-    },
-    **{
-        f"attention.block.{which}": ContextCompute.attention_block_backward for which in ("backward", "dgrad")
-    },
-    **{f"attention.qkv.{which}": ContextCompute.attention_qkv_backward for which in ("backward", "dgrad")},
+    f"attention.{part}.{which}": method
+    for part, passes, method in (
+        ("qkv", _FORWARD, ContextCompute.attention_qkv),
+        ("block", _FORWARD, ContextCompute.attention_block),
+        ("output", _FORWARD, ContextCompute.attention_output),
+        ("output", _BACKWARD, ContextCompute.attention_output_backward),
+        ("block", _BACKWARD, ContextCompute.attention_block_backward),
+        ("qkv", _BACKWARD, ContextCompute.attention_qkv_backward),
+    )
+    for which in passes
+} | {
     "context_communication: send_recv": ContextCompute.ring_shift,
     "context_communication: all_to_all": ContextCompute.all_to_all,
 }

@@ -1,7 +1,9 @@
-"""GPU strategies as programs: effects of collectives, sends and updates on buffers.
+"""GPU strategies as programs: effects of collectives, sends, copies and updates on buffers.
 
 The gradients of layer norms are partial sums of tensor peers (see `layers`); the next collective sums them
 too. Tasks of their own sum the norm of all gradients; without them an optimizer knows only those of its rank.
+With offload the host has weights, moments and the sum of the gradients that left the device. A copy of
+gradients clears those on the device; a copy of weights overwrites them there.
 """
 
 from __future__ import annotations
@@ -15,36 +17,42 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import UPDATES
 from perfsim.proof.context import CONTEXT_OPERATIONS
-from perfsim.proof.gpu_compute import Partial
-from perfsim.proof.gpu_experts import EXPERT_OPERATIONS
-from perfsim.proof.gpu_replicas import ReplicaCompute
+from perfsim.proof.gpu_compute import SHARDED_PARAMETERS, Partial
+from perfsim.proof.gpu_experts import EXPERT_OPERATIONS, ModuleCompute
 from perfsim.proof.layout import EXPERTS, cut
-from perfsim.proof.program import (
-    HOST_GRADIENT,
-    HOST_WEIGHTS,
-    OFFLOAD_OPERATIONS,
-    Cell,
-    Claim,
-    Kernel,
-    Message,
-    Program,
-    Values,
-    blocks_of,
-    first_made,
-    first_read,
-    per_rank,
-)
-from perfsim.proof.serial import Moments, adam, clipping
+from perfsim.proof.program import Cell, Claim, Kernel, Message, Values, first_made, first_read, per_rank
+from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
 from perfsim.proof.tensors import CLIPPED, NORM, combined, pieces, summed
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.model import layer_kinds
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies.three_d.offload import ACTIVATIONS, SAVED
-from perfsim.work import EMBEDDING, HEAD, WAIT_OF_EXPERTS, WHOLE_DEVICE, Kind, Task
+from perfsim.work import (
+    EMBEDDING,
+    EMBEDDING_AND_HEAD,
+    HEAD,
+    WAIT_OF_EXPERTS,
+    WHOLE_DEVICE,
+    Kind,
+    Task,
+    TaskGraph,
+)
+
+NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
+HOST_WEIGHTS = "host weights"
+HOST_GRADIENT = "host gradient"
 
 SEQUENCE = 1
 HIDDEN = 2
 """The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
 
 
-class Gradients(NamedTuple):
+def _blocks_of(task: Task) -> tuple[int, ...]:
+    """The blocks that a copy or an update is about."""
+    return (EMBEDDING, HEAD) if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
+
+
+class _Gradients(NamedTuple):
     """The gradients of a block on one device: whole in one or several buffers, or a shard in one."""
 
     block: int
@@ -52,18 +60,27 @@ class Gradients(NamedTuple):
     cells: list[Cell]
 
 
-class GpuCompiler(ReplicaCompute):
+class GpuCompiler(ModuleCompute):
     """Compiles graphs of `3d`, of its special cases and of ZeRO."""
 
-    norms: set[int]
-    """Tensors with the norm of gradients."""
-    on_host: set[tuple[int, int]]
-    """(device, block) with gradients that left the device."""
-
-    def compile(self) -> Program:
-        """Compile every task."""
-        self.norms, self.on_host = set(), set()
-        return super().compile()
+    def __init__(
+        self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout, recipe: TrainingRecipe
+    ) -> None:
+        super().__init__(graph, training, layout, recipe)
+        self.rest_gathered: set[tuple[int, int]] = set()
+        """Devices and blocks of which all but experts are gathered, and experts are next."""
+        self.sharded: set[tuple[int, int]] = set()
+        """(device, block) with reduce-scattered gradients, of which each replica updates a shard."""
+        self.scatters: dict[int, list[int]] = {}
+        """The blocks of every reduction, by the tensor that it writes."""
+        self.reduced_to: dict[tuple[int, int], Cell] = {}
+        """The buffer of each block's shard, by the tensor that its reduction writes and the block."""
+        self.copied: dict[tuple[int, int], Cell] = {}
+        """Where the latest copy of a block's shard from the host is, if it came from there."""
+        self.norms: set[int] = set()
+        """Tensors with the norm of gradients."""
+        self.on_host: set[tuple[int, int]] = set()
+        """(device, block) with gradients that left the device."""
 
     @property
     def has_shards(self) -> bool:
@@ -233,21 +250,306 @@ class GpuCompiler(ReplicaCompute):
         layout = self.share(rank).layouts[block]
         return layout.shard_part("words", self.layout.shards) if shard else layout.parts["words"]
 
+    # --------------------------------------------------------------------- sums over replicas
+    def _of_experts(self, rest: list[int]) -> bool:
+        """Whether the present reduction is that of experts, which may have replicas of their own.
+
+        Where all ranks hold all experts it is the second of two over the same ranks, and `rest` are the
+        blocks that the first one sums.
+        """
+        layout = self.layout
+        group = self.task.work.group
+        if self.training.model.experts is None or group is None:
+            return False
+        apart = (layout.expert * layout.expert_tensor, layout.expert_replicas)
+        if apart != (layout.tensor, layout.replicas):
+            return (group.stride, group.size) == apart
+        waiting = self.pending.setdefault(self.place, {})
+        return not any(number in waiting for number in rest)
+
+    def _targets(self, block: int, buckets: int = 1) -> list[int]:
+        """The blocks whose gradients a reduction sums, among those that wait for one.
+
+        A reduction that reads the gradients of several layers sums that many, from `block` on; that of their
+        experts sums those that wait from there on.
+        """
+        waiting = self.pending.setdefault(self.place, {})
+        if block == WHOLE_DEVICE:
+            targets = [number for number in waiting if number < EXPERTS]
+        elif block == EMBEDDING_AND_HEAD:
+            targets = [number for number in waiting if number in (EMBEDDING, HEAD)]
+        else:
+            targets = list(range(block, block + buckets))
+        if self._of_experts(targets):
+            targets = [number for number in waiting if number >= EXPERTS + max(0, block)]
+        for number in targets:
+            waiting.pop(number, None)
+        return targets
+
+    def gradient_cells(self, block: int) -> list[Cell]:
+        """Buffers of a block's gradients on this device: linears, and norms that were summed separately."""
+        if self.layout.tensor == 1:
+            return [self.gradient(block, begins=False)]
+        norms = [self.norm_cells(name, block)[1] for name in NORMS]
+        return [self.gradient(block, begins=False), *(cell for cell in norms if cell in self.last_writer)]
+
+    def data_reduce(self, task: Task) -> None:
+        """Sum gradients over the replicas; each keeps the whole or its shard.
+
+        Where several groups shard, the sum over a group is a part of what `sum_over_groups` completes.
+        """
+        grouped = self.layout.shards < self.layout.replicas
+        if grouped and task.work.group is not None and task.work.group.stride > self.layout.tensor:
+            self.sum_over_groups(task)
+            return
+        blocks = self._targets(task.block, len(task.reads))
+        made = [self.gradient_cells(block) for block in blocks]
+        scatters = task.work.op == "reduce_scatter"
+        partial = scatters and self.layout.shards < self.layout.replicas
+        shards = (
+            [self.cell(f"gradient part[{task.tag}]", block) for block in blocks]
+            if partial
+            else self._shards(blocks)
+        )
+        kept = shards if scatters and self._sums_shards(blocks) and not partial else []
+        self.scatters[task.writes[0]] = blocks
+        self.sharded |= {(self.place, block) for block in blocks if scatters}
+        operands = self.operands()
+        first = len(operands)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            results: list[list[Any]] = [[None] for _ in members]
+            where = first
+            for number, (block, cells) in enumerate(zip(blocks, made, strict=True)):
+                total = summed([summed(inputs[where : where + len(cells)]) for inputs in values])
+                where += len(cells)
+                for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
+                    if not scatters:
+                        results[index] += [total.copy(), *(np.zeros_like(total) for _ in cells[1:])]
+                        continue
+                    shard = self.share(rank).layouts[block].shard(total, len(members), index)
+                    results[index].append(inputs[number - len(kept)] + shard if kept else shard)
+            return [tuple(result) for result in results]
+
+        writes = shards if scatters else [cell for cells in made for cell in cells]
+        reads = [*operands, *(cell for cells in made for cell in cells), *kept]
+        claims = [] if scatters else self._reduced_claims(blocks, made)
+
+        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
+            firsts = [first + sum(len(cells) for cells in made[:number]) for number in range(len(made))]
+            return sum(int(inputs[place].size) for place in firsts)
+
+        message = Message("gradients", moved, tuple(blocks))
+        self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims, message=message)
+
+    def sum_over_groups(self, task: Task) -> None:
+        """Sum the shards of gradients over the groups that shard."""
+        self.needs(1)
+        blocks = self.scatters[task.reads[0]]
+        operands = self.operands()
+        self.scatters[task.writes[0]] = blocks
+        parts = [self.cell(f"gradient part[{self.graph_tag(task.reads[0])}]", block) for block in blocks]
+        shards = self._shards(blocks)
+        kept = shards if self._sums_shards(blocks) else []
+        first = len(operands)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            totals = [summed([inputs[first + number] for inputs in values]) for number in range(len(blocks))]
+            return [
+                (
+                    None,
+                    *(
+                        _plus(total, inputs[first + len(blocks) :], number)
+                        for number, total in enumerate(totals)
+                    ),
+                )
+                for inputs in values[: len(members)]
+            ]
+
+        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
+            return sum(int(inputs[first + number].size) for number in range(len(blocks)))
+
+        message = Message("shards", moved, tuple(blocks))
+        self.add([*operands, *parts, *kept], [*self.handle(), *shards], kernel, joined=True, message=message)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the shards of a reduction go to the host, which sums them."""
+        return self.scattered and self.layout.offload_optimizer != "none"
+
+    def _sums_shards(self, blocks: list[int]) -> bool:
+        """Whether the reduction of some blocks adds to the shards of earlier micro-batches."""
+        return all(self.scatters_block(block) for block in blocks) and not self.leaves
+
+    def _shards(self, blocks: list[int]) -> list[Cell]:
+        """The buffers of reduced shards: their own, or if they leave for the host two in turn."""
+        if not self.leaves:
+            return [self.cell("gradient shard", block) for block in blocks]
+        cells = self.in_turn("slot of leaving gradients", parts=len((EMBEDDING, HEAD)))[: len(blocks)]
+        tensor = self.task.writes[0]
+        self.reduced_to |= {(tensor, block): cell for block, cell in zip(blocks, cells, strict=True)}
+        return cells
+
+    def graph_tag(self, handle: int) -> int:
+        """The micro-batch of the task that writes a tensor."""
+        return int(self.graph.tag[self.graph.writer[handle]])
+
+    def sharding(self, rank: int, block: int) -> tuple[int, int]:
+        """The number of shards of a block's states, and which of them a rank has."""
+        layout = self.layout
+        if block >= EXPERTS:
+            holds = layout.expert * layout.expert_tensor
+            shards = layout.expert_replicas
+            return shards, rank // holds % shards
+        return layout.shards, rank // layout.tensor % layout.shards
+
+    def _reduced_claims(self, blocks: list[int], made: list[list[Cell]]) -> list[tuple[int, Claim]]:
+        """Claims for layers only: the gradient of a tied embedding may still lack the other stage's part."""
+        claims = []
+        position = 1
+        for block, cells in zip(blocks, made, strict=True):
+            if block >= 0:
+                claims.append((position, Claim("weight gradient", block, self.step, -1)))
+            position += len(cells)
+        return claims
+
+    def _gathered(self, rest: list[int]) -> list[int]:
+        """The blocks of a gather: those given, or their experts, which have one of their own, the second."""
+        kinds = layer_kinds(self.training.model)
+        experts = [EXPERTS + block for block in rest if block >= 0 and kinds[block].experts]
+        if not experts:
+            return rest
+        layout = self.layout
+        group = self.task.work.group
+        key = (self.place, self.task.block)
+        apart = (layout.expert * layout.expert_tensor, layout.expert_replicas)
+        if apart != (layout.tensor, layout.replicas) and group is not None:
+            return experts if (group.stride, group.size) == apart else rest
+        self.rest_gathered ^= {key}
+        return rest if key in self.rest_gathered else experts
+
+    def data_gather(self, task: Task) -> None:
+        """Gather the parameter shards of the other replicas; after an update those of the whole device."""
+        home = self.homes[self.place]
+        if task.block == WHOLE_DEVICE:
+            blocks = self._gathered([block for block in home if block < EXPERTS])
+        else:
+            layers = list(range(task.block, task.block + len(task.writes)))
+            blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else self._gathered(layers)
+        if self.layout.zero_stage == SHARDED_PARAMETERS and task.block >= 0:
+            # Two layers are gathered at once (`limit_all_gathers`).
+            name = "slot of gathered weights" if blocks[0] < EXPERTS else "slot of gathered experts"
+            self.slot_of[self.place, blocks[0]] = self.in_turn(name)[0]
+        operands = self.operands()
+        masters = [self.copied.get((self.place, block), self.cell("weight shard", block)) for block in blocks]
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            whole = [
+                self.share(members[0]).layouts[block].whole([inputs[len(operands) + i] for inputs in values])
+                for i, block in enumerate(blocks)
+            ]
+            return [(*tensors, *(weights.copy() for weights in whole)) for _ in members]
+
+        tensors = (None,) * len(task.writes)
+        writes = [*self.results(), *(self.weights(block) for block in blocks)]
+
+        def moved(_: Values, made: tuple[Any, ...]) -> int:
+            return sum(int(whole.size) for whole in made[len(tensors) :])
+
+        updated = blocks if task.block == WHOLE_DEVICE else []
+        claims = [
+            (len(tensors) + place, Claim("weights", block, self.step, -1))
+            for place, block in enumerate(updated)
+        ]
+        message = Message("parameters", moved, tuple(blocks))
+        self.add([*operands, *masters], writes, kernel, joined=True, claims=claims, message=message)
+
+    # ------------------------------------------------------------------------------------ host
+    def host_store(self, task: Task) -> None:
+        """Add gradients to those on the host, and clear them on the device; or copy activations."""
+        if task.work.name == ACTIVATIONS:
+            self._copied(task)
+            return
+        place = self.place
+        home = self.homes[self.place]
+        reduced = self.scatters[task.reads[0]] if self.scattered else _blocks_of(task)
+        blocks = [block for block in reduced if block in home]
+        operands = self.operands(anywhere=True)
+        counts = []
+        reads = list(operands)
+        writes = self.handle()
+        for block in blocks:
+            shard = (place, block) in self.sharded
+            if self.leaves:
+                cells = [self.reduced_to[task.reads[0], block]]
+            else:
+                cells = [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
+            whole = self.gradient_cells(block) if shard and not self.scattered else []
+            host = self.cell(HOST_GRADIENT, block)
+            reads += [host, *cells]
+            writes += [host, *cells, *whole]
+            counts.append((block, len(cells), len(whole)))
+            self.on_host.add((place, block))
+
+        def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
+            results: list[Any] = [None]
+            first = len(operands)
+            for block, cells, whole in counts:
+                host, *parts = values[first : first + 1 + cells]
+                first += 1 + cells
+                results += [host + np.sum(parts, axis=0), *(np.zeros_like(part) for part in parts)]
+                results += [np.zeros(self.share(rank).layouts[block].size)] * whole
+            return tuple(results)
+
+        self.add(reads, writes, per_rank(kernel))
+
+    def host_load(self, task: Task) -> None:
+        """Copy the host's weights to the device, a rank's shard or all; or activations."""
+        if task.work.name == ACTIVATIONS:
+            self._copied(task)
+            return
+        home = self.homes.get(self.place, [])
+        gathers = self.layout.offload_param != "none"
+        blocks = [block for block in _blocks_of(task) if block in home or gathers]
+        operands = self.operands(anywhere=True)
+        sources = [self.cell(HOST_WEIGHTS, block) for block in blocks]
+        targets = self._copied_slots(blocks) if gathers else self._held(blocks)
+
+        def kernel(_: int, *values: Any) -> tuple[Any, ...]:
+            return (None, *(weights.copy() for weights in values[len(operands) :]))
+
+        self.add([*operands, *sources], [*self.handle(), *targets], per_rank(kernel))
+
+    def _copied(self, task: Task) -> None:
+        """A copy of a tensor."""
+        self.add([self.operand(task.reads[0])], self.handle(), per_rank(lambda _, value: (value,)))
+
+    def _held(self, blocks: list[int]) -> list[Cell]:
+        """The weights that a device has, or its shards of them."""
+        name = "weight shard" if self.has_shards else "weights"
+        return [self.cell(name, block) for block in blocks]
+
+    def _copied_slots(self, blocks: list[int]) -> list[Cell]:
+        """The buffer of a copy of shards that are gathered next; there are two."""
+        cells = self.in_turn("slot of copied weights", parts=len((EMBEDDING, HEAD)))[: len(blocks)]
+        self.copied |= {(self.place, block): cell for block, cell in zip(blocks, cells, strict=True)}
+        return cells
+
     # ---------------------------------------------------------------------------------- update
-    def _own_gradients(self) -> list[Gradients]:
+    def _own_gradients(self) -> list[_Gradients]:
         """The gradients of this device's blocks, in the order in which they were made."""
         return [self._gradients(block) for block in sorted(self.homes.get(self.place, []), reverse=True)]
 
-    def _gradients(self, block: int) -> Gradients:
+    def _gradients(self, block: int) -> _Gradients:
         """The gradients of a block: on the host, or on the device."""
         shard = (self.place, block) in self.sharded
         if (self.place, block) in self.on_host:
-            return Gradients(block, shard, [self.cell(HOST_GRADIENT, block)])
-        return Gradients(
+            return _Gradients(block, shard, [self.cell(HOST_GRADIENT, block)])
+        return _Gradients(
             block, shard, [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
         )
 
-    def _summed(self, rank: int, own: Sequence[Gradients], values: Values) -> dict[int, Floats]:
+    def _summed(self, rank: int, own: Sequence[_Gradients], values: Values) -> dict[int, Floats]:
         """The gradient of each block, from the values of its cells; words on one rank are summed."""
         total = {}
         first = 0
@@ -259,7 +561,7 @@ class GpuCompiler(ReplicaCompute):
             self._sum_words(rank, both, shard=any(of.shard for of in own if of.block == EMBEDDING))
         return total
 
-    def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Floats], ranks: int) -> float:
+    def _squared(self, rank: int, own: Sequence[_Gradients], total: dict[int, Floats], ranks: int) -> float:
         """The sum of squares of a rank's gradients, over the number of those of `ranks` with the same."""
         share = self.share(rank)
         layout = self.layout
@@ -312,7 +614,7 @@ class GpuCompiler(ReplicaCompute):
         reads = list(operands)
         writes = self.handle()
         claims = []
-        own = [of for of in own if not hosted or of.block in blocks_of(task)]
+        own = [of for of in own if not hosted or of.block in _blocks_of(task)]
         reads += [cell for of in own for cell in of.cells]
         for block, shard, cells in own:
             kind = " shard" if shard else ""
@@ -328,7 +630,7 @@ class GpuCompiler(ReplicaCompute):
             writes += [record, *states, *cleared]
         self.add(reads, writes, self._update(own, len(operands), norm, hosted=hosted), claims=claims)
 
-    def _update(self, own: Sequence[Gradients], first: int, norm: int | None, *, hosted: bool) -> Kernel:
+    def _update(self, own: Sequence[_Gradients], first: int, norm: int | None, *, hosted: bool) -> Kernel:
         """The update of a rank; without a norm among its operands it clips by that of its own gradients."""
         states = first + sum(len(of.cells) for of in own)
         clears = [
@@ -378,6 +680,11 @@ class GpuCompiler(ReplicaCompute):
         raise KeyError(cell)
 
 
+def _plus(total: Floats, kept: Values, number: int) -> Floats:
+    """A sum, with that of earlier micro-batches if it is kept."""
+    return total + kept[number] if kept else total.copy()
+
+
 def _with_norms(given: Sequence[Floats], values: Sequence[Values]) -> list[tuple[Any, ...]]:
     """What each member of a collective gets, with the sum of a norm's gradients if it reads some of these."""
     if len(values[0]) == 1:
@@ -421,6 +728,8 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "data_communication: all_gather": GpuCompiler.data_gather,
     **CONTEXT_OPERATIONS,
     **EXPERT_OPERATIONS,
-    **OFFLOAD_OPERATIONS,
+    "offload: host.store": GpuCompiler.host_store,
+    "offload: host.load": GpuCompiler.host_load,
+    "offload: nvme.load": GpuCompiler.host_load,
 }
 """Method for each operation (`Work.op`, for communication with its category); add new ones here."""

@@ -18,19 +18,12 @@ from perfsim.proof.experts import OPERATORS, Kept, kept_by
 from perfsim.proof.layers import (
     HeadInputs,
     Linears,
-    attention_dgrad,
     attention_forward,
-    attention_wgrad,
     embedding_backward,
     embedding_forward,
-    head_dgrad,
     head_forward,
-    head_wgrad,
     losses_of,
-    mlp_dgrad,
     mlp_forward,
-    mlp_wgrad,
-    with_core,
 )
 from perfsim.proof.layout import EXPERTS, Share, Weights
 from perfsim.proof.program import Cell, Claim, Compiler, per_rank
@@ -75,11 +68,7 @@ class GpuCompute(Compiler):
     """Compiles the compute tasks of one GPU plan."""
 
     def __init__(
-        self,
-        graph: TaskGraph,
-        training: SmallTraining,
-        layout: ParallelLayout,
-        recipe: TrainingRecipe,
+        self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout, recipe: TrainingRecipe
     ) -> None:
         super().__init__(graph, training)
         self.layout = layout
@@ -229,87 +218,81 @@ class GpuCompute(Compiler):
             raise self.refuse("its operands", detail)
 
     # --------------------------------------------------------------------------------- forward
-    def embedding_forward(self, task: Task) -> None:
+    def embedding_forward(self, _: Task) -> None:
         """Look up the words."""
-        step = self.step
-        tag = task.tag
+        tokens = self.tokens()
 
-        def run(rank: int, _: Values, buffers: Values) -> tuple[Any, ...]:
-            tokens = self.tokens(rank, step, tag)[0]
-            return (embedding_forward(self.views(rank, EMBEDDING, buffers[0]), tokens, self.share(rank)),)
+        def run(rank: int, __: Values, buffers: Values) -> tuple[Any, ...]:
+            w = self.views(rank, EMBEDDING, buffers[0])
+            return (embedding_forward(w, tokens(rank)[0], self.share(rank)),)
 
         self.compute(run, [self.weights(EMBEDDING)], claims=self.completes("hidden", 0))
 
     def attention_forward(self, task: Task) -> None:
         """Attention block; the MLP task passes its kept activations on."""
         self.needs(1)
-        block = task.block
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            share = self.share(rank).of_layer(block)
-            return attention_forward(self.views(rank, block, buffers[0]), operands[0], share)
+            share = self.share(rank).of_layer(task.block)
+            return attention_forward(self.views(rank, task.block, buffers[0]), operands[0], share)
 
-        claims = self.completes("attention", block)
-        self.compute(run, [self.weights(block)], [self.cell("attention kept")], claims)
+        claims = self.completes("attention", task.block)
+        self.compute(run, [self.weights(task.block)], [self.cell("attention kept")], claims)
 
     def mlp_forward(self, task: Task) -> None:
         """MLP block, and the activations that the layer keeps for its backward."""
         self.needs(2)
-        block = task.block
-        mode = self.mode_of(block)
+        mode = self.mode_of(task.block)
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (attention, x), (flat, kept) = operands[:2], buffers
-            y, mlp = mlp_forward(self.views(rank, block, flat), x, attention, self.share(rank))
+            y, mlp = mlp_forward(self.views(rank, task.block, flat), x, attention, self.share(rank))
             return y, kept_by(mode, self.recipe, self.share(rank), kept, mlp)
 
-        reads = [self.weights(block), self.cell("attention kept")]
-        self.compute(run, reads, claims=self.completes("hidden", block + 1))
+        reads = [self.weights(task.block), self.cell("attention kept")]
+        self.compute(run, reads, claims=self.completes("hidden", task.block + 1))
 
     def attention_recompute(self, task: Task) -> None:
         """Recompute of the attention block, or of its core alone."""
         self.needs(2)
-        block = task.block
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             saved: Kept = operands[0]
-            share = self.share(rank).of_layer(block)
+            share = self.share(rank).of_layer(task.block)
             if saved.attention is not None:
-                recomputed = with_core(saved.attention, share)
+                recomputed = saved.attention.with_core(share)
                 return recomputed.context, recomputed
-            w = self.views(rank, block, buffers[0])
+            w = self.views(rank, task.block, buffers[0])
             return attention_forward(w, saved.x, share, saved.results, saved.context)
 
-        claims = self.completes("attention", block) if self.mode_of(block) != "selective" else []
-        self.compute(run, [self.weights(block)], [self.cell("recomputed attention")], claims)
+        claims = self.completes("attention", task.block) if self.mode_of(task.block) != "selective" else []
+        self.compute(run, [self.weights(task.block)], [self.cell("recomputed attention")], claims)
 
     def mlp_recompute(self, task: Task) -> None:
         """Recompute of the MLP block."""
         self.needs(1)
-        block = task.block
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             flat, kept = buffers
-            w = self.views(rank, block, flat)
+            w = self.views(rank, task.block, flat)
             return mlp_forward(w, kept.x, operands[0], self.share(rank), kept.results)
 
-        reads = [self.weights(block), self.cell("recomputed attention")]
-        self.compute(run, reads, [self.cell("recomputed MLP")], self.completes("hidden", block + 1))
+        reads = [self.weights(task.block), self.cell("recomputed attention")]
+        self.compute(run, reads, [self.cell("recomputed MLP")], self.completes("hidden", task.block + 1))
 
     def head_forward(self, task: Task) -> None:
         """Logits and the statistics of their softmax."""
         self.needs(1)
-        step = self.step
-        tag = task.tag
+        tokens = self.tokens()
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             w = self.views(rank, HEAD, buffers[0])
-            targets = self.tokens(rank, step, tag)[1]
+            targets = tokens(rank)[1]
             return head_forward(w, operands[0], targets, self.share(rank))
 
         if self.layout.tensor > 1:
             self.partial[task.writes[0]] = Partial(None, statistics=True)
-        self.compute(run, [self.weights(HEAD)], [self.cell(f"logits[{tag}]")])
+        self.compute(run, [self.weights(HEAD)], [self.cell(f"logits[{task.tag}]")])
 
     # -------------------------------------------------------------------------------- backward
     def layer_backward(self, task: Task) -> None:
@@ -318,37 +301,28 @@ class GpuCompute(Compiler):
         If attention and MLP are parallel, the MLP stores the layer's output gradient for the attention.
         """
         self.needs(2)
-        block = task.block
         mlp = task.work.op.startswith("mlp")
         whole = task.work.op.endswith("backward")
         parallel = self.training.model.norms_per_layer == 1
-        mode = self.mode_of(block)
+        mode = self.mode_of(task.block)
         recomputes = mode in ("full", OPERATORS) or (mode == "selective" and not mlp)
         beside = [self.cell("output gradient")] if parallel else []
         recomputed = [self.cell(f"recomputed {'MLP' if mlp else 'attention'}")] if recomputes else []
-        run = self._mlp_dgrad if mlp else self._attention_dgrad
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, Linears, Floats]:
-            w = self.views(rank, block, buffers[0])
+            w = self.views(rank, task.block, buffers[0])
             saved = operands[1]
             kept = buffers[1] if recomputed else saved.mlp if mlp else saved.attention
             dy = buffers[1 + len(recomputed)] if parallel and not mlp else operands[0]
-            return *run(rank, w, kept, operands[0], dy), operands[0]
+            share = self.share(rank)
+            dx, inputs = kept.dgrad(w, dy, share)
+            # The gradient of the MLP's input passes the attention block by.
+            return (dx if mlp or not share.leads else dx + operands[0]), inputs, operands[0]
 
-        reads = [self.weights(block), *recomputed, *([] if mlp else beside)]
+        reads = [self.weights(task.block), *recomputed, *([] if mlp else beside)]
         norm = self._norm_of(task.work.op)
-        claims = self.completes("middle" if mlp else "gradient", block, (norm, block))
+        claims = self.completes("middle" if mlp else "gradient", task.block, (norm, task.block))
         self._backward(dgrad, norm, reads, beside if mlp else [], claims, whole=whole)
-
-    def _mlp_dgrad(self, rank: int, w: Weights, kept: Any, dy: Floats, _: Floats) -> tuple[Floats, Linears]:
-        return mlp_dgrad(w, kept, dy, self.share(rank))
-
-    def _attention_dgrad(
-        self, rank: int, w: Weights, kept: Any, middle: Floats, dy: Floats
-    ) -> tuple[Floats, Linears]:
-        share = self.share(rank)
-        dx, inputs = attention_dgrad(w, kept, dy, share)
-        return (dx + middle if share.leads else dx), inputs
 
     def _backward(
         self,
@@ -390,9 +364,10 @@ class GpuCompute(Compiler):
         """Gradients of a block's linears, and of its norm if there are no tensor peers."""
         share = self.share(rank)
         if isinstance(inputs, HeadInputs):
-            grads = head_wgrad(inputs, share)
+            grads = inputs.wgrad(share)
         else:
-            grads = mlp_wgrad(inputs, share) if mlp else attention_wgrad(inputs, share)
+            bias = share.model.bias if mlp else share.model.has_attention_bias
+            grads = inputs.wgrad(bias=bias)
         return grads if self.layout.tensor > 1 else grads | inputs.norm
 
     def weight_pass(self, task: Task) -> None:
@@ -409,14 +384,13 @@ class GpuCompute(Compiler):
         of_mlp = "MLP norm1" if self.training.model.norms_per_layer == 1 else "MLP norm2"
         return {"attention": "attention norm1", "head": "head norm1"}.get(op.partition(".")[0], of_mlp)
 
-    def embedding_backward(self, task: Task) -> None:
+    def embedding_backward(self, _: Task) -> None:
         """Gradients of words and positions."""
         self.needs(1)
-        step = self.step
-        tag = task.tag
+        tokens = self.tokens()
 
         def gradients(rank: int, dx: Floats) -> Weights:
-            return embedding_backward(dx, self.tokens(rank, step, tag)[0], self.share(rank))
+            return embedding_backward(dx, tokens(rank)[0], self.share(rank))
 
         self._accumulate(gradients, [], begins=True)
 
@@ -438,22 +412,22 @@ class GpuCompute(Compiler):
         """The whole backward of loss and LM head, or its input gradient alone."""
         self.needs(1)
         step = self.step
-        tag = task.tag
-        logits = self.cell(f"logits[{tag}]")
-        loss = self.cell(f"loss[{tag}]")
+        logits = self.cell(f"logits[{task.tag}]")
+        loss = self.cell(f"loss[{task.tag}]")
+        tokens = self.tokens()
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, HeadInputs, Floats]:
             w = self.views(rank, HEAD, buffers[0])
             share = self.share(rank)
             count = self.training.num_tokens
-            targets = self.tokens(rank, step, tag)[1]
+            targets = tokens(rank)[1]
             length = len(share.places)
-            dx, inputs = head_dgrad(w, buffers[1], operands[0], targets, count, share, length)
+            dx, inputs = buffers[1].dgrad(w, operands[0], targets, count, share, length)
             return dx, inputs, np.asarray(losses_of(operands[0], count).sum())
 
         claims = self.completes("gradient", self.training.model.num_layers, ("head norm1", HEAD))
         position = len(task.writes) + (1 if self.layout.tensor > 1 else 0)
-        claims.append((position, Claim("loss", HEAD, step, tag)))
+        claims.append((position, Claim("loss", HEAD, step, task.tag)))
         whole = task.work.op == "head.backward"
         self._backward(dgrad, "head norm1", [self.weights(HEAD), logits], [loss], claims, whole=whole)
 

@@ -19,26 +19,17 @@ from perfsim.proof.experts import (
     BlockKept,
     Routing,
     Rows,
-    combine_backward,
-    combine_forward,
-    experts_backward,
     experts_forward,
     kept_by,
-    router_backward,
     router_forward,
-    shared_backward,
     shared_forward,
 )
 from perfsim.proof.gpu_compute import Function, Values
 from perfsim.proof.layers import (
     embedding_backward,
-    head_dgrad,
     head_forward,
     head_of,
-    head_wgrad,
     join,
-    join_dgrad,
-    join_wgrad,
     losses_of,
     norm_of_head,
 )
@@ -49,18 +40,16 @@ from perfsim.work import EMBEDDING, HEAD, Task
 
 # Blocks with experts on GPUs: rows travel to the ranks of their experts and back.
 #
-# A device of the graph stands for all ranks of a stage. The ranks of a group trade rows in one action;
-# where
-# rows went is kept in a buffer, so that they come back to their places. Peers that share an expert gather
-# one
-# another's rows, and each keeps its own from the sum of what all made of them.
+# A device of the graph stands for all ranks of a stage. The ranks of a group trade rows in one action; where
+# rows went is kept in a buffer, so that they come back to their places. Ranks that share an expert all-gather
+# their rows, compute, and reduce-scatter the results.
 
 RECOMPUTED = "recomputed MLP"
 SEQUENCE = 1
 """The axis of positions."""
 
 
-class Travelled(NamedTuple):
+class _Travelled(NamedTuple):
     """Rows on a rank, and how they came: from which place of the group each, and from which of its rows."""
 
     rows: Rows
@@ -73,7 +62,7 @@ class Travelled(NamedTuple):
         return int(self.rows.values.size)
 
 
-class ExpertCompute(ContextCompute):
+class _ExpertCompute(ContextCompute):
     """Compiles blocks with experts."""
 
     def routing(self, rank: int, step: int, block: int, microbatch: int) -> Routing:
@@ -96,9 +85,7 @@ class ExpertCompute(ContextCompute):
     def router_forward(self, task: Task) -> None:
         """Norm, router, and a row for every slot of a token."""
         self.needs(1)
-        block = task.block
         step = self.step
-        tag = task.tag
         recomputes = task.work.op.endswith("recompute")
         beside = [self.cell("recomputed attention")] if recomputes else []
 
@@ -106,43 +93,40 @@ class ExpertCompute(ContextCompute):
             attention = operands[0]
             x = self.own(rank, buffers[1].x if recomputes else operands[1])
             total = x + attention
-            routing = self.routing(rank, step, block, tag)
-            rows, kept = router_forward(self.views(rank, block, buffers[0]), total, routing)
+            routing = self.routing(rank, step, task.block, task.tag)
+            rows, kept = router_forward(self.views(rank, task.block, buffers[0]), total, routing)
             return rows, (kept, total)
 
-        self.compute(run, [self.weights(block), *beside], [self.cell("router kept")])
+        self.compute(run, [self.weights(task.block), *beside], [self.cell("router kept")])
 
     def shared_forward(self, task: Task) -> None:
         """Shared experts, while rows travel."""
-        block = task.block
 
         def run(rank: int, _: Values, buffers: Values) -> tuple[Any, ...]:
-            w, (kept, _) = self.views(rank, block, buffers[0]), buffers[1]
+            w, (kept, _) = self.views(rank, task.block, buffers[0]), buffers[1]
             return shared_forward(w, kept.z, self.share(rank))
 
-        self.compute(run, [self.weights(block), self.cell("router kept")], [self.cell("shared kept")])
+        self.compute(run, [self.weights(task.block), self.cell("router kept")], [self.cell("shared kept")])
 
     def experts_forward(self, task: Task) -> None:
         """The rank's experts on the rows that arrived."""
         self.needs(1)
-        block = task.block
         home = self.homes[self.place]
-        if EXPERTS + block not in home:
-            home.append(EXPERTS + block)
+        if EXPERTS + task.block not in home:
+            home.append(EXPERTS + task.block)
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            w = self.views(rank, EXPERTS + block, buffers[0])
+            w = self.views(rank, EXPERTS + task.block, buffers[0])
             y, kept = experts_forward(w, _rows_of(operands[0]), self.share(rank))
             return Rows(y, kept.rows.expert), kept
 
-        self.compute(run, [self.weights(EXPERTS + block)], [self.cell("experts kept")])
+        self.compute(run, [self.weights(EXPERTS + task.block)], [self.cell("experts kept")])
 
     def combine_forward(self, task: Task) -> None:
         """Rows summed to tokens; what the block keeps goes to the backward, or to that of its recompute."""
         self.needs(1)
-        block = task.block
         recomputes = task.work.op.endswith("recompute")
-        mode = self.mode_of(block)
+        mode = self.mode_of(task.block)
         shared = self._has_shared
         place = self._of_shared(task)
         kept_beside = [self.cell("shared kept")] if shared else []
@@ -152,7 +136,7 @@ class ExpertCompute(ContextCompute):
             (router, total), experts, *rest = buffers
             of_shared = rest[0] if shared else None
             beside = None if place is None else operands[place]
-            y = combine_forward(operands[0].values, router, total, beside)
+            y = router.combine(operands[0].values, total, beside)
             kept = BlockKept(router, experts, of_shared, operands[0].values)
             if recomputes:
                 return y, kept
@@ -160,7 +144,7 @@ class ExpertCompute(ContextCompute):
 
         reads = [self.cell("router kept"), self.cell("experts kept"), *kept_beside, *before]
         writes = [self.cell(RECOMPUTED)] if recomputes else []
-        self.compute(run, reads, writes, self.completes("hidden", block + 1))
+        self.compute(run, reads, writes, self.completes("hidden", task.block + 1))
 
     @property
     def _has_shared(self) -> bool:
@@ -184,20 +168,19 @@ class ExpertCompute(ContextCompute):
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             kept = buffers[0] if again else operands[1].mlp
             dy = self.own(rank, operands[0])
-            return combine_backward(dy, kept.router), (dy, kept)
+            return kept.router.combine_backward(dy), (dy, kept)
 
         self.compute(run, again, [self.cell("block backward")])
 
     def shared_backward(self, task: Task) -> None:
         """Backward of shared experts, while gradients of rows travel."""
-        block = task.block
 
         def run(rank: int, _: Values, buffers: Values) -> tuple[Any, ...]:
-            w, (dy, kept) = self.views(rank, block, buffers[0]), buffers[1]
-            dz, grads = shared_backward(w, kept.shared, kept.router.z, dy, self.share(rank))
-            return dz, self.flat(rank, block, grads)
+            w, (dy, kept) = self.views(rank, task.block, buffers[0]), buffers[1]
+            dz, grads = kept.shared.backward(w, kept.router.z, dy, self.share(rank))
+            return dz, self.flat(rank, task.block, grads)
 
-        reads = [self.weights(block), self.cell("block backward")]
+        reads = [self.weights(task.block), self.cell("block backward")]
         self.compute(run, reads, [self.cell("gradients of shared experts")])
 
     def experts_backward(self, task: Task) -> None:
@@ -210,7 +193,7 @@ class ExpertCompute(ContextCompute):
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (flat, (_, kept)), dy = buffers[:2], _rows_of(operands[0]).values
-            dx, grads = experts_backward(self.views(rank, block, flat), kept.experts, dy, self.share(rank))
+            dx, grads = kept.experts.backward(self.views(rank, block, flat), dy, self.share(rank))
             rows = Rows(dx, kept.experts.rows.expert)
             if not whole:
                 return rows, (kept.experts, dy)
@@ -226,30 +209,29 @@ class ExpertCompute(ContextCompute):
         pass of its own adds them, if there is one.
         """
         self.needs(1)
-        block = task.block
         shared = self._has_shared
         whole = task.work.op.endswith("backward")
         beside = [self.cell("gradients of shared experts")] if shared else []
         place = self._of_shared(task)
         norm = self._norm_of("mlp")
-        part, later = self.norm_cells(norm, block, task.tag)
+        part, later = self.norm_cells(norm, task.block, task.tag)
         alone = self.layout.tensor == 1
-        adds = not self.scatters_block(block)
-        buffer = [self.making(block, begins=True)] if whole else []
+        adds = not self.scatters_block(task.block)
+        buffer = [self.making(task.block, begins=True)] if whole else []
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            w, (dy, kept) = self.views(rank, block, buffers[0]), buffers[1]
+            w, (dy, kept) = self.views(rank, task.block, buffers[0]), buffers[1]
             d_shared = None if place is None else operands[place]
-            dx, grads = router_backward(w, kept.router, kept.outputs, operands[0].values, dy, d_shared)
-            made = sum(buffers[2 : 2 + len(beside)], self.flat(rank, block, grads))
+            dx, grads = kept.router.backward(w, kept.outputs, operands[0].values, dy, d_shared)
+            made = sum(buffers[2 : 2 + len(beside)], self.flat(rank, task.block, grads))
             if not whole:
                 return dx, made
             before = buffers[-1] if adds else np.zeros_like(made)
             return (dx, before + made) if alone else (dx, made, before.copy())
 
-        reads = [self.weights(block), self.cell("block backward"), *beside, *buffer]
+        reads = [self.weights(task.block), self.cell("block backward"), *beside, *buffer]
         writes = [part] if not alone else [] if whole else [later]
-        self.compute(run, reads, [*writes, *buffer], self.completes("middle", block, (norm, block)))
+        self.compute(run, reads, [*writes, *buffer], self.completes("middle", task.block, (norm, task.block)))
 
     def experts_weights(self, task: Task) -> None:
         """Weight gradients of a block: of its experts, and those that came with its input gradient."""
@@ -262,7 +244,7 @@ class ExpertCompute(ContextCompute):
 
         def run(rank: int, operands: Values, values: Values) -> tuple[Any, ...]:
             (kept, dy), (flat, rest, *before) = operands[0], values
-            _, grads = experts_backward(self.views(rank, experts, flat), kept, dy, self.share(rank))
+            _, grads = kept.backward(self.views(rank, experts, flat), dy, self.share(rank))
             made = (rest, self.flat(rank, experts, grads))
             summed_up = zip(made, before, adds, strict=True)
             return None, *(own + old if add else own.copy() for own, old, add in summed_up)
@@ -325,13 +307,13 @@ class ExpertCompute(ContextCompute):
 
 
 def _rows_of(value: Any) -> Rows:
-    return value.rows if isinstance(value, Travelled) else value
+    return value.rows if isinstance(value, _Travelled) else value
 
 
-def _gathered(sent: list[Rows], experts: range) -> Travelled:
+def _gathered(sent: list[Rows], experts: range) -> _Travelled:
     """The rows of all members that these experts compute, in the order of the members."""
     chosen = [np.flatnonzero((rows.expert >= experts.start) & (rows.expert < experts.stop)) for rows in sent]
-    return Travelled(
+    return _Travelled(
         Rows(
             np.concatenate([rows.values[own] for rows, own in zip(sent, chosen, strict=True)]),
             np.concatenate([rows.expert[own] for rows, own in zip(sent, chosen, strict=True)]),
@@ -341,7 +323,7 @@ def _gathered(sent: list[Rows], experts: range) -> Travelled:
     )
 
 
-def _returned(routes: list[Travelled], made: list[Rows], number: int) -> Rows:
+def _returned(routes: list[_Travelled], made: list[Rows], number: int) -> Rows:
     """What a member's rows became, in the order in which it sent them."""
     parts = [(route.source == number, route, rows) for route, rows in zip(routes, made, strict=True)]
     count = sum(int(own.sum()) for own, _, _ in parts)
@@ -354,31 +336,29 @@ def _returned(routes: list[Travelled], made: list[Rows], number: int) -> Rows:
 
 
 EXPERT_OPERATIONS = {
-    "router.forward": ExpertCompute.router_forward,
-    "router.recompute": ExpertCompute.router_forward,
-    "shared_experts.forward": ExpertCompute.shared_forward,
-    "shared_experts.recompute": ExpertCompute.shared_forward,
-    "experts.forward": ExpertCompute.experts_forward,
-    "experts.recompute": ExpertCompute.experts_forward,
-    "combine.forward": ExpertCompute.combine_forward,
-    "combine.recompute": ExpertCompute.combine_forward,
-    "combine.backward": ExpertCompute.combine_backward,
-    "combine.dgrad": ExpertCompute.combine_backward,
-    "shared_experts.backward": ExpertCompute.shared_backward,
-    "shared_experts.dgrad": ExpertCompute.shared_backward,
-    "experts.backward": ExpertCompute.experts_backward,
-    "experts.dgrad": ExpertCompute.experts_backward,
-    "router.backward": ExpertCompute.router_backward,
-    "router.dgrad": ExpertCompute.router_backward,
-    "experts.wgrad": ExpertCompute.experts_weights,
-    "expert_communication: all_to_all": ExpertCompute.rows_trade,
-    "expert_communication: all_gather": ExpertCompute.rows_gather,
-    "expert_communication: reduce_scatter": ExpertCompute.rows_scatter,
+    f"{stage}.{which}": method
+    for stage, forward, backward in (
+        ("router", _ExpertCompute.router_forward, _ExpertCompute.router_backward),
+        ("shared_experts", _ExpertCompute.shared_forward, _ExpertCompute.shared_backward),
+        ("experts", _ExpertCompute.experts_forward, _ExpertCompute.experts_backward),
+        ("combine", _ExpertCompute.combine_forward, _ExpertCompute.combine_backward),
+    )
+    for which, method in (
+        ("forward", forward),
+        ("recompute", forward),
+        ("backward", backward),
+        ("dgrad", backward),
+    )
+} | {
+    "experts.wgrad": _ExpertCompute.experts_weights,
+    "expert_communication: all_to_all": _ExpertCompute.rows_trade,
+    "expert_communication: all_gather": _ExpertCompute.rows_gather,
+    "expert_communication: reduce_scatter": _ExpertCompute.rows_scatter,
 }
 """Operations of blocks with experts."""
 
 
-class Around(NamedTuple):
+class _Around(NamedTuple):
     """What a task does before and behind its own function, with buffers of its own."""
 
     run: Callable[[int, Function, Values, Values, Values], tuple[list[Any], list[Any]]]
@@ -389,7 +369,7 @@ class Around(NamedTuple):
     """Of its own writes."""
 
 
-class ModuleCompute(ExpertCompute):
+class ModuleCompute(_ExpertCompute):
     """Compiles the layers of modules, and the embedding and LM head beside them."""
 
     def compute(
@@ -416,7 +396,7 @@ class ModuleCompute(ExpertCompute):
 
         super().compute(whole, [*reads, *around.reads], [*writes, *around.writes], claims)
 
-    def _around(self) -> Around | None:
+    def _around(self) -> _Around | None:
         """What the present task does for a module; None: nothing."""
         op = self.task.work.op
         block = self.task.block
@@ -425,7 +405,7 @@ class ModuleCompute(ExpertCompute):
         ends = kind in ("mlp", "combine")
         residual = kind in ("mlp", "router")
         if block == HEAD:
-            return self._of_head() if which == "forward" else Around(_alone)
+            return self._of_head() if which == "forward" else _Around(_alone)
         if block == EMBEDDING:
             return self._of_embedding() if which == "backward" else None
         if block < self.training.model.num_layers:
@@ -450,12 +430,10 @@ class ModuleCompute(ExpertCompute):
         return self.task.block - self.training.model.num_layers + 1
 
     # ---------------------------------------------------------------------------------- forward
-    def _joins(self) -> Around:
+    def _joins(self) -> _Around:
         """The input of the layer from its own input and later tokens; a recompute reads what was kept."""
-        step = self.step
-        tag = self.task.tag
         block = self.task.block
-        ahead = self._ahead()
+        tokens = self.tokens(self._ahead())
         again = self.task.work.op.endswith("recompute")
         kept = self._kept_of("module input")
 
@@ -463,19 +441,17 @@ class ModuleCompute(ExpertCompute):
             w = self.views(rank, block, added[0])
             table = self.views(rank, EMBEDDING, added[1])
             x = added[2] if again else operands[0]
-            joined = join(w, table, x, self.tokens(rank, step, tag, ahead)[0], self.share(rank))
+            joined = join(w, table, x, tokens(rank)[0], self.share(rank))
             given = operands[0]._replace(x=joined.x) if again else joined.x
             return list(function(rank, [given, *operands[1:]], own)), [joined, x]
 
         reads = [self.weights(block), self.weights(EMBEDDING), *([kept] if again else [])]
-        return Around(run, reads, [self._kept_of("joined"), kept])
+        return _Around(run, reads, [self._kept_of("joined"), kept])
 
-    def _forward(self, residual: bool, ends: bool) -> Around:
+    def _forward(self, residual: bool, ends: bool) -> _Around:
         """The residual is the layer's joined input; LM head and loss are behind its end."""
-        step = self.step
-        tag = self.task.tag
         block = self.task.block
-        ahead = self._ahead()
+        tokens = self.tokens(self._ahead())
         joined = [self._kept_of("joined")] if residual else []
 
         def run(rank: int, function: Function, operands: Values, own: Values, added: Values) -> Any:
@@ -485,27 +461,28 @@ class ModuleCompute(ExpertCompute):
                 return made, []
             w = self.views(rank, block, added[-2])
             head = self.views(rank, HEAD, added[-1])
-            targets = self.tokens(rank, step, tag, ahead)[1]
+            targets = tokens(rank)[1]
             return made, [head_forward(head_of(w, head), made[0], targets, self.share(rank))]
 
         tables = [self.weights(block), self.weights(HEAD)] if ends else []
-        return Around(run, [*joined, *tables], [self._kept_of("logits")] if ends else [])
+        return _Around(run, [*joined, *tables], [self._kept_of("logits")] if ends else [])
 
-    def _of_head(self) -> Around:
+    def _of_head(self) -> _Around:
         """The model's own LM head reads the output of the last layer before the modules."""
 
         def run(rank: int, function: Function, operands: Values, own: Values, added: Values) -> Any:
             return list(function(rank, [added[0], *operands[1:]], own)), []
 
-        return Around(run, [self._kept_of("module input", self.training.model.num_layers)])
+        return _Around(run, [self._kept_of("module input", self.training.model.num_layers)])
 
     # --------------------------------------------------------------------------------- backward
-    def _loss_backward(self, *, whole: bool) -> Around:
+    def _loss_backward(self, *, whole: bool) -> _Around:
         """The gradient of the layer's output by its own loss, and if it is not the last, by later ones."""
         step = self.step
         tag = self.task.tag
         block = self.task.block
         ahead = self._ahead()
+        tokens = self.tokens(ahead)
         last = ahead == self.training.model.mtp_num_layers
         table = [self.gradient(HEAD, begins=False)] if whole else []
 
@@ -514,9 +491,9 @@ class ModuleCompute(ExpertCompute):
             count = self.training.num_later_tokens
             (block_flat, head_flat, (statistics, kept)), before = added[:3], added[3:]
             head = head_of(self.views(rank, block, block_flat), self.views(rank, HEAD, head_flat))
-            targets = self.tokens(rank, step, tag, ahead)[1]
+            targets = tokens(rank)[1]
             length = len(share.places)
-            dy, inputs = head_dgrad(head, kept, statistics, targets, count, share, length)
+            dy, inputs = kept.dgrad(head, statistics, targets, count, share, length)
             given = dy if last else operands[0] + dy
             made = list(function(rank, [given, *operands[1:]], own))
             loss = np.asarray(losses_of(statistics, count).sum())
@@ -526,30 +503,29 @@ class ModuleCompute(ExpertCompute):
         kept = [self._kept_of("loss"), self._kept_of("inputs of its LM head")]
         main = [self._kept_of("gradient of the model itself", HEAD)] if last else []
         reads = [self.weights(block), self.weights(HEAD), self._kept_of("logits"), *table]
-        return Around(run, reads, [*kept, *main, *table], [(0, Claim("loss", block, step, tag))])
+        return _Around(run, reads, [*kept, *main, *table], [(0, Claim("loss", block, step, tag))])
 
     def _of_table(self, rank: int, inputs: Any) -> Any:
         """The LM head's gradient by the loss of a module."""
-        return self.flat(rank, HEAD, head_wgrad(inputs, self.share(rank)))
+        return self.flat(rank, HEAD, inputs.wgrad(self.share(rank)))
 
-    def _table_gradients(self) -> Around:
+    def _table_gradients(self) -> _Around:
         """The same in a pass of its own."""
         table = [self.gradient(HEAD, begins=False)]
 
         def run(rank: int, function: Function, operands: Values, own: Values, added: Values) -> Any:
             return list(function(rank, operands, own)), [added[1] + self._of_table(rank, added[0])]
 
-        return Around(run, [self._kept_of("inputs of its LM head"), *table], table)
+        return _Around(run, [self._kept_of("inputs of its LM head"), *table], table)
 
-    def _leaves(self, *, whole: bool, inputs: bool = True) -> Around:
+    def _leaves(self, *, whole: bool, inputs: bool = True) -> _Around:
         """Gradients of the module's input (`inputs`), and of its own weights and of embeddings (`whole`).
 
         The last buffer that the task writes has the gradients of the layer, if it makes them.
         """
-        step = self.step
-        tag = self.task.tag
         block = self.task.block
         ahead = self._ahead()
+        tokens = self.tokens(ahead)
         joint = self._kept_of("inputs of its projection")
         of_head = self._kept_of("inputs of its LM head")
         main = [self._kept_of("gradient of the model itself", HEAD)] if inputs and ahead == 1 else []
@@ -559,23 +535,23 @@ class ModuleCompute(ExpertCompute):
             share = self.share(rank)
             beside: list[Any] = []
             if inputs:
-                made[0], kept = join_dgrad(self.views(rank, block, added[1]), added[2], made[0])
+                made[0], kept = added[2].dgrad(self.views(rank, block, added[1]), made[0])
                 made[0] = sum(added[3:], made[0])
                 beside.append(kept)
             else:
                 kept = added[1]
             if whole:
-                grads = join_wgrad(kept) | norm_of_head(added[0].norm)
+                grads = kept.wgrad() | norm_of_head(added[0].norm)
                 made[-1] = made[-1] + self.flat(rank, block, grads)
-                tokens = self.tokens(rank, step, tag, ahead)[0]
-                beside.append(self.flat(rank, EMBEDDING, embedding_backward(kept.d_words, tokens, share)))
+                words = embedding_backward(kept.d_words, tokens(rank)[0], share)
+                beside.append(self.flat(rank, EMBEDDING, words))
             return made, beside
 
         reads = [self.weights(block), self._kept_of("joined"), *main] if inputs else [joint]
         words = [self._kept_of("gradient of later words")] if whole else []
-        return Around(run, [of_head, *reads], [*([joint] if inputs else []), *words])
+        return _Around(run, [of_head, *reads], [*([joint] if inputs else []), *words])
 
-    def _of_embedding(self) -> Around:
+    def _of_embedding(self) -> _Around:
         """The gradients of embeddings by all modules."""
         model = self.training.model
         layers = range(model.num_layers, model.num_layers + model.mtp_num_layers)
@@ -585,7 +561,7 @@ class ModuleCompute(ExpertCompute):
             made[-1] = sum(added, made[-1])
             return made, []
 
-        return Around(run, [self._kept_of("gradient of later words", layer) for layer in layers])
+        return _Around(run, [self._kept_of("gradient of later words", layer) for layer in layers])
 
 
 def _alone(rank: int, function: Function, operands: Values, own: Values, _: Values) -> Any:

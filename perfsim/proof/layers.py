@@ -19,8 +19,7 @@ from perfsim.specs.model import LatentAttention
 
 # From the input of an attention block to queries, keys and values in NumPy, and back.
 #
-# One product makes them all, or they pass through narrow latents. Norms and rotary positions are between
-# the
+# One product makes them all, or they pass through narrow latents. Norms and rotary positions are between the
 # products and the core. Tensor peers make those of their own heads; norms and products down to latents are
 # whole on each peer, and their gradients are partial sums.
 
@@ -36,6 +35,20 @@ class NormKept(NamedTuple):
     normal: Floats
     inverse: Floats
 
+    def backward(self, dy: Floats, w: Weights, name: str) -> tuple[Floats, Weights]:
+        """Gradient of a norm's input, and of its scale and shift."""
+        scale = w[f"{name}.scale"]
+        centres = f"{name}.shift" in w
+        d_normal = dy * scale
+        dx = d_normal - self.normal * _mean(d_normal * self.normal)
+        if centres:
+            dx = dx - _mean(d_normal)
+        tokens = tuple(range(dy.ndim - 1))
+        grads = {f"{name}.scale": (dy * self.normal).sum(axis=tokens)}
+        if centres:
+            grads[f"{name}.shift"] = dy.sum(axis=tokens)
+        return dx * self.inverse, grads
+
 
 Heads = tuple[Floats, Floats, Floats]
 """Queries, keys and values, or their gradients; shapes (samples, heads, positions, width)."""
@@ -49,7 +62,7 @@ class Projected(NamedTuple):
     results: Results
 
 
-class ProjectedGradients(NamedTuple):
+class _ProjectedGradients(NamedTuple):
     """Gradient of what the projections read, and of their weights."""
 
     z: Floats
@@ -57,7 +70,7 @@ class ProjectedGradients(NamedTuple):
     whole: Weights
 
 
-class LatentsKept(NamedTuple):
+class _LatentsKept(NamedTuple):
     """What latent attention keeps: of both norms, and the inputs of the products up to all heads."""
 
     query: NormKept | None
@@ -76,21 +89,6 @@ def norm_forward(x: Floats, w: Weights, name: str) -> tuple[Floats, NormKept]:
     return (y if shift is None else y + shift), NormKept(normal, inverse)
 
 
-def norm_backward(dy: Floats, w: Weights, name: str, kept: NormKept) -> tuple[Floats, Weights]:
-    """Gradient of a norm's input, and of its scale and shift."""
-    scale = w[f"{name}.scale"]
-    centres = f"{name}.shift" in w
-    d_normal = dy * scale
-    dx = d_normal - kept.normal * _mean(d_normal * kept.normal)
-    if centres:
-        dx = dx - _mean(d_normal)
-    tokens = tuple(range(dy.ndim - 1))
-    grads = {f"{name}.scale": (dy * kept.normal).sum(axis=tokens)}
-    if centres:
-        grads[f"{name}.shift"] = dy.sum(axis=tokens)
-    return dx * kept.inverse, grads
-
-
 def _mean(x: Floats) -> Floats:
     """Mean over the last axis; on small arrays faster than `mean`."""
     return np.asarray(np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1])
@@ -99,7 +97,7 @@ def _mean(x: Floats) -> Floats:
 def _plain_heads(w: Weights, z: Floats, share: Share, results: Results) -> Projected:
     """Queries, keys and values of one product, normalised by head if the model says so, and rotated."""
     mixed = made(w, "qkv", z, results)
-    q, k, v = _split_heads(mixed, share)
+    q, k, v = _heads_of(mixed, share)
     inner = None
     if share.model.qk_layernorm:
         (q, of_q), (k, of_k) = norm_forward(q, w, "query_norm"), norm_forward(k, w, "key_norm")
@@ -110,7 +108,7 @@ def _plain_heads(w: Weights, z: Floats, share: Share, results: Results) -> Proje
 
 def _plain_heads_dgrad(
     w: Weights, z: Floats, inner: Any, gradients: Heads, share: Share
-) -> ProjectedGradients:
+) -> _ProjectedGradients:
     """The backward of `_plain_heads`."""
     d_q, d_k, d_v = gradients
     d_q = _rotated(d_q, share, -1.0)
@@ -119,12 +117,12 @@ def _plain_heads_dgrad(
     if share.model.qk_layernorm:
         of_q, of_k = inner
         (d_q, norms), (d_k, other) = (
-            norm_backward(d_q, w, "query_norm", of_q),
-            norm_backward(d_k, w, "key_norm", of_k),
+            of_q.backward(d_q, w, "query_norm"),
+            of_k.backward(d_k, w, "key_norm"),
         )
         norms = norms | other
     d_mixed = np.concatenate([_merge_heads(gradient) for gradient in (d_q, d_k, d_v)], axis=-1)
-    return ProjectedGradients(d_mixed @ w["qkv"].T, {"qkv": (z, d_mixed)}, norms)
+    return _ProjectedGradients(d_mixed @ w["qkv"].T, {"qkv": (z, d_mixed)}, norms)
 
 
 def latent_heads(w: Weights, z: Floats, share: Share, results: Results) -> Projected:
@@ -143,28 +141,28 @@ def latent_heads(w: Weights, z: Floats, share: Share, results: Results) -> Proje
     pair_in, of_pair = norm_forward(narrow, w, "pair_norm")
     pair = whole["pair"] = made(w, "pair", pair_in, results)
     plain = latent.qk_nope_head_dim
-    queries = split_heads(query, share.heads)
-    pairs = split_heads(pair, share.heads)
+    queries = _split_heads(query, share.heads)
+    pairs = _split_heads(pair, share.heads)
     q = np.concatenate([queries[..., :plain], _rotated(queries[..., plain:], share, 1.0)], axis=-1)
     common = np.repeat(_rotated(common[:, None], share, 1.0), share.heads, axis=1)
     k = np.concatenate([pairs[..., :plain], common], axis=-1)
-    return Projected((q, k, pairs[..., plain:]), LatentsKept(of_query, query_in, of_pair, pair_in), whole)
+    return Projected((q, k, pairs[..., plain:]), _LatentsKept(of_query, query_in, of_pair, pair_in), whole)
 
 
 def _latent_heads_dgrad(
-    w: Weights, z: Floats, inner: LatentsKept, gradients: Heads, share: Share
-) -> ProjectedGradients:
+    w: Weights, z: Floats, inner: _LatentsKept, gradients: Heads, share: Share
+) -> _ProjectedGradients:
     """The backward of `latent_heads`; tensor peers have the products down whole, with parts of their sums."""
     (d_q, d_k, d_v), plain = gradients, _latent_of(share).qk_nope_head_dim
     turned = _rotated(d_q[..., plain:], share, -1.0)
     d_query = _merge_heads(np.concatenate([d_q[..., :plain], turned], axis=-1))
     common = _rotated(d_k[..., plain:].sum(axis=1, keepdims=True), share, -1.0)[:, 0]
     d_pair = _merge_heads(np.concatenate([d_k[..., :plain], d_v], axis=-1))
-    narrow, whole = norm_backward(d_pair @ w["pair"].T, w, "pair_norm", inner.pair)
+    narrow, whole = inner.pair.backward(d_pair @ w["pair"].T, w, "pair_norm")
     down = {"pair_down": np.concatenate([narrow, common], axis=-1)}
     dz = d_query @ w["query"].T
     if inner.query is not None:
-        down["query_down"], norm = norm_backward(dz, w, "query_norm", inner.query)
+        down["query_down"], norm = inner.query.backward(dz, w, "query_norm")
         dz = down["query_down"] @ w["query_down"].T
         whole = whole | norm
     for name, gradient in down.items():
@@ -173,7 +171,7 @@ def _latent_heads_dgrad(
             whole[f"{name}_bias"] = gradient.sum(axis=(0, 1))
     dz = dz + down["pair_down"] @ w["pair_down"].T
     products = {"query": (inner.query_in, d_query), "pair": (inner.pair_in, d_pair)}
-    return ProjectedGradients(dz, products, whole)
+    return _ProjectedGradients(dz, products, whole)
 
 
 def _latent_of(share: Share) -> LatentAttention:
@@ -221,18 +219,18 @@ def outer(x: Floats, dy: Floats) -> Floats:
     return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
 
-def split_heads(x: Floats, count: int) -> Floats:
+def _split_heads(x: Floats, count: int) -> Floats:
     """(n, s, heads * d) to (n, heads, s, d)."""
     return x.reshape(*x.shape[:2], count, x.shape[-1] // count).swapaxes(1, 2)
 
 
-def _split_heads(mixed: Floats, share: Share) -> Heads:
+def _heads_of(mixed: Floats, share: Share) -> Heads:
     size = share.model.head_size
     q = share.heads * size
     kv = share.groups * size
     parts = (mixed[..., :q], mixed[..., q : q + kv], mixed[..., q + kv :])
     q_heads, k_heads, v_heads = (
-        split_heads(part, count)
+        _split_heads(part, count)
         for part, count in zip(parts, (share.heads, share.groups, share.groups), strict=True)
     )
     return q_heads, k_heads, v_heads
@@ -272,6 +270,26 @@ class HeadKept(NamedTuple):
     z: Floats
     logits: Floats
 
+    def dgrad(
+        self,
+        w: Weights,
+        statistics: Floats,
+        targets: Ints,
+        num_tokens: float,
+        share: Share,
+        length: int,
+    ) -> tuple[Floats, HeadInputs]:
+        """The peer's part of the gradient of the last layer's output, and the inputs of the wgrad."""
+        d_logits = np.exp(self.logits - statistics[0][..., None]) / statistics[1][..., None]
+        local = targets - share.first_row
+        n, s = np.nonzero((local >= 0) & (local < share.rows))
+        d_logits[n, s, local[n, s]] -= 1.0
+        d_logits /= num_tokens
+        dz, norm = self.norm.backward(d_logits @ w["words"], w, "norm1")
+        dx = np.zeros((len(targets), length, dz.shape[-1]))
+        dx[:, : targets.shape[1]] = dz
+        return dx, HeadInputs(self.z, d_logits, norm)
+
 
 class HeadInputs(NamedTuple):
     """Inputs of the LM head's wgrad."""
@@ -279,6 +297,15 @@ class HeadInputs(NamedTuple):
     z: Floats
     d_logits: Floats
     norm: Weights
+
+    def wgrad(self, share: Share) -> Weights:
+        """Gradients of the LM head's rows and bias."""
+        width = self.d_logits.shape[-1]
+        flat = self.d_logits.reshape(-1, width)
+        grads = {"words": flat.T @ self.z.reshape(-1, self.z.shape[-1])}
+        if share.model.head_bias:
+            grads["head_bias"] = flat.sum(axis=0)
+        return grads
 
 
 def embedding_forward(w: Weights, tokens: Ints, share: Share) -> Floats:
@@ -339,37 +366,6 @@ def losses_of(statistics: Floats, num_tokens: float) -> Floats:
     return np.asarray((most + np.log(total) - target) / num_tokens)
 
 
-def head_dgrad(
-    w: Weights,
-    kept: HeadKept,
-    statistics: Floats,
-    targets: Ints,
-    num_tokens: float,
-    share: Share,
-    length: int,
-) -> tuple[Floats, HeadInputs]:
-    """The peer's part of the gradient of the last layer's output, and the inputs of the wgrad."""
-    d_logits = np.exp(kept.logits - statistics[0][..., None]) / statistics[1][..., None]
-    local = targets - share.first_row
-    n, s = np.nonzero((local >= 0) & (local < share.rows))
-    d_logits[n, s, local[n, s]] -= 1.0
-    d_logits /= num_tokens
-    dz, norm = norm_backward(d_logits @ w["words"], w, "norm1", kept.norm)
-    dx = np.zeros((len(targets), length, dz.shape[-1]))
-    dx[:, : targets.shape[1]] = dz
-    return dx, HeadInputs(kept.z, d_logits, norm)
-
-
-def head_wgrad(inputs: HeadInputs, share: Share) -> Weights:
-    """Gradients of the LM head's rows and bias."""
-    width = inputs.d_logits.shape[-1]
-    flat = inputs.d_logits.reshape(-1, width)
-    grads = {"words": flat.T @ inputs.z.reshape(-1, inputs.z.shape[-1])}
-    if share.model.head_bias:
-        grads["head_bias"] = flat.sum(axis=0)
-    return grads
-
-
 # One transformer layer in NumPy, float64: forward, and backward as a whole or in two passes.
 #
 # Every function works on one tensor peer's share: column-parallel first linears, row-parallel second ones,
@@ -401,6 +397,41 @@ class AttentionKept(NamedTuple):
     results: Results | None = None
     """What the products made."""
 
+    def with_core(self, share: Share, context: Floats | None = None) -> AttentionKept:
+        """The activations with scores and softmax, and with context if it is not given."""
+        probabilities = softmax(masked_scores(self.q, self.k, (share.places, share.places), share))
+        if context is None:
+            context = probabilities @ repeated(self.v, share)
+        return self._replace(probabilities=probabilities, context=context)
+
+    def without_core(self) -> AttentionKept:
+        """The activations that selective recompute keeps."""
+        return self._replace(probabilities=None, context=None)
+
+    def output(self, w: Weights, share: Share) -> Floats:
+        """Output projection: this peer's part of the block's output."""
+        out = _merge_heads(_required(self.context)) @ w["projection"]
+        if "projection_bias" in w and share.leads:
+            out = out + w["projection_bias"]
+        return out
+
+    def dgrad(self, w: Weights, d_out: Floats, share: Share) -> tuple[Floats, Linears]:
+        """The peer's part of the input gradient without the residual, and the inputs of the wgrad."""
+        gradients = core_gradients(
+            _required(self.probabilities), context_gradient(w, d_out, share), (self.q, self.k, self.v), share
+        )
+        return self.inputs_dgrad(w, gradients, d_out, share)
+
+    def inputs_dgrad(
+        self, w: Weights, gradients: Heads, d_out: Floats, share: Share
+    ) -> tuple[Floats, Linears]:
+        """`attention_dgrad` from the gradients of queries, keys and values on."""
+        back = _plain_heads_dgrad if share.model.latent_attention is None else _latent_heads_dgrad
+        before = back(w, self.z, self.inner, gradients, share)
+        dx, norm = self.norm.backward(before.z, w, "norm1")
+        out = _merge_heads(_required(self.context)), d_out
+        return dx, Linears({**before.products, "projection": out}, norm | before.whole)
+
 
 class MlpKept(NamedTuple):
     """Activations that an MLP block keeps."""
@@ -409,6 +440,15 @@ class MlpKept(NamedTuple):
     z: Floats
     u: Floats
     activated: Floats
+
+    def dgrad(self, w: Weights, dy: Floats, share: Share) -> tuple[Floats, Linears]:
+        """The peer's part of the input gradient with the residual, and the inputs of the wgrad."""
+        du = activation_backward(self.u, dy @ w["fc2"].T, share)
+        name = "norm1" if share.model.norms_per_layer == 1 else "norm2"
+        dx, norm = self.norm.backward(du @ w["fc1"].T, w, name)
+        if share.leads:
+            dx = dx + dy
+        return dx, Linears({"fc1": (self.z, du), "fc2": (self.activated, dy)}, norm)
 
 
 class Linears(NamedTuple):
@@ -419,6 +459,13 @@ class Linears(NamedTuple):
     norm: Weights
     """Gradients of norms and of other weights that every peer holds whole; of peers, partial sums."""
 
+    def wgrad(self, *, bias: bool) -> Weights:
+        """Gradients of a block's linears but those that every peer holds whole."""
+        grads = {name: outer(x, dy) for name, (x, dy) in self.products.items()}
+        if bias:
+            grads |= {f"{name}_bias": dy.sum(axis=(0, 1)) for name, (_, dy) in self.products.items()}
+        return grads
+
 
 # ------------------------------------------------------------------------------------- attention
 def attention_forward(
@@ -428,10 +475,10 @@ def attention_forward(
 
     Of `results` and the core's `context`, what was kept is not computed again.
     """
-    kept = with_core(attention_inputs(w, x, share, results), share, context)
+    kept = attention_inputs(w, x, share, results).with_core(share, context)
     out = None if results is None else results.get("projection")
     if out is None or np.isnan(out).any():
-        out = attention_output(w, kept, share)
+        out = kept.output(w, share)
     return out, kept._replace(results={**(kept.results or {}), "projection": out})
 
 
@@ -445,58 +492,25 @@ def attention_inputs(w: Weights, x: Floats, share: Share, results: Results | Non
     )
 
 
-def attention_output(w: Weights, kept: AttentionKept, share: Share) -> Floats:
-    """Output projection: this peer's part of the block's output."""
-    out = _merge_heads(_required(kept.context)) @ w["projection"]
-    if "projection_bias" in w and share.leads:
-        out = out + w["projection_bias"]
-    return out
+def core_gradients(
+    p: Floats, d_context: Floats, inputs: Heads, share: Share, delta: Floats | None = None
+) -> Heads:
+    """Gradients of queries, keys and values from the probabilities and the gradient of the core's output.
 
-
-def with_core(kept: AttentionKept, share: Share, context: Floats | None = None) -> AttentionKept:
-    """The activations with scores and softmax of queries and keys, and with context if it is not given."""
-    probabilities = softmax(masked_scores(kept.q, kept.k, (share.places, share.places), share))
-    if context is None:
-        context = probabilities @ repeated(kept.v, share)
-    return kept._replace(probabilities=probabilities, context=context)
-
-
-def without_core(kept: AttentionKept) -> AttentionKept:
-    """The activations that selective recompute keeps."""
-    return kept._replace(probabilities=None, context=None)
-
-
-def attention_dgrad(w: Weights, kept: AttentionKept, d_out: Floats, share: Share) -> tuple[Floats, Linears]:
-    """The peer's part of the input gradient without the residual, and the inputs of the wgrad."""
-    p = _required(kept.probabilities)
-    d_context = context_gradient(w, d_out, share)
-    d_p = d_context @ np.swapaxes(repeated(kept.v, share), -1, -2)
-    d_v = folded(np.swapaxes(p, -1, -2) @ d_context, share)
-    d_scores = p * (d_p - (d_p * p).sum(axis=-1, keepdims=True)) / math.sqrt(share.model.head_size)
-    d_q = d_scores @ repeated(kept.k, share)
-    d_k = folded(np.swapaxes(d_scores, -1, -2) @ kept.q, share)
-    return attention_inputs_dgrad(w, kept, (d_q, d_k, d_v), d_out, share)
+    `delta` is the sum over all keys of probabilities times their gradients; None: over these keys.
+    """
+    q, k, v = inputs
+    d_p = d_context @ np.swapaxes(repeated(v, share), -1, -2)
+    if delta is None:
+        delta = (d_p * p).sum(axis=-1, keepdims=True)
+    d_scores = p * (d_p - delta) / math.sqrt(share.model.head_size)
+    d_k = folded(np.swapaxes(d_scores, -1, -2) @ q, share)
+    return d_scores @ repeated(k, share), d_k, folded(np.swapaxes(p, -1, -2) @ d_context, share)
 
 
 def context_gradient(w: Weights, d_out: Floats, share: Share) -> Floats:
     """Gradient of the core's output, by head."""
-    return split_heads(d_out @ w["projection"].T, share.heads)
-
-
-def attention_inputs_dgrad(
-    w: Weights, kept: AttentionKept, gradients: Heads, d_out: Floats, share: Share
-) -> tuple[Floats, Linears]:
-    """`attention_dgrad` from the gradients of queries, keys and values on."""
-    back = _plain_heads_dgrad if share.model.latent_attention is None else _latent_heads_dgrad
-    before = back(w, kept.z, kept.inner, gradients, share)
-    dx, norm = norm_backward(before.z, w, "norm1", kept.norm)
-    out = _merge_heads(_required(kept.context)), d_out
-    return dx, Linears({**before.products, "projection": out}, norm | before.whole)
-
-
-def attention_wgrad(inputs: Linears, share: Share) -> Weights:
-    """Gradients of the attention block's linears but those that every peer holds whole."""
-    return _linear_grads(inputs, bias=share.model.has_attention_bias)
+    return _split_heads(d_out @ w["projection"].T, share.heads)
 
 
 # ------------------------------------------------------------------------------------------- MLP
@@ -517,27 +531,7 @@ def mlp_forward(
     return y, MlpKept(norm, z, u, activated)
 
 
-def mlp_dgrad(w: Weights, kept: MlpKept, dy: Floats, share: Share) -> tuple[Floats, Linears]:
-    """The peer's part of the input gradient with the residual, and the inputs of the wgrad."""
-    du = activation_backward(kept.u, dy @ w["fc2"].T, share)
-    name = "norm1" if share.model.norms_per_layer == 1 else "norm2"
-    dx, norm = norm_backward(du @ w["fc1"].T, w, name, kept.norm)
-    if share.leads:
-        dx = dx + dy
-    return dx, Linears({"fc1": (kept.z, du), "fc2": (kept.activated, dy)}, norm)
-
-
-def mlp_wgrad(inputs: Linears, share: Share) -> Weights:
-    """Gradients of the MLP's linears."""
-    return _linear_grads(inputs, bias=share.model.bias)
-
-
 # --------------------------------------------------------------------------------------- helpers
-def _linear_grads(inputs: Linears, *, bias: bool) -> Weights:
-    grads = {name: outer(x, dy) for name, (x, dy) in inputs.products.items()}
-    if bias:
-        grads |= {f"{name}_bias": dy.sum(axis=(0, 1)) for name, (_, dy) in inputs.products.items()}
-    return grads
 
 
 def _required(value: Floats | None) -> Floats:
@@ -629,6 +623,13 @@ class Joined(NamedTuple):
     hidden: NormKept
     words: NormKept
 
+    def dgrad(self, w: Weights, d_joined: Floats) -> tuple[Floats, JointInputs]:
+        """Gradient of the hidden states, and the inputs of the other gradients."""
+        d_hidden, d_words = np.split(d_joined @ w["mtp_joint"].T, 2, axis=-1)
+        dx, of_hidden = self.hidden.backward(d_hidden, w, "mtp_hidden")
+        d_words, of_words = self.words.backward(d_words, w, "mtp_words")
+        return dx, JointInputs(self.both, d_joined, of_hidden | of_words, d_words)
+
 
 class JointInputs(NamedTuple):
     """What the gradients of a projection's weights and of embeddings are computed from."""
@@ -638,6 +639,10 @@ class JointInputs(NamedTuple):
     norms: Weights
     d_words: Floats
 
+    def wgrad(self) -> Weights:
+        """Gradients of the projection and its norms."""
+        return {"mtp_joint": outer(self.both, self.d_joined)} | self.norms
+
 
 def join(w: Weights, table: Weights, x: Floats, tokens: Ints, share: Share) -> Joined:
     """Hidden states joined with the embeddings of later tokens."""
@@ -645,19 +650,6 @@ def join(w: Weights, table: Weights, x: Floats, tokens: Ints, share: Share) -> J
     words, of_words = norm_forward(embedding_forward(table, tokens, share), w, "mtp_words")
     both = np.concatenate([hidden, words], axis=-1)
     return Joined(both @ w["mtp_joint"], both, of_hidden, of_words)
-
-
-def join_dgrad(w: Weights, kept: Joined, d_joined: Floats) -> tuple[Floats, JointInputs]:
-    """Gradient of the hidden states, and the inputs of the other gradients."""
-    d_hidden, d_words = np.split(d_joined @ w["mtp_joint"].T, 2, axis=-1)
-    dx, of_hidden = norm_backward(d_hidden, w, "mtp_hidden", kept.hidden)
-    d_words, of_words = norm_backward(d_words, w, "mtp_words", kept.words)
-    return dx, JointInputs(kept.both, d_joined, of_hidden | of_words, d_words)
-
-
-def join_wgrad(inputs: JointInputs) -> Weights:
-    """Gradients of the projection and its norms."""
-    return {"mtp_joint": outer(inputs.both, inputs.d_joined)} | inputs.norms
 
 
 def head_of(w: Weights, head: Weights) -> Weights:

@@ -28,13 +28,11 @@ from perfsim.work.layer import padded_vocab_size
 
 # Whether a communication is priced for what it moves: bytes in the graph against elements in the execution.
 #
-# Sizes are of whole messages, as nccl-tests count them. These rules cover where a graph prices other
-# elements
+# Sizes are of whole messages, as nccl-tests count them. These rules cover where a graph prices other elements
 # than NumPy holds: vectors of a layer that every tensor peer holds whole are priced once over all peers;
 # vocabularies are priced padded to whole tiles; final norms and LM-head biases are not priced; a word table
 # that embedding and LM head share on one rank is priced once, except where each pass reduces its own (ZeRO
-# 2); under ZeRO 1 a tied table is summed in the whole gradient buffer, though only a shard of it is
-# complete;
+# 2); under ZeRO 1 a tied table is summed in the whole gradient buffer, though only a shard of it is complete;
 # under sequence parallelism a transfer between stages is executed whole (each peer computes the whole norm)
 # and priced at each peer's share.
 

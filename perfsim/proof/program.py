@@ -1,28 +1,17 @@
-"""Offload as a program: gradients and weights are copied between a device and its host.
-
-The host has weights, moments and the sum of the gradients that left the device. A copy of gradients clears
-those on the device; a copy of weights overwrites them there.
-"""
+"""A graph as a program: what its tasks read and write on every rank, and what makes it invalid."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Any, Literal, NamedTuple
 
 from perfsim.base.arrays import Ints
 from perfsim.proof.layout import Share
 from perfsim.proof.serial import SmallTraining
-from perfsim.strategies.three_d.offload import ACTIVATIONS
-from perfsim.work import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, Task, TaskGraph, block_name
+from perfsim.work import Task, TaskGraph, block_name
 from perfsim.work.graph import rank_of
-
-if TYPE_CHECKING:
-    from perfsim.proof.gpu import GpuCompiler
-
 
 # Faults of an executed schedule: the task, the tensor and the reason.
 
@@ -223,12 +212,17 @@ class Compiler(ABC):
     def share(self, rank: int) -> Share:
         """The share of the model that a rank has."""
 
-    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
-        """Inputs and targets of a rank in a micro-batch, or those of a module that are so much later."""
-        inputs, targets = self.training.words(step, ahead)
-        rows = self.rows(rank, microbatch)
-        places = self.places(rank)
-        return inputs[rows][:, places], targets[rows][:, places]
+    def tokens(self, ahead: int = 0) -> Callable[[int], tuple[Ints, Ints]]:
+        """Inputs and targets of the present micro-batch by rank; a module reads them `ahead` tokens later."""
+        inputs, targets = self.training.words(self.step, ahead)
+        tag = self.task.tag
+
+        def of_rank(rank: int) -> tuple[Ints, Ints]:
+            rows = self.rows(rank, tag)
+            places = self.places(rank)
+            return inputs[rows][:, places], targets[rows][:, places]
+
+        return of_rank
 
     def places(self, _rank: int) -> Ints | slice:
         """The positions of each sample that a rank has: all, unless others share its sequences."""
@@ -321,94 +315,3 @@ def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
     return lambda members, values: [
         function(rank, *inputs) for rank, inputs in zip(members, values, strict=True)
     ]
-
-
-HOST_WEIGHTS = "host weights"
-HOST_GRADIENT = "host gradient"
-
-
-def blocks_of(task: Task) -> tuple[int, ...]:
-    """The blocks that a copy or an update is about."""
-    return (EMBEDDING, HEAD) if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
-
-
-def _store(compiler: GpuCompiler, task: Task) -> None:
-    """Add gradients to those on the host, and clear them on the device; or copy activations."""
-    if task.work.name == ACTIVATIONS:
-        _copied(compiler, task)
-        return
-    place = compiler.place
-    home = compiler.homes[compiler.place]
-    reduced = compiler.scatters[task.reads[0]] if compiler.scattered else blocks_of(task)
-    blocks = [block for block in reduced if block in home]
-    operands = compiler.operands(anywhere=True)
-    counts = []
-    reads = list(operands)
-    writes = compiler.handle()
-    for block in blocks:
-        shard = (place, block) in compiler.sharded
-        if compiler.leaves:
-            cells = [compiler.reduced_to[task.reads[0], block]]
-        else:
-            cells = [compiler.cell("gradient shard", block)] if shard else compiler.gradient_cells(block)
-        whole = compiler.gradient_cells(block) if shard and not compiler.scattered else []
-        host = compiler.cell(HOST_GRADIENT, block)
-        reads += [host, *cells]
-        writes += [host, *cells, *whole]
-        counts.append((block, len(cells), len(whole)))
-        compiler.on_host.add((place, block))
-
-    def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
-        results: list[Any] = [None]
-        first = len(operands)
-        for block, cells, whole in counts:
-            host, *parts = values[first : first + 1 + cells]
-            first += 1 + cells
-            results += [host + np.sum(parts, axis=0), *(np.zeros_like(part) for part in parts)]
-            results += [np.zeros(compiler.share(rank).layouts[block].size)] * whole
-        return tuple(results)
-
-    compiler.add(reads, writes, per_rank(kernel))
-
-
-def _load(compiler: GpuCompiler, task: Task) -> None:
-    """Copy the host's weights to the device, a rank's shard or all; or activations."""
-    if task.work.name == ACTIVATIONS:
-        _copied(compiler, task)
-        return
-    home = compiler.homes.get(compiler.place, [])
-    gathers = compiler.layout.offload_param != "none"
-    blocks = [block for block in blocks_of(task) if block in home or gathers]
-    operands = compiler.operands(anywhere=True)
-    sources = [compiler.cell(HOST_WEIGHTS, block) for block in blocks]
-    targets = _slots(compiler, blocks) if gathers else _own(compiler, blocks)
-
-    def kernel(_: int, *values: Any) -> tuple[Any, ...]:
-        return (None, *(weights.copy() for weights in values[len(operands) :]))
-
-    compiler.add([*operands, *sources], [*compiler.handle(), *targets], per_rank(kernel))
-
-
-def _copied(compiler: GpuCompiler, task: Task) -> None:
-    """A copy of a tensor."""
-    compiler.add([compiler.operand(task.reads[0])], compiler.handle(), per_rank(lambda _, value: (value,)))
-
-
-def _own(compiler: GpuCompiler, blocks: list[int]) -> list[Cell]:
-    """The weights that a device has, or its shards of them."""
-    name = "weight shard" if compiler.has_shards else "weights"
-    return [compiler.cell(name, block) for block in blocks]
-
-
-def _slots(compiler: GpuCompiler, blocks: list[int]) -> list[Cell]:
-    """The buffer of a copy of shards that are gathered next; there are two."""
-    cells = compiler.in_turn("slot of copied weights", parts=len((EMBEDDING, HEAD)))[: len(blocks)]
-    compiler.copied |= {(compiler.place, block): cell for block, cell in zip(blocks, cells, strict=True)}
-    return cells
-
-
-OFFLOAD_OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
-    "offload: host.store": _store,
-    "offload: host.load": _load,
-    "offload: nvme.load": _load,
-}

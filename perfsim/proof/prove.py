@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,8 +15,9 @@ import numpy as np
 
 from perfsim.base.errors import DeadlockError, GraphError, InputError, Problem
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.interop.models import model_named
+from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
+from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.gpu import GpuCompiler
@@ -33,7 +34,7 @@ from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.studies.axes import is_sweep
+from perfsim.studies.axes import changed_study, is_sweep
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.work import TaskGraph
@@ -509,6 +510,8 @@ class Request:
     batch: int | None = None
     orders: int = DEFAULT_ORDERS
     seed: int = 0
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Values by their path in the question of a study, or in the model."""
 
 
 @dataclass(frozen=True)
@@ -583,7 +586,10 @@ def plans_of(request: Request) -> Iterator[Plan]:
     if _is_study(request.target, catalog):
         yield from _of_study(request, catalog)
         return
-    model = model_named(request.target, catalog)
+    changes = changes_by_root(request.changes)
+    if other := [path for path in request.changes if not path.startswith("model.")]:
+        raise InputError([Problem(f"--set {other[0]}: a proof of a model has paths in it", help="model....")])
+    model = changed_part("model", model_named(request.target, catalog), changes.get("model", {}), catalog)
     if request.layout:
         yield _of_layout(request, model, catalog)
         return
@@ -629,7 +635,7 @@ def _of_study(request: Request, catalog: Catalog) -> Iterator[Plan]:
     """The plan that a study finds for each candidate, on a small model."""
     if request.layout:
         raise InputError([Problem("--layout is for a model", help="a study chooses its layouts itself")])
-    spec = load_study(request.target, catalog)
+    spec = changed_study(load_study(request.target, catalog), request.changes, catalog)
     run = run_study(spec, [request.strategy] if request.strategy else [])
     for answered in run.answered:
         plan = answered.evaluation.plan

@@ -16,6 +16,7 @@ from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
 from perfsim.proof.wafer import WaferCompiler
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
+from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, Strategy
@@ -45,7 +46,7 @@ class Parts(NamedTuple):
     """Ranks that share every expert."""
 
 
-class Prover(Protocol):
+class _Prover(Protocol):
     """What differs between kinds of machine in a proof."""
 
     @property
@@ -84,7 +85,7 @@ class Prover(Protocol):
         """The features that a proof of a plan exercises, in words."""
 
 
-class GpuProver:
+class _GpuProver:
     """Proofs of the strategies of GPU clusters."""
 
     system = "dgx-a100-80gb"
@@ -151,7 +152,7 @@ class GpuProver:
         return [*words, "parameters gathered beside forwards"] if gathers else words
 
 
-class StreamingProver:
+class _StreamingProver:
     """Proofs of weight streaming."""
 
     system = "cs-2"
@@ -201,11 +202,11 @@ class StreamingProver:
         return [*words, "spilled"] if layout.spill else words
 
 
-PROVERS: Mapping[str, Prover] = {"gpu-cluster": GpuProver(), "wafer-cluster": StreamingProver()}
+PROVERS: Mapping[str, _Prover] = {"gpu-cluster": _GpuProver(), "wafer-cluster": _StreamingProver()}
 """By kind of machine."""
 
 
-def prover(kind: str) -> Prover:
+def prover(kind: str) -> _Prover:
     """The prover for a kind of machine; InputError if there is none."""
     if kind not in PROVERS:
         raise InputError(f"graphs on a {kind} cannot be executed; proofs know {', '.join(sorted(PROVERS))}")
@@ -256,14 +257,17 @@ def small_model(
     )
 
 
-def _not_executed(model: TransformerConfig, without_modules: str) -> tuple[str, ...]:
-    """Parts of a model that its small one does not have, in words."""
+def _not_executed(job: Job, without_modules: str) -> tuple[str, ...]:
+    """What of a job the small one does not have, in words."""
+    model = job.model
+    optimizer = job.recipe.optimizer
+    others = () if OPTIMIZERS[optimizer].executed else (f"optimizer {optimizer}, in whose place is adam",)
     both = model.qk_layernorm and model.latent_attention is not None
     norms = ("norms of queries and keys beside latents",) if both else ()
     modules = (
         (f"multi-token prediction {without_modules}",) if model.mtp_num_layers and without_modules else ()
     )
-    return (*norms, *modules)
+    return (*others, *norms, *modules)
 
 
 def _small_latents(latent: LatentAttention | None) -> LatentAttention | None:
@@ -332,7 +336,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     model = small_model(job.model, parts, of_kind.small_layers(layout, modules), modules)
     small_job = Job(model, _small_recipe(job.recipe, parts), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
-    return replace(plan, least_steps=STEPS, notes=_not_executed(job.model, without))
+    return replace(plan, least_steps=STEPS, notes=_not_executed(job, without))
 
 
 def training_of(plan: Plan, seed: int) -> SmallTraining:

@@ -13,14 +13,9 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.experts import (
     BlockKept,
     Routing,
-    combine_backward,
-    combine_forward,
     drawn_routing,
-    experts_backward,
     experts_forward,
-    router_backward,
     router_forward,
-    shared_backward,
     shared_forward,
 )
 from perfsim.proof.layers import (
@@ -29,22 +24,14 @@ from perfsim.proof.layers import (
     HeadKept,
     Joined,
     MlpKept,
-    attention_dgrad,
     attention_forward,
-    attention_wgrad,
     embedding_backward,
     embedding_forward,
-    head_dgrad,
     head_forward,
     head_of,
-    head_wgrad,
     join,
-    join_dgrad,
-    join_wgrad,
     losses_of,
-    mlp_dgrad,
     mlp_forward,
-    mlp_wgrad,
     norm_of_head,
 )
 from perfsim.proof.layout import EXPERTS, Share, Weights, blocks
@@ -123,12 +110,12 @@ class SmallTraining:
 
     @property
     def num_tokens(self) -> int:
-        """Ints of a step that reach the LM head."""
+        """Tokens of a step that reach the LM head."""
         return self.batch * self.head_positions
 
     @property
     def num_later_tokens(self) -> float:
-        """Ints over which a module's loss is averaged, over the weight of its mean."""
+        """Tokens over which a module's loss is averaged, over the weight of its mean."""
         return self.batch * self.seq_length * self.model.mtp_num_layers / LOSS_WEIGHT
 
     def words(self, step: int, ahead: int = 0) -> tuple[Ints, Ints]:
@@ -221,7 +208,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     tokens, targets = training.words(step)
     x = embedding_forward(weights[EMBEDDING], tokens, share)
     record.hidden.append(x)
-    kept: list[LayerKept] = []
+    kept: list[_LayerKept] = []
     for layer in range(training.model.num_layers):
         routing = training.routing(step, layer) if EXPERTS + layer in weights else None
         x, attention, of_layer = layer_forward(_whole(weights, layer), x, routing, share.of_layer(layer))
@@ -230,15 +217,15 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         record.hidden.append(x)
     statistics, of_head = head_forward(weights[HEAD], x, targets, share)
     record.losses = losses_of(statistics, training.num_tokens)
-    d, inputs = head_dgrad(
-        weights[HEAD], of_head, statistics, targets, training.num_tokens, share, training.seq_length
+    d, inputs = of_head.dgrad(
+        weights[HEAD], statistics, targets, training.num_tokens, share, training.seq_length
     )
-    record.weight_gradients[HEAD] = head_wgrad(inputs, share) | inputs.norm
+    record.weight_gradients[HEAD] = inputs.wgrad(share) | inputs.norm
     d_words = _modules(training, weights, step, record)
     d = d + record.gradient.get(training.model.num_layers, 0.0)
     for layer in reversed(range(training.model.num_layers)):
         record.gradient[layer + 1] = d
-        d, record.middle[layer], grads = layer_backward(_whole(weights, layer), kept[layer], d, share)
+        d, record.middle[layer], grads = kept[layer].backward(_whole(weights, layer), d, share)
         for block in (layer, EXPERTS + layer):
             if block in weights:
                 record.weight_gradients[block] = {name: grads[name] for name in weights[block]}
@@ -285,7 +272,7 @@ class _Module(NamedTuple):
     tokens: Ints
     targets: Ints
     joined: Joined
-    kept: LayerKept
+    kept: _LayerKept
     statistics: Floats
     head: HeadKept
 
@@ -300,14 +287,14 @@ def _module_backward(
     w = _whole(weights, layer)
     head = head_of(w, weights[HEAD])
     length = training.seq_length
-    dy, inputs = head_dgrad(head, module.head, module.statistics, module.targets, count, share, length)
-    d, record.middle[layer], grads = layer_backward(w, module.kept, d + dy, share)
-    dx, joint = join_dgrad(w, module.joined, d)
-    grads |= join_wgrad(joint) | norm_of_head(inputs.norm)
+    dy, inputs = module.head.dgrad(head, module.statistics, module.targets, count, share, length)
+    d, record.middle[layer], grads = module.kept.backward(w, d + dy, share)
+    dx, joint = module.joined.dgrad(w, d)
+    grads |= joint.wgrad() | norm_of_head(inputs.norm)
     for block in (layer, EXPERTS + layer):
         if block in weights:
             record.weight_gradients[block] = {name: grads[name] for name in weights[block]}
-    record.weight_gradients[HEAD] = _added(record.weight_gradients[HEAD], head_wgrad(inputs, share))
+    record.weight_gradients[HEAD] = _added(record.weight_gradients[HEAD], inputs.wgrad(share))
     record.gradient[layer] = dx
     return dx, embedding_backward(joint.d_words, module.tokens, share)
 
@@ -317,11 +304,25 @@ def _added(first: Weights, second: Weights) -> Weights:
     return first | {name: first[name] + value if name in first else value for name, value in second.items()}
 
 
-class LayerKept(NamedTuple):
+class _LayerKept(NamedTuple):
     """What a layer keeps for its backward."""
 
     attention: AttentionKept
     mlp: MlpKept | BlockKept
+
+    def backward(self, w: Weights, dy: Floats, share: Share) -> tuple[Floats, Floats, Weights]:
+        """Gradients of a whole layer's input, of its MLP's input and of its weights."""
+        if isinstance(self.mlp, BlockKept):
+            middle, grads = _experts_backward(w, self.mlp, dy, share)
+        else:
+            middle, mlp = self.mlp.dgrad(w, dy, share)
+            grads = mlp.wgrad(bias=share.model.bias) | mlp.norm
+        d_attention = dy if share.model.norms_per_layer == 1 else middle
+        dx, attention = self.attention.dgrad(w, d_attention, share)
+        grads |= attention.wgrad(bias=share.model.has_attention_bias)
+        for name, value in attention.norm.items():
+            grads[name] = grads[name] + value if name in grads else value
+        return dx + middle, middle, grads
 
 
 def _whole(weights: dict[int, Weights], layer: int) -> Weights:
@@ -331,43 +332,28 @@ def _whole(weights: dict[int, Weights], layer: int) -> Weights:
 
 def layer_forward(
     w: Weights, x: Floats, routing: Routing | None, share: Share
-) -> tuple[Floats, Floats, LayerKept]:
+) -> tuple[Floats, Floats, _LayerKept]:
     """A whole layer, with experts if tokens are routed: its output, its attention's, and what it keeps."""
     attention, of_attention = attention_forward(w, x, share)
     if routing is None:
         y, of_mlp = mlp_forward(w, x, attention, share)
-        return y, attention, LayerKept(of_attention, of_mlp)
+        return y, attention, _LayerKept(of_attention, of_mlp)
     total = x + attention
     rows, router = router_forward(w, total, routing)
     outputs, of_experts = experts_forward(w, rows, share)
     shared, of_shared = shared_forward(w, router.z, share) if "shared_fc1" in w else (None, None)
-    y = combine_forward(outputs, router, total, shared)
-    return y, attention, LayerKept(of_attention, BlockKept(router, of_experts, of_shared, outputs))
-
-
-def layer_backward(w: Weights, kept: LayerKept, dy: Floats, share: Share) -> tuple[Floats, Floats, Weights]:
-    """Gradients of a whole layer's input, of its MLP's input and of its weights."""
-    if isinstance(kept.mlp, BlockKept):
-        middle, grads = _experts_backward(w, kept.mlp, dy, share)
-    else:
-        middle, mlp = mlp_dgrad(w, kept.mlp, dy, share)
-        grads = mlp_wgrad(mlp, share) | mlp.norm
-    d_attention = dy if share.model.norms_per_layer == 1 else middle
-    dx, attention = attention_dgrad(w, kept.attention, d_attention, share)
-    grads |= attention_wgrad(attention, share)
-    for name, value in attention.norm.items():
-        grads[name] = grads[name] + value if name in grads else value
-    return dx + middle, middle, grads
+    y = router.combine(outputs, total, shared)
+    return y, attention, _LayerKept(of_attention, BlockKept(router, of_experts, of_shared, outputs))
 
 
 def _experts_backward(w: Weights, kept: BlockKept, dy: Floats, share: Share) -> tuple[Floats, Weights]:
     """Gradients of the input and of all weights of a block with experts."""
-    made = combine_backward(dy, kept.router)
+    made = kept.router.combine_backward(dy)
     own = {name: value for name, value in w.items() if name.startswith("expert_")}
-    rows, of_experts = experts_backward(own, kept.experts, made.values, share)
+    rows, of_experts = kept.experts.backward(own, made.values, share)
     d_shared: Floats | None = None
     grads: Weights = {}
     if kept.shared is not None:
-        d_shared, grads = shared_backward(w, kept.shared, kept.router.z, dy, share)
-    dx, of_router = router_backward(w, kept.router, kept.outputs, rows, dy, d_shared)
+        d_shared, grads = kept.shared.backward(w, kept.router.z, dy, share)
+    dx, of_router = kept.router.backward(w, kept.outputs, rows, dy, d_shared)
     return dx, of_experts | grads | of_router

@@ -15,9 +15,7 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.layers import (
     embedding_backward,
     embedding_forward,
-    head_dgrad,
     head_forward,
-    head_wgrad,
     losses_of,
 )
 from perfsim.proof.layout import Share, Weights, with_experts
@@ -32,7 +30,7 @@ from perfsim.proof.program import (
     first_read,
     per_rank,
 )
-from perfsim.proof.serial import Moments, SmallTraining, adam, layer_backward, layer_forward
+from perfsim.proof.serial import Moments, SmallTraining, adam, layer_forward
 from perfsim.proof.tensors import summed
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -110,13 +108,12 @@ class WaferCompiler(Compiler):
 
     def flash_read(self, task: Task) -> None:
         """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
-        block = task.block
         if task.work.category == "update":
-            self._copy([Cell(SHARED, "moments in flash", block)], [Cell(SHARED, "moments", block)])
+            self._copy([Cell(SHARED, "moments in flash", task.block)], [Cell(SHARED, "moments", task.block)])
             return
         self.staged.add(task.writes[0])
         self._copy(
-            [Cell(SHARED, "weights in flash", block)],
+            [Cell(SHARED, "weights in flash", task.block)],
             last=True,
             message=Message("parameters", first_made, (self.task.block,)),
         )
@@ -166,15 +163,14 @@ class WaferCompiler(Compiler):
 
         self.add([*operands, *source], [*self.handle(), *target], per_rank(run), message=message)
 
-    def samples(self, task: Task) -> None:
+    def samples(self, _: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
-        step = self.step
-        tag = task.tag
+        tokens = self.tokens()
         operands = self.operands()
         self.sample_slot = Cell(self.place, "slot of samples", self.batches % self.prefetch)
         self.batches += 1
         writes = [*self.handle(), self.sample_slot]
-        self.add(operands, writes, per_rank(lambda rank, *_: (None, self.tokens(rank, step, tag))))
+        self.add(operands, writes, per_rank(lambda rank, *_: (None, tokens(rank))))
 
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""
@@ -231,12 +227,11 @@ class WaferCompiler(Compiler):
     def update(self, task: Task) -> None:
         """Adam in MemoryX; embedding and LM head that share a word table are updated once, together."""
         operands = self.operands()
-        block = task.block
         tied = self.training.model.tied_embeddings
-        layout = self.whole.layouts[block]
+        layout = self.whole.layouts[task.block]
         count = len(operands)
-        states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
-        both = tied and block == EMBEDDING
+        states = [Cell(SHARED, "weights", task.block), Cell(SHARED, "moments", task.block)]
+        both = tied and task.block == EMBEDDING
         if both:
             if HEAD not in self.vocabulary_gradients:
                 raise self.refuse(
@@ -253,14 +248,14 @@ class WaferCompiler(Compiler):
             if both:
                 return None, *self._update_both(gradient, values[count - 1], values[count:])
             updated, state = adam(flat, gradient, moments)
-            if tied and block == HEAD:
+            if tied and task.block == HEAD:
                 words = layout.parts["words"]
                 updated[words], state.first[words], state.second[words] = flat[words], 0.0, 0.0
             return None, gradient, updated, state
 
-        record = Cell(SHARED, f"gradient used in step {self.step + 1}", block)
+        record = Cell(SHARED, f"gradient used in step {self.step + 1}", task.block)
         writes = [*self.handle(), record, *states]
-        self.add([*operands, *states], writes, per_rank(run), claims=self._claims(block, both=both))
+        self.add([*operands, *states], writes, per_rank(run), claims=self._claims(task.block, both=both))
 
     def _claims(self, block: int, *, both: bool) -> list[tuple[int, Claim]]:
         if self.training.model.tied_embeddings and block == HEAD:
@@ -330,27 +325,24 @@ class WaferCompiler(Compiler):
         keeps = task.work.op == "layer.recompute" or not self.layout.recompute_layers
 
         step = self.step
-        tag = task.tag
-        block = task.block
-        routed = layer_kinds(self.training.model)[block].experts
+        routed = layer_kinds(self.training.model)[task.block].experts
 
         def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
             routing = None
             if routed:
-                whole = self.training.routing(step, block)
-                routing = whole.of(self.rows(rank, tag), self.places(rank))
-            y, _, kept = layer_forward(w, values[1], routing, self.whole.of_layer(block))
+                whole = self.training.routing(step, task.block)
+                routing = whole.of(self.rows(rank, task.tag), self.places(rank))
+            y, _, kept = layer_forward(w, values[1], routing, self.whole.of_layer(task.block))
             return (y, kept) if keeps else (y,)
 
         self.compute(run, [], [self.kept()] if keeps else [], self.claim("hidden", task.block + 1))
 
     def layer_backward(self, task: Task) -> None:
         """One layer backward: gradients of its input and its weights."""
-        block = task.block
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            dx, _middle, grads = layer_backward(w, values[-1], values[1], self.whole)
-            return dx, self.whole.layouts[block].flat(grads)
+            dx, _middle, grads = values[-1].backward(w, values[1], self.whole)
+            return dx, self.whole.layouts[task.block].flat(grads)
 
         self._backward(run, [self.kept()], claims=self.claim("gradient", task.block))
 
@@ -382,21 +374,20 @@ class WaferCompiler(Compiler):
 
     def head_backward(self, task: Task) -> None:
         """Backward of loss and LM head."""
-        tag = task.tag
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
             statistics = values[1]
             kept = values[-2]
             count = self.training.num_tokens
             targets = values[-1][1]
-            dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.whole, self.training.seq_length)
-            made = self.whole.layouts[HEAD].flat(head_wgrad(inputs, self.whole) | inputs.norm)
+            dx, inputs = kept.dgrad(w, statistics, targets, count, self.whole, self.training.seq_length)
+            made = self.whole.layouts[HEAD].flat(inputs.wgrad(self.whole) | inputs.norm)
             return dx, made, np.asarray(losses_of(statistics, count).sum())
 
         claims = self.claim("gradient", self.training.model.num_layers)
-        claims.append((2, Claim("loss", HEAD, self.step, tag)))
+        claims.append((2, Claim("loss", HEAD, self.step, task.tag)))
         self._backward(
-            run, [self.kept(), self.samples_cell()], [Cell(self.place, f"loss[{tag}]", HEAD)], claims
+            run, [self.kept(), self.samples_cell()], [Cell(self.place, f"loss[{task.tag}]", HEAD)], claims
         )
 
     def embedding_backward(self, _: Task) -> None:

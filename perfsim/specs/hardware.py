@@ -15,12 +15,12 @@ from pydantic import AfterValidator, Field, create_model, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import PydanticCustomError
 
-from perfsim.base.errors import CatalogError
-from perfsim.base.plug_ins import PlugInError, made_by
+from perfsim.base.errors import CatalogError, PlugInError, made_by
 from perfsim.base.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
 from perfsim.base.spec import CatalogSpec, CountedSpec, Spec
 from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 from perfsim.specs.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
+from perfsim.specs.precisions import PRECISIONS, Precision
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -42,13 +42,6 @@ Release = Annotated[str, AfterValidator(_release)]
 """A software release of a wafer, or `peak`: an upper bound."""
 Parts = Annotated[int, *number(1, MOST_PARTS)]
 BytesPerNumber = Annotated[float, *number(1e-3, 1e3)]
-Precision = Literal[
-    "fp32", "tf32", "fp16", "bf16", "fp8", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4", "mxfp4"
-]
-"""`fp8` has one scale a tensor, `fp8_rowwise` one a row, `fp8_block` one for 128 numbers, `mxfp8` for 32,
-`nvfp4` one for 16."""
-PEAK_OF: Mapping[Precision, Precision] = {"fp8_rowwise": "fp8", "fp8_block": "fp8", "mxfp8": "fp8"}
-"""Precisions whose products run at the datasheet peak of another one."""
 DeviceKind = Literal["gpu", "wafer"]
 StoreTier = Literal["auto", "dram", "flash"]
 
@@ -91,14 +84,15 @@ class DeviceSpec(CatalogSpec):
 
     def computes(self, precision: Precision) -> bool:
         """Whether it has matrix products at a precision."""
-        return precision in self.peak or PEAK_OF.get(precision) in self.peak
+        return precision in self.peak or PRECISIONS[precision].peak_of in self.peak
 
     def peak_flop_per_s(self, precision: Precision) -> float:
         """Datasheet peak of matrix products at a precision. Raises CatalogError where it has none."""
-        if not self.computes(precision):
-            known = ", ".join(sorted(self.peak))
-            raise CatalogError(f"{self.name} has no peak for {precision}; it has {known}")
-        return self.peak[precision if precision in self.peak else PEAK_OF[precision]]
+        for named in (precision, PRECISIONS[precision].peak_of):
+            if named is not None and named in self.peak:
+                return self.peak[named]
+        known = ", ".join(sorted(self.peak))
+        raise CatalogError(f"{self.name} has no peak for {precision}; it has {known}")
 
     @property
     def constants(self) -> str:

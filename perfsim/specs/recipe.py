@@ -12,24 +12,12 @@ from perfsim.base.sizes import MOST_SEQUENCES
 from perfsim.base.spec import CatalogSpec, Spec
 from perfsim.base.units import number
 from perfsim.specs.calibration import Dispatcher
-from perfsim.specs.hardware import Precision
 from perfsim.specs.model import Positions, Recompute, TransformerConfig
+from perfsim.specs.optimizers import OPTIMIZERS, OptimizerName
+from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.runtime import Runtime
 
 Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
-PRECISION_BYTES: Mapping[Precision, float] = {
-    "fp32": 4.0,
-    "tf32": 4.0,
-    "fp16": 2.0,
-    "bf16": 2.0,
-    "fp8": 1.0,
-    "fp8_rowwise": 1.0,
-    "fp8_block": 1.0 + 1 / 32,
-    "mxfp8": 1.0 + 1 / 32,
-    "nvfp4": 0.5 + 1 / 16,
-    "mxfp4": 0.5 + 1 / 32,
-}
-"""Bytes of a number in memory and on the wire, with its share of the scales."""
 
 
 class KernelPrecisions(Spec):
@@ -66,7 +54,7 @@ class TrainingRecipe(CatalogSpec):
     """Of matrix products; below 16 bits those of the layers, as Transformer Engine's recipes do."""
     kernels: KernelPrecisions | None = None
     """What runs in what, where it is not as `precision` says."""
-    optimizer: Literal["adam", "adamw", "adam8bit", "muon", "sgd"] = "adam"
+    optimizer: OptimizerName = "adam"
     """adam8bit: moments in 8 bits; muon: layers' matrices by their orthogonalised momentum, the rest by
     Adam."""
     global_batch_size: Sequences | None = None
@@ -90,12 +78,12 @@ class TrainingRecipe(CatalogSpec):
     bf16 is `--grad-reduce-in-bf16` of Megatron, fp16 its fp16 training without
     `--accumulate-allreduce-grads-in-fp32`.
     """
-    optimizer_precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    optimizer_precision: StatePrecision = "fp32"
     """Precision of the optimizer's moments, and of its copies of narrower weights and gradients.
 
     bf16 with `reduce_precision: bf16` is pure bf16 training, which has no copies.
     """
-    moment_precision: Literal["fp32", "bf16", "fp16"] | None = None
+    moment_precision: StatePrecision | None = None
     """Precision of the optimizer's moments where it is not `optimizer_precision`; adam8bit has 8 bits.
 
     bf16 with copies in fp32 is what DeepSeek-V3 trains with [2412.19437 3.3.2].
@@ -128,10 +116,10 @@ class TrainingRecipe(CatalogSpec):
                     f"{first} and {second} exclude each other: write only one of them "
                     f"(`{first}: null` removes an inherited one)"
                 )
-        if self.optimizer == "adam8bit" and self.moment_precision is not None:
+        if OPTIMIZERS[self.optimizer].moment_bytes is not None and self.moment_precision is not None:
             raise ValueError(
-                "optimizer adam8bit and moment_precision exclude each other: its moments have 8 bits "
-                "(`moment_precision: null` removes an inherited one)"
+                f"optimizer {self.optimizer} and moment_precision exclude each other: its moments have a "
+                "precision of their own (`moment_precision: null` removes an inherited one)"
             )
         return self
 
@@ -142,7 +130,7 @@ class TrainingRecipe(CatalogSpec):
     @property
     def element_bytes(self) -> float:
         """Bytes of an activation or a weight: 4 in fp32 and tf32, else 2 (fp8 training holds 16 bits)."""
-        return max(PRECISION_BYTES["bf16"], PRECISION_BYTES[self.precision])
+        return max(PRECISIONS["bf16"].bytes, PRECISIONS[self.precision].bytes)
 
     @property
     def expert_dispatcher(self) -> Dispatcher:
@@ -156,7 +144,7 @@ class TrainingRecipe(CatalogSpec):
     @property
     def narrow_kernels(self) -> KernelPrecisions | None:
         """What runs in fewer than 16 bits; None where nothing does."""
-        if self.kernels is not None or PRECISION_BYTES[self.precision] >= PRECISION_BYTES["bf16"]:
+        if self.kernels is not None or not PRECISIONS[self.precision].is_narrow:
             return self.kernels
         narrow = self.precision
         return KernelPrecisions(forward=narrow, input_gradient=narrow, weight_gradient=narrow)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from perfsim.base.errors import InputError, Problem, UnknownNameError
-from perfsim.base.plug_ins import described, made_by
+from perfsim.base.errors import InputError, Problem, UnknownNameError, described, made_by
 from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming
 from perfsim.strategies.three_d.strategy import ThreeD

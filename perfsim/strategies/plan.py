@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
-from perfsim.base.errors import InputError
+from perfsim.base.arrays import Floats
+from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import Topology
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.recipe import Job
-from perfsim.strategies.screening import Screening, screened_one_by_one
 from perfsim.work import GraphBuilder, Work
 
-Durations = Callable[[Sequence[Work]], NDArray[np.float64]]
+MEMORY = "memory"
+"""The reason of layouts that need more memory than a device has."""
+
+
+@dataclass(frozen=True)
+class Screening:
+    """All layouts of a strategy for one job: estimates of those that fit, and why others are refused."""
+
+    estimate_s: Floats
+    """Step time in closed form of every layout that fits."""
+    memory_share: Floats
+    """Share of its memory that the fullest device uses, of every layout that fits."""
+    layout: Callable[[int], Layout]
+    """The layout of an index into `estimate_s`."""
+    screened: int
+    """Number of layouts, with those that do not fit."""
+    refused: Mapping[str, int]
+    """Number of layouts by reason for which they are refused."""
+    closest: Layout | None = None
+    """Of the layouts that do not fit the one that needs least memory."""
+    indivisible: int = 0
+    """Combinations of degrees without any layout, because model, batch or nodes do not divide over them."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time and no share: it would be ranked first, or never."""
+        for name, values in (("step time", self.estimate_s), ("share of memory", self.memory_share)):
+            wrong = ~(np.isfinite(values) & (values >= 0.0))
+            if wrong.any():
+                layout = self.layout(int(wrong.argmax()))
+                raise PerfsimError(
+                    f"a strategy estimates a {name} of {values[wrong][0]:g} for {layout.short}: "
+                    "a defect of the strategy, or of the numbers that describe the machine"
+                )
+
+    @property
+    def feasible(self) -> int:
+        return len(self.estimate_s)
+
+
+Durations = Callable[[Sequence[Work]], Floats]
 """Seconds of several classes of work, shape (works,)."""
 
 LayoutT_co = TypeVar("LayoutT_co", bound=Layout, covariant=True, default=Layout)
@@ -52,7 +91,6 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
 
     @property
     def system(self) -> SystemSpec:
-        """The system of the topology."""
         return self.topology.system
 
     @property
@@ -88,8 +126,32 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
         """Every legal layout, for the planner to screen."""
 
     def screen(self, job: Job, topology: OwnTopology, costs: Costs) -> Screening:
-        """Memory and closed-form step time of every legal layout."""
-        return screened_one_by_one(self, job, topology, costs)
+        """Memory and closed-form step time of every legal layout, here planned one by one.
+
+        PlanError where a layout that the strategy lists is illegal.
+        """
+        plans: list[Layout] = []
+        shares = []
+        estimates = []
+        closest: tuple[float, Layout | None] = (np.inf, None)
+        refused: Counter[str] = Counter()
+        for layout in self.layouts(job, topology):
+            try:
+                plan = self.plan(job, topology, layout)
+            except LayoutError as error:
+                raise PlanError([problem.message for problem in error.problems]) from None
+            except MemoryCapacityError as error:
+                refused[MEMORY] += 1
+                closest = min(closest, (error.ratio, layout), key=lambda entry: entry[0])
+                continue
+            if plan.layout not in plans:
+                plans.append(plan.layout)
+                shares.append(plan.memory_share)
+                estimates.append(self.estimate_s(plan, costs))
+        screened = len(plans) + refused.total()
+        return Screening(
+            np.array(estimates), np.array(shares), plans.__getitem__, screened, refused, closest[1]
+        )
 
     def plan(
         self, job: Job, topology: OwnTopology, layout: OwnLayout, *, check_memory: bool = True

@@ -163,10 +163,9 @@ class Answer(Prediction):
 
 
 @dataclass(frozen=True)
-class PointResult:
+class PointResult(SweepPoint):
     """A point of a sweep with its answer, or with the reasons why it has no feasible plan."""
 
-    point: SweepPoint
     answer: Answer | None
     reasons: tuple[str, ...] = ()
 
@@ -179,7 +178,7 @@ class PointResult:
     def prediction(self) -> Answer:
         """The step at the best batch; ValueError for a point without a feasible plan."""
         if self.answer is None:
-            raise ValueError(f"{self.point.label} has no feasible plan")
+            raise ValueError(f"{self.label} has no feasible plan")
         return self.answer
 
     @property
@@ -189,35 +188,26 @@ class PointResult:
 
     @property
     def strategy(self) -> str:
-        return self.point.candidate.strategy
+        return self.candidate.strategy
 
     @property
     def system(self) -> str:
-        return self.point.candidate.system.name
-
-    @property
-    def num_devices(self) -> int:
-        return self.point.num_devices
+        return self.candidate.system.name
 
     @property
     def devices_noun(self) -> str:
         """Several of its devices, such as `A100-80GB`."""
-        return self.point.candidate.system.devices_noun
+        return self.candidate.system.devices_noun
 
     @property
     def machine(self) -> str:
         """Its devices in words: `128 A100-80GB (16 DGX)`."""
-        return self.point.candidate.system.machine(self.num_devices)
+        return self.candidate.system.machine(self.num_devices)
 
     @property
     def variant(self) -> str:
         """The name of its variant; empty if the sweep has none."""
         return str(self.settings.get(VARIANT, ""))
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The variant, a fixed layout, and the grid's values except strategy, system and devices."""
-        return self.point.settings
 
     @property
     def circumstances(self) -> Circumstances:

@@ -21,12 +21,20 @@ from perfsim.catalog.kinds import is_named, members
 from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, place
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
-from perfsim.prediction.question import priced_part
+from perfsim.prediction.question import changed_part, changes_by_root, priced_part
 from perfsim.specs.hardware import SystemSpec
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.studies.batches import target_of
-from perfsim.studies.spec import Candidates, CandidateSpec, StudySpec, check_question, question_of_candidate
+from perfsim.studies.spec import (
+    CALLED,
+    Candidates,
+    CandidateSpec,
+    StudySpec,
+    check_question,
+    further_fields,
+    question_of_candidate,
+)
 
 # The YAML form of a sweep: a study, and the fields of it that vary.
 
@@ -77,8 +85,11 @@ class _StudyCatalog(Catalog):
 
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
-STUDY_ROOTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit")
-BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes")
+STUDY_ROOTS = (
+    *("model", "recipe", "runtime", "batch", "memory_limit", "convergence", "batch_sizes"),
+    *further_fields(),
+)
+BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes", "batch")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"
 """The setting of a point that names its variant."""
@@ -173,7 +184,8 @@ def _wrong_axis(
         return _wrong_field(axis, nearest, axis.inner, catalog)
     if axis.root in MACHINE_ROOTS:
         return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{axis.root}`?")]
-    return _wrong_field(axis, study, axis.path, catalog)
+    owner: BaseModel = study.candidates[0] if axis.root in further_fields() else study
+    return _wrong_field(axis, owner, study_path(axis.path), catalog)
 
 
 def _wrong_field(axis: _Axis, spec: BaseModel, path: str, catalog: Catalog) -> list[Problem]:
@@ -369,6 +381,56 @@ def _machines(candidate: CandidateSpec, axes: Sequence[_Axis], catalog: Catalog)
             yield candidate.model_copy(update={"strategy": name, "system": system, "devices": devices})
 
 
+def study_path(path: str) -> str:
+    """Where the value at a path of a question stands in a study: `batch_sizes` for `batch`."""
+    root, dot, inner = path.partition(".")
+    return f"{CALLED.get(root, root)}{dot}{inner}"
+
+
+def _overridden(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
+    """A study with values of its own replaced, whole descriptions first, then fields inside them."""
+    placed = {study_path(path): value for path, value in changes.items()}
+    whole = {path: value for path, value in placed.items() if "." not in path}
+    inner = {path: value for path, value in placed.items() if "." in path}
+    return catalog.override(catalog.override(study, whole), inner)
+
+
+def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
+    """A study with the values at paths of a question replaced, in all candidates or in what they share.
+
+    Raises InputError for a path that leads nowhere, for a value that its field refuses, and for a change
+    inside the system that no candidate's system has.
+    """
+    if not changes:
+        return study
+    known = [*STUDY_ROOTS, *CandidateSpec.model_fields]
+    roots = {path: study_path(path).partition(".")[0] for path in changes}
+    if unknown := [path for path, root in roots.items() if root not in known]:
+        words = [f"{path}={changes[path]}: `{roots[path]}` cannot be changed" for path in unknown]
+        helps = [did_you_mean(roots[path], known) for path in unknown]
+        raise InputError([Problem(word, help=text) for word, text in zip(words, helps, strict=True)])
+    of_machine = {path: value for path, value in changes.items() if roots[path] in CandidateSpec.model_fields}
+    of_study = {path: value for path, value in changes.items() if path not in of_machine}
+    machines = _changed_machines(study.candidates, of_machine, catalog)
+    return _overridden(study, of_study, catalog).model_copy(update={"candidates": machines})
+
+
+def _changed_machines(
+    candidates: Sequence[CandidateSpec], changes: Mapping[str, Any], catalog: Catalog
+) -> tuple[CandidateSpec, ...]:
+    """The candidates with values replaced; a change inside the system concerns those that have the field."""
+    of_system = changes_by_root(changes).get("system", {})
+    whole = {study_path(path): value for path, value in changes.items() if not path.startswith("system.")}
+    changed = [catalog.override(candidate, whole) for candidate in candidates]
+    for path, value in of_system.items():
+        having = [candidate for candidate in changed if _has_field(candidate.system, path)] or changed
+        for index, candidate in enumerate(changed):
+            if candidate in having:
+                system = changed_part("system", candidate.system, {path: value}, catalog)
+                changed[index] = candidate.model_copy(update={"system": system})
+    return tuple(changed)
+
+
 @dataclass(frozen=True)
 class _Builder:
     """Makes points; what many points share (a changed study, a changed system, a check) is made once.
@@ -418,10 +480,14 @@ class _Builder:
     def changed(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
         """The study of one candidate at one number of devices with these changes, checked without running."""
         of_system = {path: value for path, value in changes.items() if path.startswith("system.")}
-        of_study = {path: value for path, value in changes.items() if path not in of_system}
+        further = {
+            path: value for path, value in changes.items() if path.partition(".")[0] in further_fields()
+        }
+        of_study = {path: value for path, value in changes.items() if path not in {**of_system, **further}}
         try:
             system = self.system(candidate.system, of_system)
-            chosen = candidate.model_copy(update={"system": system, "devices": (devices,)})
+            chosen = self.catalog.override(candidate, further)
+            chosen = chosen.model_copy(update={"system": system, "devices": (devices,)})
             study = self.study(of_study).model_copy(update={"candidates": (chosen,)})
             self.check(study, chosen)
         except InputError as error:
@@ -476,9 +542,7 @@ class _Builder:
         """
         key = repr(changes)
         if key not in self.studies:
-            whole = {path: value for path, value in changes.items() if "." not in path}
-            inner = {path: value for path, value in changes.items() if "." in path}
-            study = self.catalog.override(self.catalog.override(self.base, whole), inner)
+            study = _overridden(self.base, changes, self.catalog)
             parts: dict[str, Any] = {"candidates": ()}
             for name in ("model", "recipe", "convergence"):
                 value = getattr(study, name)
@@ -501,9 +565,12 @@ class Sweep:
         return self.spec.name
 
 
-def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
+def load_sweep(
+    name_or_path: str, catalog: Catalog | None = None, changes: Mapping[str, Any] | None = None
+) -> Sweep:
     """A sweep by its name in studies/ or from a file, with every point resolved.
 
+    `changes` are values by the path of a question, which the grid and its variants may change again.
     Raises CatalogError with every problem of the file.
     """
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
@@ -513,8 +580,24 @@ def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
         raise CatalogError(
             [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
         )
-    spec = parse_file(path, SweepSpec, catalog)
+    spec = _changed_sweep(parse_file(path, SweepSpec, catalog), changes or {}, catalog)
     return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)
+
+
+def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog) -> SweepSpec:
+    """A sweep with values of its study replaced, and in the candidates of its grid and of its variants."""
+
+    def changed(part: GridSpec | VariantSpec) -> Any:
+        if not part.candidates:
+            return part
+        study = spec.study.model_copy(update={"candidates": part.candidates})
+        return part.model_copy(update={"candidates": changed_study(study, changes, catalog).candidates})
+
+    if not changes:
+        return spec
+    variants = {name: changed(variant) for name, variant in spec.variants.items()}
+    study = changed_study(spec.study, changes, catalog)
+    return spec.model_copy(update={"study": study, "grid": changed(spec.grid), "variants": variants})
 
 
 def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:

@@ -234,8 +234,8 @@ POINT_DRAWS = 1000
 
 def outcome_of(result: PointResult) -> Outcome:
     """What a point of a sweep takes on the wall, in energy and in money, like a candidate of a study."""
-    study = result.point.study
-    candidate = result.point.candidate
+    study = result.study
+    candidate = result.candidate
     question = question_of_candidate(study, candidate, result.num_devices)
     option = option_of(study, candidate, question, result.prediction, result.prediction.label)
     return _outcomes([_Drawn(option, Draws(study.uncertainty.seed, POINT_DRAWS))])[0]

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ValidationError
 
-from perfsim.base.errors import InputError, LimitError, PerfsimError
+from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.units import number
 from perfsim.engine.limits import present_limits
 from perfsim.studies.answers import CandidateResult
+from perfsim.studies.executors import attempt
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 
@@ -118,8 +119,7 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
     Raises InputError for more than `MOST_CHANGES` changed inputs, and what answering raises.
     """
     old = first.model_dump()
-    new = second.model_dump()
-    changed = list(_changed(old, new, ()))
+    changed = list(_changed(old, second.model_dump(), ()))
     if len(changed) > MOST_CHANGES:
         listed = ", ".join(_words(path) for path, _, _ in changed[:5])
         raise InputError(
@@ -127,78 +127,65 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
         )
     before = _slots(first)
     after = _slots(second)
-    paired = _pairs(before, after)
+    pairs = _pairs(before, after)
     changes: list[Change] = []
     for path, was, becomes in changed:
         present_limits().in_time(lambda: f"{len(changes)} of {len(changed)} changes tried")
-        changes.append(_alone(old, path, was, becomes, before, [place for place, _ in paired]))
-    moved = tuple(
-        _moved(was, becomes, [change.ratios[row] for change in changes])
-        for row, (was, becomes) in enumerate(_answered(before, after, paired))
-    )
-    missing = _missing(first.name, before) + _missing(second.name, after)
-    return Difference(first.name, second.name, tuple(changes), moved, missing)
+        changes.append(_alone(old, path, was, becomes, before, [number for number, _, _ in pairs]))
+    moved = []
+    for row, (_, one, other) in enumerate(pairs):
+        alone = [change.ratios[row] for change in changes]
+        known = [ratio for ratio in alone if ratio is not None]
+        both = other.time_to_accuracy_s / one.time_to_accuracy_s
+        remainder = both / math.prod(known) if len(known) == len(alone) else None
+        times_s = (one.time_to_accuracy_s, other.time_to_accuracy_s)
+        moved.append(Moved(one.label, other.label, *times_s, remainder))
+    missing = [
+        f"{label}: no answer in {study.name}"
+        for study, slots in ((first, before), (second, after))
+        for label, row in slots
+        if row is None
+    ]
+    return Difference(first.name, second.name, tuple(changes), tuple(moved), tuple(missing))
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """One candidate of a study at one number of devices, with its answer if there is one."""
-
-    label: str
-    result: CandidateResult | None
+Slot = tuple[str, CandidateResult | None]
+"""The label of a candidate at one number of devices, and its answer if there is one."""
 
 
-def _slots(spec: StudySpec) -> list[_Slot]:
+def _slots(spec: StudySpec) -> list[Slot]:
     """Every candidate of a study in its order, with or without an answer."""
     run = run_study(spec)
     answered = list(zip(run.answered, run.result.candidates, strict=True))
-    slots = []
+    slots: list[Slot] = []
     for candidate in spec.candidates:
         for devices in candidate.devices:
-            own = next(
-                (
-                    pair
-                    for pair in answered
-                    if pair[0].candidate == candidate and pair[0].question.devices == devices
-                ),
-                None,
-            )
-            if own is not None:
-                answered.remove(own)
-            slots.append(_Slot(candidate.label(devices), None if own is None else own[1]))
+            found = None
+            for pair in answered:
+                if pair[0].candidate == candidate and pair[0].question.devices == devices:
+                    found = pair[1]
+                    answered.remove(pair)
+                    break
+            slots.append((candidate.label(devices), found))
     return slots
 
 
-def _pairs(before: Sequence[_Slot], after: Sequence[_Slot]) -> list[tuple[int, int]]:
-    """Places of the candidates of two studies that belong together: those of one label, else of one place."""
+def _pairs(
+    before: Sequence[Slot], after: Sequence[Slot]
+) -> list[tuple[int, CandidateResult, CandidateResult]]:
+    """Pairs of candidates to compare, with the index of the first: same label, otherwise same position."""
     pairs: dict[int, int] = {}
     free = list(range(len(after)))
     for by_label in (True, False):
-        for place, slot in enumerate(before):
-            if place in pairs:
+        for index, (label, _) in enumerate(before):
+            if index in pairs:
                 continue
-            alike = (
-                other for other in free if (slot.label == after[other].label if by_label else place == other)
-            )
+            alike = (other for other in free if (label == after[other][0] if by_label else index == other))
             if (match := next(alike, None)) is not None:
-                pairs[place] = match
+                pairs[index] = match
                 free.remove(match)
-    both = [(place, other) for place, other in pairs.items() if before[place].result and after[other].result]
-    return sorted(both)
-
-
-def _answered(
-    before: Sequence[_Slot], after: Sequence[_Slot], pairs: Sequence[tuple[int, int]]
-) -> Iterator[tuple[CandidateResult, CandidateResult]]:
-    for place, other in pairs:
-        old = before[place].result
-        new = after[other].result
-        if old is not None and new is not None:
-            yield old, new
-
-
-def _missing(study: str, slots: Sequence[_Slot]) -> tuple[str, ...]:
-    return tuple(f"{slot.label}: no answer in {study}" for slot in slots if slot.result is None)
+    both = ((index, before[index][1], after[other][1]) for index, other in sorted(pairs.items()))
+    return [(index, one, other) for index, one, other in both if one is not None and other is not None]
 
 
 def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
@@ -249,68 +236,52 @@ def _chosen(first: AnswerDocument, second: AnswerDocument) -> Iterator[Change]:
 def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
     """The innermost values that differ; a description of another name is one value."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        if path and _base(old) != _base(new):
+        # The name of a description, without the mark of a changed one.
+        names = [str(own.get("name")).partition(" (changed)")[0].partition(" with ")[0] for own in (old, new)]
+        if path and names[0] != names[1]:
             yield path, old, new
             return
         for key in dict.fromkeys([*old, *new]):
             if key not in LEFT_OUT:
                 yield from _changed(old.get(key), new.get(key), (*path, key))
-    elif _is_list(old) and _is_list(new) and len(old) == len(new):
-        for place, (was, becomes) in enumerate(zip(old, new, strict=True)):
-            yield from _changed(was, becomes, (*path, place))
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        for number, (was, becomes) in enumerate(zip(old, new, strict=True)):
+            yield from _changed(was, becomes, (*path, number))
     elif old != new:
         yield path, old, new
 
 
-def _base(description: Mapping[str, Any]) -> str:
-    """The name of a description without the mark of a changed one."""
-    return str(description.get("name")).partition(" (changed)")[0].partition(" with ")[0]
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
 def _alone(
-    data: Mapping[str, Any],
-    path: Path,
-    was: Any,
-    becomes: Any,
-    before: Sequence[_Slot],
-    places: Sequence[int],
+    data: Mapping[str, Any], path: Path, was: Any, becomes: Any, before: Sequence[Slot], shown: Sequence[int]
 ) -> Change:
-    """The first study with one input of the second; ratios of the candidates at `places`."""
+    """The first study with one input of the second; ratios of the candidates that are `shown`."""
     ratios: dict[int, float | None] = {}
-    reason = ""
     changed = _put(data, path, becomes)
     first = 0
     last = len(before)
     if path[0] == "candidates" and len(path) > 1:  # no other candidate moves
-        place = int(path[1])
-        counts = [len(own["devices"]) for own in data["candidates"]]
-        first = sum(counts[:place])
-        last = sum(counts[: place + 1])
-        changed = {**changed, "candidates": [changed["candidates"][place]]}
+        number = int(path[1])
+        counts = [len(candidate["devices"]) for candidate in data["candidates"]]
+        first = sum(counts[:number])
+        last = sum(counts[: number + 1])
+        changed = {**changed, "candidates": [changed["candidates"][number]]}
         ratios = {other: 1.0 for other in range(len(before)) if not first <= other < last}
+    reason = ""
     try:
-        after = _slots(StudySpec.model_validate(changed))
-        if len(after) == last - first:
-            for other, (old, new) in enumerate(zip(before[first:last], after, strict=True), start=first):
-                ratios[other] = _ratio(old.result, new.result)
-        else:
-            reason = "it changes the number of candidates"
-    except LimitError:
-        raise
-    except (PerfsimError, ValidationError) as error:
-        reason = error.problems[0].message if isinstance(error, PerfsimError) else "it makes no study alone"
-    shown = tuple(None if reason else ratios.get(place) for place in places)
-    return Change(_words(path), _text(was), _text(becomes), shown, reason)
-
-
-def _ratio(old: CandidateResult | None, new: CandidateResult | None) -> float | None:
-    if old is None or new is None:
-        return None
-    return new.time_to_accuracy_s / old.time_to_accuracy_s
+        after = attempt(lambda: _slots(StudySpec.model_validate(changed)))
+    except ValidationError:
+        after = PerfsimError("it makes no study alone")
+    if isinstance(after, PerfsimError):
+        reason = after.problems[0].message
+    elif len(after) != last - first:
+        reason = "it changes the number of candidates"
+    else:
+        for other, (_, old), (_, new) in zip(range(first, last), before[first:last], after, strict=True):
+            ratios[other] = None
+            if old is not None and new is not None:
+                ratios[other] = new.time_to_accuracy_s / old.time_to_accuracy_s
+    told = tuple(None if reason else ratios.get(number) for number in shown)
+    return Change(_words(path), _text(was), _text(becomes), told, reason)
 
 
 def _put(data: Any, path: Path, value: Any) -> Any:
@@ -320,14 +291,7 @@ def _put(data: Any, path: Path, value: Any) -> Any:
     key, *rest = path
     if isinstance(data, Mapping):
         return {**data, key: _put(data.get(key), tuple(rest), value)}
-    return [_put(item, tuple(rest), value) if place == key else item for place, item in enumerate(data)]
-
-
-def _moved(old: CandidateResult, new: CandidateResult, alone: Sequence[float | None]) -> Moved:
-    known = [value for value in alone if value is not None]
-    ratio = new.time_to_accuracy_s / old.time_to_accuracy_s
-    remainder = ratio / math.prod(known) if len(known) == len(alone) else None
-    return Moved(old.label, new.label, old.time_to_accuracy_s, new.time_to_accuracy_s, remainder)
+    return [_put(item, tuple(rest), value) if number == key else item for number, item in enumerate(data)]
 
 
 def _words(path: Path) -> str:

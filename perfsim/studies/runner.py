@@ -28,6 +28,7 @@ from perfsim.prediction.caveats import (
     worst_first,
 )
 from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
+from perfsim.prediction.planner import refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
 from perfsim.prediction.question import PriceTables, Question
 from perfsim.prediction.run import Evaluation
@@ -335,6 +336,32 @@ def run_study(
     return StudyRun(result, tuple(answered), stopped)
 
 
+def refusals(spec: StudySpec) -> list[Infeasible]:
+    """The candidates to which a run of the study would give no answer, but for memory and limits of time.
+
+    Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
+    """
+    target = target_of(spec)
+    asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
+    errors = [_refusal(spec, candidate, devices, target) for candidate, devices in asked]
+    refused = [error for error in errors if error is not None]
+    if len(refused) == len(asked):
+        raise _all_failed(refused)
+    return [
+        Infeasible(candidate.label(devices), _reason(error))
+        for (candidate, devices), error in zip(asked, errors, strict=True)
+        if error is not None
+    ]
+
+
+def _refusal(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> PerfsimError | None:
+    """Why a candidate has no answer at any batch, as far as that is known without its memory."""
+    question = question_of_candidate(spec, candidate, devices)
+    check_question(question)
+    refused = [refusal(question.at(batch)) for batch in _batches(spec, target, question)]
+    return refused[0] if all(refused) else None
+
+
 def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
     """The study's candidates of the wanted strategies; another strategy borrows a system that suits it."""
     if not compare:
@@ -584,7 +611,7 @@ def run_sweep(
                 with closing(_computed(executor, pending, store, progress)) as computed:
                     for key, answer in computed:
                         results[key] = (
-                            PointResult(pending[key], None, (answer.reason,))
+                            reader.refused(pending[key], (answer.reason,))
                             if isinstance(answer, Failed)
                             else reader.result(pending[key], answer.text)
                         )
@@ -600,7 +627,10 @@ def run_sweep(
         spec.title,
         spec.question,
         spec.study.name,
-        tuple(replace(results[key], point=point) for key, point in zip(keys, sweep.points, strict=True)),
+        tuple(
+            replace(results[key], study=point.study, settings=point.settings)
+            for key, point in zip(keys, sweep.points, strict=True)
+        ),
         _assumptions(sweep.points),
         sweep.asked,
     )
@@ -651,7 +681,7 @@ class _Reader:
         study = point.study
         document = self._slim(json.loads(text))
         if "reasons" in document:
-            return PointResult(point, None, self._shared(tuple(document["reasons"])))
+            return self.refused(point, self._shared(tuple(document["reasons"])))
         key = id(study.model), id(study.recipe), id(study.convergence)  # which the points keep alive
         if key not in self._targets:
             self._targets[key] = target_of(study)
@@ -673,7 +703,11 @@ class _Reader:
             whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
             production=production_of(study, point.candidate),
         )
-        return PointResult(point, row)
+        return PointResult(study, point.settings, row)
+
+    def refused(self, point: SweepPoint, reasons: tuple[str, ...]) -> PointResult:
+        """A point without an answer."""
+        return PointResult(point.study, point.settings, None, reasons)
 
     def _shared(self, value: Any) -> Any:
         """The first value that is equal to this one."""

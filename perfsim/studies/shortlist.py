@@ -8,15 +8,15 @@ are the answer; picking one of them is left to a run on the machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, Literal
 
-from perfsim.base.errors import InputError, LayoutError, LimitError, PerfsimError
+from perfsim.base.errors import InputError, LayoutError, PerfsimError
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.interop.emit import emit
+from perfsim.interop import emit
 from perfsim.machines.layout_text import text_of
 from perfsim.prediction.bands import SHARDED, Accuracy, accuracy_of
 from perfsim.prediction.caveats import batch_caveats, worst_first
@@ -27,7 +27,7 @@ from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of_run, target_for
-from perfsim.studies.executors import Executor, Failed
+from perfsim.studies.executors import Executor, Failed, attempt
 from perfsim.studies.spec import ConvergenceSpec
 
 # The cheapest run on the machine that tells two layouts apart.
@@ -85,25 +85,18 @@ class Experiment:
 
 
 def rival(plans: Sequence[Plan]) -> int | None:
-    """The place of the plan to run beside the first: the fastest that is unlike it where predictions err.
+    """The index of the plan to run next to the first: the fastest that is unlike it where predictions err.
 
     Whether parameters are sharded weighs most in the likeness to published runs, then the degrees. Layouts of
     equal degrees run nearly the same kernels and messages, so that errors of the model cancel between them.
     """
-    for traits in (_is_sharded, _degrees):
-        of_first = traits(plans[0])
-        for position, plan in enumerate(plans):
-            if traits(plan) != of_first:
-                return position
+    sharded = [plan.layout.zero_stage == SHARDED for plan in plans]
+    degrees = [(plan.layout.tensor, plan.layout.pipeline, plan.layout.data) for plan in plans]
+    for traits in (sharded, degrees):
+        for index, trait in enumerate(traits):
+            if trait != traits[0]:
+                return index
     return 1 if len(plans) > 1 else None
-
-
-def _is_sharded(plan: Plan) -> tuple[int, ...]:
-    return (int(plan.layout.zero_stage == SHARDED),)
-
-
-def _degrees(plan: Plan) -> tuple[int, ...]:
-    return plan.layout.tensor, plan.layout.pipeline, plan.layout.data
 
 
 def fewest_replicas(question: Question, plan: Plan) -> Plan:
@@ -115,19 +108,13 @@ def fewest_replicas(question: Question, plan: Plan) -> Plan:
     layout = plan.layout
     if layout.zero_stage == SHARDED or "data" not in {field.name for field in fields(layout)}:
         return plan
-    for replicas in _divisors(layout.data):
+    for replicas in (number for number in range(1, layout.data) if layout.data % number == 0):
         smaller = replace(layout, data=replicas)
         batch = plan.job.global_batch_size * replicas // layout.data
         asked = replace(question, devices=smaller.num_devices, batch=batch, layout=None)
-        try:
+        with suppress(PerfsimError):
             return asked.chosen.plan(asked.job, asked.topology, smaller)
-        except PerfsimError:
-            continue
     return plan
-
-
-def _divisors(count: int) -> Iterator[int]:
-    return (number for number in range(1, count) if count % number == 0)
 
 
 Objective = Literal["step-time", "time-to-accuracy", "cost"]
@@ -276,12 +263,7 @@ def plan_on(executor: Executor, question: Question, objective: Objective, shown:
 
 def _planned(item: tuple[Question, Objective, int]) -> Planned | PerfsimError:
     """The shortlist, or why there is none; the entry point of a worker."""
-    try:
-        return plan_layouts(*item)
-    except LimitError:
-        raise
-    except PerfsimError as error:
-        return error
+    return attempt(lambda: plan_layouts(*item))
 
 
 def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:
@@ -291,97 +273,85 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     recipe's or the default one. On a fixed number of devices cost (devices times time) orders layouts as time
     does. Raises InputError where `time-to-accuracy` has no target, PlanError where nothing fits.
     """
-    target = _target(question, objective)
+    target = None
+    try:
+        target = target_for(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
+    except InputError:
+        if objective == "time-to-accuracy":
+            raise
     tried: tuple[int, ...] = ()
     given = question.batch or question.recipe.batch_over(question.devices)
     if target is not None and given is None and objective != "step-time":
         grid = batch_grid(target, question.recipe.seq_length, question.devices)
-        curve, refused = batch_curve(question, target, grid, extend=True)
-        tried = tuple(sorted({*(point.plan.job.global_batch_size for point in curve), *refused}))
+        curve, unfit = batch_curve(question, target, grid, extend=True)
+        tried = tuple(sorted({*(point.plan.job.global_batch_size for point in curve), *unfit}))
         question = question.at(best_of(curve))
     searched = search(question)
-    entries = _shortlist(searched, shown, target)
-    within = max(len(entries), _within(searched, 1.0 + entries[0].ratio_error))
+    screening = searched.screening
+    runs = _fastest_runs(searched, shown)
+    entries = tuple(
+        entry
+        for entry in (_entry(question, run, runs[0], target) for run in runs)
+        if entry.ratio <= 1.0 + entry.ratio_error
+    )
+    estimates = screening.estimate_s[searched.order]
+    alike = int((estimates <= (1.0 + entries[0].ratio_error) * estimates[0]).sum())
+    within = max(len(entries), alike)
+    closest = screening.closest
+    if closest is not None:
+        plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
     return Planned(
         question=question,
         search=searched,
         objective=objective,
         shortlist=entries,
         within=within,
-        refused=_refused(searched, within),
-        closest_share=_closest_share(searched),
+        refused={
+            **screening.refused,
+            MEMORY_LIMIT: searched.feasible - len(searched.order),
+            DOMINATED: len(searched.order) - within,
+            DIVISIBILITY: screening.indivisible,
+        },
+        closest_share=None if closest is None else plan.memory_share,
         above_limit=_above_limit(searched),
         experiment=_experiment(question, entries),
         tried_batches=tried,
     )
 
 
-def _shortlist(searched: Search, shown: int, target: Target | None) -> tuple[Entry, ...]:
-    """The fastest layout of each choice of degrees and micro-batch, simulated, inside the model's error."""
+def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
+    """The fastest layout of each choice of degrees and micro-batch, simulated, ascending by step time.
+
+    Layouts are tried in the order of their estimates, until these are outside the model's error of the first.
+    """
+
+    def kind(layout: Layout) -> tuple[int, ...]:
+        return layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size
+
     question = searched.question
     screening = searched.screening
     simulated = confirmed(searched)
     first = simulated[0]
     slowest_s = first.step_time_s * (1.0 + ratio_error(first, first))
-    runs = {_kind(first.plan.layout): first}
+    runs = {kind(first.plan.layout): first}
     known = {run.plan.layout: run for run in simulated}
     for index in searched.order[:MOST_TRIED].tolist():
         if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
             break
         layout = screening.layout(index)
-        if _kind(layout) in runs:
+        if kind(layout) in runs:
             continue
-        if layout in known:
-            runs[_kind(layout)] = known[layout]
-        else:
+        if layout not in known:
             plan = question.chosen.plan(question.job, question.topology, layout)
-            runs[_kind(layout)] = evaluated(question, plan)
-    ordered = sorted(runs.values(), key=lambda run: run.step_time_s)
-    entries = (_entry(question, run, ordered[0], target) for run in ordered)
-    return tuple(entry for entry in entries if entry.ratio <= 1.0 + entry.ratio_error)
-
-
-def _kind(layout: Layout) -> tuple[int, ...]:
-    return layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size
-
-
-def _within(searched: Search, ratio: float) -> int:
-    """Number of layouts whose estimate is at most so many times the best one."""
-    estimates = searched.screening.estimate_s[searched.order]
-    return int((estimates <= ratio * estimates[0]).sum())
-
-
-def _refused(searched: Search, within: int) -> dict[str, int]:
-    """What is no answer, by reason: layouts that do not fit, slower ones, degrees without a layout."""
-    above = searched.feasible - len(searched.order)
-    slower = len(searched.order) - within
-    counts = {**searched.screening.refused, MEMORY_LIMIT: above, DOMINATED: slower}
-    return {**counts, DIVISIBILITY: searched.screening.indivisible}
-
-
-def _closest_share(searched: Search) -> float | None:
-    """By how much the layout that nearly fits exceeds its memory."""
-    question = searched.question
-    closest = searched.screening.closest
-    if closest is None:
-        return None
-    plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
-    return plan.memory_share
-
-
-def _target(question: Question, objective: Objective) -> Target | None:
-    """The target of the recipe; None where it has none and none is needed."""
-    try:
-        return target_for(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
-    except InputError:
-        if objective == "time-to-accuracy":
-            raise
-        return None
+            known[layout] = evaluated(question, plan)
+        runs[kind(layout)] = known[layout]
+    return sorted(runs.values(), key=lambda run: run.step_time_s)
 
 
 def ratio_error(run: Evaluation, other: Evaluation) -> float:
     """The part of the model's error that remains in the ratio of two layouts of one machine."""
-    return math.expm1(math.hypot(*(math.log1p(_accuracy(own).unshared_error) for own in (run, other))))
+    errors = (_accuracy(known).unshared_error for known in (run, other))
+    return math.expm1(math.hypot(*map(math.log1p, errors)))
 
 
 def _accuracy(run: Evaluation) -> Accuracy:
@@ -390,14 +360,12 @@ def _accuracy(run: Evaluation) -> Accuracy:
 
 def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
     prediction = prediction_of(run, question.allowed_share)
-    step_time_s = run.step_time_s
-    caveats = worst_first([*prediction.caveats, *batch_caveats(question)])
     error = 1.0 + _accuracy(run).step_time_error
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
     return Entry(
-        prediction=replace(prediction, caveats=caveats),
-        step_time_band_s=(step_time_s / error, step_time_s * error),
-        ratio=step_time_s / first.step_time_s,
+        prediction=replace(prediction, caveats=worst_first([*prediction.caveats, *batch_caveats(question)])),
+        step_time_band_s=(run.step_time_s / error, run.step_time_s * error),
+        ratio=run.step_time_s / first.step_time_s,
         ratio_error=ratio_error(run, first),
         differs={
             name: value
@@ -416,17 +384,17 @@ def _above_limit(searched: Search) -> AboveLimit | None:
 
 
 def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | None:
-    """The first entry beside the one that it is least surely faster than."""
+    """The first entry next to the one that it is least surely faster than."""
     other = rival([entry.plan for entry in entries])
     if other is None:
         return None
     first, second = (
         Trial(
-            entry=place + 1,
-            plan=fewest_replicas(question, entries[place].plan),
+            entry=index + 1,
+            plan=fewest_replicas(question, entries[index].plan),
             all_devices=question.devices,
-            step_time_s=entries[place].step_time_s,
+            step_time_s=entries[index].step_time_s,
         )
-        for place in (0, other)
+        for index in (0, other)
     )
     return Experiment((first, second), entries[other].ratio, entries[other].ratio_error)

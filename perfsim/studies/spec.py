@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -15,6 +16,7 @@ from pydantic import (
     Field,
     SerializeAsAny,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -25,12 +27,13 @@ from perfsim.base.sizes import MOST_CHOICES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number
+from perfsim.catalog.kinds import base_of
 from perfsim.convergence.bill import Currency, EnergySpec, PriceSpec
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.machines import machine_of
 from perfsim.prediction.prediction import model_version
-from perfsim.prediction.question import MEMORY_LIMIT, Question
+from perfsim.prediction.question import ASKED, MEMORY_LIMIT, Question
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
@@ -81,7 +84,47 @@ else:
     """As written; a candidate keeps the text."""
 
 
-class CandidateSpec(Spec):
+CALLED = {
+    "batch": "batch_sizes",
+    "cluster": "cluster_calibration",
+    "perturb": "perturbations",
+    "runtime": "recipe.runtime",
+}
+"""What a study calls a field of a question that it calls otherwise."""
+_AT_HOME = (
+    "model",
+    "recipe",
+    "memory_limit",
+    "strategy",
+    "system",
+    "devices",
+    "layout",
+    "wall_clock",
+    *CALLED,
+)
+"""Fields of a question that a study or a candidate declares itself, since their YAML has another form."""
+
+
+@cache
+def further_fields() -> dict[str, Any]:
+    """Every other field of a question; each candidate may have its own value."""
+    further: dict[str, Any] = {}
+    for asked in ASKED.values():
+        if "study" in asked.by and asked.name not in _AT_HOME:
+            kind: Any = base_of(asked.kind) | None if asked.kind else asked.number or str
+            if asked.number is not None:
+                kind = Annotated[kind, *number(asked.least or 0.0, asked.most or 1e18)]
+            further[asked.field] = (kind, Field(default=asked.default, description=asked.help))
+    return further
+
+
+if TYPE_CHECKING:
+    _AskedOfCandidate = Spec
+else:
+    _AskedOfCandidate = create_model("_AskedOfCandidate", __base__=Spec, **further_fields())
+
+
+class CandidateSpec(_AskedOfCandidate):
     """A strategy on a system, at one or several device counts."""
 
     strategy: StrategyName
@@ -284,17 +327,14 @@ class StudySpec(CatalogSpec):
 
 def question_of_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
     """What a study asks of a candidate with so many devices; the batch is open."""
-    return Question(
-        model=spec.model,
-        recipe=spec.recipe,
-        system=candidate.system,
-        devices=devices,
-        strategy=candidate.strategy,
-        layout=candidate.layout,
-        memory_limit=spec.memory_limit,
-        cluster=candidate.cluster_calibration,
-        wall_clock=candidate.wall_clock,
-    )
+    said: dict[str, Any] = {}
+    for asked in ASKED.values():
+        name = CALLED.get(asked.name, asked.field)
+        owner = candidate if name in type(candidate).model_fields else spec
+        if "study" in asked.by and name in type(owner).model_fields:
+            said[asked.field] = getattr(owner, name)
+    # A study tries several batches, and disturbs the best one afterwards.
+    return Question(**said | {"devices": devices, "batch": None, "perturbations": None})
 
 
 def check_question(question: Question) -> None:

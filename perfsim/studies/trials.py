@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfsim.base.errors import LimitError, PerfsimError
+from perfsim.base.errors import PerfsimError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.layout_text import text_of
 from perfsim.prediction.planner import best_plan
-from perfsim.prediction.prediction import prediction_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation
 from perfsim.studies.answers import CandidateResult
 from perfsim.studies.batches import Target, choice_of_run, target_of
-from perfsim.studies.runner import StudyRun, run_study
+from perfsim.studies.executors import attempt
+from perfsim.studies.runner import Answered, StudyRun, run_study
 from perfsim.studies.spec import StudySpec
 
 PARTS = (
@@ -69,24 +69,24 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[StudyRun, tup
     run = run_study(spec, compare)
     target = target_of(spec)
     return run, tuple(
-        _explained(candidate, answered.question, answered.choice.answer.time_s, answered.evaluation, target)
+        _explained(candidate, answered, target)
         for candidate, answered in zip(run.result.candidates, run.answered, strict=True)
     )
 
 
-def _explained(
-    candidate: CandidateResult, question: Question, time_s: float, evaluation: Evaluation, target: Target
-) -> Explained:
-    asked = question.at(candidate.global_batch_size)
-    tried = [_tried(words, change, target, time_s) for words, change in _changes(asked, evaluation)]
-    why = prediction_of(evaluation, question.allowed_share).why
+def _explained(candidate: CandidateResult, answered: Answered, target: Target) -> Explained:
+    asked = answered.question.at(candidate.global_batch_size)
+    tried = [
+        _tried(words, change, target, candidate.time_to_accuracy_s)
+        for words, change in _changes(asked, answered.evaluation)
+    ]
     return Explained(
         candidate.label,
-        why.sentence,
-        dict(sorted(why.parts_s.items(), key=lambda part: -part[1])),
-        evaluation.step_time_s,
-        time_s,
-        tuple(sorted(tried, key=lambda own: (own.ratio is None, own.ratio or 0.0))),
+        candidate.why.sentence,
+        dict(sorted(candidate.why.parts_s.items(), key=lambda part: -part[1])),
+        candidate.step_time_s,
+        candidate.time_to_accuracy_s,
+        tuple(sorted(tried, key=lambda known: (known.ratio is None, known.ratio or 0.0))),
     )
 
 
@@ -129,13 +129,14 @@ def _on(asked: Question, changes: Mapping[str, Any]) -> Question:
 
 def _tried(words: str, change: Callable[[], Question], target: Target, before_s: float) -> Tried:
     present_limits().in_time(lambda: f"changes tried up to: {words}")
-    try:
+
+    def answer() -> tuple[Evaluation, float]:
         evaluation = best_plan(change().check())
-        choice = choice_of_run(evaluation, target)
-    except LimitError:
-        raise
-    except PerfsimError as error:
-        return Tried(words, None, None, None, "", error.problems[0].message)
-    time_s = choice.answer.time_s
+        return evaluation, choice_of_run(evaluation, target).answer.time_s
+
+    outcome = attempt(answer)
+    if isinstance(outcome, PerfsimError):
+        return Tried(words, None, None, None, "", outcome.problems[0].message)
+    evaluation, time_s = outcome
     layout = text_of(evaluation.plan.layout)
     return Tried(words, evaluation.step_time_s, time_s, time_s / before_s, layout)

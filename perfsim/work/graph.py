@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.arrays import Ids, Ints
+from perfsim.base.arrays import Bools, Ids, Ints
 from perfsim.base.errors import GraphError
 from perfsim.work.kernels import Kernel
 
@@ -58,7 +58,7 @@ class Ragged(NamedTuple):
         return Ragged(start, np.append(self.values, others.values))
 
 
-def offsets(lengths: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:
+def offsets(lengths: NDArray[np.integer] | Bools) -> Ints:
     """Start of each row and the end of the last: 0, l0, l0 + l1, ..."""
     start = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=start[1:])
@@ -259,7 +259,7 @@ class TaskGraph:
     step_ends: tuple[int, ...]
     """Number of tasks at the end of each optimizer step."""
     stands_for: tuple[int, ...]
-    """Number of ranks that each stream stands for; ranks that do the same work share one (`symmetry`)."""
+    """Number of ranks that each stream stands for; ranks that do the same work share one (`unfold`)."""
 
     def __len__(self) -> int:
         return len(self.work)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Fusion, Selective
-from perfsim.specs.hardware import Precision
 from perfsim.specs.layout import ContextExchange
 from perfsim.specs.model import PLAIN, Experts, LayerKind, RecomputeKeeps, TransformerConfig
+from perfsim.specs.precisions import Precision
 from perfsim.specs.recipe import KernelPrecisions
 from perfsim.specs.runtime import Attention
 

@@ -22,9 +22,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from perfsim.specs.hardware import Precision
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import PRECISION_BYTES
+from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.work.kernels import (
     FULL,
     Kernel,
@@ -137,7 +136,7 @@ def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
         return
     if not kernel.weight_gradient:
         yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k * kernel.batch)
-    moved = PRECISION_BYTES[narrow] * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
+    moved = PRECISIONS[narrow].bytes * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
     moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
     yield kernel._replace(precision=narrow, bytes_accessed=moved)
 
@@ -158,18 +157,17 @@ def _precision(kernel: Kernel, part: LayerSlice) -> Precision | None:
         narrow = table.weight_gradient
     else:
         narrow = table.input_gradient if kernel.name.endswith(".dgrad") else table.forward
-    return narrow if PRECISION_BYTES[narrow] < part.element_bytes else None
+    return narrow if PRECISIONS[narrow].bytes < part.element_bytes else None
 
 
 def cast_bytes(precision: Precision) -> float:
     """Bytes per number of a cast of 16 bits to two narrow copies, one of them transposed.
 
-    One pass reads the number and writes both copies. Where the scale is computed from the numbers themselves
-    they are read once more to find it: for nvfp4 once; for fp8_rowwise the rows and the columns are scaled
-    and written in separate passes.
+    One pass reads the number and writes both copies; where the scale is computed from the numbers
+    themselves, they are read once more to find it.
     """
-    reads = {"fp8_rowwise": 8.0, "nvfp4": 4.0}.get(precision, 2.0)
-    return reads + 2 * PRECISION_BYTES[precision]
+    row = PRECISIONS[precision]
+    return row.cast_reads_bytes + 2 * row.bytes
 
 
 # Attention: projections, plain or through latents, and the core with or without a window.

@@ -33,8 +33,20 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("strategies", "costs", "engine", "network", "convergence")
-"""Each has an equal part of the sample."""
+ROOMS = (
+    "strategies",
+    "costs",
+    "engine",
+    "network",
+    "convergence",
+    "base",
+    "specs",
+    "studies",
+    "interop",
+    "evidence",
+    "report/table.py",
+)
+"""Rooms and files; each has an equal part of the sample."""
 BEYOND = {
     "strategies": (
         "tests/properties/test_schedules.py",
@@ -65,6 +77,20 @@ BEYOND = {
         "tests/properties/test_perturbations.py",
         "tests/unit/machines",
     ),
+    "base": ("tests/unit/catalog", "tests/unit/specs", "tests/unit/cli", "tests/unit/studies"),
+    "specs": (
+        "tests/unit/catalog",
+        "tests/unit/costs",
+        "tests/unit/work",
+        "tests/unit/strategies",
+        "tests/unit/prediction",
+        "tests/unit/evidence",
+        "tests/validation/test_parameter_counts.py",
+    ),
+    "studies": ("tests/unit/api", "tests/unit/report", "tests/unit/cli"),
+    "interop": ("tests/unit/api", "tests/unit/cli", "tests/properties"),
+    "evidence": ("tests/unit/api", "tests/unit/cli", "tests/validation"),
+    "report": ("tests/unit/cli",),
 }
 """Tests that run after those of the room's own folder."""
 TIMES = 3.0
@@ -238,7 +264,8 @@ def sample(seed: int, count: int, rooms: Sequence[str] = ROOMS) -> list[Mutant]:
     drawn = []
     for room in rooms:
         places = []
-        for path in sorted((ROOT / "perfsim" / room).rglob("*.py")):
+        place = ROOT / "perfsim" / room
+        for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
             source = path.read_text(encoding="utf-8")
             changes = sum(1 for _ in _changes(ast.parse(source)))
             places += [(path, source, number) for number in range(changes)]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import partial
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfsim.engine.calendar import Calendar
-from perfsim.engine.fairshare import FairShare, Flow, PathClass, fill_by_loop, fill_by_numpy, fill_one_link
 
+from perfsim.engine import Flow, simulate
+from perfsim.engine.limits import Engine, Limits, limited
 from perfsim.testing.independent import max_min_rates
+from perfsim.work import GraphBuilder, RankGroup
 
 
 class Started(NamedTuple):
@@ -87,55 +86,22 @@ def slow_ends(capacities: Sequence[float], started: Sequence[Started]) -> list[f
 
 
 # ----------------------------------------------------------------------------- what is compared
-class Watched(FairShare):
-    """Checks the rates of all live flows whenever they were settled, and keeps them."""
-
-    rates: dict[tuple[tuple[int, ...], float], list[tuple[float, float]]]
-    """By class: since when at which share of its nominal speed."""
-
-    def _settle(self, path: PathClass, fraction: float, now_s: float) -> None:
-        super()._settle(path, fraction, now_s)
-        route = tuple(link for link, count in path.links for _ in range(count))
-        self.rates = getattr(self, "rates", {})
-        self.rates.setdefault((route, path.bytes_per_s), []).append((now_s, path.fraction))
-
-    def served_s(self, flow: Flow, start_s: float, end_s: float) -> float:
-        """Seconds at nominal speed that a flow received, from the rates of its class alone."""
-        pieces = self.rates[tuple(sorted(flow.route)), flow.bytes_per_s]
-        bounds = [*(since for since, _ in pieces[1:]), math.inf]
-        return math.fsum(
-            fraction * max(0.0, min(until, end_s) - max(since, start_s))
-            for (since, fraction), until in zip(pieces, bounds, strict=True)
-        )
-
-    def _solve(self) -> None:
-        super()._solve()
-        load = np.zeros(len(self._capacity))
-        for path in self._classes.values():
-            assert 0 < path.fraction <= 1.0, "no flow is faster than its nominal speed"
-            for link, count in path.links:
-                load[link] += path.weight * count * path.fraction * path.bytes_per_s
-        assert (load <= np.array(self._capacity) * (1 + 1e-8)).all()
-
-
 def run(
-    capacities: Sequence[float], started: Sequence[Started], grid_s: float = 0.0
-) -> tuple[list[float], Watched]:
-    env = simpy.Environment()
-    share = Watched(Calendar(env), capacities, grid_s=grid_s)
-    ends = [-1.0] * len(started)
-
-    def note(i: int) -> None:
-        assert ends[i] == -1.0, "a flow ends once"
-        ends[i] = share.calendar.now_s
-
-    def begin(i: int, _event: simpy.Event) -> None:
-        share.start(started[i].flow, started[i].duration_s, partial(note, i))
-
-    for i, one in enumerate(started):
-        env.timeout(one.start_s).callbacks = [partial(begin, i)]
-    env.run()
-    return ends, share
+    toys: ModuleType, engine: Engine, capacities: Sequence[float], started: Sequence[Started]
+) -> list[float]:
+    """When each flow ends; it begins after a task that takes until its start."""
+    builder = GraphBuilder()
+    seconds = []
+    flows = {}
+    for number, (flow, start_s, duration_s) in enumerate(started):
+        wait = builder.task(toys.compute(f"wait{number}"), f"s{number}").tensor
+        builder.task(toys.transfer(f"flow{number}", RankGroup(0, 1, 2)), f"s{number}", [wait])
+        flows[2 * number + 1] = flow
+        seconds += [start_s, duration_s]
+    with limited(Limits(engine=engine)):
+        trace = simulate(builder.build(), np.array(seconds), flows, np.array(capacities))
+    ends: list[float] = trace.end_s[1::2].tolist()
+    return ends
 
 
 @given(networks())
@@ -163,78 +129,24 @@ def test_rates_equal_those_of_the_slow_solver_and_respect_caps_and_capacities(
         assert load <= capacity * (1 + 1e-8)
 
 
+@pytest.mark.parametrize("engine", ["simpy", "fast"])
 @given(networks())
-@settings(max_examples=200)
-def test_every_flow_ends_when_the_slow_solver_says(network: tuple[list[float], list[Started]]) -> None:
+@settings(max_examples=150)
+def test_every_flow_ends_when_the_slow_solver_says(
+    toys: ModuleType, engine: Engine, network: tuple[list[float], list[Started]]
+) -> None:
     capacities, started = network
-    ends, share = run(capacities, started)
+    ends = run(toys, engine, capacities, started)
     assert ends == pytest.approx(slow_ends(capacities, started), rel=1e-9, abs=1e-9)
-    live = [path for path in share._classes.values() if path.weight or path.change or path.new or path.ends]
-    assert live == []
-    assert share.last_end_s == max(ends)
-
-
-@given(networks())
-@settings(max_examples=200)
-def test_every_flow_receives_its_own_bytes_and_no_more(network: tuple[list[float], list[Started]]) -> None:
-    """Flow by flow: a stale timer would end one early, and sums over links might not show it."""
-    capacities, started = network
-    ends, share = run(capacities, started)
-    for (flow, start_s, duration_s), end_s in zip(started, ends, strict=True):
-        assert share.served_s(flow, start_s, end_s) == pytest.approx(duration_s, rel=1e-9, abs=1e-9)
 
 
 @given(networks())
 @settings(max_examples=100)
 def test_without_contention_a_flow_ends_at_its_start_plus_its_duration_to_the_bit(
-    network: tuple[list[float], list[Started]],
+    toys: ModuleType, network: tuple[list[float], list[Started]]
 ) -> None:
     capacities, started = network
-    started = [
-        Started(one.flow, one.start_s / 3, one.duration_s / 7) for one in started
-    ]  # thirds and sevenths are on no grid
+    started = [Started(one.flow, one.start_s / 3, one.duration_s / 7) for one in started]
     enough = [sum(one.flow.weight * len(one.flow.route) * one.flow.bytes_per_s for one in started) + 1.0]
-    ends, _ = run(enough * len(capacities), started)
+    ends = run(toys, "simpy", enough * len(capacities), started)
     assert ends == [one.start_s + one.duration_s for one in started]
-
-
-@given(networks())
-@settings(max_examples=100)
-def test_on_a_grid_all_ends_stay_on_it_and_are_late_by_less_than_a_step_per_event(
-    network: tuple[list[float], list[Started]],
-) -> None:
-    capacities, started = network
-    grid_s = 2.0**-20
-    on_grid, _ = run(capacities, started, grid_s=grid_s)
-    assert all((end / grid_s).is_integer() for end in on_grid)
-    exact, _ = run(capacities, started)
-    slack = 100 * len(started) * grid_s
-    assert on_grid == pytest.approx(exact, rel=1e-9, abs=slack)
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 20))
-@settings(max_examples=60)
-def test_the_loop_and_numpy_fill_to_the_same_bits(seed: int, classes: int, links: int) -> None:
-    rng = np.random.default_rng(seed)
-    loads = [
-        [
-            (int(link), int(rng.integers(1, 9)))
-            for link in rng.permutation(links)[: rng.integers(0, min(4, links) + 1)]
-        ]
-        for _ in range(classes)
-    ]
-    caps = rng.uniform(0.01, 2.0, classes).tolist()
-    capacity = rng.uniform(0.5, 8.0, links).tolist()
-    assert fill_by_loop(loads, caps, capacity) == fill_by_numpy(loads, caps, capacity)
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 2.0)), min_size=1, max_size=8), st.floats(0.0, 9.0)
-)
-def test_one_link_fills_to_the_same_bits_as_any_number(
-    classes: list[tuple[int, float]], capacity: float
-) -> None:
-    units = [unit for unit, _ in classes]
-    caps = [cap for _, cap in classes]
-    loads = [[(0, unit)] for unit in units]
-    assert fill_one_link(units, caps, capacity) == fill_by_loop(loads, caps, [capacity])

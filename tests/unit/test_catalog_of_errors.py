@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.base.errors import CatalogError
-from perfsim.catalog import Catalog, data_root, reader
+from perfsim.catalog import Catalog, data_root, kinds, reader
 from perfsim.catalog.yaml_tree import parse_yaml
 from perfsim.studies.loading import load_study
 
@@ -18,7 +18,7 @@ def test_thousands_of_unknown_keys_are_counted_and_only_the_shown_get_a_suggesti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(reader, "did_you_mean", lambda word, _: asked.append(word) or "")
+    monkeypatch.setattr(kinds, "did_you_mean", lambda word, _: asked.append(word) or "")
     path = tmp_path / "study.yaml"
     path.write_text("extends: gpt3_20b\n" + "".join(f"key_{number}: 1\n" for number in range(MANY)))
     with pytest.raises(CatalogError) as caught:

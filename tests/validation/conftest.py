@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perfsim.evidence.accuracy_page import AccuracyPage, accuracy_page
-from perfsim.evidence.plans import public_cases
+from perfsim.evidence.cases import public_cases
 from perfsim.evidence.score import validate_file
 
 Once = Callable[[str, Callable[[], Any]], Any]

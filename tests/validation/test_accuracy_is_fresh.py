@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from perfsim.catalog import default_catalog
 from perfsim.evidence.accuracy_page import AccuracyPage
-from perfsim.evidence.left_out import held_out
-from perfsim.evidence.plans import public_cases
-from perfsim.evidence.record import KINDS, record_of
+from perfsim.evidence.cases import public_cases
+from perfsim.evidence.record import KINDS, outside_of, record_of
 from perfsim.prediction.bands import recorded_errors
 from perfsim.report.validation import COMMAND, write_validation
 
@@ -30,8 +30,9 @@ def test_recorded_bands_are_those_of_the_runs_left_out(
     results: list[dict[str, Any]], page: AccuracyPage
 ) -> None:
     step_files = [path for path in public_cases() if path.name in KINDS]
-    rows = {step.result["file"]: step.left_out for step in page.steps}
-    fresh = record_of(results, {path.name: held_out(path, rows[path.name]) for path in step_files})
+    found = {step.result["file"]: step.leaving for step in page.steps}
+    outside = {path.name: outside_of(path, found[path.name], default_catalog()) for path in step_files}
+    fresh = record_of(results, outside)
     for entry, known in zip(fresh, recorded_errors(), strict=True):
         assert entry["band"] == pytest.approx(known["band"], rel=0.01), f"run {COMMAND}"
         for row, kept in zip(entry["left_out"], known["left_out"], strict=True):

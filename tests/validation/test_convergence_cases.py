@@ -10,7 +10,8 @@ import yaml
 
 from perfsim.convergence import critical_batch
 from perfsim.convergence.critical_batch import HyperbolaFit, NotIdentifiableError, fit_hyperbola
-from perfsim.evidence.convergence_score import validate_convergence
+from perfsim.evidence.cases import ConvergenceCase, read_cases
+from perfsim.evidence.score import validate_convergence
 
 CASES_FILE = Path(__file__).parents[2] / "studies" / "validation" / "convergence.yaml"
 
@@ -139,9 +140,9 @@ def test_bert_recipe_steps_defeat_extrapolation_and_the_band_says_so(
     assert fit.relative_error(16384.0) == pytest.approx(abs(error), abs=6e-3)
 
 
-def test_score_of_the_public_cases(cases: dict[str, dict[str, Any]]) -> None:
+def test_score_of_the_public_cases() -> None:
     """Without the expectation of B_crit: 4.3 and 16.1 %, and 7.4 and 20.9 % for the larger batch."""
-    result = validate_convergence(list(cases.values()))
+    result = validate_convergence(read_cases(CASES_FILE, ConvergenceCase).cases)
     single = result["summary"]
     larger = result["larger_batch"]
     baseline = result["baseline"]
@@ -158,11 +159,11 @@ def test_score_of_the_public_cases(cases: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize("expected", [0.0, 0.5])
 @pytest.mark.parametrize("error", [0.7, 1.0, 1.5])
 def test_the_score_does_not_hang_on_the_expected_critical_batch(
-    cases: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, expected: float, error: float
+    monkeypatch: pytest.MonkeyPatch, expected: float, error: float
 ) -> None:
     monkeypatch.setattr(critical_batch, "PRIOR_LOG", expected)
     monkeypatch.setattr(critical_batch, "PRIOR_ERROR_LOG", error)
-    result = validate_convergence(list(cases.values()))
+    result = validate_convergence(read_cases(CASES_FILE, ConvergenceCase).cases)
     assert result["summary"]["median_ape"] < 0.045
     assert result["larger_batch"]["p90_ape"] < 0.18
 
@@ -173,8 +174,8 @@ def test_measured_critical_batches_lie_where_they_are_expected(cases: dict[str, 
     assert max(ratios) < 3.1
 
 
-def test_only_fine_tuning_is_refused(cases: dict[str, dict[str, Any]]) -> None:
-    result = validate_convergence(list(cases.values()))
+def test_only_fine_tuning_is_refused() -> None:
+    result = validate_convergence(read_cases(CASES_FILE, ConvergenceCase).cases)
     assert {line["id"]: line["error"].partition(" refused")[0] for line in result["failed"]} == {
         "llama2_70b_lora_training_5.1.0": "5 of 5"
     }

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog, parse_file
-from perfsim.evidence.cases import CaseFile
-from perfsim.evidence.plans import public_cases
+from perfsim.evidence.cases import CaseFile, public_cases
 from perfsim.evidence.record import record_of
 from perfsim.prediction.bands import recorded_errors
 

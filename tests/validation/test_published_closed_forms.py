@@ -17,9 +17,9 @@ from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
-from perfsim.specs.hardware import Precision
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
+from perfsim.specs.precisions import Precision
 from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy

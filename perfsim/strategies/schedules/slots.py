@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Ints
 from perfsim.base.errors import DeadlockError
 
 Numbers = NDArray[Any]
@@ -51,11 +52,9 @@ class PassTimes(NamedTuple):
 
     @property
     def total_s(self) -> Numbers:
-        """Seconds of all passes."""
         return self.forward_s + self.backward_s + self.weights_s
 
-    def of(self, rows: NDArray[np.int64] | slice) -> PassTimes:
-        """The rows at these indices."""
+    def of(self, rows: Ints | slice) -> PassTimes:
         return PassTimes(*(np.asarray(part)[rows] for part in self))
 
 
@@ -138,7 +137,6 @@ class Placement:
 
     @property
     def num_stages(self) -> int:
-        """Number of virtual stages."""
         return self.pipeline * self.virtual
 
     @property

@@ -12,12 +12,13 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, update_products, updated_state_bytes
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import PRECISION_BYTES, TrainingRecipe
-from perfsim.work import EMBEDDING_AND_HEAD, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.recipe import TrainingRecipe
+from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.kernels import Kernel, elementwise
 from perfsim.work.layer import cast_bytes
 
@@ -74,12 +75,10 @@ class Replicas:
 
     @property
     def stream(self) -> str:
-        """The communication stream of the group."""
         return f"{self.device}/{DATA_STREAM}"
 
     @property
     def size(self) -> int:
-        """Number of replicas."""
         return self.ranks.size
 
     @property
@@ -89,7 +88,6 @@ class Replicas:
 
     @property
     def held(self) -> Held:
-        """All parameters of this rank."""
         return Held(self.num_parameters, 0.0 if self.apart is None else self.apart.num_parameters)
 
     @property
@@ -203,9 +201,13 @@ class Replicas:
 def _weight_casts(recipe: TrainingRecipe, num_parameters: float) -> tuple[Kernel, ...]:
     """The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too."""
     table = recipe.narrow_kernels
-    if table is None or PRECISION_BYTES[table.forward] >= recipe.element_bytes:
+    if table is None or PRECISIONS[table.forward].bytes >= recipe.element_bytes:
         return ()
     return (elementwise("weights.cast", num_parameters * cast_bytes(table.forward), launches=2),)
+
+
+WAIT = Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))
+"""No work: a stream waits for what it reads, such as the parameters of the next step."""
 
 
 def norm_work(peers: RankGroup | None = None) -> Work:
@@ -218,9 +220,7 @@ def norm_work(peers: RankGroup | None = None) -> Work:
     )
 
 
-def layers_per_bucket(
-    recipe: TrainingRecipe, layer_parameters: NDArray[np.float64], zero_stage: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def layers_per_bucket(recipe: TrainingRecipe, layer_parameters: Floats, zero_stage: Ints) -> Ints:
     """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and where the recipe has no buckets."""
     if recipe.runtime.grad_bucket is None:
         return np.ones_like(zero_stage)
@@ -237,7 +237,7 @@ def optimizer_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = No
     optimizer in fp32 first copies gradients of 16 bits, and does all but zeroing on the copy.
     """
     summed = main_grad_bytes(recipe)
-    used = max(summed, PRECISION_BYTES[recipe.optimizer_precision])
+    used = max(summed, PRECISIONS[recipe.optimizer_precision].bytes)
     copied = summed + used if used > summed else 0.0
     update = used + 2 * updated_state_bytes(recipe, model) + recipe.element_bytes
     return copied + update + 5 * used + summed
@@ -264,7 +264,7 @@ class Shards:
     def gather_forward(self, template: Template, done: list[int], block: int) -> list[int]:
         """All-gather the next layer, after the forward of the layer `IN_FLIGHT` before it."""
         after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
-        return self._gather(template, self.layers[len(done)], after, block)
+        return self.gather(template, self.layers[len(done)], after, block)
 
     def gather_backward(self, template: Template, layer: int, num_layers: int, block: int) -> list[int]:
         """All-gather one layer while the layer after it runs backward.
@@ -274,33 +274,20 @@ class Shards:
         """
         freed = 2 * num_layers - IN_FLIGHT - 1 - layer
         after: list[int] = [template.port(f"saved{freed}")] if 0 <= freed < num_layers else []
-        return self._gather(template, self.layers[layer], after, block)
+        return self.gather(template, self.layers[layer], after, block)
 
-    def gather_root(self, template: Template) -> list[int]:
-        """All-gather embedding and LM head."""
-        return self._gather(template, self.root, [], EMBEDDING_AND_HEAD)
+    def gather(self, template: Template, held: Held, after: list[int], block: int) -> list[int]:
+        """All-gather some parameters, of the rest even where there are next to none."""
+        replicas = self.replicas
+        apart = [] if replicas.apart is None else replicas.apart.gather_works(Held(held.apart))
+        works = [replicas.gather_work(held.rest), *apart]
+        return [template.task(work, replicas.stream, (), after, block=block).tensor for work in works]
 
-    def scatter_layer(self, template: Template, layer: int, gradient: int, block: int) -> int:
-        """Reduce-scatter one layer's gradient."""
-        return self._scatter(template, self.layers[layer], gradient, block)
+    def scatter(self, template: Template, held: Held, gradient: int, block: int) -> int:
+        """Reduce-scatter the gradient of some parameters.
 
-    def scatter_root(self, template: Template, gradient: int) -> int:
-        """Reduce-scatter the gradient of embedding and LM head."""
-        return self._scatter(template, self.root, gradient, EMBEDDING_AND_HEAD)
-
-    def gather_works(self, held: Held) -> list[Work]:
-        """The all-gathers of some parameters."""
-        apart = [] if self.replicas.apart is None else self.replicas.apart.gather_works(Held(held.apart))
-        return [self.replicas.gather_work(held.rest), *apart]
-
-    def _gather(self, template: Template, held: Held, after: list[int], block: int) -> list[int]:
-        stream = self.replicas.stream
-        return [
-            template.task(work, stream, (), after, block=block).tensor for work in self.gather_works(held)
-        ]
-
-    def _scatter(self, template: Template, held: Held, gradient: int, block: int) -> int:
-        """Sums over groups have a stream of their own, beside the gathers of the next layers."""
+        Sums over groups have a stream of their own, beside the gathers of the next layers.
+        """
         replicas = self.replicas
         apart = [] if replicas.apart is None else replicas.apart.reduce_works(Held(held.apart))
         for work in (replicas.reduce_work(held.rest), *apart):

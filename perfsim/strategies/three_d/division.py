@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.arrays import Ints
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.strategies.schedules import SCHEDULES, Schedule, schedule_called
 
@@ -24,9 +24,9 @@ class RankColumns(NamedTuple):
 
     rank: Ints
     layers: Ints
-    first: NDArray[np.bool_]
+    first: Bools
     """Whether the rank holds the embedding."""
-    last: NDArray[np.bool_]
+    last: Bools
     """Whether the rank holds LM head and loss."""
     number: Ints
     """How many ranks of the pipeline are like it."""
@@ -39,7 +39,7 @@ class RankColumns(NamedTuple):
         rank, layers, first, last, number, *kinds = np.array(rows, dtype=np.int64).T[:, None, :]
         return cls(rank, layers, first > 0, last > 0, number, tuple(kinds))
 
-    def sum_of(self, of_kinds: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sum_of(self, of_kinds: Floats) -> Floats:
         """What the layers of every rank add up to, given a layer of each kind in a column (rows, kinds)."""
         if not self.kinds:
             return np.asarray(self.layers * of_kinds)
@@ -69,7 +69,6 @@ class Division:
 
     @property
     def even(self) -> bool:
-        """Whether all virtual stages have as many layers."""
         return len(set(self.layers)) == 1
 
     @cached_property
@@ -79,7 +78,6 @@ class Division:
 
     @cached_property
     def last_rank(self) -> int:
-        """The rank with LM head and loss."""
         return self.row.placement(self.pipeline, self.virtual).last_rank
 
     @cached_property
@@ -169,7 +167,7 @@ def kind_numbers(model: TransformerConfig) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def chunk_peaks(division: Division, microbatches: int) -> NDArray[np.float64]:
+def chunk_peaks(division: Division, microbatches: int) -> Floats:
     """Layers in flight at the peak of every rank of an interleaved pipeline over those of equal chunks.
 
     Equal chunks hold micro-batches in flight times layers over chunks. Of unequal ones, the warm-up leaves
@@ -197,24 +195,21 @@ class Divisions:
 
     def __init__(self, divisions: Sequence[Division]) -> None:
         self.divisions = tuple(divisions)
-        self._of_schedules: dict[str, NDArray[np.bool_]] = {}
+        self._of_schedules: dict[str, Bools] = {}
 
     def __getitem__(self, row: int) -> Division:
         return self.divisions[row]
 
     @cached_property
     def pipeline(self) -> Ints:
-        """Pipeline ranks."""
         return np.array([division.pipeline for division in self.divisions])
 
     @cached_property
     def virtual(self) -> Ints:
-        """Chunks per rank."""
         return np.array([division.virtual for division in self.divisions])
 
     @cached_property
     def last_rank(self) -> Ints:
-        """The rank with LM head and loss."""
         return np.array([division.last_rank for division in self.divisions])
 
     @cached_property
@@ -224,11 +219,10 @@ class Divisions:
         return np.array([names.index(division.schedule) for division in self.divisions])
 
     @cached_property
-    def uneven(self) -> NDArray[np.bool_]:
-        """Whether it is interleaved and its chunks differ."""
+    def uneven(self) -> Bools:
         return np.array([division.row.in_groups and not division.even for division in self.divisions])
 
-    def of_schedules(self, name: str) -> NDArray[np.bool_]:
+    def of_schedules(self, name: str) -> Bools:
         """A property of every division's schedule, such as `tight`."""
         if name not in self._of_schedules:
             values = np.array([bool(getattr(schedule, name)) for schedule in SCHEDULES.values()])
@@ -241,7 +235,6 @@ class Divisions:
 
     @cached_property
     def sizes(self) -> Ints:
-        """Number of representative ranks."""
         return np.array([ranks.rank.size for ranks in self._representatives])
 
     @cached_property

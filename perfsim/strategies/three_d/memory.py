@@ -15,7 +15,6 @@ from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import (
@@ -125,7 +124,7 @@ def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
     return np.asarray(ranks.sum_of(sizes.layer) + ends)
 
 
-def recomputed_layers(columns: Columns, ranks: RankColumns) -> NDArray[np.int64]:
+def recomputed_layers(columns: Columns, ranks: RankColumns) -> Ints:
     """Layers of every rank that are recomputed, one in `recompute_every`."""
     every = columns.recompute_every[..., None]
     return np.where(columns.recompute[..., None] > 0, -(-ranks.layers // every), 0)

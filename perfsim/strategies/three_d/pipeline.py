@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from perfsim.costs.memory import routed_parameters, stage_parameters
 from perfsim.strategies.three_d.data import Held, Replicas, Shards
 from perfsim.strategies.three_d.halves import compute_work
-from perfsim.strategies.three_d.layer import Layer, WeightInputs
-from perfsim.strategies.three_d.tensor import EMBEDDED, FROM_HEAD, TensorGroup
+from perfsim.strategies.three_d.tensor import EMBEDDED, FROM_HEAD, Layer, TensorGroup, WeightInputs
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,
@@ -31,13 +31,13 @@ from perfsim.work import (
 from perfsim.work.builder import Port
 from perfsim.work.counts import head_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
-from perfsim.work.layer import embedding_kernels, head_kernels, padded_vocab_size
+from perfsim.work.layer import LayerPass, embedding_kernels, head_kernels, padded_vocab_size
 
 # A virtual stage: one model chunk on one pipeline rank, and its work outside layers.
 
 
 @lru_cache(maxsize=512)
-def held_by_layer(part: LayerSlice) -> Held:
+def _held_by_layer(part: LayerSlice) -> Held:
     """Parameters of a layer on one rank."""
     routed = routed_parameters(part)
     return Held(stage_parameters(part, 1, first=False, last=False) - routed, routed)
@@ -75,17 +75,16 @@ class VirtualStage:
 
     @property
     def num_layers(self) -> int:
-        """Number of its layers."""
         return len(self.layers)
 
     def held_by(self, layers: range) -> Held:
         """Parameters of some of its layers, by their indices in the stage."""
-        return sum((held_by_layer(self.layers[layer].group.part) for layer in layers), Held())
+        return sum((_held_by_layer(self.layers[layer].group.part) for layer in layers), Held())
 
     @property
     def largest_layer(self) -> float:
         """Parameters of its largest layer, by which buckets are filled."""
-        return max((held_by_layer(layer.group.part).rest for layer in self.layers), default=0.0)
+        return max((_held_by_layer(layer.group.part).rest for layer in self.layers), default=0.0)
 
     @property
     def embedding_and_head(self) -> Held:
@@ -99,48 +98,28 @@ class VirtualStage:
 
     @property
     def hidden(self) -> TensorClass:
-        """The hidden activation between layers."""
         return TensorClass("hidden", self.group.part.activation_bytes)
 
 
-def embedding_work(stage: VirtualStage) -> Work:
-    """Embedding lookup of one micro-batch."""
-    kernels = embedding_kernels(stage.group.part, "forward")
-    return compute_work("embedding.forward", "forward", kernels, (stage.hidden,))
+def embedding_work(stage: VirtualStage, which: Literal["forward", "backward"]) -> Work:
+    """The embedding lookup of one micro-batch, or the gradient of the word and position tables."""
+    made = stage.hidden if which == "forward" else TensorClass("table_gradient", 0.0)
+    return compute_work(f"embedding.{which}", which, embedding_kernels(stage.group.part, which), (made,))
 
 
-def embedding_backward_work(stage: VirtualStage) -> Work:
-    """Gradient of the word and position tables."""
-    kernels = embedding_kernels(stage.group.part, "backward")
-    return compute_work("embedding.backward", "backward", kernels, (TensorClass("table_gradient", 0.0),))
-
-
-def head_work(stage: VirtualStage) -> Work:
-    """LM head and loss."""
-    kernels = head_kernels(stage.group.part, stage.head_positions, "forward")
-    return compute_work("head.forward", "forward", kernels, (TensorClass("logits", 0.0),))
-
-
-def head_backward_work(stage: VirtualStage) -> Work:
-    """Backward of loss and LM head."""
-    kernels = head_kernels(stage.group.part, stage.head_positions, "backward")
-    return compute_work("head.backward", "backward", kernels, (stage.hidden,))
-
-
-def head_dgrad_work(stage: VirtualStage) -> Work:
-    """Input gradient of loss and LM head, with the inputs of its weight gradient."""
+def head_work(stage: VirtualStage, which: LayerPass) -> Work:
+    """LM head and loss in one pass; input gradients come with the inputs of the weight gradient."""
     part = stage.group.part
     positions = stage.head_positions
     kept = TensorClass("weight_inputs", head_weight_input_bytes(part, positions))
-    return compute_work(
-        "head.dgrad", "backward", head_kernels(part, positions, "dgrad"), (stage.hidden, kept)
-    )
-
-
-def head_wgrad_work(stage: VirtualStage) -> Work:
-    """Weight gradient of the LM head."""
-    kernels = head_kernels(stage.group.part, stage.head_positions, "wgrad")
-    return compute_work("head.wgrad", "backward", kernels, (TensorClass("weight_gradient", 0.0),))
+    made = {
+        "forward": (TensorClass("logits", 0.0),),
+        "backward": (stage.hidden,),
+        "dgrad": (stage.hidden, kept),
+        "wgrad": (TensorClass("weight_gradient", 0.0),),
+    }[which]
+    category = "forward" if which == "forward" else "backward"
+    return compute_work(f"head.{which}", category, head_kernels(part, positions, which), made)
 
 
 def _hand_on_work(stage: VirtualStage) -> Work:
@@ -202,11 +181,12 @@ def forward_template(
     """
     template = builder.template()
     group = stage.group
-    root = stage.shards.gather_root(template) if stage.shards else []
+    shards = stage.shards
+    root = shards.gather(template, shards.root, [], EMBEDDING_AND_HEAD) if shards else []
     arrived = _gathers(template, stage, gathered) if gathered else {}
     root += arrived.pop(EMBEDDING_AND_HEAD, [])
     if stage.first:
-        hidden = template.task(embedding_work(stage), group.compute, root, block=EMBEDDING).tensor
+        hidden = template.task(embedding_work(stage, "forward"), group.compute, root, block=EMBEDDING).tensor
         hidden = group.all_reduce(template, hidden, EMBEDDED)
     else:
         hidden = _receive(template, stage, "activation")
@@ -215,15 +195,15 @@ def forward_template(
     for number, layer in enumerate(stage.layers):
         block = stage.first_layer + number
         weights = arrived.get(block, [])
-        if stage.shards:
-            weights = stage.shards.gather_forward(template, done, block)
+        if shards:
+            weights = shards.gather_forward(template, done, block)
         if layer.attention.part.kind.mtp and not stage.first:
             weights = [*weights, *root]  # its own loss is behind the LM head
         hidden, saved = layer.forward(template, hidden, weights, block=block)
         template.output(f"saved{number}", saved)
         done.append(hidden)
     if stage.last:
-        logits = template.task(head_work(stage), group.compute, [hidden, *root], block=HEAD).tensor
+        logits = template.task(head_work(stage, "forward"), group.compute, [hidden, *root], block=HEAD).tensor
         template.output("logits", group.all_reduce(template, logits, n_bytes=softmax_sum_bytes(stage)))
     else:
         _send(template, stage, "activation", hidden)
@@ -335,37 +315,16 @@ def backward_template(
     """Backward of one micro-batch through one virtual stage, including weight gradients."""
     template = builder.template()
     group = stage.group
+    shards = stage.shards
+    count = stage.num_layers
     if stage.last:
         logits = [template.port("logits")]
         room = reduction.room_of_embedding_and_head(template) if reduction else []
-        gradient = template.task(head_backward_work(stage), group.compute, logits, room, block=HEAD).tensor
+        gradient = template.task(head_work(stage, "backward"), group.compute, logits, room, block=HEAD).tensor
         gradient = group.all_reduce(template, gradient, FROM_HEAD)
     else:
         gradient = _receive(template, stage, "gradient")
     gradient = _begin(template, stage, gradient)
-    gradient, reduced = _backward_layers(template, stage, gradient, reduction)
-    if stage.first:
-        table = embedding_backward_work(stage)
-        room = reduction.room_of_embedding_and_head(template) if reduction else []
-        gradient = template.task(table, group.compute, [gradient], room, block=EMBEDDING).tensor
-    if not stage.empty:
-        template.output("weight_gradients", gradient)
-    if reduction is not None:
-        reduction.emit_embedding_and_head(template, gradient)
-        reduction.leave(template, reduced)
-    if stage.shards:
-        template.output("weight_gradients", stage.shards.scatter_root(template, gradient))
-    if not stage.first:
-        _send(template, stage, "gradient", gradient)
-    return template
-
-
-def _backward_layers(
-    template: Template, stage: VirtualStage, gradient: int, reduction: Reduction | None
-) -> tuple[int, list[int]]:
-    """The layers of a stage backward; returns the gradient of its input, and the reduced gradients."""
-    shards = stage.shards
-    count = stage.num_layers
     gradients: list[int] = []
     reduced: list[int] = []
     block = stage.first_layer + count - 1
@@ -385,8 +344,37 @@ def _backward_layers(
             gradients.append(gradient)
             reduced += reduction.emit_bucket(template, stage, gradients)
         if shards:
-            template.output(f"reduced{layer}", shards.scatter_layer(template, layer, gradient, block))
-    return gradient, reduced
+            template.output(
+                f"reduced{layer}", shards.scatter(template, shards.layers[layer], gradient, block)
+            )
+    gradient = _complete(template, stage, gradient, [gradient], reduction, reduced)
+    if shards:
+        scattered = shards.scatter(template, shards.root, gradient, EMBEDDING_AND_HEAD)
+        template.output("weight_gradients", scattered)
+    if not stage.first:
+        _send(template, stage, "gradient", gradient)
+    return template
+
+
+def _complete(
+    template: Template,
+    stage: VirtualStage,
+    gradient: int,
+    inputs: Sequence[int],
+    reduction: Reduction | None,
+    reduced: list[int],
+) -> int:
+    """End the pass with all weight gradients: that of the embedding from its `inputs`, and the reductions."""
+    if stage.first:
+        room = reduction.room_of_embedding_and_head(template) if reduction else []
+        table = embedding_work(stage, "backward")
+        gradient = template.task(table, stage.group.compute, inputs, room, block=EMBEDDING).tensor
+    if not stage.empty:
+        template.output("weight_gradients", gradient)
+        if reduction is not None:
+            reduction.emit_embedding_and_head(template, gradient)
+            reduction.leave(template, reduced)
+    return gradient
 
 
 def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
@@ -395,7 +383,7 @@ def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     group = stage.group
     if stage.last:
         logits = [template.port("logits")]
-        head = template.task(head_dgrad_work(stage), group.compute, logits, block=HEAD).tensor
+        head = template.task(head_work(stage, "dgrad"), group.compute, logits, block=HEAD).tensor
         template.output("head_inputs", head + 1)
         gradient = group.all_reduce(template, head, FROM_HEAD)
         if group.ranks.size > 1:
@@ -430,7 +418,7 @@ def wgrad_template(
             inputs_of_head.append(template.port("head_sum"))
         room = reduction.room_of_embedding_and_head(template) if reduction else []
         gradient = template.task(
-            head_wgrad_work(stage), group.compute, inputs_of_head, room, block=HEAD
+            head_work(stage, "wgrad"), group.compute, inputs_of_head, room, block=HEAD
         ).tensor
     gradients: list[int] = []
     reduced: list[int] = []
@@ -443,16 +431,8 @@ def wgrad_template(
         if reduction is not None:
             gradients.append(gradient)
             reduced += reduction.emit_bucket(template, stage, gradients)
-    if stage.first:
-        inputs_of_table = [template.port("embedding_inputs")]
-        table = embedding_backward_work(stage)
-        room = reduction.room_of_embedding_and_head(template) if reduction else []
-        gradient = template.task(table, group.compute, inputs_of_table, room, block=EMBEDDING).tensor
-    if not stage.empty:
-        template.output("weight_gradients", gradient)
-        if reduction is not None:
-            reduction.emit_embedding_and_head(template, gradient)
-            reduction.leave(template, reduced)
+    inputs_of_table = [template.port("embedding_inputs")] if stage.first else []
+    _complete(template, stage, gradient, inputs_of_table, reduction, reduced)
     return template
 
 

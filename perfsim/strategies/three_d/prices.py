@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
@@ -30,15 +29,10 @@ from perfsim.strategies.three_d.expert import (
     shared_work,
 )
 from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.layer import Layer
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
 from perfsim.strategies.three_d.pipeline import (
     VirtualStage,
-    embedding_backward_work,
     embedding_work,
-    head_backward_work,
-    head_dgrad_work,
-    head_wgrad_work,
     head_work,
     pass_work,
     softmax_sum_bytes,
@@ -47,7 +41,7 @@ from perfsim.strategies.three_d.pipeline import (
 )
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.stages import experts_of, group_of, layer_of
-from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between
+from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, Layer
 from perfsim.work import RankGroup, Work
 
 # The works that add up to prices, in components: each is written once for all layouts that agree in it.
@@ -69,9 +63,7 @@ class Terms:
         self._shape = len(fields), rows
         self._components: list[tuple[Ints, int, Ints, Ints]] = []
 
-    def add(
-        self, keys: Sequence[Ints], terms: Callable[..., Named], where: NDArray[np.bool_] | None = None
-    ) -> None:
+    def add(self, keys: Sequence[Ints], terms: Callable[..., Named], where: Bools | None = None) -> None:
         """Works that depend on some keys, of shape (rows,) each; only in the rows of `where`."""
         rows = np.arange(self._shape[1]) if where is None else np.flatnonzero(where)
         if not len(rows):
@@ -106,72 +98,44 @@ class Terms:
 
 
 # ------------------------------------------------------------------------------------------- layers
-@lru_cache(maxsize=4096)
-def attention_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Attention forward and backward with the sums of the tensor group, and in a ring of context ranks.
+Run = Literal["whole", "split", "selective", "full"]
+"""What is run of a layer: whole passes, a split backward, or what a recompute mode repeats."""
 
-    These are of `tensor` to `exchange` of `Degrees`, as in the following functions.
+
+@lru_cache(maxsize=16384)
+def _half_terms(
+    job: Job, kind: LayerKind, half: Literal["attention", "mlp"], run: Run, *degrees: int
+) -> Named:
+    """A half of a layer, by `tensor` to `exchange` of `Degrees`; of a layer with experts its attention.
+
+    Attention comes with the sums of the tensor group, and in a ring of context ranks. Selective recompute is
+    that of both halves; of experts it repeats nothing.
     """
-    layer = _layer(job, kind, degrees)
-    forward, backward = (layer.attention.works(which) for which in ("forward", "backward"))
+    mode = run if run in ("selective", "full") else "none"
+    layer = layer_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False), mode)
+    part = layer.attention if half == "attention" else layer.mlp
+
+    def sums(between: Sequence[Between]) -> tuple[Work, ...]:
+        return _sums(layer, kind, between) if half == "attention" else ()
+
+    if run == "whole":
+        return {
+            "forward": (*part.works("forward"), *sums(FORWARD)),
+            "backward": (*part.works("backward"), *sums(BACKWARD)),
+            **ring_terms(part),
+        }
+    if run == "split":
+        return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
+    again = part.works("recompute")
+    if run == "selective":
+        both = not kind.experts and layer.mlp.repeats
+        return {"core": (*again, *layer.mlp.works("recompute"), *sums(FORWARD)) if both else again}
+    # An MLP is repeated whole, or up to the last tensor that the backward reads.
+    stopped = replace(part, part=replace(part.part, recompute_stops_early=True))
     return {
-        "forward": (*forward, *_sums(layer, kind, FORWARD)),
-        "backward": (*backward, *_sums(layer, kind, BACKWARD)),
-        **ring_terms(layer.attention)._asdict(),
+        "layer": (*again, *sums(FORWARD)),
+        "layer_early": (*stopped.works("recompute"), *sums(FORWARD)),
     }
-
-
-@lru_cache(maxsize=4096)
-def attention_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Attention where weight gradients are a pass of their own."""
-    layer = _layer(job, kind, degrees)
-    inputs, weights = (layer.attention.works(which) for which in ("dgrad", "wgrad"))
-    return {"inputs": (*inputs, *_sums(layer, kind, BACKWARD)), "weights": weights}
-
-
-@lru_cache(maxsize=4096)
-def attention_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Attention that full recompute repeats."""
-    layer = _layer(job, kind, degrees, "full")
-    works = (*layer.attention.works("recompute"), *_sums(layer, kind, FORWARD))
-    return {"layer": works, "layer_early": works}
-
-
-@lru_cache(maxsize=4096)
-def core_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """What selective recompute repeats, which is nothing of experts."""
-    layer = _layer(job, kind, degrees, "selective")
-    core = layer.attention.works("recompute")
-    if kind.experts or not layer.mlp.repeats:
-        return {"core": core}
-    return {"core": (*core, *layer.mlp.works("recompute"), *_sums(layer, kind, FORWARD))}
-
-
-@lru_cache(maxsize=4096)
-def mlp_passes(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The MLP forward and backward."""
-    mlp = _layer(job, kind, degrees).mlp
-    return {"forward": mlp.works("forward"), "backward": mlp.works("backward")}
-
-
-@lru_cache(maxsize=4096)
-def mlp_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The MLP where weight gradients are a pass of their own."""
-    mlp = _layer(job, kind, degrees).mlp
-    return {"inputs": mlp.works("dgrad"), "weights": mlp.works("wgrad")}
-
-
-@lru_cache(maxsize=4096)
-def mlp_redone(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The MLP that full recompute repeats, whole and up to the last tensor that the backward reads."""
-    mlp = _layer(job, kind, degrees, "full").mlp
-    stopped = replace(mlp, part=replace(mlp.part, recompute_stops_early=True))
-    return {"layer": mlp.works("recompute"), "layer_early": stopped.works("recompute")}
-
-
-def _layer(job: Job, kind: LayerKind, degrees: Sequence[int], mode: str = "none") -> Layer:
-    """A layer of one kind; of one with experts, its attention."""
-    return layer_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False), mode)
 
 
 def _sums(layer: Layer, kind: LayerKind, between: Sequence[Between]) -> tuple[Work, ...]:
@@ -203,7 +167,7 @@ def _routed_keys(columns: Columns) -> tuple[Ints, Ints]:
 
 
 @lru_cache(maxsize=4096)
-def router_terms(job: Job, which: Which, sequences: int, ranks: int) -> Named:
+def _router_terms(job: Job, which: Which, sequences: int, ranks: int) -> Named:
     """The begin and the end of a block with experts, and the wait of the host."""
     group = _experts(job, sequences, ranks)
     begin, end = router_works(group.part, which)
@@ -212,21 +176,21 @@ def router_terms(job: Job, which: Which, sequences: int, ranks: int) -> Named:
 
 
 @lru_cache(maxsize=4096)
-def shared_terms(job: Job, which: Which, *degrees: int) -> Named:
+def _shared_terms(job: Job, which: Which, *degrees: int) -> Named:
     """Shared experts, by `tensor` to `context` of `Degrees`."""
     work = shared_work(slice_of(job, Degrees(*degrees).layout, EXPERTS), which)
     return {} if work is None else dict.fromkeys((*PRICES[which], *HOSTED.get(which, ())), (work,))
 
 
 @lru_cache(maxsize=16384)
-def routed_terms(job: Job, which: Which, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
+def _routed_terms(job: Job, which: Which, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
     """Routed experts on the rows that arrive."""
     work = experts_work(_experts(job, sequences, ranks, expert, shared_by).part, which)
     return dict.fromkeys((*PRICES[which], *HOSTED.get(which, ())), (work,))
 
 
 @lru_cache(maxsize=4096)
-def row_terms(job: Job, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
+def _row_terms(job: Job, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
     """The way of rows to experts and back, in every pass."""
     group = _experts(job, sequences, ranks, expert, shared_by)
     names = (name for table in (PRICES, HOSTED) for names in table.values() for name in names)
@@ -234,7 +198,7 @@ def row_terms(job: Job, sequences: int, ranks: int, expert: int, shared_by: int)
 
 
 @lru_cache(maxsize=16384)
-def weights_terms(job: Job, kind: LayerKind, *degrees: int) -> Named:
+def _weights_terms(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """Weight gradients of a block with experts where they are a pass of their own, by all degrees."""
     return {"weights": (expert_weights_work(slice_of(job, Degrees(*degrees).layout, kind)),)}
 
@@ -247,29 +211,32 @@ def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: i
 
 # ------------------------------------------------------------------------------------------- ends
 @lru_cache(maxsize=4096)
-def end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
+def _end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """Embedding, LM head and what a received tensor needs, by `tensor` to `context` of `Degrees`."""
     stage = _stage(job, kind, degrees)
     group = stage.group
     return {
-        "embedding_forward": (embedding_work(stage), *group.all_reduce_works(EMBEDDED)),
-        "embedding_backward": (embedding_backward_work(stage),),
-        "head_forward": (head_work(stage), *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage))),
-        "head_backward": (head_backward_work(stage), *group.all_reduce_works(FROM_HEAD)),
+        "embedding_forward": (embedding_work(stage, "forward"), *group.all_reduce_works(EMBEDDED)),
+        "embedding_backward": (embedding_work(stage, "backward"),),
+        "head_forward": (
+            head_work(stage, "forward"),
+            *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage)),
+        ),
+        "head_backward": (head_work(stage, "backward"), *group.all_reduce_works(FROM_HEAD)),
         "receive": group.all_gather_works(),
     }
 
 
 @lru_cache(maxsize=4096)
-def head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
+def _head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """The LM head where weight gradients are a pass of their own."""
     stage = _stage(job, kind, degrees)
-    inputs = (head_dgrad_work(stage), *stage.group.all_reduce_works(FROM_HEAD))
-    return {"head_inputs": inputs, "head_weights": (head_wgrad_work(stage),)}
+    inputs = (head_work(stage, "dgrad"), *stage.group.all_reduce_works(FROM_HEAD))
+    return {"head_inputs": inputs, "head_weights": (head_work(stage, "wgrad"),)}
 
 
 @lru_cache(maxsize=4096)
-def send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
+def _send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
     """Messages between pipeline ranks; `node` is 0 where all devices are in one."""
     stage = _stage(job, kind, degrees)
     framework = job.runtime.framework
@@ -291,8 +258,6 @@ def _stage(job: Job, kind: LayerKind, degrees: Sequence[int]) -> VirtualStage:
 #
 # Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend on
 # few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage need.
-
-Booleans = NDArray[np.bool_]
 
 
 class PassPrices(NamedTuple):
@@ -382,11 +347,11 @@ class Slices(NamedTuple):
     """A layout with every share."""
     of_row: Ints
     """The share of every layout."""
-    splits: Booleans
+    splits: Bools
     """Its weight gradients are a pass of their own."""
-    selective: Booleans
-    full: Booleans
-    sends: Booleans
+    selective: Bools
+    full: Bools
+    sends: Bools
     """It has a pipeline; one device alone has no peer to send to."""
 
 
@@ -394,7 +359,7 @@ def slices_of(columns: Columns) -> Slices:
     """The distinct shares of a layer among some layouts."""
     first, of_row = distinct_rows(columns.slice_keys)
 
-    def occurs(rows: Booleans) -> Booleans:
+    def occurs(rows: Bools) -> Bools:
         return np.bincount(of_row[rows], minlength=len(first)) > 0
 
     return Slices(
@@ -502,41 +467,41 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
     base = Job(job.model, job.recipe, 1)
     works = Terms(LayerPrices._fields, len(columns))
     every = columns.slice_keys
-    attention = every[:5]
-    works.add(attention, partial(attention_passes, base, kind))
-    works.add(attention, partial(attention_split, base, kind), slices.splits)
-    works.add(attention, partial(core_redone, base, kind), slices.selective)
-    works.add(attention, partial(attention_redone, base, kind), slices.full)
+    runs: dict[Run, Bools | None] = {
+        "whole": None,
+        "split": slices.splits,
+        "selective": slices.selective,
+        "full": slices.full,
+    }
+    for run, where in runs.items():
+        works.add(every[:5], partial(_half_terms, base, kind, "attention", run), where)
+        if not kind.experts and run != "selective":
+            works.add(every[:4], partial(_half_terms, base, kind, "mlp", run), where)
     if not kind.experts:
-        mlp = every[:4]
-        works.add(mlp, partial(mlp_passes, base, kind))
-        works.add(mlp, partial(mlp_split, base, kind), slices.splits)
-        works.add(mlp, partial(mlp_redone, base, kind), slices.full)
         return works
     routed = _routed_keys(columns)
     divided = (columns.expert, columns.expert_tensor)
     occurs = {"dgrad": slices.splits, "recompute": slices.full}
     for which in PRICES:
         where = occurs.get(which)
-        works.add(routed, partial(router_terms, base, which), where)
-        works.add(every[:4], partial(shared_terms, base, which), where)
-        works.add((*routed, *divided), partial(routed_terms, base, which), where)
-    works.add((*routed, *divided), partial(row_terms, base))
-    works.add(every, partial(weights_terms, base, kind), slices.splits)
+        works.add(routed, partial(_router_terms, base, which), where)
+        works.add(every[:4], partial(_shared_terms, base, which), where)
+        works.add((*routed, *divided), partial(_routed_terms, base, which), where)
+    works.add((*routed, *divided), partial(_row_terms, base))
+    works.add(every, partial(_weights_terms, base, kind), slices.splits)
     return works
 
 
 def _end_terms(job: Job, slices: Slices, topology: FatTree) -> Terms:
-    """The works of `EndPrices`."""
     columns = slices.columns
     base = Job(job.model, job.recipe, 1)
     node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
     works = Terms(EndPrices._fields, len(columns))
     keys = columns.slice_keys[:4]
     kind = kinds_of(job.model)[-1]
-    works.add(keys, partial(end_works, base, kind))
-    works.add(keys, partial(head_split, base, kind), slices.splits)
-    works.add(keys, partial(send_terms, base, kind, node), slices.sends)
+    works.add(keys, partial(_end_works, base, kind))
+    works.add(keys, partial(_head_split, base, kind), slices.splits)
+    works.add(keys, partial(_send_terms, base, kind, node), slices.sends)
     return works
 
 
@@ -611,7 +576,7 @@ def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
     return Largest(layers[of_row], first[of_row], last[of_row], chunk[of_row], bucket)
 
 
-class Shapes(NamedTuple):
+class _Shapes(NamedTuple):
     """Parameters of one rank: the mean layer without experts, embedding, LM head, and both of these."""
 
     layer: float
@@ -654,17 +619,17 @@ def data_prices(
     share = Counter(kind_numbers(job.model)) or Counter([0])
     weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
     shapes = {
-        (int(columns.tensor[row]), int(keys[-1][row])): Shapes(
+        (int(columns.tensor[row]), int(keys[-1][row])): _Shapes(
             *(
                 float(getattr(sizes, name)[row] @ (weight if name in OF_LAYERS else ONE))
-                for name in Shapes._fields
+                for name in _Shapes._fields
             )
         )
         for row in of_degrees.tolist()
     }
 
     def works_of(*key: int) -> Named:
-        works = _data_terms(base, shapes[key[0], key[-1]], ReplicaKey(*key))
+        works = _data_terms(base, shapes[key[0], key[-1]], _ReplicaKey(*key))
         return dict(zip(DataPrices._fields, works, strict=True))
 
     terms = Terms(DataPrices._fields, len(columns))
@@ -680,7 +645,7 @@ def straddling_stage(columns: Columns, node: int) -> Ints:
     return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
 
 
-class ReplicaKey(NamedTuple):
+class _ReplicaKey(NamedTuple):
     """What determines the communication over the replicas of one rank."""
 
     tensor: int
@@ -705,8 +670,7 @@ class ReplicaKey(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[Work]]:
-    """The works of `DataPrices` for the replicas of one rank."""
+def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Sequence[Sequence[Work]]:
     zero = key.zero
     data = key.data
     first = shapes.embedding
@@ -757,7 +721,7 @@ def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[
     )
 
 
-def _tie_works(job: Job, replicas: Replicas, key: ReplicaKey) -> list[Work]:
+def _tie_works(job: Job, replicas: Replicas, key: _ReplicaKey) -> list[Work]:
     """The sum of a tied embedding's gradient over the first and the last stage, if these are apart."""
     if not key.last_rank or not job.model.tied_embeddings:
         return []

@@ -1,226 +1,49 @@
 """3D parallelism: tensor, context, pipeline, data and expert parallelism composed, as Megatron composes them.
 
 Ranks: tensor innermost, then context, then data, then pipeline. The graph is folded to one tensor peer of one
-replica for each pipeline rank (`graph.symmetry`). The plain strategies `data`, `tensor`, `pipeline` and
+replica for each pipeline rank (`work.unfold`). The plain strategies `data`, `tensor`, `pipeline` and
 `zero3` are this strategy with some degrees fixed at 1.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
-from perfsim.costs.memory import MemoryUse, reduced_grad_bytes
+from perfsim.base.arrays import Floats
+from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, Problem
+from perfsim.base.sizes import MOST_DEVICES
+from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.recipe import Job
-from perfsim.strategies.plan import check_runs_on
-from perfsim.strategies.schedules import Pass, merged_order, schedule, schedule_called
-from perfsim.strategies.screening import MEMORY, Screening
-from perfsim.strategies.stamping import Index, Passes, pipeline_slots
+from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
+from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
-from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, norm_work
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
+from perfsim.strategies.three_d.division import divided
+from perfsim.strategies.three_d.emission import StepWriter
 from perfsim.strategies.three_d.halves import routing_notes
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
 from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
-from perfsim.strategies.three_d.nearest_fit import nearest_fit
-from perfsim.strategies.three_d.offload import emit_offloaded
-from perfsim.strategies.three_d.offload_space import (
+from perfsim.strategies.three_d.offload import (
     Places,
+    emit_offloaded,
     estimate_offloaded_s,
     offloaded_layouts,
     offloaded_memory,
     offloaded_screening,
     tried_places,
 )
-from perfsim.strategies.three_d.pipeline import (
-    Reduction,
-    VirtualStage,
-    backward_template,
-    dgrad_template,
-    forward_template,
-    tied_embedding_work,
-    wgrad_template,
-)
 from perfsim.strategies.three_d.space import Space, columns_of, indivisible_degrees, layout_space
-from perfsim.strategies.three_d.stages import ThreeDPlan, placement_of, stages_of
+from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.work import (
-    EMBEDDING_AND_HEAD,
-    WHOLE_DEVICE,
     GraphBuilder,
-    Kind,
-    RankGroup,
-    Template,
-    TensorClass,
-    Work,
 )
-from perfsim.work.builder import Stamped
-
-# Writes the optimizer steps of a 3D plan: all slots of the schedule, gradient reduction, update.
-
-SKEWED_STEPS = 2
-"""Steps for skewed schedules; the second step is the steady state, where the skew costs nothing."""
-
-
-class StepWriter:
-    """Writes a plan as a graph."""
-
-    def __init__(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
-        self.plan = plan
-        self.builder = builder
-        self.schedule = schedule_called(plan.layout.schedule)
-        self.placement = placement_of(plan.layout)
-        self.stages = stages_of(plan.job, plan.layout)
-        self.sharded = plan.layout.zero_stage == SHARDED
-        self.scattered = self.stages.replicas[0].shards_gradients
-        overlaps = plan.job.runtime.overlap_grad_reduce and not self.sharded
-        self.overlap = overlaps and plan.layout.replicas > 1
-        self.gathers_ahead = self.stages.replicas[0].gathers_ahead
-        self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
-
-    def write(self) -> None:
-        """Write all steps."""
-        layout = self.plan.layout
-        microbatches = self.plan.num_microbatches
-        orders = schedule(layout.schedule, layout.pipeline, layout.virtual_pipeline, microbatches)
-        merged = merged_order(orders, self.placement)
-        passes = self._passes()
-        slots, index = pipeline_slots(merged, self.placement, passes, microbatches)
-        self.builder.fold(layout.width)
-        steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.skewed else 1)
-        for step in range(steps):
-            stamped = self.builder.stamp(passes.templates, slots)
-            gradients = [self._reduce(rank, stamped, index) for rank in range(layout.pipeline)]
-            self._tie(gradients)
-            self._update(gradients, final=step == steps - 1)
-            self.builder.end_step()
-
-    def _passes(self) -> Passes:
-        """The templates of all passes; the last pass reduces gradients where reductions overlap."""
-        stages = self.stages.virtual
-        usual: dict[Pass, list[Template]] = {"F": [forward_template(self.builder, stage) for stage in stages]}
-        if self.schedule.splits_backward:
-            usual["B"] = [dgrad_template(self.builder, stage) for stage in stages]
-        usual[self.last_pass] = self._last_passes(reduces=self.scattered, follows=self.scattered)
-        special: dict[Pass, list[Template]] = {}
-        if self.gathers_ahead:
-            special["F"] = [
-                forward_template(self.builder, stage, self.stages.replicas[stage.rank]) for stage in stages
-            ]
-        if self.overlap:
-            special[self.last_pass] = self._last_passes(reduces=True)
-        return Passes(usual, special, self.scattered and self.overlap)
-
-    def _last_passes(self, *, reduces: bool, follows: bool = False) -> list[Template]:
-        """The pass that completes the weight gradients, for every virtual stage."""
-        write = wgrad_template if self.schedule.splits_backward else backward_template
-        return [
-            write(self.builder, stage, self._reduction(stage, follows and self.overlap) if reduces else None)
-            for stage in self.stages.virtual
-        ]
-
-    def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
-        replicas = self.stages.replicas[stage.rank]
-
-        def of_layers(layers: range) -> list[Work]:
-            return replicas.reduce_works(stage.held_by(layers))
-
-        if not self.scattered:
-            per_bucket = replicas.layers_per_bucket(stage.largest_layer)
-            return Reduction(of_layers, replicas.stream, per_bucket=per_bucket)
-        stream = replicas.stream if self.overlap else stage.group.compute
-        of_embedding_and_head = replicas.reduce_works(stage.embedding_and_head)
-        return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
-
-    def _reduce(self, rank: int, stamped: Stamped, index: Index) -> list[int]:
-        """Reduce the remaining gradients of a rank after its last micro-batch."""
-        replicas = self.stages.replicas[rank]
-        final = self.plan.num_microbatches - 1
-        done = []
-        rest = replicas.held
-        for stage in self.stages.of_rank(rank):
-            if stage.empty:
-                continue
-            slot = index.slot(self.last_pass, stage.number, final)
-            done.append(stamped.tensor(slot, "weight_gradients"))
-            if self.overlap or self.sharded or self.scattered:
-                reduced = [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
-                done += dict.fromkeys(reduced)
-                rest -= stage.held_by(range(stage.num_layers))
-            if self.scattered and (stage.first or stage.last):
-                done.append(stamped.tensor(slot, "reduced_embedding_and_head"))
-        if self.sharded or self.scattered:
-            return done
-        block = EMBEDDING_AND_HEAD if self.overlap else WHOLE_DEVICE
-        for work in replicas.reduce_works(rest):
-            done = [self.builder.task(work, replicas.stream, done, block=block).tensor]
-        return done
-
-    def _tie(self, gradients: list[list[int]]) -> None:
-        """Sum the gradient of a tied embedding over the first and last stage, which both wait for it."""
-        layout = self.plan.layout
-        last = self.placement.last_rank
-        if last == 0 or not self.plan.job.model.tied_embeddings:
-            return
-        ends = RankGroup(0, last * layout.width, 2)
-        group = self.stages.virtual[0].group
-        replicas = self.stages.replicas[0]
-        grad_bytes = reduced_grad_bytes(self.plan.job.recipe) / replicas.gradient_shards
-        reads = gradients[0] + gradients[last]
-        work = tied_embedding_work(group, ends, grad_bytes)
-        stream = f"{group.device}/send-previous"
-        summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
-        gradients[0], gradients[last] = [summed], [summed]
-
-    def _norm(self, gradients: list[list[int]]) -> list[int]:
-        """The norm of all gradients: summed over the ranks that hold others, then over pipeline ranks.
-
-        A single rank, or replicas with whole gradients, compute it alone, in the optimizer. Under a skewed
-        schedule the norm is checked after the update [2401.10241 section 4].
-        """
-        layout = self.plan.layout
-        stages = self.stages
-        peers = math.lcm(*(replicas.holders for replicas in stages.replicas))
-        if self.schedule.skewed or peers * layout.pipeline == 1:
-            return []
-        norms = []
-        for replicas, own in zip(stages.replicas, gradients, strict=True):
-            work = norm_work(RankGroup(replicas.ranks.start, 1, peers) if peers > 1 else None)
-            norms.append(self.builder.task(work, replicas.stream, own).tensor)
-        if layout.pipeline == 1:
-            return norms
-        return [self.builder.task(norm_work(), f"{stages.replicas[0].device}/send-previous", norms).tensor]
-
-    def _update(self, gradients: list[list[int]], *, final: bool) -> None:
-        """Update the parameters of every rank with clipped gradients, and all-gather them under ZeRO."""
-        norm = self._norm(gradients)
-        for replicas, own in zip(self.stages.replicas, gradients, strict=True):
-            compute = f"{replicas.device}/compute"
-            updated = self.builder.task(replicas.optimizer_work(), compute, [*own, *norm]).tensor
-            if self.gathers_ahead:
-                if not final:  # the next step's gathers wait for the update
-                    self.builder.task(_wait_work(), replicas.stream, [updated])
-            elif (
-                replicas.zero_stage and not self.sharded and (gathers := replicas.gather_works(replicas.held))
-            ):
-                for gather in gathers:
-                    updated = self.builder.task(gather, replicas.stream, [updated]).tensor
-                if not final:  # the next step's kernels wait for the parameters
-                    self.builder.task(_wait_work(), compute, [updated])
-            if self.sharded and not final:  # the next step's gathers wait too
-                self.builder.task(_wait_work(), replicas.stream, [updated])
-
-
-def _wait_work() -> Work:
-    """No work: the stream waits for what it reads."""
-    return Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))
-
 
 GIB = 2.0**30
 
@@ -230,7 +53,7 @@ class ThreeD:
     """The strategy `3d`, or a plain strategy with some degrees fixed at 1."""
 
     name: str = "3d"
-    free_degrees: tuple[str, ...] = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
+    free_degrees: tuple[str, ...] = tuple(name for name, axis in AXES.items() if axis.degree)
     summary: str = "tensor, context, pipeline, data and expert parallelism composed (Megatron)"
     system_kind: str = "gpu-cluster"
     zero_stage: int | None = None
@@ -249,7 +72,6 @@ class ThreeD:
             yield from offloaded_layouts(job, topology, columns)
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
-        """Memory and closed-form step time of all layouts, as arrays."""
         space = self.space(job, topology)
         share = _memory_share(job, space, topology)
         if self._may_share_sequences(job) and not (share <= 1.0).any():
@@ -305,7 +127,7 @@ class ThreeD:
             worst.total_bytes / worst.capacity_bytes,
             f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
             f"{worst.capacity_bytes / GIB:.0f} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB)",
-            lambda: nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
+            lambda: _nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
         )
 
     def emit(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
@@ -316,7 +138,6 @@ class ThreeD:
             StepWriter(plan, builder).write()
 
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
-        """Closed form of the step time, for screening."""
         columns = columns_of(plan.job, plan.layout)
         if plan.layout.offloads:
             places = Places.of(plan.layout)
@@ -324,7 +145,170 @@ class ThreeD:
         return float(estimate_steps_s(plan.job, columns, plan.topology, costs)[0])
 
 
-def _memory_share(job: Job, space: Space, topology: FatTree) -> NDArray[np.float64]:
+def _memory_share(job: Job, space: Space, topology: FatTree) -> Floats:
     """Share of its memory that the fullest device uses, of every layout."""
     peaks = (peak_bytes(job, grid, topology.system)[grid.all_legal()] for grid in space.grids)
     return np.concatenate([np.zeros(0), *peaks]) / topology.system.device.memory.capacity
+
+
+# The nearest change with which a layout fits in memory, found by trying.
+#
+# The order is: settings that reduce the largest part of the memory, then every other single setting; another
+# expert degree; a larger degree in place of replicas, alone or with one setting; offload to the host; last, a
+# larger degree on more devices. A layout that offloads already is first tried with more offload. Only layouts
+# that keep the rules are tried, with every value of a degree that divides what it divides (a power of two
+# times as many devices first), and with stages as even as they can be.
+
+_SETTINGS = {
+    "activations": ("recompute", "micro_batch_size"),
+    "working set": ("micro_batch_size", "recompute"),
+    "weight gradient inputs": ("schedule",),
+    "optimizer": ("zero_stage",),
+    "gradients": ("zero_stage",),
+}
+"""The settings that reduce each part of the memory."""
+_PLACES = {
+    "offload_optimizer": ("none", "cpu", "nvme"),
+    "offload_param": ("none", "cpu", "nvme"),
+    "offload_activations": ("none", "cpu"),
+}
+
+
+def _nearest_fit(
+    job: Job, topology: FatTree, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
+) -> str:
+    """What to try, in words; `part` is the largest part of the memory, `zero` that ZeRO stages are free."""
+    for changed in _changed(job, layout, part, free_degrees, zero=zero):
+        if _fits(job, topology, changed, free_degrees):
+            return f"try {_difference(layout, changed)}, which fits"
+    return "no change of one setting and one degree makes it fit, not even on more devices"
+
+
+def _difference(layout: ParallelLayout, changed: ParallelLayout) -> str:
+    pairs = [
+        (field.name, getattr(layout, field.name), getattr(changed, field.name)) for field in fields(layout)
+    ]
+    changes = [f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now]
+    where = f" on {changed.num_devices} devices" if changed.num_devices != layout.num_devices else ""
+    return " and ".join(changes) + where
+
+
+def _changed(
+    job: Job, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], *, zero: bool
+) -> Iterator[ParallelLayout]:
+    """Layouts that need less memory: one setting, one degree, both at once; last, on more devices."""
+    reducing = (*_SETTINGS.get(part, ()), "recompute", "micro_batch_size", "schedule", "zero_stage")
+    names = [name for name in dict.fromkeys(reducing) if zero or name != "zero_stage"]
+    variants = [_with(layout, name, value) for name in names for value in _values(name, layout)]
+    offloaded = [replace(layout, **changes) for changes in _more_offload(layout)]
+    yield from offloaded if layout.offloads else ()
+    yield from variants
+    for base in (layout, *variants):
+        yield from _with_more_experts(job, base, free_degrees)
+    for base in (layout, *variants):
+        yield from _in_place_of_replicas(job, base, free_degrees)
+    yield from offloaded
+    larger = [
+        _scaled(job, base, name, value)
+        for base in (layout, *variants)
+        for name in ("tensor", "pipeline", "data", "context")
+        if name in free_degrees
+        for value in _larger(job, base, name)
+    ]
+    yield from sorted(larger, key=lambda changed: (_odd_factor(layout, changed), changed.num_devices))
+
+
+def _odd_factor(layout: ParallelLayout, changed: ParallelLayout) -> bool:
+    """Whether the devices are not a power of two times as many: clusters are, so these are tried last."""
+    factor, rest = divmod(changed.num_devices, layout.num_devices)
+    return rest > 0 or factor & (factor - 1) > 0
+
+
+def _more_offload(layout: ParallelLayout) -> Iterator[dict[str, Any]]:
+    """Settings with more of the states, or of the activations, off the device."""
+    for name, places in _PLACES.items():
+        for place in places[places.index(getattr(layout, name)) + 1 :]:
+            yield {name: place}
+    if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
+        yield {"zero_stage": GRADIENTS_SHARDED}  # gradients leave the device too
+    if layout.offload_param == "none" and layout.zero_stage < SHARDED:
+        yield {"zero_stage": SHARDED, "offload_param": "cpu"}
+
+
+def _values(name: str, layout: ParallelLayout) -> list[str | int]:
+    """Values that need less memory than that of the layout, the nearest first."""
+    if name == "recompute":
+        modes = ["none", "selective", "full"]
+        return [*modes[modes.index(layout.recompute) + 1 :]]
+    if name == "micro_batch_size":
+        size = layout.micro_batch_size
+        return [size >> shift for shift in range(1, size.bit_length()) if size % (1 << shift) == 0]
+    if name == "schedule":
+        return ["1f1b"] if layout.schedule != "1f1b" else []
+    stages = (1, GRADIENTS_SHARDED, SHARDED) if layout.replicas > 1 else ()
+    return [stage for stage in stages if stage > layout.zero_stage]
+
+
+def _with(layout: ParallelLayout, name: str, value: str | int) -> ParallelLayout:
+    if name == "schedule":
+        return replace(layout, schedule=str(value), virtual_pipeline=1, layers_per_stage=None)
+    return replace(layout, **{name: value})  # type: ignore[arg-type]  # the field's own type, by name
+
+
+def _with_more_experts(
+    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
+) -> Iterator[ParallelLayout]:
+    """Experts over more ranks of the same stage."""
+    if job.model.experts is not None and "expert" in free_degrees:
+        for ranks in _divisors(job.model.experts.num_experts):
+            if ranks > layout.expert and layout.width % (ranks * layout.expert_tensor) == 0:
+                yield replace(layout, expert=ranks)
+
+
+def _in_place_of_replicas(
+    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
+) -> Iterator[ParallelLayout]:
+    """Tensor, pipeline or context times a factor and replicas divided by it, on the same devices."""
+    for factor in _divisors(layout.data)[1:]:
+        for name in ("tensor", "pipeline", "context"):
+            if name in free_degrees:
+                changed = _scaled(job, layout, name, getattr(layout, name) * factor)
+                yield replace(changed, data=layout.data // factor)
+
+
+def _larger(job: Job, layout: ParallelLayout, name: str) -> Iterator[int]:
+    """Larger values of a degree that divide what it divides; of a pipeline all that leave it layers."""
+    most = MOST_DEVICES * getattr(layout, name) // layout.num_devices
+    if name == "pipeline":
+        legal = list(range(1, job.model.num_layers // layout.virtual_pipeline + 1))
+    else:
+        count = {"tensor": job.model.num_attention_heads, "context": job.seq_length}
+        legal = _divisors(count.get(name, job.global_batch_size))
+    return (value for value in legal if getattr(layout, name) < value <= most)
+
+
+def _scaled(job: Job, layout: ParallelLayout, name: str, value: int) -> ParallelLayout:
+    if name != "pipeline":
+        return _with(layout, name, value)
+    scaled = replace(layout, pipeline=value, layers_per_stage=None)
+    uneven = job.model.num_layers % scaled.num_stages
+    if not uneven or layout.schedule not in SCHEDULES or scaled.num_stages > job.model.num_layers:
+        return scaled
+    stages = divided(layout.schedule, value, layout.virtual_pipeline, job.model.num_layers).layers
+    return replace(scaled, layers_per_stage=stages)
+
+
+def _divisors(count: int) -> list[int]:
+    return [number for number in range(1, count + 1) if count % number == 0]
+
+
+def _fits(job: Job, topology: FatTree, layout: ParallelLayout, free_degrees: tuple[str, ...]) -> bool:
+    try:
+        if layout.num_devices != topology.num_devices:
+            topology = FatTree(topology.system, layout.num_devices)
+        if refusals_of(job, topology, layout, "", free_degrees):
+            return False
+        memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))
+        return all(use.fits for use in memory)
+    except PerfsimError:
+        return False

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from perfsim.costs.memory import (
-    NEWTON_SCHULZ_ITERATIONS,
     moment_bytes,
-    newton_schulz_flop,
+    orthogonalisation_flop,
     share_of_matrices,
     state_bytes,
     update_products,
@@ -66,18 +65,17 @@ def test_newton_schulz_takes_4_a_squared_b_plus_2_a_cubed_for_every_matrix_and_i
     matrices = [(H, 3 * H), (H, H), (H, F), (H, F)]
     layer = sum(4.0 * a * a * b + 2.0 * a**3 for a, b in matrices)
     model = toys.model()
-    total = newton_schulz_flop(model) * parameters(model).total
-    assert total == pytest.approx(NEWTON_SCHULZ_ITERATIONS * LAYERS * layer)
+    total = orthogonalisation_flop(toys.recipe(optimizer="muon"), model) * parameters(model).total
+    assert total == pytest.approx(5 * LAYERS * layer)
 
 
 def test_only_muon_multiplies_matrices_and_shards_share_them(toys: ModuleType) -> None:
     model = toys.model()
     assert not update_products(toys.recipe(), model, 1e9)
     count = parameters(model).total
-    (alone,), (shared,) = (
-        update_products(toys.recipe(optimizer="muon"), model, count / ranks) for ranks in (1, 8)
-    )
-    assert alone.flop == pytest.approx(newton_schulz_flop(model) * count, rel=0.02)
+    muon = toys.recipe(optimizer="muon")
+    (alone,), (shared,) = (update_products(muon, model, count / ranks) for ranks in (1, 8))
+    assert alone.flop == pytest.approx(orthogonalisation_flop(muon, model) * count, rel=0.02)
     assert shared.flop / alone.flop == pytest.approx(1 / 8, rel=0.1)
 
 

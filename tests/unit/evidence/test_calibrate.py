@@ -16,7 +16,7 @@ from perfsim.costs.gemm import GemmModel
 from perfsim.evidence import calibrate
 from perfsim.evidence.collective_fit import fit_collectives
 from perfsim.evidence.gemm_fit import GemmTable, absolute_errors, fit_gemm
-from perfsim.evidence.step_fit import Account
+from perfsim.evidence.tables import Account
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, GpuCalibration

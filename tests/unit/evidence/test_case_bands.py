@@ -10,9 +10,10 @@ import pytest
 from perfsim.catalog import Catalog
 from perfsim.evidence.bands import CaseBand, case_band
 from perfsim.evidence.cases import StepCase
-from perfsim.evidence.plans import case_plan, evaluate_case, predict_s
+from perfsim.evidence.plans import case_question, evaluate_case
 from perfsim.evidence.score import validate_cases
 from perfsim.prediction.bands import BandWidths, left_out_of, nearest, recorded_errors, traits_of_plan
+from perfsim.prediction.planner import plan_of
 
 
 def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **changes: Any) -> StepCase:
@@ -46,11 +47,13 @@ def band_of(asked: StepCase) -> CaseBand:
 def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_runs() -> None:
     asked = case()
     band = band_of(asked)
-    accuracy = nearest("gpu-cluster", traits_of_plan(case_plan(asked, Catalog())))
+    accuracy = nearest("gpu-cluster", traits_of_plan(plan_of(case_question(asked, Catalog()))))
     assert band.left_out_s is None
     assert band.unlikeness == accuracy.unlikeness > 0.0
-    assert math.sqrt(band.low_s * band.high_s) == pytest.approx(predict_s(asked, Catalog()))
-    assert band.high_s / predict_s(asked, Catalog()) == pytest.approx(1 + accuracy.step_time_error)
+    assert math.sqrt(band.low_s * band.high_s) == pytest.approx(evaluate_case(asked, Catalog()).step_time_s)
+    assert band.high_s / evaluate_case(asked, Catalog()).step_time_s == pytest.approx(
+        1 + accuracy.step_time_error
+    )
 
 
 def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family() -> None:
@@ -59,7 +62,7 @@ def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family
     record = left_out_of("gpu-cluster", "vtrain_single")
     assert record is not None
     assert band.left_out_s == pytest.approx(math.sqrt(band.low_s * band.high_s))
-    assert band.left_out_s != pytest.approx(predict_s(case(), Catalog()), rel=1e-3)
+    assert band.left_out_s != pytest.approx(evaluate_case(case(), Catalog()).step_time_s, rel=1e-3)
     widths = BandWidths(**record["band"])
     assert band.high_s / band.left_out_s == pytest.approx(1 + widths.error(band.unlikeness))
     assert band.unlikeness > own.unlikeness, "its own family is not compared with"

@@ -6,8 +6,9 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, case_job
-from perfsim.specs.hardware import Precision
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.plans import case_question
+from perfsim.specs.precisions import Precision
 
 
 def case(strategy: str, reduced: Precision | None) -> StepCase:
@@ -16,7 +17,7 @@ def case(strategy: str, reduced: Precision | None) -> StepCase:
             "id": "a",
             "family": "f",
             "evidence": "A",
-            "system": {"device": "a100", "num_devices": 8},
+            "system": {"device": "a100-sxm4-80gb", "num_devices": 8, "devices_per_node": 8},
             "model": {
                 "num_layers": 2,
                 "hidden_size": 256,
@@ -40,12 +41,12 @@ def case(strategy: str, reduced: Precision | None) -> StepCase:
 def test_fsdp_that_reduces_in_16_bits_trains_in_pure_16_bits(
     strategy: str, reduced: Precision | None, states: str
 ) -> None:
-    recipe = case_job(case(strategy, reduced), default_catalog()).recipe
+    recipe = case_question(case(strategy, reduced), default_catalog()).recipe
     assert (recipe.reduce_precision, recipe.optimizer_precision) == (reduced, states)
 
 
 def test_a_run_that_overlaps_all_to_alls_of_two_micro_batches_is_refused_by_name() -> None:
     plain = case("3d", None)
     training = plain.training.model_copy(update={"moe_a2a_overlap": True})
-    with pytest.raises(InputError, match="case a: moe_a2a_overlap: the all-to-alls of one micro-batch"):
-        case_job(plain.model_copy(update={"training": training}), default_catalog())
+    with pytest.raises(InputError, match="case a: moe_a2a_overlap: all-to-alls of one micro-batch"):
+        case_question(plain.model_copy(update={"training": training}), default_catalog())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perfsim.evidence.plans import public_cases
+from perfsim.evidence.cases import public_cases
 from perfsim.evidence.score import validate_file
 
 

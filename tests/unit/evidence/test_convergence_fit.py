@@ -102,8 +102,8 @@ def test_logs_of_mlperf_are_runs_of_their_batches(tmp_path: Path) -> None:
     ("header", "rows", "message"),
     [
         ("batch,loss", [(8, 1)], "the columns are batch, loss"),
-        ("batch,steps", [(8, -1)], "is not a number of at least 0"),
-        ("batch,steps", [], "no rows"),
+        ("batch,steps", [(8, -1)], "must be a number of at least 0"),
+        ("batch,steps", [], "holds no measurement"),
         ("tokens,b_simple", [(5, 1), (4, 1)], "tokens must increase"),
     ],
 )

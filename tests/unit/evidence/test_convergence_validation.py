@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsim.evidence.convergence_score import validate_convergence
+from perfsim.evidence.cases import ConvergenceCase, read_cases
+from perfsim.evidence.score import validate_convergence
 
 
-def case(id_: str, points: list[list[Any]], notes: str = "", family: str = "made_up") -> dict[str, Any]:
-    return {"id": id_, "family": family, "unit": "samples", "points": points, "notes": notes}
+def case(id_: str, points: list[list[Any]], notes: str = "", family: str = "made_up") -> ConvergenceCase:
+    fields = {"id": id_, "family": family, "unit": "samples", "points": points, "notes": notes}
+    return ConvergenceCase.model_validate(fields)
 
 
 def hyperbola(batches: list[float], e_min: float = 1000.0, b_crit: float = 64.0) -> list[list[Any]]:
@@ -60,15 +63,15 @@ def test_a_refusal_counts_as_an_error_of_one_and_is_listed() -> None:
 
 @pytest.mark.parametrize("notes", ["fine-tuning", "warm: from a checkpoint"])
 def test_a_refusal_with_an_allowed_reason_stands_aside(notes: str) -> None:
-    result = validate_convergence([EXACT, {**TIGHT, "notes": notes}])
+    result = validate_convergence([EXACT, TIGHT.model_copy(update={"notes": notes})])
     assert result["predictions"]["leave_one_out"] == 5
     assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
     assert result["refused"] == result["refused_allowed"] == 4
 
 
 def test_fine_tuning_is_refused_even_on_a_hyperbola_but_a_warm_start_is_predicted() -> None:
-    tuned = validate_convergence([{**EXACT, "notes": "fine-tuning"}])
-    warm = validate_convergence([{**EXACT, "notes": "warm: from a checkpoint"}])
+    tuned = validate_convergence([EXACT.model_copy(update={"notes": "fine-tuning"})])
+    warm = validate_convergence([EXACT.model_copy(update={"notes": "warm: from a checkpoint"})])
     assert tuned["predictions"]["leave_one_out"] == 0
     assert warm["predictions"]["leave_one_out"] == 5
 
@@ -93,7 +96,7 @@ def test_errors_are_signed_fractions_of_the_measured_value() -> None:
 
 
 def test_families_are_scored_apart() -> None:
-    result = validate_convergence([EXACT, {**TIGHT, "family": "other"}])
+    result = validate_convergence([EXACT, TIGHT.model_copy(update={"family": "other"})])
     assert list(result["families"]) == ["made_up", "other"]
     assert result["families"]["other"]["n"] == 4
     assert result["families"]["other"]["median_ape"] == 1.0
@@ -101,17 +104,24 @@ def test_families_are_scored_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "reason"),
+    ("points", "reason"),
     [
-        ({"id": "x", "family": "f"}, "missing field 'points'"),
-        ({"id": "x", "family": "f", "points": [[8, "many", None, 1]]}, "could not convert"),
-        ({"id": "x", "family": "f", "points": [[8, -1.0, None, 1]]}, "must be positive"),
-        ({"id": "x", "family": "f", "points": [[8]]}, "not enough values"),
-        ({"id": "x", "family": "f", "points": None}, "NoneType"),
+        ("", "`points` is missing"),
+        ("points: [[8, many, null, 1]]", "points"),
+        ("points: [[8, 0, null, 1]]", "must be positive"),
+        ("points: [[8]]", "points"),
+        ("points: null", "points"),
     ],
 )
-def test_a_malformed_case_is_listed_and_the_others_are_scored(broken: dict[str, Any], reason: str) -> None:
-    result = validate_convergence([broken, EXACT])
+def test_a_malformed_case_is_listed_and_the_others_are_scored(
+    tmp_path: Path, points: str, reason: str
+) -> None:
+    path = tmp_path / "runs.yaml"
+    exact = json.dumps({**EXACT.model_dump(mode="json")})
+    row = ", ".join(filter(None, ["id: x", "family: f", points]))
+    path.write_text(f"schema: 1\ncases:\n- {{{row}}}\n- {exact}\n")
+    read = read_cases(path, ConvergenceCase)
+    result = validate_convergence(read.cases, read.refused)
     assert result["failed"][0]["id"] == "x"
     assert reason in result["failed"][0]["error"]
     assert result["predictions"]["leave_one_out"] == 5

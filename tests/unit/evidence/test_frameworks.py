@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, case_job, framework_of, suggested
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.plans import case_question, suggested
+from perfsim.specs.calibration import FrameworkCalibration
 
 CATALOG = default_catalog()
 MODEL = {
@@ -43,6 +45,12 @@ def case(strategy: str = "3d", device: str = "h100-sxm5-80gb", **changes: Any) -
     )
 
 
+def framework_of(run: StepCase) -> FrameworkCalibration:
+    framework = case_question(run, CATALOG).recipe.runtime.framework
+    assert framework is not None
+    return framework
+
+
 @pytest.mark.parametrize(
     ("run", "name"),
     [
@@ -61,7 +69,7 @@ def case(strategy: str = "3d", device: str = "h100-sxm5-80gb", **changes: Any) -
 )
 def test_a_run_without_a_framework_gets_that_of_its_fields(run: StepCase, name: str) -> None:
     assert suggested(run)[0] == name
-    assert framework_of(run, CATALOG).name == name
+    assert framework_of(run).name == name
 
 
 def test_who_measured_a_run_decides_nothing() -> None:
@@ -70,26 +78,26 @@ def test_who_measured_a_run_decides_nothing() -> None:
         precision="fp8", id="maxtext", family="torchtitan", sweep="megatron", source={"title": "fsdp-2023"}
     )
     assert suggested(plain) == suggested(other)
-    jobs = [case_job(run, CATALOG).recipe.model_copy(update={"name": ""}) for run in (plain, other)]
+    jobs = [case_question(run, CATALOG).recipe.model_copy(update={"name": ""}) for run in (plain, other)]
     assert jobs[0] == jobs[1]
 
 
 def test_a_named_framework_comes_before_the_rule() -> None:
-    assert framework_of(case(framework="torchtitan"), CATALOG).name == "torchtitan"
+    assert framework_of(case(framework="torchtitan")).name == "torchtitan"
 
 
 def test_the_runs_own_settings_change_its_framework() -> None:
-    assert framework_of(case(cuda_graph=True), CATALOG).cuda_graph
-    assert not framework_of(case("zero3", compiled=False), CATALOG).fused
-    assert case_job(case(), CATALOG).recipe.reduce_precision == "bf16", "as Transformer Engine's recipes"
-    assert case_job(case(reduce_precision="fp32"), CATALOG).recipe.reduce_precision == "fp32"
-    plain = case_job(case(overlap_grad_reduce=False), CATALOG).recipe.reduce_precision
+    assert framework_of(case(cuda_graph=True)).cuda_graph
+    assert not framework_of(case("zero3", compiled=False)).fused
+    assert case_question(case(), CATALOG).recipe.reduce_precision == "bf16", "as Transformer Engine's recipes"
+    assert case_question(case(reduce_precision="fp32"), CATALOG).recipe.reduce_precision == "fp32"
+    plain = case_question(case(overlap_grad_reduce=False), CATALOG).recipe.reduce_precision
     assert plain is None, "Megatron-LM without options sums gradients in fp32"
 
 
 def test_tensor_communication_overlaps_as_the_run_says_or_as_its_framework_does() -> None:
     overlapped = {
-        name: case_job(run, CATALOG).recipe.runtime.overlap_tensor
+        name: case_question(run, CATALOG).recipe.runtime.overlap_tensor
         for name, run in {
             "said": case("3d", "a100-sxm4-80gb", tp_comm_overlap=True),
             "denied": case(overlap_grad_reduce=True, tp_comm_overlap=False),

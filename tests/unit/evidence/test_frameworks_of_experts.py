@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, case_job, case_layout, case_system
-from perfsim.evidence.plans import ignored, not_modelled
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.plans import case_question, ignored
 
 CASE: dict[str, Any] = {
     "id": "sparse",
@@ -51,15 +51,19 @@ def case(notes: str = "", **training: Any) -> StepCase:
 def test_a_container_and_the_nvlink_domain_decide_whether_8_bit_steps_are_replayed(
     container: str, precision: str, system: dict[str, int], graph: bool
 ) -> None:
-    run = case(f"printed 8047 tokens/s/GPU; container {container}. Same layout", precision=precision)
-    run = run.model_copy(update={"system": run.system.model_copy(update=system)})
-    framework = case_job(run, default_catalog()).recipe.runtime.framework
-    assert framework is not None
-    assert framework.cuda_graph is graph
+    devices = {"device": "b200-sxm-180gb", "num_devices": 8, "devices_per_node": 8, "inter_node": "1 Tb/s"}
+    changes = {"system": devices | system, "training": CASE["training"] | {"precision": precision}}
+    of_older_file = {"notes": f"printed 8047 tokens/s/GPU; container {container}. Same layout"}
+    for given in ({"container": container}, of_older_file):
+        question = case_question(StepCase.model_validate(CASE | changes | given), default_catalog())
+        assert question.recipe.runtime.framework is not None
+        assert question.recipe.runtime.framework.cuda_graph is graph
 
 
 def test_a_run_without_fused_attention_has_that_of_the_a100() -> None:
-    plain, printed = (case_job(case(note), default_catalog()) for note in ("", "GeGLU, NVTE_FUSED_ATTN=0."))
+    plain, printed = (
+        case_question(case(note), default_catalog()) for note in ("", "GeGLU, NVTE_FUSED_ATTN=0.")
+    )
     assert plain.recipe.runtime.framework is not None
     assert printed.recipe.runtime.framework is not None
     assert plain.recipe.runtime.framework.attention == "asynchronous"
@@ -68,7 +72,7 @@ def test_a_run_without_fused_attention_has_that_of_the_a100() -> None:
 
 def test_a_declared_setting_decides_whatever_the_notes_say() -> None:
     run = case("container 26.08; NVTE_FUSED_ATTN=0.", attention_kernel="one_block", cuda_graph=False)
-    framework = case_job(run, default_catalog()).recipe.runtime.framework
+    framework = case_question(run, default_catalog()).recipe.runtime.framework
     assert framework is not None
     assert (framework.attention, framework.cuda_graph) == ("one_block", False)
 
@@ -76,18 +80,15 @@ def test_a_declared_setting_decides_whatever_the_notes_say() -> None:
 def test_settings_of_experts_reach_recipe_and_layout() -> None:
     said = {"moe_dispatcher": "hybridep", "moe_force_balance": True, "moe_capacity_factor": 1.5}
     run = case(**said, moe_grouped_gemm=False)
-    recipe = case_job(run, default_catalog()).recipe
+    recipe = case_question(run, default_catalog()).recipe
     assert (recipe.runtime.dispatcher, recipe.routing, recipe.expert_capacity) == ("deepep", "balanced", 1.5)
     assert not recipe.runtime.grouped_products
-    layout = case_layout(run, case_system(run, default_catalog()))
+    layout = case_question(run, default_catalog()).layout
     assert (layout.expert, layout.expert_tensor) == (4, 2)  # type: ignore[union-attr]  # on GPUs
 
 
 def test_recompute_of_norms_and_activations_is_left_out_and_named() -> None:
     run = case(recompute="selective", recompute_modules=["layernorm", "moe_act"])
-    system = case_system(run, default_catalog())
-    assert not not_modelled(run, system)
     assert ignored(run) == ["recompute_modules"]
-    layout = case_layout(run, system)
-    assert layout is not None
-    assert layout.recompute == "none"
+    layout = case_question(run, default_catalog()).layout
+    assert layout.recompute == "none"  # type: ignore[union-attr]  # on GPUs

@@ -11,9 +11,9 @@ import pytest
 from perfsim.catalog import Catalog
 from perfsim.evidence import left_out as module
 from perfsim.evidence.cases import StepCase
-from perfsim.evidence.left_out import ALL, LeftOut, Tangent, leave_out, tangent
+from perfsim.evidence.left_out import ALL, LeavingOut, LeftOut, Tangent, leave_out, tangent
 from perfsim.evidence.plans import place_case
-from perfsim.evidence.score import Scored, scored_case
+from perfsim.evidence.score import Scored
 from perfsim.evidence.step_fit import predict_with, recorded_constants
 
 HOST = "host_s_per_kernel of eager"
@@ -43,8 +43,8 @@ def tangents() -> list[Tangent]:
     return found
 
 
-def by_family(found: list[LeftOut]) -> dict[str, LeftOut]:
-    return {each.family: each for each in found}
+def by_family(found: LeavingOut) -> dict[str, LeftOut]:
+    return {each.family: each for each in found.rows}
 
 
 def test_constants_are_found_again_without_each_family() -> None:
@@ -86,9 +86,9 @@ def test_a_family_that_alone_determines_a_constant_is_left_out_by_model_and_devi
         for number, run in enumerate(tangents())
     ]
     rows = leave_out(alone, [], Catalog())
-    assert [row.family for row in rows] == ["host", "long, 2x8 on 3", "long, 2x8 on 4", "flash", ALL]
-    assert all(own in row.constants for row in rows[1:3])
-    scores = module.outside_scores(rows)
+    assert [row.family for row in rows.rows] == ["host", "long, 2x8 on 3", "long, 2x8 on 4", "flash", ALL]
+    assert all(own in row.constants for row in rows.groups[1:3])
+    scores = rows.as_dict()
     assert list(scores["families"]) == ["host", "long", "flash"]
     assert list(scores["groups"]) == ["long, 2x8 on 3", "long, 2x8 on 4"]
     assert scores["families"]["long"]["n"] == 2
@@ -100,7 +100,7 @@ def test_runs_with_experts_have_a_summary_of_their_own_over_all_families() -> No
             replace(run, scored=replace(run.scored, experts=run.scored.family in families))
             for run in tangents()
         ]
-        return module.outside_scores(leave_out(sparse, [], Catalog()))
+        return leave_out(sparse, [], Catalog()).as_dict()
 
     assert {"dense", "experts"}.isdisjoint(scores(()))
     two = scores(("host", "long"))
@@ -116,13 +116,13 @@ def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None
         replace(run, constants={**AT, twin: 0.9}, slopes={**run.slopes, twin: run.slopes[CEILING]})
         for run in tangents()
     ]
-    found = leave_out(twins, [], Catalog())[0].constants
+    found = leave_out(twins, [], Catalog()).groups[0].constants
     assert found[CEILING] / AT[CEILING] == pytest.approx(found[twin] / 0.9, rel=1e-3)
 
 
 def test_the_last_row_is_over_all_runs() -> None:
     rows = leave_out(tangents(), [], Catalog())
-    assert rows[-1].inside["n"] == sum(len(runs) for runs in SLOPES.values())
+    assert rows.rows[-1].inside["n"] == sum(len(runs) for runs in SLOPES.values())
 
 
 def test_slopes_are_those_of_the_priced_step() -> None:
@@ -146,7 +146,7 @@ def test_slopes_are_those_of_the_priced_step() -> None:
     }
     case = StepCase.model_validate(fields)
     written = place_case(case, Catalog())
-    found = tangent(written, scored_case(case, None))
+    found = tangent(written)
     slopes = {name.split(" of ")[0]: slope for name, slope in found.slopes.items()}
     assert slopes["host_s_per_kernel"] == pytest.approx(1.0, abs=0.05), "so small a model waits for the host"
     assert slopes["host_blocking_s_per_kernel"] == 0.0

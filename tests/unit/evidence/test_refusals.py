@@ -53,6 +53,6 @@ def test_a_constant_that_no_run_depends_on_has_no_standard_error() -> None:
     jacobian = np.random.default_rng(0).normal(1, 0.1, (20, len(step_fit.FIELDS)))
     jacobian[:, 2] = 0.0
     found = SimpleNamespace(jac=jacobian, fun=np.full(20, 0.01))
-    record = step_fit._record(found, np.ones(20), step_fit.FIELDS, [Path("mine.yaml")], "")
+    record = step_fit.record_of_fit(found, np.ones(20), step_fit.FIELDS, "perfsim calibrate framework")
     assert set(record.standard_errors) == set(step_fit.FIELDS) - {step_fit.FIELDS[2]}
     assert record.note.endswith(f"kept, for no run depends on them: {step_fit.FIELDS[2]}")

@@ -10,7 +10,7 @@ import yaml
 
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import CaseRows, StepCase, case_job, step_cases, step_rows
+from perfsim.evidence.cases import CaseRows, StepCase, read_cases
 from perfsim.evidence.plans import case_question, ignored
 from perfsim.evidence.score import validate_file
 
@@ -61,7 +61,7 @@ def written(path: Path, *rows: Any) -> Path:
 
 
 def read(path: Path, *rows: Any) -> CaseRows[StepCase]:
-    return step_rows(written(path / "mine.yaml", *rows))
+    return read_cases(written(path / "mine.yaml", *rows), StepCase)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,8 @@ def read(path: Path, *rows: Any) -> CaseRows[StepCase]:
         ("measured.step_time_s", "fast", "`fast` is text, a number is expected"),
         ("framework", "caffe", "unknown framework `caffe`"),
         ("system.inter_node", "50", "has no unit"),
+        ("model.num_attention_heads", 63, "hidden_size 1024 is not a multiple of num_attention_heads 63"),
+        ("model.num_query_groups", 3, "is not a multiple of num_query_groups 3"),
     ],
 )
 def test_an_unknown_key_or_value_refuses_its_own_row_by_name_and_line(
@@ -89,7 +91,7 @@ def test_an_unknown_key_or_value_refuses_its_own_row_by_name_and_line(
 def test_what_is_no_mapping_or_is_written_twice_refuses_its_row(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.yaml", ROW, "a word", ROW | {"id": "third"})
     path.write_text(path.read_text().replace("id: third,", "id: third, id: third,"))
-    rows = step_rows(path)
+    rows = read_cases(path, StepCase)
     assert [(row.id, row.line) for row in rows.refused] == [("row 2", 4), ("third", 5)]
     assert len(rows.cases) == 1
 
@@ -98,7 +100,7 @@ def test_a_file_that_is_no_case_file_is_refused_as_a_whole(tmp_path: Path) -> No
     path = tmp_path / "mine.yaml"
     path.write_text("cases: []\n")
     with pytest.raises(CatalogError, match="`schema` is missing"):
-        step_cases(path)
+        read_cases(path, StepCase)
 
 
 def test_keys_that_end_in_note_are_remarks(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_keys_that_end_in_note_are_remarks(tmp_path: Path) -> None:
 
 def test_rope_is_rotary(tmp_path: Path) -> None:
     rows = read(tmp_path, changed("model.position_embedding", "rope"))
-    assert case_job(rows.cases[0], default_catalog()).model.position_embedding == "rotary"
+    assert rows.cases[0].model.position_embedding == "rotary"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_settings_of_the_stack_that_a_prediction_leaves_out_are_named(tmp_path: 
     assert ignored(case) == ["recompute_detail"]
     (case,) = read(tmp_path, changed("training.recompute_detail", "remat_policy save_qkv_proj")).cases
     assert not ignored(case)
-    assert case_job(case, default_catalog()).recipe.runtime.recompute_keeps == "qkv"
+    assert case_question(case, default_catalog()).recipe.runtime.recompute_keeps == "qkv"
     (alone,) = read(tmp_path, changed("training.tp_comm_overlap", True)).cases
     assert "tp_comm_overlap" not in ignored(alone), "there is no tensor-parallel communication"
 

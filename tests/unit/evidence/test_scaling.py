@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.evidence.published_ratios import (
+from perfsim.evidence.production import (
     RatioRun,
     ScalingFile,
     expected_maximum,

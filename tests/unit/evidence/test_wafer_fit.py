@@ -12,8 +12,9 @@ import yaml
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import StepCase
-from perfsim.evidence.plans import predict_s
-from perfsim.evidence.wafer_fit import fit_wafer, leave_releases_out
+from perfsim.evidence.left_out import left_out
+from perfsim.evidence.plans import evaluate_case
+from perfsim.evidence.wafer_fit import fit_wafer
 from perfsim.specs.calibration import WaferCalibration
 
 pytest.importorskip("scipy")
@@ -61,7 +62,7 @@ def truth() -> WaferCalibration:
 
 def measured(truth: WaferCalibration, *numbers: int) -> list[dict[str, Any]]:
     catalog = default_catalog()
-    seconds = [predict_s(StepCase.model_validate(case(i)), catalog, truth) for i in numbers]
+    seconds = [evaluate_case(StepCase.model_validate(case(i)), catalog, truth).step_time_s for i in numbers]
     return [case(i, each) for i, each in zip(numbers, seconds, strict=True)]
 
 
@@ -105,13 +106,15 @@ def test_the_record_counts_freedom_and_gives_growth_errors_and_a_check_of_the_li
 
 @pytest.mark.slow
 def test_a_release_left_out_is_predicted_from_the_growth_of_the_others(logs: Path) -> None:
-    found, calibrations = leave_releases_out(logs, "wse-2")
+    (found,) = left_out(logs)
     seconds = {
         each["id"]: each["measured"]["step_time_s"] for each in yaml.safe_load(logs.read_text())["cases"]
     }
-    assert found == pytest.approx({name: seconds[name] for name in found}, rel=0.01)
-    assert len(found) == 6
-    assert all(release in fit.efficiency for release, fit in calibrations.items())
+    assert [run.predicted_s for run in found.runs] == pytest.approx(
+        [seconds[run.id] for run in found.runs], rel=0.01
+    )
+    assert len(found.runs) == 6
+    assert set(found.constants) == set(RELEASES)
 
 
 def test_logs_of_one_release_move_the_level_and_keep_the_growth(

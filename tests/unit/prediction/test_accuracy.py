@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from perfsim.evidence.bands import LeftOutRun
-from perfsim.evidence.left_out import HeldOut
+from perfsim.evidence.left_out import LeavingOut, LeftOut
 from perfsim.evidence.record import record_of, write_record
+from perfsim.evidence.score import Scored
 from perfsim.prediction import bands
 from perfsim.prediction.bands import BandWidths, Traits, alone, nearest, unlikeness
 
@@ -258,9 +259,10 @@ def test_figures_of_runs_left_out_are_kept_until_they_are_measured_anew() -> Non
     assert kept["held_out_p90_ape"] == known["held_out_p90_ape"]
     assert (kept["band"], kept["left_out"]) == (known["band"], known["left_out"])
     runs = tuple(LeftOutRun(f"r{error}", "logs", error, HERE) for error in (-0.3, 0.2, 0.4))
-    constants = {"r0.2": {"calibration": "wafer", "constants": {"efficiency": 0.5}}}
-    outside = HeldOut({"all runs": {"median_ape": 0.25, "p90_ape": 0.75}}, runs, constants)
-    (measured,) = record_of([result], {"weight_streaming.yaml": outside})
+    scored = tuple(Scored("log", "logs", "A", None, "", 1.0, predicted) for predicted in [1.75] * 8)
+    groups = (LeftOut("r0.2", "wafer", (), {}, {"efficiency": 0.5}),)
+    outside = LeavingOut("release", groups, scored)
+    (measured,) = record_of([result], {"weight_streaming.yaml": (outside, runs)})
     assert measured["held_out_p90_ape"] == 0.75
     assert measured["band"]["base"] > known["band"]["base"]
     (row,) = measured["left_out"]

@@ -12,6 +12,9 @@ import perfsim as ps
 from perfsim.base.errors import InputError
 from perfsim.cli import main
 from perfsim.prediction.question import ASKED, question_of
+from perfsim.studies.axes import changed_study, load_sweep, study_path
+from perfsim.studies.loading import load_study
+from perfsim.studies.spec import CandidateSpec, StudySpec, question_of_candidate
 
 GIVEN = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
 
@@ -68,3 +71,60 @@ def test_a_wrong_path_names_itself_the_value_and_the_nearest(change: dict[str, o
 def test_what_a_question_lacks_is_named() -> None:
     with pytest.raises(InputError, match="devices is missing"):
         question_of({"model": "gpt3_xl", "system": "dgx-a100-80gb"})
+
+
+# ------------------------------------------------------------------------- studies, sweeps and proofs
+def test_every_declared_field_of_a_study_has_a_place_in_it() -> None:
+    places = {*StudySpec.model_fields, *CandidateSpec.model_fields}
+    declared = [name for name, asked in ASKED.items() if "study" in asked.by]
+    assert {study_path(name).partition(".")[0] for name in declared} <= places
+
+
+def test_a_study_takes_the_paths_of_a_question() -> None:
+    changes = {
+        "recipe.precision": "fp16",
+        "runtime.overlap_grad_reduce": False,
+        "system.node.nic.bandwidth": "100 Gb/s",
+        "batch": 512,
+        "devices": 16,
+    }
+    changed = changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
+    asked = [question_of_candidate(changed, candidate, 16) for candidate in changed.candidates]
+    assert {question.recipe.precision for question in asked} == {"fp16"}
+    assert not any(question.recipe.runtime.overlap_grad_reduce for question in asked)
+    assert changed.batch_sizes == (512,)
+    assert [candidate.devices for candidate in changed.candidates] == [(16,), (16,)]
+    gpus, wafers = (question.system for question in asked)
+    assert getattr(gpus, "node").nic.bandwidth == 12.5e9  # noqa: B009
+    assert wafers == ps.Catalog().systems["cs-2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recip": 1}, "recip=1: `recip` cannot be changed"),
+        ({"recipe.precison": 1}, "did you mean `precision`"),
+        ({"system.nod": 3}, "system.nod: `nod` is not a field"),
+        ({"candidates": ()}, "`candidates` cannot be changed"),
+        ({"layout": "tp=8x"}, "layout 'tp=8x'"),
+    ],
+)
+def test_a_wrong_path_of_a_study_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
+    assert said in str(refused.value)
+
+
+def test_a_sweep_takes_them_for_its_study_and_for_the_candidates_of_its_grid() -> None:
+    sweep = load_sweep("capacity_20b", changes={"recipe.seq_length": 1024, "devices": 4})
+    assert {point.study.recipe.seq_length for point in sweep.points} == {1024}
+    assert {point.num_devices for point in sweep.points} == {4}
+
+
+def test_the_grid_of_a_sweep_has_the_names_of_a_question(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    grid = "{batch: [64, 128], runtime.overlap_grad_reduce: [true, false]}"
+    path.write_text(f"name: grid\ntitle: A grid\nstudy: gpt3_20b\ngrid: {grid}\n", encoding="utf-8")
+    points = load_sweep(str(path)).points
+    assert {point.study.batch_sizes for point in points} == {(64,), (128,)}
+    assert {point.study.recipe.runtime.overlap_grad_reduce for point in points} == {True, False}

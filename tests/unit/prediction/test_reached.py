@@ -7,8 +7,8 @@ from importlib.resources import files
 import pytest
 
 import perfsim as ps
-from perfsim.evidence.plans import public_cases
-from perfsim.evidence.record import record_text
+from perfsim.evidence.cases import public_cases
+from perfsim.evidence.record import reached_record
 from perfsim.prediction import bands
 from perfsim.prediction.bands import Reached, best_below, recorded_runs, runs_like
 from perfsim.strategies import Plan
@@ -24,7 +24,7 @@ def plan() -> Plan:
 def test_the_record_is_what_the_cases_give() -> None:
     paths = [path for path in public_cases() if path.name != "convergence.yaml"]
     kept = files("perfsim.prediction").joinpath(bands.RUNS_RECORD).read_text(encoding="utf-8")
-    assert kept == record_text(paths), "run: perfsim validate --record"
+    assert kept == reached_record(paths), "run: perfsim validate --record"
 
 
 def test_published_figures_of_the_record_are_those_of_the_papers() -> None:

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from perfsim.cli import main
 from perfsim.strategies.streaming.passes import PassRecorder, _recording
+from perfsim.strategies.three_d.emission import StepWriter
 from perfsim.strategies.three_d.pipeline import Reduction
-from perfsim.strategies.three_d.strategy import StepWriter
 
 MODEL = "gpt3_20b"
 
@@ -96,5 +96,5 @@ def test_a_step_that_reads_what_no_pass_writes_names_the_output(monkeypatch: pyt
 def test_an_error_of_the_strategys_own_names_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     edit(monkeypatch, StepWriter, "_update", "norm = ", "norm = gradients[9] or ")
     _, fault = proof("--layout", "dp=2")
-    assert "perfsim.strategies.three_d.strategy." in fault
+    assert "perfsim.strategies.three_d." in fault
     assert "IndexError: list index" in fault

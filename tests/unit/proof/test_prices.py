@@ -9,8 +9,8 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.proof.faults import skipped_gradients, wrong_prices
 from perfsim.proof.prove import Case, Request, Subject, plan_of_case, prove_all, subject_of
-from perfsim.specs.hardware import Precision
 from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.precisions import Precision
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.three_d.data import Replicas
 from perfsim.work import Work

@@ -64,17 +64,14 @@ def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -
 
 def test_results_stand_in_the_order_of_the_grid(path: Path, store: Path) -> None:
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
-    asked = [
-        (answer.point.num_devices, answer.point.settings["recipe.global_batch_size"])
-        for answer in result.points
-    ]
+    asked = [(answer.num_devices, answer.settings["recipe.global_batch_size"]) for answer in result.points]
     assert asked == [(1, 2), (1, 8), (2, 2), (2, 8), (4, 2), (4, 8)]
 
 
 def test_a_point_without_a_plan_is_a_result_with_its_reason(path: Path, store: Path) -> None:
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
     without = [answer for answer in result.points if not answer.feasible]
-    assert [(answer.point.num_devices, answer.reasons) for answer in without] == [
+    assert [(answer.num_devices, answer.reasons) for answer in without] == [
         (4, ("global_batch_size 2 gives some of 4 systems nothing",))
     ]
     assert result.as_dict()["points"][4]["reasons"] == list(without[0].reasons)
@@ -171,7 +168,7 @@ def test_points_of_one_machine_with_different_layouts_are_different_series(
         "A100-80GB, 3d, given layout tp=4 mbs=1",
         "A100-80GB, 3d, given layout tp=8 mbs=1",
     ]
-    assert "given layout tp=4 mbs=1" in result.points[0].point.label
+    assert "given layout tp=4 mbs=1" in result.points[0].label
 
 
 def test_progress_counts_stored_and_finished_points(path: Path, store: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
-from perfsim.report.figures.time import equal_time, equal_time_alt
-from perfsim.report.sweep import sweep_document, sweep_sections
+from perfsim.report.figures.time import equal_time
+from perfsim.report.sweep import matches_table, sweep_document, sweep_sections
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
@@ -45,7 +45,7 @@ def test_each_device_count_runs_at_the_batch_of_least_time(result: SweepResult) 
     (series,) = result.analysis.series
     assert series.counts == (1, 2, 4)
     for best in series.points:
-        rivals = [point for point in result.feasible if point.point.num_devices == best.point.num_devices]
+        rivals = [point for point in result.feasible if point.num_devices == best.num_devices]
         assert best.target_time.time_s == min(point.target_time.time_s for point in rivals)
 
 
@@ -75,7 +75,7 @@ def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult
         matched = match(wanted, series)
         assert matched.fewest is wanted
         assert matched.possibly is not None
-        assert matched.possibly <= wanted.point.num_devices
+        assert matched.possibly <= wanted.num_devices
     assert match(series.points[0], series).surely == 2
 
 
@@ -94,11 +94,11 @@ def test_one_machine_alone_is_matched_with_nobody_and_its_scaling_is_told(result
 
 def renamed(point: PointResult, name: str, factor: float) -> PointResult:
     """The point on a system of another name, with steps so many times as long."""
-    candidate = point.point.candidate
+    candidate = point.candidate
     system = candidate.system.model_copy(update={"name": name, "noun": None})
     other = candidate.model_copy(update={"system": system})
-    study = point.point.study.model_copy(update={"candidates": (other,)})
-    return replace(at_speed(point, factor), point=replace(point.point, study=study))
+    study = point.study.model_copy(update={"candidates": (other,)})
+    return replace(at_speed(point, factor), study=study)
 
 
 def in_days(point: PointResult, days: float) -> PointResult:
@@ -187,6 +187,6 @@ def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResu
     ]
     assert min(drawn[1].x) > 1.0, "what was faster than the smallest machine tried is left out"
     assert drawn[3].error_x.array is not None
-    assert "4 devices of rival" in equal_time_alt(forward)
+    assert "4 devices of rival" in [row[0].value for row in matches_table(forward).rows]
     slugs = [section.slug for section in sweep_sections(replace(result, points=(*own, *rivals)))]
     assert {"equals", "equals-back"} <= set(slugs)

@@ -13,7 +13,7 @@ from perfsim.network import Topology
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.screening import Screening
+from perfsim.strategies.plan import Screening
 from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.testing import PROMISES, BrokenPromise, cases_for, check_promise, check_strategy, toys
 from perfsim.testing.conformance import Promise

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from perfsim.proof import gpu_experts
+from perfsim.proof import gpu_experts, layers, tensors
 from perfsim.proof.faults import mutations
 from perfsim.proof.prove import Request, Subject, plans_of, prove_all
 from perfsim.proof.provers import small_plan, training_of
+from perfsim.proof.serial import train
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
 
@@ -49,12 +50,22 @@ def test_a_rank_with_modules_computes_what_serial_training_does(
     assert asked.faults() == []
 
 
-@pytest.mark.parametrize("part", ["join_wgrad", "head_wgrad", "norm_of_head", "embedding_backward"])
+@pytest.mark.parametrize(
+    ("owner", "part"),
+    [
+        (layers.JointInputs, "wgrad"),
+        (layers.HeadInputs, "wgrad"),
+        (gpu_experts, "norm_of_head"),
+        (gpu_experts, "embedding_backward"),
+    ],
+)
 def test_a_gradient_that_a_module_leaves_out_is_found(
-    toys: ModuleType, monkeypatch: pytest.MonkeyPatch, part: str
+    toys: ModuleType, monkeypatch: pytest.MonkeyPatch, owner: Any, part: str
 ) -> None:
     asked = subject(toys, "two, tied", "none")
-    monkeypatch.setattr(gpu_experts, part, lambda *_: {})
+    records = train(asked.training)
+    monkeypatch.setattr(tensors, "train", lambda _: records)
+    monkeypatch.setattr(owner, part, lambda *_: {})
     assert any("weight gradient" in fault.detail for fault in asked.faults())
 
 

@@ -9,8 +9,7 @@ from types import ModuleType
 import pytest
 
 from perfsim.strategies.three_d.halves import Attention, Half, HalfPass, half_work
-from perfsim.strategies.three_d.layer import Layer
-from perfsim.strategies.three_d.tensor import TensorGroup
+from perfsim.strategies.three_d.tensor import Layer, TensorGroup
 from perfsim.work import GraphBuilder, RankGroup, Template, TensorClass, Work
 from perfsim.work.kernels import LayerSlice
 

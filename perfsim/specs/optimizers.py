@@ -1,0 +1,119 @@
+"""Optimizers: one row each, from which memory, kernels, MemoryX, other tools and proofs read.
+
+No reader has a default: an optimizer that is not in the table is refused with the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+SCALE_BLOCK = 2048
+"""Numbers of 8-bit moments with one scale in fp32 [2110.02861]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """What the package knows about one optimizer."""
+
+    moments: int
+    """Moments of a parameter."""
+    matrix_moments: int
+    """Moments of a parameter in a matrix of a layer."""
+    moment_bytes: float | None
+    """Bytes of a moment; None: those of the recipe's precision of moments."""
+    orthogonalisations: int
+    """Newton-Schulz iterations on the momentum of every matrix of a layer: three products each."""
+    update_flop: float
+    """Multiplications, additions, roots and divisions for one parameter, without products of matrices."""
+    memoryx_moments: bool
+    """Whether MemoryX keeps its moments."""
+    executed: bool
+    """Whether proofs execute it in NumPy."""
+    megatron: str | None
+    """Its name in Megatron-LM; None: the tool has no such optimizer. The same for the tools below."""
+    deepspeed: str | None
+    neox: str | None
+    torchtitan: str | None
+    modelzoo: str | None
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "adam": Optimizer(  # 1412.6980
+        moments=2,
+        matrix_moments=2,
+        moment_bytes=None,
+        orthogonalisations=0,
+        update_flop=15.0,
+        memoryx_moments=True,
+        executed=True,
+        megatron="adam",
+        deepspeed="Adam",
+        neox="adam",
+        torchtitan="Adam",
+        modelzoo="Adam",
+    ),
+    "adamw": Optimizer(
+        moments=2,
+        matrix_moments=2,
+        moment_bytes=None,
+        orthogonalisations=0,
+        update_flop=17.0,
+        memoryx_moments=True,
+        executed=False,
+        megatron="adam",  # Megatron's adam decouples weight decay
+        deepspeed="AdamW",
+        neox="adamw",
+        torchtitan="AdamW",
+        modelzoo="AdamW",
+    ),
+    "adam8bit": Optimizer(  # 2110.02861
+        moments=2,
+        matrix_moments=2,
+        moment_bytes=1.0 + 4.0 / SCALE_BLOCK,
+        orthogonalisations=0,
+        update_flop=23.0,  # assumed: scaling, rounding and looking up a moment take two each way
+        memoryx_moments=True,
+        executed=False,
+        megatron=None,
+        deepspeed=None,
+        neox=None,
+        torchtitan=None,
+        modelzoo=None,
+    ),
+    "muon": Optimizer(  # 2502.16982; Adam updates what is no matrix of a layer
+        moments=2,
+        matrix_moments=1,
+        moment_bytes=None,
+        orthogonalisations=5,
+        update_flop=15.0,  # assumed: momentum and step take no more than Adam's
+        memoryx_moments=True,
+        executed=False,
+        megatron="muon",
+        deepspeed=None,
+        neox=None,
+        torchtitan=None,
+        modelzoo=None,
+    ),
+    "sgd": Optimizer(
+        moments=1,
+        matrix_moments=1,
+        moment_bytes=None,
+        orthogonalisations=0,
+        update_flop=2.0,
+        memoryx_moments=False,  # without momentum there
+        executed=False,
+        megatron="sgd",
+        deepspeed="SGD",
+        neox="sgd",
+        torchtitan="SGD",
+        modelzoo="SGD",
+    ),
+}
+
+# The names of the table are all values that a recipe may have. mypy cannot read them from the table.
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[tuple(OPTIMIZERS)]

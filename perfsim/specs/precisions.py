@@ -1,0 +1,73 @@
+"""Formats of numbers: one row a precision, from which memory, peaks, kernels and evidence read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionRow:
+    """What the package knows about one precision."""
+
+    bytes: float
+    """Of a number in memory and on the wire, with its share of the scales."""
+    peak_of: str | None
+    """The precision at whose datasheet peak its products run; None: it has a peak of its own."""
+    stand_ins: tuple[str, ...]
+    """Where a device has no measured products in it: the narrow precisions whose constants it takes, nearest
+    first."""
+    cast_reads_bytes: float
+    """Bytes that a cast from 16 bits reads for each number, to find the scale and to convert."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it has fewer than 16 bits."""
+        return self.bytes < 2.0
+
+    @property
+    def is_16_bit(self) -> bool:
+        """Whether it is fp16 or bf16, which have one peak on every device."""
+        return self.bytes == 2.0
+
+
+def _wide(n_bytes: float) -> PrecisionRow:
+    return PrecisionRow(bytes=n_bytes, peak_of=None, stand_ins=(), cast_reads_bytes=2.0)
+
+
+PRECISIONS: Mapping[str, PrecisionRow] = {
+    "fp32": _wide(4.0),
+    "tf32": _wide(4.0),
+    "fp16": _wide(2.0),
+    "bf16": _wide(2.0),
+    # One scale for a tensor, known from earlier steps.
+    "fp8": PrecisionRow(bytes=1.0, peak_of=None, stand_ins=("fp8_block",), cast_reads_bytes=2.0),
+    # One scale for a row. Rows and columns are scaled and written in separate passes, each with a search.
+    "fp8_rowwise": PrecisionRow(
+        bytes=1.0, peak_of="fp8", stand_ins=("fp8", "fp8_block"), cast_reads_bytes=8.0
+    ),
+    # One scale for 128 numbers.
+    "fp8_block": PrecisionRow(
+        bytes=1.0 + 1 / 32, peak_of="fp8", stand_ins=("mxfp8", "fp8"), cast_reads_bytes=2.0
+    ),
+    # One scale for 32 numbers.
+    "mxfp8": PrecisionRow(
+        bytes=1.0 + 1 / 32, peak_of="fp8", stand_ins=("fp8_block", "fp8"), cast_reads_bytes=2.0
+    ),
+    # One scale for 16 numbers, found by reading them once more.
+    "nvfp4": PrecisionRow(
+        bytes=0.5 + 1 / 16, peak_of=None, stand_ins=("mxfp4", "fp8_block"), cast_reads_bytes=4.0
+    ),
+    "mxfp4": PrecisionRow(
+        bytes=0.5 + 1 / 32, peak_of=None, stand_ins=("nvfp4", "fp8_block"), cast_reads_bytes=2.0
+    ),
+}
+
+# The names of the table are all values that a description may have. mypy cannot read them from the table.
+StatePrecision = Literal["fp32", "bf16", "fp16"]
+"""Precisions that the states of an optimizer may have."""
+if TYPE_CHECKING:
+    Precision = str
+else:
+    Precision = Literal[tuple(PRECISIONS)]

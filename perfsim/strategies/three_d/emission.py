@@ -1,0 +1,302 @@
+"""Writes the optimizer steps of a 3D plan: all slots of the schedule, gradient reduction, update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import get_args
+
+import numpy as np
+
+from perfsim.base.arrays import Bools, Ints
+from perfsim.costs.memory import reduced_grad_bytes
+from perfsim.strategies.schedules import Pass, Placement, Slot, merged_order, schedule, schedule_called
+from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, WAIT, norm_work
+from perfsim.strategies.three_d.pipeline import (
+    Reduction,
+    VirtualStage,
+    backward_template,
+    dgrad_template,
+    forward_template,
+    tied_embedding_work,
+    wgrad_template,
+)
+from perfsim.strategies.three_d.stages import ThreeDPlan, placement_of, stages_of
+from perfsim.work import (
+    EMBEDDING_AND_HEAD,
+    WHOLE_DEVICE,
+    GraphBuilder,
+    RankGroup,
+    Slots,
+    Template,
+    Work,
+)
+from perfsim.work.builder import Stamped
+
+PASSES: tuple[Pass, ...] = get_args(Pass)
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The slot of each pass, virtual stage and micro-batch."""
+
+    number: Ints
+
+    def slot(self, which: Pass, place: int, microbatch: int) -> int:
+        return int(self.number[PASSES.index(which), place, microbatch])
+
+
+FREED = ("freed0", "freed1", "freed2")
+"""Outputs whose tasks free gradient buffers: see `Reduction.leave`."""
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """The templates of each pass, one per virtual stage."""
+
+    usual: dict[Pass, list[Template]]
+    special: dict[Pass, list[Template]] = field(default_factory=dict)
+    """Templates of the last micro-batch, or of the first pass of its kind on a rank, where they differ.
+
+    Those of forwards are of the first micro-batch.
+    """
+    first_is_special: bool = False
+
+    @property
+    def templates(self) -> list[Template]:
+        """All templates, in the order of `numbers`."""
+        return [
+            template
+            for group in (self.usual, self.special)
+            for of_pass in group.values()
+            for template in of_pass
+        ]
+
+    def numbers(self, which: Pass, *, special: bool) -> int:
+        """Index of the first template of a pass in `templates`."""
+        keys = [(False, name) for name in self.usual] + [(True, name) for name in self.special]
+        wanted = (special and which in self.special, which)
+        return keys.index(wanted) * len(self.usual["F"])
+
+    def ports(self, which: Pass) -> set[str]:
+        """The ports that any template of a pass reads."""
+        return {
+            name
+            for group in (self.usual, self.special)
+            for template in group.get(which, ())
+            for name in template.ports
+        }
+
+
+def _pipeline_slots(
+    merged: list[Slot], placement: Placement, passes: _Passes, num_microbatches: int
+) -> tuple[Slots, _Index]:
+    """All slots of a step.
+
+    A forward reads the activation of the previous virtual stage. A backward reads the gradient of the next
+    stage and what its own forward saved. W reads what its own backward saved.
+    """
+    count = placement.num_stages
+    place_of = np.array(
+        [
+            [placement.virtual_stage(rank, chunk) for chunk in range(placement.virtual)]
+            for rank in range(placement.pipeline)
+        ]
+    )
+    passed = np.array([PASSES.index(slot.which) for slot in merged])
+    rank, chunk, microbatch = np.array([slot[1:] for slot in merged], dtype=np.int64).T
+    place = place_of[rank, chunk]
+    number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # place -1: none
+    number[passed, place, microbatch] = np.arange(len(merged))
+    forward = passed == PASSES.index("F")
+    final = np.where(forward, microbatch == 0, microbatch == num_microbatches - 1)
+    template, freed = _templates(passes, passed, rank, place, final)
+
+    def where(which: Pass, source: Pass, shift: int = 0) -> Ints:
+        """For slots of pass `which`, the slot of pass `source`, `shift` virtual stages further; else -1."""
+        slots = number[PASSES.index(source), place + shift, microbatch]
+        return np.where(passed == PASSES.index(which), slots, -1)
+
+    activation = where("F", "F", -1)
+    gradient = where("B", "B", 1)
+    sources = {name: (where("W", "B"), name) for name in passes.ports("W")}
+    sources |= {name: (where("B", "F"), name) for name in passes.ports("B")}
+    sources |= {name: (freed, name) for name in FREED}
+    sources |= {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
+    return Slots(template, microbatch, sources), _Index(number)
+
+
+def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bools) -> tuple[Ints, Ints]:
+    """The template of each slot, and the latest slot before it on its rank that frees gradient buffers."""
+    first = np.array(
+        [
+            [passes.numbers(which, special=kind) if which in passes.usual else 0 for kind in (False, True)]
+            for which in PASSES
+        ]
+    )
+    usual = first[passed, 0] + place
+    special = first[passed, 1] + place
+    frees = np.array(["freed0" in template.outputs for template in passes.templates])
+    template = np.where(final, special, usual)
+    freed = np.full(len(passed), -1, dtype=np.int64)
+    for number in range(rank.max() + 1):
+        slots = np.flatnonzero(rank == number)
+        if passes.first_is_special:
+            until = np.argmax(frees[special[slots]]) if frees[special[slots]].any() else len(slots)
+            early = np.where(passed[slots] == PASSES.index("F"), final[slots], np.arange(len(slots)) <= until)
+            template[slots] = np.where(early, special[slots], usual[slots])
+        latest = np.maximum.accumulate(np.where(frees[template[slots]], slots, -1))
+        freed[slots[1:]] = latest[:-1]
+    return template, freed
+
+
+SKEWED_STEPS = 2
+"""Steps for skewed schedules; the second step is the steady state, where the skew costs nothing."""
+
+
+class StepWriter:
+    """Writes a plan as a graph."""
+
+    def __init__(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
+        self.plan = plan
+        self.builder = builder
+        self.schedule = schedule_called(plan.layout.schedule)
+        self.placement = placement_of(plan.layout)
+        self.stages = stages_of(plan.job, plan.layout)
+        self.sharded = plan.layout.zero_stage == SHARDED
+        self.scattered = self.stages.replicas[0].shards_gradients
+        overlaps = plan.job.runtime.overlap_grad_reduce and not self.sharded
+        self.overlap = overlaps and plan.layout.replicas > 1
+        self.gathers_ahead = self.stages.replicas[0].gathers_ahead
+        self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
+
+    def write(self) -> None:
+        layout = self.plan.layout
+        microbatches = self.plan.num_microbatches
+        orders = schedule(layout.schedule, layout.pipeline, layout.virtual_pipeline, microbatches)
+        merged = merged_order(orders, self.placement)
+        passes = self._passes()
+        slots, index = _pipeline_slots(merged, self.placement, passes, microbatches)
+        self.builder.fold(layout.width)
+        steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.skewed else 1)
+        for step in range(steps):
+            stamped = self.builder.stamp(passes.templates, slots)
+            gradients = [self._reduce(rank, stamped, index) for rank in range(layout.pipeline)]
+            self._tie(gradients)
+            self._update(gradients, final=step == steps - 1)
+            self.builder.end_step()
+
+    def _passes(self) -> _Passes:
+        """The templates of all passes; the last pass reduces gradients where reductions overlap."""
+        stages = self.stages.virtual
+        usual: dict[Pass, list[Template]] = {"F": [forward_template(self.builder, stage) for stage in stages]}
+        if self.schedule.splits_backward:
+            usual["B"] = [dgrad_template(self.builder, stage) for stage in stages]
+        usual[self.last_pass] = self._last_passes(reduces=self.scattered, follows=self.scattered)
+        special: dict[Pass, list[Template]] = {}
+        if self.gathers_ahead:
+            special["F"] = [
+                forward_template(self.builder, stage, self.stages.replicas[stage.rank]) for stage in stages
+            ]
+        if self.overlap:
+            special[self.last_pass] = self._last_passes(reduces=True)
+        return _Passes(usual, special, self.scattered and self.overlap)
+
+    def _last_passes(self, *, reduces: bool, follows: bool = False) -> list[Template]:
+        """The pass that completes the weight gradients, for every virtual stage."""
+        write = wgrad_template if self.schedule.splits_backward else backward_template
+        return [
+            write(self.builder, stage, self._reduction(stage, follows and self.overlap) if reduces else None)
+            for stage in self.stages.virtual
+        ]
+
+    def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
+        replicas = self.stages.replicas[stage.rank]
+
+        def of_layers(layers: range) -> list[Work]:
+            return replicas.reduce_works(stage.held_by(layers))
+
+        if not self.scattered:
+            per_bucket = replicas.layers_per_bucket(stage.largest_layer)
+            return Reduction(of_layers, replicas.stream, per_bucket=per_bucket)
+        stream = replicas.stream if self.overlap else stage.group.compute
+        of_embedding_and_head = replicas.reduce_works(stage.embedding_and_head)
+        return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
+
+    def _reduce(self, rank: int, stamped: Stamped, index: _Index) -> list[int]:
+        """Reduce the remaining gradients of a rank after its last micro-batch."""
+        replicas = self.stages.replicas[rank]
+        final = self.plan.num_microbatches - 1
+        done = []
+        rest = replicas.held
+        for stage in self.stages.of_rank(rank):
+            if stage.empty:
+                continue
+            slot = index.slot(self.last_pass, stage.number, final)
+            done.append(stamped.tensor(slot, "weight_gradients"))
+            if self.overlap or self.sharded or self.scattered:
+                reduced = [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
+                done += dict.fromkeys(reduced)
+                rest -= stage.held_by(range(stage.num_layers))
+            if self.scattered and (stage.first or stage.last):
+                done.append(stamped.tensor(slot, "reduced_embedding_and_head"))
+        if self.sharded or self.scattered:
+            return done
+        block = EMBEDDING_AND_HEAD if self.overlap else WHOLE_DEVICE
+        for work in replicas.reduce_works(rest):
+            done = [self.builder.task(work, replicas.stream, done, block=block).tensor]
+        return done
+
+    def _tie(self, gradients: list[list[int]]) -> None:
+        """Sum the gradient of a tied embedding over the first and last stage, which both wait for it."""
+        layout = self.plan.layout
+        last = self.placement.last_rank
+        if last == 0 or not self.plan.job.model.tied_embeddings:
+            return
+        ends = RankGroup(0, last * layout.width, 2)
+        group = self.stages.virtual[0].group
+        replicas = self.stages.replicas[0]
+        grad_bytes = reduced_grad_bytes(self.plan.job.recipe) / replicas.gradient_shards
+        reads = gradients[0] + gradients[last]
+        work = tied_embedding_work(group, ends, grad_bytes)
+        stream = f"{group.device}/send-previous"
+        summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
+        gradients[0], gradients[last] = [summed], [summed]
+
+    def _norm(self, gradients: list[list[int]]) -> list[int]:
+        """The norm of all gradients: summed over the ranks that hold others, then over pipeline ranks.
+
+        A single rank, or replicas with whole gradients, compute it alone, in the optimizer. Under a skewed
+        schedule the norm is checked after the update [2401.10241 section 4].
+        """
+        layout = self.plan.layout
+        stages = self.stages
+        peers = math.lcm(*(replicas.holders for replicas in stages.replicas))
+        if self.schedule.skewed or peers * layout.pipeline == 1:
+            return []
+        norms = []
+        for replicas, own in zip(stages.replicas, gradients, strict=True):
+            work = norm_work(RankGroup(replicas.ranks.start, 1, peers) if peers > 1 else None)
+            norms.append(self.builder.task(work, replicas.stream, own).tensor)
+        if layout.pipeline == 1:
+            return norms
+        return [self.builder.task(norm_work(), f"{stages.replicas[0].device}/send-previous", norms).tensor]
+
+    def _update(self, gradients: list[list[int]], *, final: bool) -> None:
+        """Update the parameters of every rank with clipped gradients, and all-gather them under ZeRO."""
+        norm = self._norm(gradients)
+        for replicas, own in zip(self.stages.replicas, gradients, strict=True):
+            compute = f"{replicas.device}/compute"
+            updated = self.builder.task(replicas.optimizer_work(), compute, [*own, *norm]).tensor
+            if self.gathers_ahead:
+                if not final:  # the next step's gathers wait for the update
+                    self.builder.task(WAIT, replicas.stream, [updated])
+            elif (
+                replicas.zero_stage and not self.sharded and (gathers := replicas.gather_works(replicas.held))
+            ):
+                for gather in gathers:
+                    updated = self.builder.task(gather, replicas.stream, [updated]).tensor
+                if not final:  # the next step's kernels wait for the parameters
+                    self.builder.task(WAIT, compute, [updated])
+            if self.sharded and not final:  # the next step's gathers wait too
+                self.builder.task(WAIT, replicas.stream, [updated])
