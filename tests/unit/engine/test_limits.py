@@ -44,7 +44,7 @@ def test_a_simulation_of_too_many_tasks_is_not_begun(toys: ModuleType) -> None:
 
 def test_events_that_other_processes_use_up_meanwhile_end_a_run_where_it_is(toys: ModuleType) -> None:
     graph = long(toys, 5000)
-    limits = Limits(max_events=len(graph))
+    limits = Limits(max_events=len(graph, engine="simpy"))
 
     def others(ended: int, total: int) -> None:
         limits.events += 9000
@@ -66,7 +66,7 @@ def test_time_is_looked_at_every_few_flows(toys: ModuleType, monkeypatch: pytest
     flows = {number: Flow((0,), 1.0) for number, work in enumerate(graph.works) if work.name in "ab"}
     clock = iter(range(10))
     monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
-    limits = Limits(max_seconds=2.5, started_s=0.0)
+    limits = Limits(max_seconds=2.5, started_s=0.0, engine="simpy")
     with limited(limits), pytest.raises(LimitError, match="of 401 tasks of the present"):
         simulate(graph, np.ones(len(graph)), flows, np.array([0.5]))
 
@@ -90,7 +90,7 @@ def test_no_time_left_ends_a_run_among_its_flows(toys: ModuleType) -> None:
 def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many(toys: ModuleType) -> None:
     graph = long(toys, 5000)
     told = []
-    with limited(Limits(tell=lambda ended, total: told.append((ended, total)))):
+    with limited(Limits(tell=lambda ended, total: told.append((ended, total)), engine="simpy")):
         simulate(graph, np.ones(len(graph)))
     assert len(told) >= 2
     assert told == sorted(told)
