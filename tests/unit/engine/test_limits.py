@@ -44,7 +44,7 @@ def test_a_simulation_of_too_many_tasks_is_not_begun(toys: ModuleType) -> None:
 
 def test_events_that_other_processes_use_up_meanwhile_end_a_run_where_it_is(toys: ModuleType) -> None:
     graph = long(toys, 5000)
-    limits = Limits(max_events=len(graph, engine="simpy"))
+    limits = Limits(max_events=len(graph), engine="simpy")
 
     def others(ended: int, total: int) -> None:
         limits.events += 9000
