@@ -337,7 +337,8 @@ def tools_page() -> str:
             spelled = f"`{first}`" + (f" ({', '.join(f'`{key}`' for key in others)})" if others else "")
             read = "yes" if row.read else "follows from others" if row.write else "no effect"
             field = row.field.strip("()") if row.field.startswith("(") else f"`{row.field}`"
-            parts.append(f"| {spelled} | {field.replace('|', ' ')} | {read} | {'yes' if row.write and tool.writer else ''} |")
+            written = "yes" if row.write and tool.writer else ""
+            parts.append(f"| {spelled} | {field.replace('|', ' ')} | {read} | {written} |")
         limited = {row.field: row for row in tool.rows if row.gap or row.refusal}
         if tool.writer:
             names = ", ".join(f"`{field}`" for field in limited)
