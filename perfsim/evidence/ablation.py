@@ -40,7 +40,7 @@ Change = Callable[[GpuCosts, Plan], None]
 
 
 @dataclass(frozen=True)
-class Removal:
+class _Removal:
     """A mechanism and the change of prices that removes it."""
 
     key: str
@@ -62,10 +62,10 @@ class Removal:
     """Fitted constants of the mechanism, which a new fit leaves out."""
 
 
-class WithoutMechanism(GpuCosts):
+class _WithoutMechanism(GpuCosts):
     """The prices of a plan without one mechanism."""
 
-    def __init__(self, plan: Plan, removal: Removal) -> None:
+    def __init__(self, plan: Plan, removal: _Removal) -> None:
         super().__init__(gpu_plan(plan).topology, plan.job.recipe)
         self.removal = removal
         removal.change(self, plan)
@@ -111,7 +111,7 @@ def _ceiling(value: Callable[[GpuCosts, Plan], float]) -> Change:
     return change
 
 
-class GemmWithoutWaves(GemmModel):
+class _GemmWithoutWaves(GemmModel):
     """GEMMs without wave quantisation: tiles over compute units, not rounded up."""
 
     def geometry(self, m: Floats, n: Floats, k: Floats, batch: Floats) -> Geometry:
@@ -123,7 +123,7 @@ class GemmWithoutWaves(GemmModel):
 
 def _no_waves(costs: GpuCosts, _plan: Plan) -> None:
     values = {field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)}
-    costs.gemm = GemmWithoutWaves(**values)
+    costs.gemm = _GemmWithoutWaves(**values)
 
 
 def _all_exposed(costs: GpuCosts, _plan: Plan) -> None:
@@ -191,7 +191,7 @@ def _half_of_the_scores(kernel: Kernel, _costs: GpuCosts) -> float:
     return {"softmax": 3 / 4, "softmax.backward": 4 / 6}.get(kernel.name, 1.0)
 
 
-def recomputed_collectives(graph: TaskGraph) -> Bools:
+def _recomputed_collectives(graph: TaskGraph) -> Bools:
     """Tensor-parallel collectives after a block that is recomputed before its backward."""
     recomputes = np.array([work.category == "recompute" for work in graph.works])[graph.work]
     communicates = np.array([work.category == "tensor_communication" for work in graph.works])
@@ -204,100 +204,100 @@ def recomputed_collectives(graph: TaskGraph) -> Bools:
 
 
 REMOVALS = (
-    Removal("tensor-parallel collectives", "free", work=_of_category("tensor_communication")),
-    Removal("collectives of recompute", "free", tasks=recomputed_collectives),
-    Removal("hierarchical collectives", "every group inside one node", one_tier=True),
-    Removal(
+    _Removal("tensor-parallel collectives", "free", work=_of_category("tensor_communication")),
+    _Removal("collectives of recompute", "free", tasks=_recomputed_collectives),
+    _Removal("hierarchical collectives", "every group inside one node", one_tier=True),
+    _Removal(
         "data-parallel and FSDP traffic",
         "free",
         work=_of_category("data_communication"),
         constants=("partial_node_rank_bytes_per_s",),
     ),
-    Removal(
+    _Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
         change=_no_bridge,
         constants=("partial_node_rank_bytes_per_s",),
     ),
-    Removal("compute beside communication", "no slower", alone=True),
-    Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
-    Removal(
+    _Removal("compute beside communication", "no slower", alone=True),
+    _Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
+    _Removal(
         "host-launch floor",
         "the host takes no time",
         change=_set("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
         constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
-    Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
-    Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
-    Removal("last-level cache", "none", change=_no_cache),
-    Removal(
+    _Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
+    _Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
+    _Removal("last-level cache", "none", change=_no_cache),
+    _Removal(
         "attention core",
         "free",
         kernel=lambda kernel: kernel.name.startswith(_ATTENTION_CORE),
         constants=("attention_fraction", "attention_half_length"),
     ),
-    Removal(
+    _Removal(
         "fused attention by length",
         "as in long sequences",
         change=_set("gpu", attention_half_length=0.0),
         constants=("attention_half_length",),
     ),
-    Removal(
+    _Removal(
         "instructions of fused attention",
         "all at peak",
         change=_set("gpu", attention_instruction_fraction=1.0),
     ),
-    Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
-    Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
-    Removal("optimizer", "free", work=_of_category("optimizer")),
-    Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
-    Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
-    Removal(
+    _Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
+    _Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
+    _Removal("optimizer", "free", work=_of_category("optimizer")),
+    _Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
+    _Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
+    _Removal(
         "sustained power ceiling",
         "1.0 of peak",
         change=_ceiling(lambda *_: 1.0),
         constants=("sustained_fraction",),
     ),
-    Removal(
+    _Removal(
         "tensor communication that products hide",
         "all exposed",
         change=_all_exposed,
         constants=("exchange_slowdown",),
     ),
-    Removal(
+    _Removal(
         "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)
     ),
-    Removal(
+    _Removal(
         "asynchronous attention", "the A100's instructions", change=_set("framework", attention="synchronous")
     ),
-    Removal("casts to fewer bits", "free", kernel=lambda kernel: kernel.name.endswith(".cast")),
-    Removal("tables of narrow products", "16 bits' fractions of peak", change=_fractions_of_16_bits),
-    Removal(
+    _Removal("casts to fewer bits", "free", kernel=lambda kernel: kernel.name.endswith(".cast")),
+    _Removal("tables of narrow products", "16 bits' fractions of peak", change=_fractions_of_16_bits),
+    _Removal(
         "narrow power ceiling",
         "1.0 of peak",
         change=_no_narrow_ceiling,
         constants=("narrow_sustained_fraction",),
     ),
-    Removal(
+    _Removal(
         "libraries older than the device",
         "all of its ceiling",
         change=_ceiling(_of_newer_libraries),
         constants=("ceiling_share",),
     ),
-    Removal(
+    _Removal(
         "slowest of many GPUs",
         "all at the mean ceiling",
         change=_ceiling(lambda costs, _: costs.gpu.sustained_fraction),
     ),
-    Removal("ceiling of the A100 with 40 GB", "that with 80 GB", change=_ceiling(_of_larger_memory)),
+    _Removal("ceiling of the A100 with 40 GB", "that with 80 GB", change=_ceiling(_of_larger_memory)),
 )
 """In the order of the table: communication, host, memory, parts of the model, matrix products."""
 
 
 TRIED = (
-    Removal("power saved in idle time", "a ceiling that rises", change=_ceiling(_of_idle_time)),
-    Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores),
-    Removal("slower weight gradients", "1.1 times", change=_set("gpu", wgrad_factor=1.1)),
+    _Removal("power saved in idle time", "a ceiling that rises", change=_ceiling(_of_idle_time)),
+    _Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores),
+    _Removal("slower weight gradients", "1.1 times", change=_set("gpu", wgrad_factor=1.1)),
 )
 """Mechanisms that were tried and dropped: each is put in, with `instead` as what it does."""
 
@@ -311,7 +311,7 @@ def ablate(placed: PlacedCase) -> tuple[dict[str, float], Trace]:
     trace = step.run(contention=False)
     steps = {NOTHING: placed.slowed * trace.step_time_s}
     for removal in (*REMOVALS, *TRIED):
-        duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
+        duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
             duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
         # A mechanism that changes no duration needs no new simulation.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -372,36 +372,45 @@ def _ablation(
         if case.id in examined and examined[case.id].steps_s
     ]
 
-    def without(key: str) -> list[Scored]:
-        return [replace(case, predicted_s=steps[key]) for case, steps in on_gpus]
+    def scores(key: str, constants: Sequence[str]) -> _Scores:
+        runs = [replace(run, predicted_s=steps_s[key]) for run, steps_s in on_gpus]
+        if not tangents:
+            return _Scores(runs, None, None)
+        predicted_s = {run.id: steps_s[key] for run, steps_s in on_gpus}
 
-    whole = without(NOTHING)
-    rows = [Removed(NOTHING, "", summary(whole), "", None, *_after_fit(whole, tangents, ()))]
-    before = families(whole)
+        def after_fit(*, leave_out: bool) -> Mapping[str, Any]:
+            fitted_s = refitted(tangents, predicted_s, constants, leave_out=leave_out)
+            return summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
+
+        return _Scores(runs, after_fit(leave_out=False), after_fit(leave_out=True))
+
+    whole = scores(NOTHING, ())
+    rows = [Removed(NOTHING, "", summary(whole.runs), "", None, whole.refitted, whole.left_out)]
+    before = {name: figures["mape"] for name, figures in families(whole.runs).items()}
     for removal in (*REMOVALS, *TRIED):
-        changed = without(removal.key)
-        after = {name: figures["mape"] for name, figures in families(changed).items() if figures["n"]}
-        hurt = max(after, key=lambda name: after[name] - before[name]["mape"], default="")
-        if hurt and after[hurt] <= before[hurt]["mape"]:
+        changed = scores(removal.key, removal.constants)
+        after = {name: figures["mape"] for name, figures in families(changed.runs).items() if figures["n"]}
+        hurt = max(after, key=lambda name: after[name] - before[name], default="")
+        if hurt and after[hurt] <= before[hurt]:
             hurt = ""
-        hurt_mape = after[hurt] if hurt else None
-        scores = (summary(changed), hurt, hurt_mape, *_after_fit(changed, tangents, removal.constants))
-        rows.append(Removed(removal.key, removal.instead, *scores, tried=removal in TRIED))
+        rows.append(
+            Removed(
+                mechanism=removal.key,
+                instead=removal.instead,
+                summary=summary(changed.runs),
+                most_hurt=hurt,
+                most_hurt_mape=after[hurt] if hurt else None,
+                refitted=changed.refitted,
+                left_out=changed.left_out,
+                tried=removal in TRIED,
+            )
+        )
     return rows
 
 
-def _after_fit(
-    changed: Sequence[Scored], tangents: Sequence[Tangent], without: Sequence[str]
-) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Scores of `changed` after a new fit to all runs, and to other families; None without tangents."""
-    if not tangents:
-        return None, None
-    steps_s = {run.id: run.predicted_s for run in changed if run.predicted_s is not None}
+class _Scores(NamedTuple):
+    """Runs without a mechanism, and their scores after a new fit to all runs, and to other groups."""
 
-    def score(fitted_s: Mapping[str, float]) -> Mapping[str, Any]:
-        return summary([replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in changed])
-
-    return (
-        score(refitted(tangents, steps_s, without)),
-        score(refitted(tangents, steps_s, without, leave_out=True)),
-    )
+    runs: list[Scored]
+    refitted: Mapping[str, Any] | None
+    left_out: Mapping[str, Any] | None

@@ -84,7 +84,7 @@ def healthy_tokens_per_s(run: ProductionRun) -> float:
 _Ratio = Annotated[float, *number(1e-6, 1e6)]
 
 
-class RatioRun(Spec):
+class _RatioRun(Spec):
     """One run, with its speed as a ratio to that of the first run of the file."""
 
     name: str
@@ -116,12 +116,12 @@ class ScalingFile(Spec):
     recipe: TrainingRecipe
     system: SerializeAsAny[SystemSpec]
     source: str
-    runs: Annotated[tuple[RatioRun, ...], Field(min_length=2, max_length=MOST_CASES)]
+    runs: Annotated[tuple[_RatioRun, ...], Field(min_length=2, max_length=MOST_CASES)]
     efficiencies: Annotated[tuple[_Efficiency, ...], Field(max_length=MOST_CASES)] = ()
 
     def step(
         self,
-        run: RatioRun,
+        run: _RatioRun,
         *,
         systems: int | None = None,
         system: SystemSpec | None = None,
@@ -174,7 +174,7 @@ def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
     }
 
 
-def _row(run: RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]) -> dict[str, Any]:
+def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]) -> dict[str, Any]:
     """Tokens a second and system of a run over those of each earlier one on one system, with a band."""
     against = []
     rate, run_width = _rate_and_width(steps[run.name])
@@ -204,7 +204,7 @@ def _rate_and_width(step: Evaluation) -> tuple[float, float]:
     return step.tokens_per_s / step.plan.topology.num_devices, math.log1p(unshared)
 
 
-def _efficiency(claim: _Efficiency, run: RatioRun, published: ScalingFile) -> dict[str, Any]:
+def _efficiency(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> dict[str, Any]:
     """A published efficiency beside that of a run with the same batch of each system and its band."""
     fewer, more = (published.step(run, systems=count) for count in (claim.fewer, claim.systems))
     predicted = fewer.step_time_s / more.step_time_s
@@ -227,7 +227,7 @@ def _lost(step: Evaluation) -> float:
     return sum(unknown.log_width for unknown in unknowns_of(step.plan) if unknown.code == "devices-outside")
 
 
-def explanations(claim: _Efficiency, run: RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
+def explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
     """What each cause alone would have to be for a step as slow as a published efficiency says.
 
     Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`.

@@ -35,7 +35,7 @@ from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.catalog.reader import Loc
 from perfsim.costs.gpu import GpuCosts
 from perfsim.evidence.cases import StepCase, case_system, read_cases
-from perfsim.evidence.plans import PlacedCase, evaluate_case, place_cases
+from perfsim.evidence.plans import PlacedCase, evaluate_case, place_case
 from perfsim.evidence.tables import (
     Loss,
     family_weight,
@@ -260,12 +260,20 @@ def _cases(
         if not isinstance(calibration, GpuCalibration):
             raise InputError(f"{device} has no GPU calibration")
         wanted = calibration.name
-    chosen = [
-        case
-        for case in read_cases(path, StepCase, catalog).cases
-        if case.system.num_devices <= most_devices and (case.model.experts is not None or not sparse)
-    ]
-    cases = place_cases(chosen, wanted, catalog)
+    cases = []
+    for case in read_cases(path, StepCase, catalog).cases:
+        if (
+            not case.scored
+            or case.system.num_devices > most_devices
+            or (sparse and case.model.experts is None)
+        ):
+            continue
+        try:
+            constants = case_system(case, catalog).device.calibration
+            if isinstance(constants, GpuCalibration) and wanted in (None, constants.name):
+                cases.append(place_case(case, catalog))
+        except PerfsimError:  # a run that cannot be planned determines nothing
+            continue
     if not cases:
         text = f"no scored case runs on a device with calibration {wanted or 'of a GPU'}"
         raise InputError([Problem(text, str(path), 1)])
