@@ -2,8 +2,9 @@
 
 A removal is a wrapper around the prices; graphs do not change. Mechanisms that were tried and dropped are
 put in the same way (`TRIED`). Fitted constants do not change either; `left_out.refitted` gives the scores
-after a new fit, of all runs and of each family left out. Step times are those of the critical path, which
-leaves out only the contention for links, times the slowdown of compute beside communication.
+after a new fit, of all runs and of each family left out. A step time is the length
+of the critical path, which leaves out only the contention for links, times the slowdown of compute during
+communication.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Removal:
     change: Change = lambda _, __: None
     one_tier: bool = False
     alone: bool = False
-    """Communication takes nothing from the compute beside it."""
+    """Communication takes nothing from the compute that runs at the same time."""
     constants: tuple[str, ...] = ()
     """Fitted constants of the mechanism, which a new fit leaves out."""
 

@@ -38,7 +38,7 @@ _UNMEASURED_CEILING = (
     "no training run is measured: that of long kernels in the table, less as on A100 and H100"
 )
 SUSTAINED_OVER_BURST = 0.91
-"""Ceiling in training over that of long kernels in a short benchmark, the geometric mean over A100 with 80
+"""Ceiling in training over the ceiling of long kernels in a short benchmark: geometric mean of A100 with 80
 and with 40 GB and H100."""
 _OF_THE_A100 = (
     "memory",
@@ -100,7 +100,7 @@ def calibrate_framework(
 ) -> str:
     """Fit constants of framework, network and devices to whole steps: one YAML file each.
 
-    `out` is a directory; the options are those of `fit_steps`. Raises InputError for a bad file, an unknown
+    `out` is a directory; `fit_steps` tells the options. Raises InputError for a bad file, an unknown
     device or constant, or without SciPy.
     """
     return "\n".join(
@@ -178,8 +178,8 @@ def _calibration_like(
 ) -> GpuCalibration:
     """A calibration with products fitted as factors on the tiles of `base`; other constants are its own."""
     gemm, narrow, records = fit_like(table, device, base, source=source)
-    own = device.calibration
-    present = own if isinstance(own, GpuCalibration) and is_own(device, own) else base
+    known = device.calibration
+    present = known if isinstance(known, GpuCalibration) and is_own(device, known) else base
     kept = {name: why for name, why in present.assumed.items() if not name.startswith("narrow")}
     if "gemm" in records:
         errors = records["gemm"].standard_errors
@@ -193,7 +193,7 @@ def _calibration_like(
         update={
             "gemm": gemm,
             "narrow": narrow,
-            "fit": {**(present.fit if present is own else {}), **records},
+            "fit": {**(present.fit if present is known else {}), **records},
             "assumed": kept,
         }
     )

@@ -137,7 +137,7 @@ def _lines_account(
     """Standard errors of an operation's lines at the rows that they were fitted to.
 
     By the sandwich estimator of the soft L1 loss, with the sizes of one octave as a cluster. A bandwidth at
-    the link's line rate, the bound of the fit, is that of the link and not an estimate.
+    the link's line rate, the bound of the fit, is a fact of the link and not an estimate.
     """
     names = [f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments]
     logs = np.log(_values(segments)).ravel()

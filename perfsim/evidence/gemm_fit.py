@@ -171,7 +171,7 @@ def fit_gemm(
     """Constants of the device's GEMM library, fitted to half of the table and judged on the rest.
 
     Minimises the robust log error from two starts: a library that overrates its large tiles, and one that
-    ranks tiles correctly. The record's residuals are those of the rows left out, training sizes only; then
+    ranks tiles correctly. The record has the residuals of the rows left out, training sizes only; then
     the constants are refined with all rows, to which their standard errors apply.
     Raises InputError for a bad table or without SciPy.
     """
@@ -304,7 +304,7 @@ def _constants(logs: Floats) -> GemmConstants:
 def _estimates(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Account:
     """Standard errors of the constants at the rows of a table, in the order of the calibration file.
 
-    The loss is that of the fit: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
+    The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
     and split, which jump with the constants.
     """
     model = _model(constants, device)

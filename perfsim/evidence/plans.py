@@ -250,10 +250,10 @@ class PlacedCase:
 
     @cached_property
     def slowed(self) -> float:
-        """Step time with compute slowed by communication beside it, over the time of the longest path.
+        """Step time with compute slowed by simultaneous communication, over the time of the longest path.
 
         It hardly depends on the constants that are fitted, so it is found once, with the recorded ones. Only
-        where gradients or parameters travel on a stream of their own does anything run beside compute. Where
+        where gradients or parameters travel on a stream of their own does anything run during compute. Where
         several nodes are one NVLink domain, communications of all kinds meet in its ports.
         """
         if not self.plan.job.runtime.overlap_grad_reduce:

@@ -1,4 +1,4 @@
-"""Production runs and published ratios of speeds, which score nothing, beside what is predicted for them.
+"""Production runs and published ratios of speeds next to what is predicted for them; they score nothing.
 
 What could explain a scaling over many wafer-scale systems below the predicted one: gradients that take longer
 to add up over more systems, slower links between them, or one system that is slower than the others, on which
@@ -92,13 +92,13 @@ class _RatioRun(Spec):
     systems: Devices
     global_batch_size: Sequences
     ratio: _Ratio
-    """Tokens a second and system over those of the first run."""
+    """Tokens a second and system over the first run's."""
     assumed: dict[str, str] = Field(default_factory=dict)
     """By field, the reason for a value on which sources differ."""
 
 
 class _Efficiency(Spec):
-    """Throughput of many systems over as many times that of fewer."""
+    """Throughput of many systems over as many times the throughput of fewer."""
 
     name: str
     fewer: Devices
@@ -158,7 +158,7 @@ _HALVINGS = 12
 
 @lru_cache(maxsize=1)
 def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
-    """Published ratios beside predicted ones: `runs`, `efficiencies`, and what would `explain` the worst.
+    """Published ratios next to predicted ones: `runs`, `efficiencies`, and what would `explain` the worst.
 
     Ratios of tokens a second and system are compared with every run on one system.
     """
@@ -175,7 +175,7 @@ def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
 
 
 def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """Tokens a second and system of a run over those of each earlier one on one system, with a band."""
+    """Tokens a second and system of a run over each earlier run on one system, with a band."""
     against = []
     rate, run_width = _rate_and_width(steps[run.name])
     for base in published.runs[: published.runs.index(run)]:
@@ -205,7 +205,7 @@ def _rate_and_width(step: Evaluation) -> tuple[float, float]:
 
 
 def _efficiency(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> dict[str, Any]:
-    """A published efficiency beside that of a run with the same batch of each system and its band."""
+    """A published efficiency next to the efficiency and the band of a run with the same batch per system."""
     fewer, more = (published.step(run, systems=count) for count in (claim.fewer, claim.systems))
     predicted = fewer.step_time_s / more.step_time_s
     lost = _lost(more) - _lost(fewer)

@@ -216,7 +216,7 @@ def fit_steps(
 ) -> list[Calibration]:
     """Calibrations with constants fitted to the scored cases of files, all or those on `device`; needs scipy.
 
-    `device_only` keeps all but those of devices, for a device with too few runs; `only` all but these fields.
+    `device_only` fits constants of devices alone, for a device with too few runs; `only` these fields.
     Where these are of experts alone, the runs are those with experts. Raises InputError for an unknown field.
     """
     if unknown := [field for field in only if field not in FIELDS]:
@@ -252,7 +252,7 @@ def _cases(
 ) -> list[PlacedCase]:
     """The scored cases of a file on GPUs: all, or those whose device has the calibration of `device`.
 
-    `sparse` leaves only those of models with experts.
+    `sparse` leaves only runs of models with experts.
     """
     wanted = None
     if device is not None:

@@ -223,7 +223,7 @@ class Loss:
     cluster: NDArray[np.intp]
 
     def errors(self, jacobian: Floats, *, few: bool = True) -> Floats:
-        """Standard errors of log constants; `few` allows for a number of clusters near that of constants."""
+        """Standard errors of log constants; `few` allows for few clusters per constant."""
         count = int(self.cluster.max()) + 1
         scores = np.zeros((count, jacobian.shape[1]))
         np.add.at(scores, self.cluster, jacobian * self.slope[:, None])
