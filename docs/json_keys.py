@@ -19,7 +19,7 @@ from perfsim.evidence.score import Scored
 from perfsim.prediction.bands import Accuracy, Traits
 from perfsim.prediction.planner import Search
 from perfsim.prediction.prediction import Prediction
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
 from perfsim.studies.answers import CandidateResult, PointResult, StudyResult
@@ -61,6 +61,8 @@ NO_FIELD: Mapping[str, str] = {
     "kendall_tau": "Rank correlation of layouts, predicted against measured.",
     "regret": "How much longer the layout takes that is predicted to be the fastest than the fastest.",
     "memory_limit": "Share of a device's memory that a layout may use.",
+    "screened": "Number of layouts.",
+    "feasible": "Number of layouts that fit in memory.",
     "screening_s": "Time in which the layouts were screened.",
     "report": "Where the page is.",
     "version": "The version of perfsim.",
@@ -129,6 +131,8 @@ def notes(cls: type) -> dict[str, Note]:
             if isinstance(statement, ast.AnnAssign):
                 constant = after.value if isinstance(after, ast.Expr) else None
                 words = str(constant.value) if isinstance(constant, ast.Constant) else ""
+                if base is ParallelLayout:
+                    words = AXES[ast.unparse(statement.target)].help
                 out[ast.unparse(statement.target)] = _note(words, statement.annotation, base)
             elif isinstance(statement, ast.FunctionDef) and statement.returns is not None:
                 out[statement.name] = _note(ast.get_docstring(statement) or "", statement.returns, base)

@@ -100,14 +100,12 @@ def complete(kind: str) -> Completed:
 
 def _layout_values() -> Iterator[tuple[str, tuple[str, ...]]]:
     """The settings of a layout, and their values where they are words."""
-    from perfsim.machines.layout_text import SHORT_NAMES
-    from perfsim.specs.layout import ParallelLayout
+    from perfsim.specs.layout import AXES, ParallelLayout
     from perfsim.strategies.schedules import SCHEDULES
 
-    short = {long: name for name, long in SHORT_NAMES.items()}
     for name, kind in get_type_hints(ParallelLayout).items():
         words = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
-        yield short.get(name, name), tuple(SCHEDULES) if name == "schedule" else words
+        yield AXES[name].short or name, tuple(SCHEDULES) if name == "schedule" else words
 
 
 def complete_layout(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
@@ -125,7 +123,7 @@ def complete_layout(_context: click.Context, _parameter: click.Parameter, start:
 
 emit_option = click.option(
     "--emit",
-    type=LateChoice("perfsim.interop.emit:TOOLS"),
+    type=LateChoice("perfsim.interop:WRITTEN"),
     default=None,
     help="Print the flags or the file with which this tool runs the layout.",
 )

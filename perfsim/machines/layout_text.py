@@ -9,20 +9,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.text import did_you_mean
-from perfsim.specs.layout import layers_of_stages
+from perfsim.specs.layout import AXES, layers_of_stages
 
-SHORT_NAMES = {
-    "tp": "tensor",
-    "pp": "pipeline",
-    "dp": "data",
-    "cp": "context",
-    "ep": "expert",
-    "etp": "expert_tensor",
-    "vpp": "virtual_pipeline",
-    "mbs": "micro_batch_size",
-    "sp": "sequence_parallel",
-    "zero": "zero_stage",
-}
+SHORT_NAMES = {axis.short: name for name, axis in AXES.items() if axis.short}
 OTHER_NAMES = {"pipeline_layout": "layers_per_stage"}
 """Further names that texts may use."""
 _STAGES = re.compile(r"[EtL|()*\d\s]+")

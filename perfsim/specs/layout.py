@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import Field, dataclass
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 from perfsim.base.sizes import MOST_LAYERS
@@ -77,52 +78,159 @@ def layers_of_stages(pattern: str) -> tuple[int, ...]:
     return tuple(stage.count("t") for stage in stages)
 
 
+Divided = Literal["parameters", "states", "activations", "positions", "experts", "batch"]
+"""What an axis divides over devices: `states` are those of the optimizer, `experts` their parameters and
+states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What the package knows about one field of `ParallelLayout`, besides its rules (`three_d/legal.py`)."""
+
+    help: str
+    short: str
+    """Its name in texts such as `tp=8`; empty where it has none but its own."""
+    default: Any
+    degree: bool
+    """Whether it is a number of ranks among which something is divided."""
+    divides: tuple[Divided, ...]
+    group: str
+    """Fields of one group are written to JSON together, where one is not at its default; empty: always."""
+
+
+def _axis(
+    help_text: str,
+    *,
+    short: str = "",
+    degree: bool = False,
+    divides: tuple[Divided, ...] = (),
+    group: str = "",
+) -> dict[str, Any]:
+    """The metadata of a field; `AXES` adds its default."""
+    return {"axis": Axis(help_text, short, None, degree, divides, group)}
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
-    """A layout on GPUs: degrees, schedule, micro-batch and memory mode, all named as in YAML.
+    """A layout on GPUs: degrees, schedule, micro-batch and memory mode; one field and its row an axis.
 
-    Ranks: tensor innermost, then context, then data, then pipeline; consecutive ranks fill a node.
-    `layers_per_stage` has one entry per virtual stage, in the order of the forward pass; None: even.
+    Ranks: tensor innermost, then context, then data, then pipeline; consecutive ranks fill a node. Fields
+    without a group stand before those of a group in JSON.
     """
 
-    tensor: int = 1
-    """Ranks that share every layer."""
-    pipeline: int = 1
-    """Pipeline stages."""
-    data: int = 1
-    """Replicas of the model."""
-    virtual_pipeline: int = 1
-    """Groups of layers of a rank, under an interleaved schedule."""
-    sequence_parallel: bool = False
-    """Whether tensor ranks also share the positions of norms and dropout."""
-    zero_stage: int = 0
-    """What replicas shard: 1 optimizer states, 2 also gradients, 3 also parameters."""
-    schedule: str = "1f1b"
-    """Order of the passes of micro-batches."""
-    micro_batch_size: int = 1
-    """Sequences that pass a replica at once."""
-    recompute: Recompute = "none"
-    """What the backward computes again: none, selective (attention) or full (layers)."""
-    layers_per_stage: tuple[int, ...] | None = None
-    """Layers of each virtual stage; None: as many in each."""
-    recompute_every: int = 1
-    """Of the layers of a rank, one in so many is recomputed."""
-    context: int = 1
-    """Ranks that share every sequence, each with an equal part of its positions."""
-    context_exchange: ContextExchange = "ring"
-    """What context ranks exchange: keys and values around a ring, or heads against positions."""
-    shard_group: int | None = None
-    """Ranks over which ZeRO shards, of which there are several groups; None: all with the same parameters."""
-    offload_optimizer: Place = "none"
-    """Where the optimizer's states are, which the CPU updates; gradients of ZeRO 2 and 3 go there too."""
-    offload_param: Place = "none"
-    """Where the parameters are that ZeRO 3 gathers."""
-    offload_activations: Literal["none", "cpu"] = "none"
-    """Where the activations are that a layer keeps for its backward."""
-    expert: int = 1
-    """Ranks of a stage (tensor, context and data alike) over which the experts of a layer are divided."""
-    expert_tensor: int = 1
-    """Ranks that share every expert, as tensor ranks share other layers."""
+    tensor: int = field(
+        default=1,
+        metadata=_axis(
+            "Ranks that share every layer.",
+            short="tp",
+            degree=True,
+            divides=("parameters", "states", "activations"),
+        ),
+    )
+    pipeline: int = field(
+        default=1,
+        metadata=_axis("Pipeline stages.", short="pp", degree=True, divides=("parameters", "states")),
+    )
+    data: int = field(
+        default=1, metadata=_axis("Replicas of the model.", short="dp", degree=True, divides=("batch",))
+    )
+    virtual_pipeline: int = field(
+        default=1, metadata=_axis("Groups of layers of a rank, under an interleaved schedule.", short="vpp")
+    )
+    sequence_parallel: bool = field(
+        default=False,
+        metadata=_axis(
+            "Whether tensor ranks also share the positions of norms and dropout.",
+            short="sp",
+            divides=("activations",),
+        ),
+    )
+    zero_stage: int = field(
+        default=0,
+        metadata=_axis(
+            "What replicas shard: 1 optimizer states, 2 also gradients, 3 also parameters.",
+            short="zero",
+            divides=("states",),
+        ),
+    )
+    schedule: str = field(default="1f1b", metadata=_axis("Order of the passes of micro-batches."))
+    micro_batch_size: int = field(
+        default=1, metadata=_axis("Sequences that pass a replica at once.", short="mbs")
+    )
+    recompute: Recompute = field(
+        default="none",
+        metadata=_axis("What the backward computes again: none, selective (attention) or full (layers)."),
+    )
+    layers_per_stage: tuple[int, ...] | None = field(
+        default=None,
+        metadata=_axis(
+            "Layers of each virtual stage in the order of the forward pass; None: as many in each."
+        ),
+    )
+    recompute_every: int = field(
+        default=1, metadata=_axis("Of the layers of a rank, one in so many is recomputed.")
+    )
+    context: int = field(
+        default=1,
+        metadata=_axis(
+            "Ranks that share every sequence, each with an equal part of its positions.",
+            short="cp",
+            degree=True,
+            divides=("activations", "positions"),
+            group="context",
+        ),
+    )
+    context_exchange: ContextExchange = field(
+        default="ring",
+        metadata=_axis(
+            "What context ranks exchange: keys and values around a ring, or heads against positions.",
+            group="context",
+        ),
+    )
+    shard_group: int | None = field(
+        default=None,
+        metadata=_axis(
+            "Ranks over which ZeRO shards, of which there are several groups; None: all with the same "
+            "parameters.",
+            group="shards",
+        ),
+    )
+    offload_optimizer: Place = field(
+        default="none",
+        metadata=_axis(
+            "Where the CPU keeps and updates the optimizer's states; gradients of ZeRO 2 and 3 go there too.",
+            group="offload_optimizer",
+        ),
+    )
+    offload_param: Place = field(
+        default="none", metadata=_axis("Where the parameters are that ZeRO 3 gathers.", group="offload_param")
+    )
+    offload_activations: Literal["none", "cpu"] = field(
+        default="none",
+        metadata=_axis(
+            "Where the activations are that a layer keeps for its backward.", group="offload_activations"
+        ),
+    )
+    expert: int = field(
+        default=1,
+        metadata=_axis(
+            "Ranks of a stage (tensor, context and data) over which the experts of a layer are divided.",
+            short="ep",
+            degree=True,
+            divides=("experts",),
+            group="expert",
+        ),
+    )
+    expert_tensor: int = field(
+        default=1,
+        metadata=_axis(
+            "Ranks that share every expert, as tensor ranks share other layers.",
+            short="etp",
+            degree=True,
+            divides=("experts",),
+            group="expert",
+        ),
+    )
 
     @property
     def num_devices(self) -> int:
@@ -182,23 +290,15 @@ class ParallelLayout:
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
-        context = {"context": self.context, "context_exchange": self.context_exchange}
-        experts = {"expert": self.expert, "expert_tensor": self.expert_tensor}
-        return {
-            "tensor": self.tensor,
-            "pipeline": self.pipeline,
-            "data": self.data,
-            "micro_batch_size": self.micro_batch_size,
-            "num_microbatches": num_microbatches,
-            "recompute": self.recompute,
-            "recompute_every": self.recompute_every,
-            "virtual_pipeline": self.virtual_pipeline,
-            "sequence_parallel": self.sequence_parallel,
-            "zero_stage": self.zero_stage,
-            "schedule": self.schedule,
-            "layers_per_stage": None if self.layers_per_stage is None else list(self.layers_per_stage),
-            **(context if self.context > 1 else {}),
-            **(experts if self.expert * self.expert_tensor > 1 else {}),
-            **({} if self.shard_group is None else {"shard_group": self.shard_group}),
-            **self.offloads,
-        }
+        values = {name: getattr(self, name) for name in AXES}
+        if self.layers_per_stage is not None:
+            values["layers_per_stage"] = list(self.layers_per_stage)
+        used = {axis.group for name, axis in AXES.items() if values[name] != axis.default}
+        shown = [name for name, axis in AXES.items() if not axis.group or axis.group in used]
+        return {"num_microbatches": num_microbatches, **{name: values[name] for name in shown}}
+
+
+AXES: Mapping[str, Axis] = {
+    known.name: replace(known.metadata["axis"], default=known.default) for known in fields(ParallelLayout)
+}
+"""Every field of a layout on GPUs, by name."""

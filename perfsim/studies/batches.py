@@ -33,7 +33,6 @@ from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import CurveSteps, Evaluation
-from perfsim.specs.calibration import ConvergenceCalibration
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies import Plan
@@ -86,9 +85,19 @@ def target_for(
     if tokens is None and recipe.target_loss is not None:
         loss = tokens_for(by_law, recipe.target_loss, counted(model, by_law), law.loss_scale)
         tokens = loss.tokens
-    fit = None if law.fit is None else _fit_of(law.fit)
-    if tokens is None and law.fit is not None:
-        tokens = law.fit.e_min_tokens
+    fit = None
+    if law.fit is not None:
+        one_error = math.pow(law.fit.band_factor, 1 / Z_90)
+        fit = HyperbolaFit(
+            e_min=law.fit.e_min_tokens or math.nan,
+            b_crit=law.fit.b_crit_tokens,
+            rms_log=law.fit.residual,
+            b_crit_interval=(law.fit.b_crit_tokens / one_error, law.fit.b_crit_tokens * one_error),
+            batches=law.fit.batches_tokens,
+            run_kind=law.fit.run_kind,
+            notes=law.fit.notes,
+        )
+        tokens = law.fit.e_min_tokens if tokens is None else tokens
     if tokens is None:
         raise InputError(
             f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
@@ -109,20 +118,6 @@ def target_for(
 def target_of(spec: StudySpec) -> Target:
     """What ends the study's run. Raises InputError where the recipe says nothing of it."""
     return target_for(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
-
-
-def _fit_of(own: ConvergenceCalibration) -> HyperbolaFit:
-    """A fit in tokens as the laws of the critical batch take it."""
-    one_error = math.pow(own.band_factor, 1 / Z_90)
-    return HyperbolaFit(
-        e_min=own.e_min_tokens or math.nan,
-        b_crit=own.b_crit_tokens,
-        rms_log=own.residual,
-        b_crit_interval=(own.b_crit_tokens / one_error, own.b_crit_tokens * one_error),
-        batches=own.batches_tokens,
-        run_kind=own.run_kind,
-        notes=own.notes,
-    )
 
 
 def counted(model: TransformerConfig, law: LossLaw) -> float:

@@ -28,6 +28,7 @@ from perfsim.prediction.caveats import (
     worst_first,
 )
 from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
+from perfsim.prediction.planner import refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
 from perfsim.prediction.question import PriceTables, Question
 from perfsim.prediction.run import Evaluation
@@ -333,6 +334,32 @@ def run_study(
     ]
     result = _result(spec, target, answered, refused, stopped)
     return StudyRun(result, tuple(answered), stopped)
+
+
+def refusals(spec: StudySpec) -> list[Infeasible]:
+    """The candidates to which a run of the study would give no answer, but for memory and limits of time.
+
+    Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
+    """
+    target = target_of(spec)
+    asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
+    errors = [_refusal(spec, candidate, devices, target) for candidate, devices in asked]
+    refused = [error for error in errors if error is not None]
+    if len(refused) == len(asked):
+        raise _all_failed(refused)
+    return [
+        Infeasible(candidate.label(devices), _reason(error))
+        for (candidate, devices), error in zip(asked, errors, strict=True)
+        if error is not None
+    ]
+
+
+def _refusal(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> PerfsimError | None:
+    """Why a candidate has no answer at any batch, as far as that is known without its memory."""
+    question = question_of_candidate(spec, candidate, devices)
+    check_question(question)
+    refused = [refusal(question.at(batch)) for batch in _batches(spec, target, question)]
+    return refused[0] if all(refused) else None
 
 
 def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:

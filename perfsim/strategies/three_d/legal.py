@@ -10,7 +10,7 @@ from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import passes_problem
 from perfsim.base.text import nearest_divisors
 from perfsim.network import FatTree
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES
@@ -18,7 +18,6 @@ from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
-DEGREES = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
 
 
 class Refusal(NamedTuple):
@@ -74,9 +73,9 @@ def _indivisible(
 def _of_devices(
     topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
 ) -> Iterator[Refusal]:
-    for name in DEGREES:
+    for name, axis in AXES.items():
         value = getattr(layout, name)
-        if name not in free_degrees and value != 1:
+        if axis.degree and name not in free_degrees and value != 1:
             words = f"strategy {strategy} holds {name} at 1, the layout has {name} {value}"
             yield _refused(layout, name, words, {name: 1})
     if layout.num_devices != topology.num_devices:

@@ -15,7 +15,7 @@ from perfsim.catalog import default_catalog
 from perfsim.convergence.laws import BESIROGLU
 from perfsim.engine.limits import Limits, limited
 from perfsim.report.document import document_text
-from perfsim.report.study_files import study_document
+from perfsim.report.study_page import study_document
 from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import CandidateResult
 from perfsim.studies.batches import target_of
