@@ -51,7 +51,8 @@ from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
-from perfsim.studies.spec import StudySpec, check_question, question_of_candidate, with_verify
+from perfsim.studies.runner import check_study
+from perfsim.studies.spec import StudySpec, with_verify
 from perfsim.studies.trials import Explained, explain
 
 if TYPE_CHECKING:
@@ -153,8 +154,7 @@ def _kind_of_file(path: Path) -> str:
 def _study(path: Path, catalog: Catalog) -> str:
     spec = load_study(str(path), catalog)
     machines = [(own, devices) for own in spec.candidates for devices in own.devices]
-    for own, devices in machines:
-        check_question(question_of_candidate(spec, own, devices))
+    check_study(spec)
     return f"{spec.model.name} by {spec.recipe.name} on " + "; ".join(
         own.label(count) for own, count in machines
     )

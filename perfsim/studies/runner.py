@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from perfsim.studies.batches import (
     BatchChoice,
     Target,
     batch_curve,
-    batch_grid,
+    batches_of,
     best_of,
     choice_of_run,
     ramp_of,
@@ -127,7 +128,7 @@ def answer_candidate(
     question = question_of_candidate(spec, candidate, devices)
     if tables is not None:
         tables.lend(question)
-    batches = _batches(spec, target, question)
+    batches = batches_of(spec, target, question)
     best = batches[0]
     curve = list[BatchChoice]()
     dropped = dict[int, PerfsimError]()
@@ -173,30 +174,13 @@ def answer_candidate(
     return replace(answered, evaluation=disturbed, choice=choice_of_run(disturbed, target))
 
 
-def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
-    """The global batches to try: the recipe's own, else the study's."""
-    given = spec.recipe.batch_over(question.devices)
-    if given is not None:
-        return [given]
-    if spec.batch_sizes == "auto":
-        if target.critical.given_length:
-            raise InputError(
-                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
-                "recipe.global_batch_size or batch_sizes"
-            )
-        layout = question.given_layout
-        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
-        return batch_grid(target, spec.recipe.seq_length, unit)
-    return list(spec.batch_sizes)
-
-
 def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:
     """A candidate under the perturbations that apply to it; remarks are added to the notes of its plan.
 
     Raises InputError, naming the candidate, if dead links leave no route.
     """
     plan = evaluation.plan
-    applicable, remarks = restricted(spec, plan.topology)
+    applicable, remarks = _restricted(spec, plan.topology)
     try:
         disturbed = perturbed(evaluation, applicable)
     except InputError as error:
@@ -208,7 +192,7 @@ def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Ev
     return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
 
 
-def restricted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
+def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
     """The perturbations that apply to one system, and remarks on those that do not.
 
     Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
@@ -318,9 +302,8 @@ def run_study(
     """
     spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
+    check_study(spec)
     asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
-    for candidate, devices in asked:
-        check_question(question_of_candidate(spec, candidate, devices))
     outcomes, stopped = _outcomes(spec, asked, target, progress, executor)
     answered = [outcome for outcome in outcomes if isinstance(outcome, Answered)]
     errors = [outcome for outcome in outcomes if isinstance(outcome, PerfsimError)]
@@ -333,6 +316,28 @@ def run_study(
     ]
     result = _result(spec, target, answered, refused, stopped)
     return StudyRun(result, tuple(answered), stopped)
+
+
+def check_study(spec: StudySpec) -> None:
+    """Raise what a run refuses, but for a lack of memory and limits of time.
+
+    Bad input of one candidate refuses the study; a lack of prices or of batches only where no candidate is
+    without it.
+    """
+    target = target_of(spec)
+    outcomes = []
+    for candidate in spec.candidates:
+        for devices in candidate.devices:
+            question = question_of_candidate(spec, candidate, devices)
+            check_question(question)
+            outcomes.append(attempt(partial(_batches_if_priced, spec, target, question)))
+    errors = [outcome for outcome in outcomes if isinstance(outcome, PerfsimError)]
+    if errors and len(errors) == len(outcomes):
+        raise _all_failed(errors)
+
+
+def _batches_if_priced(spec: StudySpec, target: Target, question: Question) -> list[int]:
+    return batches_of(spec, target, question.check())
 
 
 def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
