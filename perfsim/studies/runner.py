@@ -527,7 +527,7 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
     stored: dict[str, Stored] = {}
     if store_path.exists():
         with Store(store_path) as store:
-            stored = dict(store.intact(points))
+            stored = dict(store.find(points))
     times_s: dict[str, list[float]] = {}
     for digest, answer in stored.items():
         times_s.setdefault(points[digest].candidate.strategy, []).append(answer.seconds)
@@ -573,7 +573,7 @@ def run_sweep(
     if not store_path.exists():  # a scheduler that does not answer leaves no file
         executor = executor_for(jobs, scheduler, most=len(points), tell=tell)
     with Store(store_path) as store:
-        results = {key: reader.result(points[key], stored.text) for key, stored in store.intact(points)}
+        results = {key: reader.result(points[key], stored.text) for key, stored in store.find(points)}
         pending = {key: point for key, point in points.items() if key not in results}
         if store.damaged:
             tell(f"{store.path}: {len(store.damaged)} stored points are damaged and are computed again")
