@@ -60,13 +60,13 @@ POOLS = ("server", "dram", "flash")
 """Kinds of links that occur once in every weight server."""
 
 
-class WaferNetwork(Network):
+class _WaferNetwork(Network):
     """A tree that streams weights down to all systems and gradients up."""
 
     def __init__(self, tree: WaferTree) -> None:
         self.tree, self.costs = tree, StreamCosts(tree)
 
-    def of_graph(self, graph: TaskGraph, /) -> WaferNetwork:
+    def of_graph(self, graph: TaskGraph, /) -> _WaferNetwork:
         """Raises InputError for several unfolded wafers: spills of all systems are counted together."""
         wafers = sum(stream.endswith("/spill") for stream in graph.streams)
         if wafers > 1:
@@ -117,7 +117,6 @@ class WaferNetwork(Network):
         return self._once(np.concatenate([links, *servers]), costs.stream_bytes_per_s)
 
     def _once(self, links: Ints, bytes_per_s: float) -> Traffic:
-        """Traffic that crosses each link once."""
         links = np.unique(self.counted[links])
         return Traffic(links, np.ones(len(links), dtype=np.int64), bytes_per_s)
 
@@ -161,7 +160,6 @@ class WaferNetwork(Network):
         return capacities
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
-        """Capacity of links, those of several servers together."""
         return self.capacities[links]
 
 
@@ -353,8 +351,8 @@ class WaferCluster(Machine):
         costs = StreamedGpuCosts if topology.system.device.kind == "gpu" else WaferCosts
         return costs(topology, recipe)
 
-    def network(self, topology: WaferTree, /) -> WaferNetwork:
-        return WaferNetwork(topology)
+    def network(self, topology: WaferTree, /) -> _WaferNetwork:
+        return _WaferNetwork(topology)
 
     def releases(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> tuple[str, str] | None:
         """The release of the recipe or the system, and the nearest one that was measured."""

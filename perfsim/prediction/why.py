@@ -231,8 +231,6 @@ def _crossings(trace: Trace, network: Network, peers: PeerClasses) -> _Crossings
 
 
 class _Window(NamedTuple):
-    """The interval of a step."""
-
     low: float
     high: float
 

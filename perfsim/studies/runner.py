@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from perfsim.prediction.caveats import (
     worst_first,
 )
 from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
+from perfsim.prediction.planner import refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
 from perfsim.prediction.question import PriceTables, Question
 from perfsim.prediction.run import Evaluation
@@ -302,8 +302,9 @@ def run_study(
     """
     spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
-    check_study(spec)
     asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
+    for candidate, devices in asked:
+        check_question(question_of_candidate(spec, candidate, devices))
     outcomes, stopped = _outcomes(spec, asked, target, progress, executor)
     answered = [outcome for outcome in outcomes if isinstance(outcome, Answered)]
     errors = [outcome for outcome in outcomes if isinstance(outcome, PerfsimError)]
@@ -318,26 +319,30 @@ def run_study(
     return StudyRun(result, tuple(answered), stopped)
 
 
-def check_study(spec: StudySpec) -> None:
-    """Raise what a run refuses, but for a lack of memory and limits of time.
+def refusals(spec: StudySpec) -> list[Infeasible]:
+    """The candidates to which a run of the study would give no answer, but for memory and limits of time.
 
-    Bad input of one candidate refuses the study; a lack of prices or of batches only where no candidate is
-    without it.
+    Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
     """
     target = target_of(spec)
-    outcomes = []
-    for candidate in spec.candidates:
-        for devices in candidate.devices:
-            question = question_of_candidate(spec, candidate, devices)
-            check_question(question)
-            outcomes.append(attempt(partial(_batches_if_priced, spec, target, question)))
-    errors = [outcome for outcome in outcomes if isinstance(outcome, PerfsimError)]
-    if errors and len(errors) == len(outcomes):
-        raise _all_failed(errors)
+    asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
+    errors = [_refusal(spec, candidate, devices, target) for candidate, devices in asked]
+    refused = [error for error in errors if error is not None]
+    if len(refused) == len(asked):
+        raise _all_failed(refused)
+    return [
+        Infeasible(candidate.label(devices), _reason(error))
+        for (candidate, devices), error in zip(asked, errors, strict=True)
+        if error is not None
+    ]
 
 
-def _batches_if_priced(spec: StudySpec, target: Target, question: Question) -> list[int]:
-    return batches_of(spec, target, question.check())
+def _refusal(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> PerfsimError | None:
+    """Why a candidate has no answer at any batch, as far as that is known without its memory."""
+    question = question_of_candidate(spec, candidate, devices)
+    check_question(question)
+    refused = [refusal(question.at(batch)) for batch in batches_of(spec, target, question)]
+    return refused[0] if all(refused) else None
 
 
 def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:

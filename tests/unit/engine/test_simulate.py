@@ -110,8 +110,8 @@ def test_flows_that_meet_only_because_others_were_slowed_are_simulated(
     toys: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third flow ends at 12 s alone and at 22 s after two that share a link, when the fourth begins."""
-    monkeypatch.setattr(sys.modules["perfsim.engine.simulate"], "MOST_CONTENDING", np.inf)
-    monkeypatch.setattr(sys.modules["perfsim.engine.simulate"], "FEW_CONTENDING", np.inf)
+    monkeypatch.setattr(sys.modules["perfsim.engine.involved"], "MOST_CONTENDING", np.inf)
+    monkeypatch.setattr(sys.modules["perfsim.engine.involved"], "FEW_CONTENDING", np.inf)
     builder = GraphBuilder()
     first = builder.task(toys.transfer("first", RankGroup(0, 8, 2)), "gpu0/nic").tensor
     builder.task(toys.transfer("second", RankGroup(1, 8, 2)), "gpu1/nic")

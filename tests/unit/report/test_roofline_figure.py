@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perfsim.prediction.why import ELEMENTWISE, PRODUCT, KernelUse, Roofline
-from perfsim.report.figures.machine import roofline, roofline_alt, roofline_table
-from perfsim.report.study import study_page
+from perfsim.report.figures.machine import roofline, roofline_table
+from perfsim.report.study_page import study_page
 from perfsim.studies.answers import StudyResult
 
 OWN = Roofline(
@@ -47,11 +47,12 @@ def test_ceilings_are_named_and_points_are_labelled_in_place() -> None:
 
 
 def test_the_table_has_every_kernel_also_those_too_short_to_draw() -> None:
-    rows = roofline_table(OWN).rows
+    table = roofline_table(OWN)
+    rows = table.shown()
     assert [row[0] for row in rows] == ["MLP", "projections", "element-wise", "router"]
     assert rows[0][-1] == "67 % of bf16 peak"
     assert rows[2][-1] == "94 % of memory"
-    assert "MLP 53 % of the time at 67 % of bf16 peak" in roofline_alt(OWN)
+    assert "MLP, matrix product: share 52.6 %, reach 67 % of bf16 peak" in table.words("share", "reach")
 
 
 def test_a_page_has_a_roofline_for_each_machine_with_one(result: StudyResult) -> None:

@@ -15,12 +15,12 @@ from perfsim.catalog import default_catalog
 from perfsim.convergence.laws import BESIROGLU
 from perfsim.engine.limits import Limits, limited
 from perfsim.report.document import document_text
-from perfsim.report.study_files import study_document
+from perfsim.report.study_page import study_document
 from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import CandidateResult
 from perfsim.studies.batches import target_of
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import Answered, StudyRun, check_study, run_study
+from perfsim.studies.runner import Answered, StudyRun, run_study
 from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, StudySpec
 from perfsim.work.counts import parameters
 
@@ -368,15 +368,3 @@ def test_the_critical_batch_can_be_stated(spec: StudySpec) -> None:
 
 
 # -------------------------------------------------------------------------------------- the file
-
-
-# ----------------------------------------------------------------------------------- without a run
-def test_a_study_is_refused_without_a_run_where_no_run_answers_it(quick: StudySpec) -> None:
-    check_study(quick)
-    gpus = quick.candidates[0]
-    device = gpus.system.device.model_copy(update={"calibration": None})
-    bare = gpus.model_copy(update={"system": gpus.system.model_copy(update={"device": device})})
-    check_study(with_candidates(quick, bare, quick.candidates[1]))
-    for ask in (check_study, run_study):
-        with pytest.raises(InputError, match="calibration"):
-            ask(with_candidates(quick, bare))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
-from perfsim.report.figures.time import equal_time, equal_time_alt
-from perfsim.report.sweep import sweep_document, sweep_sections
+from perfsim.report.figures.time import equal_time
+from perfsim.report.sweep import matches_table, sweep_document, sweep_sections
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
@@ -168,6 +168,6 @@ def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResu
     ]
     assert min(drawn[1].x) > 1.0, "what was faster than the smallest machine tried is left out"
     assert drawn[3].error_x.array is not None
-    assert "4 devices of rival" in equal_time_alt(forward)
+    assert "4 devices of rival" in [row[0].value for row in matches_table(forward).rows]
     slugs = [section.slug for section in sweep_sections(replace(result, points=(*own, *rivals)))]
     assert {"equals", "equals-back"} <= set(slugs)
