@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfsim.api.questions import Named, Row, frame, html_table, names_of
+from perfsim.api.questions import Named, Row, Rows, Tabular, names_of
 from perfsim.base.errors import (
     CatalogError,
     InputError,
@@ -56,7 +56,7 @@ from perfsim.studies.spec import StudySpec, with_verify
 from perfsim.studies.trials import Explained, explain
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 OWN: dict[str, type[BaseModel]] = {
@@ -342,7 +342,7 @@ def published_cases() -> list[Path]:
 
 
 @dataclass(frozen=True, repr=False)
-class Validation:
+class Validation(Tabular):
     """Errors of the predictions of one file, case by case and together."""
 
     document: Mapping[str, Any]
@@ -361,18 +361,18 @@ class Validation:
         return baseline
 
     @property
-    def cases(self) -> list[Row]:
+    def cases(self) -> Rows:
         """One row a case: measured, predicted, error."""
-        return [dict(case) for case in self.document["cases"]]
+        return Rows(dict(case) for case in self.document["cases"])
+
+    def rows(self) -> Rows:
+        """`cases`, as every answer has them."""
+        return self.cases
 
     @property
     def failed(self) -> list[Row]:
         """Cases that could not be predicted, with the reason."""
         return [dict(case) for case in self.document.get("failed", ())]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """`cases` as a frame. Raises PerfsimError where pandas is not installed."""
-        return frame(self.cases)
 
     def __repr__(self) -> str:
         return f"<validation of {self.document['file']}: {self._line()}>"
@@ -382,7 +382,4 @@ class Validation:
         return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
 
     def _repr_html_(self) -> str:
-        return f"<p><strong>{escape(self._line())}</strong></p>{html_table(self.cases)}"
-
-
-# Lists the catalogue: the names of a kind, or the values of one entry with their sources.
+        return f"<p><strong>{escape(self._line())}</strong></p>{super()._repr_html_()}"

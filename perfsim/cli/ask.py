@@ -136,7 +136,7 @@ def _plan(
     elif emitted:
         print_lines(emitted["emitted"].splitlines())
     else:
-        print_lines([*plan_lines(answer.result), *match_lines(answer.result, matched)])
+        print_lines([*plan_lines(answer), *match_lines(answer, matched)])
     if page and not as_json:
         print_lines([f"Report: {page['report']}"])
 
@@ -200,13 +200,13 @@ def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
         jobs=how.jobs or 1,
         scheduler=how.scheduler,
     )
-    page = answer.save(how.out or Path("reports") / answer.result.study)
+    page = answer.save(how.out or Path("reports") / answer.study)
     if how.table is not None:
         answer.batch_curve.save(how.table)
     if how.as_json:
         print_json(answer.document(report=str(page)))
     else:
-        print_answer(lambda: study_lines(answer.result), answer.verdict, page, quiet=how.quiet)
+        print_answer(lambda: study_lines(answer), answer.verdict, page, quiet=how.quiet)
     if how.opens:
         open_page(page)
     answer.check()
@@ -294,9 +294,9 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     if how.table is not None:
         answered.save_table(how.table)
     if how.as_json:
-        print_parts(sweep_text(answered.result, report=page))
+        print_parts(sweep_text(answered, report=page))
     else:
-        print_answer(lambda: sweep_lines(answered.result), answered.verdict, page, quiet=how.quiet)
+        print_answer(lambda: sweep_lines(answered), answered.verdict, page, quiet=how.quiet)
     if how.opens and page:
         open_page(Path(page))
     if not answered.feasible:

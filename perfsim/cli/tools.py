@@ -331,7 +331,7 @@ Examples:
 @click.option(
     "--format",
     "format_name",
-    type=LateChoice("perfsim.interop.formats:NAMES"),
+    type=LateChoice("perfsim.interop:FORMATS"),
     metavar="NAME",
     help="Format of FILE, such as megatron. [default: recognised by its content]",
 )

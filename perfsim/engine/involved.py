@@ -132,7 +132,7 @@ def _beside_computation(graph: TaskGraph, takes: Bools) -> Bools:
     return np.asarray(takes[graph.work] & ~blocking[graph.stream])
 
 
-class Occupied(NamedTuple):
+class _Occupied(NamedTuple):
     """The devices that some communications occupy: `devices[kind[i]]` those of communication i."""
 
     tasks: NDArray[np.intp]
@@ -140,7 +140,7 @@ class Occupied(NamedTuple):
     devices: list[tuple[int, ...]]
 
 
-def occupied(graph: TaskGraph, tasks: NDArray[np.intp]) -> Occupied:
+def occupied(graph: TaskGraph, tasks: NDArray[np.intp]) -> _Occupied:
     """The devices that communications occupy: those of their stream, and those that receive a message."""
     of_stream = graph.stream_devices
     of_message = _ends_of_messages(graph)
@@ -152,7 +152,7 @@ def occupied(graph: TaskGraph, tasks: NDArray[np.intp]) -> Occupied:
     devices = [
         tuple(dict.fromkeys((*of_stream[stream], *of_message.get(work, ())))) for stream, work in kinds
     ]
-    return Occupied(tasks, kind.reshape(-1), devices)
+    return _Occupied(tasks, kind.reshape(-1), devices)
 
 
 class _Spans(NamedTuple):
@@ -223,7 +223,7 @@ def _crossings(graph: TaskGraph, flows: Mapping[int, Flow]) -> tuple[NDArray[np.
     return task, links[row], bytes_per_s[row]
 
 
-def _spans_of(communications: Occupied, trace: Trace) -> tuple[_Spans, NDArray[np.intp]]:
+def _spans_of(communications: _Occupied, trace: Trace) -> tuple[_Spans, NDArray[np.intp]]:
     """A span for every device that a communication occupies, and the communication of each."""
     tasks, kind, devices = communications
     counts = np.array([len(numbers) for numbers in devices], dtype=np.int64)
@@ -236,7 +236,7 @@ def _spans_of(communications: Occupied, trace: Trace) -> tuple[_Spans, NDArray[n
     return _Spans(numbers[first[kind[number]] + place], start_s, end_s), number
 
 
-def _computing_meanwhile(trace: Trace, communications: Occupied) -> Bools:
+def _computing_meanwhile(trace: Trace, communications: _Occupied) -> Bools:
     """Of some communications, those during which a device that they occupy computes."""
     graph = trace.graph
     own = np.array([min(numbers, default=-1) for numbers in graph.stream_devices])
@@ -251,7 +251,7 @@ def _computing_meanwhile(trace: Trace, communications: Occupied) -> Bools:
 
 
 def _beside_loads(
-    communications: Occupied, trace: Trace, computations: _Spans, wider: float = 0.0, drift: float = 0.0
+    communications: _Occupied, trace: Trace, computations: _Spans, wider: float = 0.0, drift: float = 0.0
 ) -> Bools:
     """Of some computations those that meet a load.
 

@@ -41,25 +41,6 @@ def at_speed(point: PointResult, factor: float) -> PointResult:
     return replace(point, answer=replace(point.answer, time=slower))
 
 
-def test_each_device_count_runs_at_the_batch_of_least_time(result: SweepResult) -> None:
-    (series,) = result.analysis.series
-    assert series.counts == (1, 2, 4)
-    for best in series.points:
-        rivals = [point for point in result.feasible if point.num_devices == best.num_devices]
-        assert best.target_time.time_s == min(point.target_time.time_s for point in rivals)
-
-
-def test_efficiency_is_one_for_the_smallest_and_the_speedup_over_the_devices_for_others(
-    result: SweepResult,
-) -> None:
-    (series,) = result.analysis.series
-    first, second = series.points[:2]
-    assert series.efficiency(first) == 1.0
-    assert series.efficiency(second) == pytest.approx(
-        first.target_time.time_s / second.target_time.time_s / 2
-    )
-
-
 def test_circumstances_make_series_and_batches_do_not(write_sweep: Write, tmp_path: Path) -> None:
     grid = "  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n  recipe.global_batch_size: [2, 8]"
     result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
