@@ -7,7 +7,7 @@ uplinks are oversubscribed, since then only some of them cross uplinks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 from typing import NamedTuple
@@ -141,7 +141,8 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
     """
     classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
     network = network.of_graph(graph)
-    traffic = _traffic(graph.works, network, PeerClasses(classes))
+    like = PeerClasses(classes)
+    traffic = traffic_by_work(graph.works, network, lambda work: network.traffic(work, like))
     if not traffic:
         return _SharedLinks()
     # Works of one traffic are one row of the table of crossings.
@@ -200,8 +201,10 @@ def _rows_on_streams(graph: TaskGraph, row_of_work: Mapping[int, int]) -> tuple[
     return stream, row
 
 
-def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dict[int, Traffic]:
-    """Traffic by work id; works that are alike to the network have the same."""
+def traffic_by_work(
+    works: Sequence[Work], network: Network, traffic: Callable[[Work], Traffic | None]
+) -> dict[int, Traffic]:
+    """Traffic by work id; works that are alike to the network have the same, and some have none."""
     known: dict[Hashable, Traffic | None] = {}
     by_work: dict[int, Traffic] = {}
     for number, work in enumerate(works):
@@ -209,9 +212,9 @@ def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dic
             continue
         key = network.alike(work)
         if key not in known:
-            known[key] = network.traffic(work, peers)
-        if (traffic := known[key]) is not None:
-            by_work[number] = traffic
+            known[key] = traffic(work)
+        if (found := known[key]) is not None:
+            by_work[number] = found
     return by_work
 
 

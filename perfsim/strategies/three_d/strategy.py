@@ -19,7 +19,7 @@ from perfsim.base.sizes import MOST_DEVICES
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
 from perfsim.strategies.schedules import SCHEDULES
@@ -53,7 +53,7 @@ class ThreeD:
     """The strategy `3d`, or a plain strategy with some degrees fixed at 1."""
 
     name: str = "3d"
-    free_degrees: tuple[str, ...] = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
+    free_degrees: tuple[str, ...] = tuple(name for name, axis in AXES.items() if axis.degree)
     summary: str = "tensor, context, pipeline, data and expert parallelism composed (Megatron)"
     system_kind: str = "gpu-cluster"
     zero_stage: int | None = None
