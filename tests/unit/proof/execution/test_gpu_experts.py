@@ -11,7 +11,7 @@ import pytest
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.proof import gpu_experts, layers
+from perfsim.proof import gpu_experts, gpu_program, layers
 from perfsim.proof.experts import Rows, drawn_routing
 from perfsim.proof.faults import missing_dependencies
 from perfsim.proof.layers import Projected, Results
