@@ -1,4 +1,4 @@
-"""`perfsim.comparison`: published figures beside a law or equations."""
+"""`perfsim.study`, `perfsim.sweep` and `perfsim.comparison`, with their answers."""
 
 from __future__ import annotations
 
