@@ -356,7 +356,7 @@ def _import(
     """Read a model, a recipe or measured steps from FILE of another tool, as YAML of perfsim.
 
     Formats: config.json of Hugging Face; scripts and logs of Megatron-LM; YAML of the Cerebras Model Zoo,
-    NeMo, Megatron-Bridge and GPT-NeoX; TOML or log of torchtitan; DeepSpeed JSON next to a config.json; one or
+    NeMo, Megatron-Bridge and GPT-NeoX; TOML or log of torchtitan; DeepSpeed JSON with a config.json; one or
     several MLPerf logs; Chakra traces, for a summary. The output says how many parameters the model has,
     which keys were not used, and what perfsim cannot express.
     """
