@@ -46,7 +46,7 @@ def case(strategy: str = "3d", device: str = "h100-sxm5-80gb", **changes: Any) -
 
 
 def framework_of(run: StepCase) -> FrameworkCalibration:
-    framework = case_question(run, CATALOG).recipe.runtime.framework
+    framework = case_question(run, CATALOG).recipe.runtime.stack
     assert framework is not None
     return framework
 

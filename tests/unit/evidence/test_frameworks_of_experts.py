@@ -56,23 +56,23 @@ def test_a_container_and_the_nvlink_domain_decide_whether_8_bit_steps_are_replay
     of_older_file = {"notes": f"printed 8047 tokens/s/GPU; container {container}. Same layout"}
     for given in ({"container": container}, of_older_file):
         question = case_question(StepCase.model_validate(CASE | changes | given), default_catalog())
-        assert question.recipe.runtime.framework is not None
-        assert question.recipe.runtime.framework.cuda_graph is graph
+        assert question.recipe.runtime.stack is not None
+        assert question.recipe.runtime.stack.cuda_graph is graph
 
 
 def test_a_run_without_fused_attention_has_that_of_the_a100() -> None:
     plain, printed = (
         case_question(case(note), default_catalog()) for note in ("", "GeGLU, NVTE_FUSED_ATTN=0.")
     )
-    assert plain.recipe.runtime.framework is not None
-    assert printed.recipe.runtime.framework is not None
-    assert plain.recipe.runtime.framework.attention == "asynchronous"
-    assert printed.recipe.runtime.framework.attention == "synchronous"
+    assert plain.recipe.runtime.stack is not None
+    assert printed.recipe.runtime.stack is not None
+    assert plain.recipe.runtime.stack.attention == "asynchronous"
+    assert printed.recipe.runtime.stack.attention == "synchronous"
 
 
 def test_a_declared_setting_decides_whatever_the_notes_say() -> None:
     run = case("container 26.08; NVTE_FUSED_ATTN=0.", attention_kernel="one_block", cuda_graph=False)
-    framework = case_question(run, default_catalog()).recipe.runtime.framework
+    framework = case_question(run, default_catalog()).recipe.runtime.stack
     assert framework is not None
     assert (framework.attention, framework.cuda_graph) == ("one_block", False)
 
