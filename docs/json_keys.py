@@ -61,6 +61,8 @@ NO_FIELD: Mapping[str, str] = {
     "kendall_tau": "Rank correlation of layouts, predicted against measured.",
     "regret": "How much longer the layout takes that is predicted to be the fastest than the fastest.",
     "memory_limit": "Share of a device's memory that a layout may use.",
+    "screened": "Number of layouts.",
+    "feasible": "Number of layouts that fit in memory.",
     "screening_s": "Time in which the layouts were screened.",
     "report": "Where the page is.",
     "version": "The version of perfsim.",

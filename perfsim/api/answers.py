@@ -5,29 +5,23 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
 
-from perfsim.api.questions import Named, Row, Rows, frame, html_table, names_of, save_table, writing
+from perfsim.api.questions import Named, Row, Rows, Tabular, names_of, values_of, writing
 from perfsim.base.errors import InputError, Problem, within_floats
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import DAY_S
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
-from perfsim.prediction.bands import Accuracy
-from perfsim.prediction.caveats import SharedCaveat
 from perfsim.prediction.verification import Verify, must_be_right
-from perfsim.report.comparison import write_comparison
 from perfsim.report.text import layout_short
 from perfsim.studies.answers import (
-    Assumption,
     CandidateResult,
-    Decision,
-    Infeasible,
     PointResult,
     StudyResult,
 )
@@ -41,7 +35,6 @@ from perfsim.studies.spec import StudySpec, with_verify
 from perfsim.studies.variants import SweepResult
 
 if TYPE_CHECKING:
-    import pandas as pd
     import plotly.graph_objects as go
 
 
@@ -88,63 +81,25 @@ def study(
     names = names_of(compare, "compare")
     run = run_study(asked, names, progress, executor)
     if isinstance(study, (Study, Mapping)):
-        return StudyAnswer(run)
+        return StudyAnswer(**values_of(run.result), run=run)
     words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
     for path, value in (changes or {}).items():
         words += ["--set", f"{path}={value}"]
-    return StudyAnswer(replace(run, result=replace(run.result, command=shlex.join(words))))
+    run = replace(run, result=replace(run.result, command=shlex.join(words)))
+    return StudyAnswer(**values_of(run.result), run=run)
 
 
 @dataclass(frozen=True, repr=False)
-class StudyAnswer:
+class StudyAnswer(StudyResult, Tabular):
     """The candidates of a study, each at its own best batch, and the sentence that compares them."""
 
-    run: StudyRun
-
-    @property
-    def result(self) -> StudyResult:
-        """All values of the answer, as reports draw them."""
-        return self.run.result
-
-    @property
-    def verdict(self) -> str:
-        """Who reaches the target first, by how much, with the 90 % range, and why."""
-        return self.result.verdict
-
-    @property
-    def candidates(self) -> tuple[CandidateResult, ...]:
-        """Every candidate that has a plan, in the order of the study."""
-        return self.result.candidates
-
-    @property
-    def infeasible(self) -> tuple[Infeasible, ...]:
-        """Candidates without a plan, with the reasons."""
-        return self.result.infeasible
+    run: StudyRun = field(kw_only=True)
+    """What the answer was made of."""
 
     @property
     def best(self) -> CandidateResult:
         """The candidate that reaches the target first."""
         return min(self.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
-
-    @property
-    def caveats(self) -> tuple[SharedCaveat, ...]:
-        """Reasons to trust the answer less, worst first, each once with the candidates that it is about."""
-        return self.result.caveats
-
-    @property
-    def decision(self) -> Decision | None:
-        """When, how much and how sure, with what would change it."""
-        return self.result.decision
-
-    @property
-    def assumptions(self) -> tuple[Assumption, ...]:
-        """Every input of the answer, with its source."""
-        return self.result.assumptions
-
-    @property
-    def accuracy(self) -> tuple[Accuracy, ...]:
-        """How well predictions of this kind met published runs."""
-        return self.result.accuracy
 
     @property
     def stopped(self) -> bool:
@@ -167,34 +122,32 @@ class StudyAnswer:
             raise InputError([Problem(f"{wrong} {name!r}", help=did_you_mean(name, labels))])
         return fitting[0]
 
-    @cached_property
+    @property
     def batch_curve(self) -> Rows:
         """Time to the target at every global batch that was tried, one row a candidate and batch."""
         return Rows(
-            tuple(
-                {
-                    "candidate": candidate.label,
-                    "global_batch_size": point.global_batch_size,
-                    "batch_tokens": point.batch_tokens,
-                    "step_time_s": point.step_time_s,
-                    "steps": point.steps,
-                    "time_to_accuracy_s": point.time_to_accuracy_s,
-                    "low_s": point.time_to_accuracy_band_s[0],
-                    "high_s": point.time_to_accuracy_band_s[1],
-                }
-                for candidate in self.candidates
-                for point in candidate.batch_curve
-            )
+            {
+                "candidate": candidate.label,
+                "global_batch_size": point.global_batch_size,
+                "batch_tokens": point.batch_tokens,
+                "step_time_s": point.step_time_s,
+                "steps": point.steps,
+                "time_to_accuracy_s": point.time_to_accuracy_s,
+                "low_s": point.time_to_accuracy_band_s[0],
+                "high_s": point.time_to_accuracy_band_s[1],
+            }
+            for candidate in self.candidates
+            for point in candidate.batch_curve
         )
 
     @property
     def figures(self) -> StudyFigures:
         """The figures of the report."""
-        return StudyFigures(self.result)
+        return StudyFigures(self)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> Rows:
         """One row a candidate: what it is, its step, and its time to the target; SI units."""
-        return [
+        return Rows(
             {
                 "candidate": candidate.label,
                 "strategy": candidate.strategy,
@@ -212,34 +165,30 @@ class StudyAnswer:
                 "production_time_s": candidate.production_time_s,
             }
             for candidate in self.candidates
-        ]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
-        return frame(self.rows())
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write the report, `summary.json` and a trace of each candidate; returns the page."""
-        from perfsim.report.study_files import write_study
+        from perfsim.report.study_page import write_study
 
         with writing(folder) as path:
             return write_study(self.run, path)
 
     def document(self, report: str = "") -> dict[str, Any]:
         """The answer as `perfsim study --json` prints it; `report` is where the page stands."""
-        from perfsim.report.study_files import study_document
+        from perfsim.report.study_page import study_document
 
-        return study_document(self.result, report=report)
+        return study_document(self.run.result, report=report)
 
     def check(self) -> StudyAnswer:
         """The answer itself; raises what ended the study early, or what its sampled products got wrong."""
-        must_be_right(self.result.sampling.values())
+        must_be_right(self.sampling.values())
         if self.run.stopped is not None:
             raise self.run.stopped
         return self
 
     def __repr__(self) -> str:
-        return f"<study {self.result.study}: {self.verdict}>"
+        return f"<study {self.study}: {self.verdict}>"
 
     def _repr_html_(self) -> str:
         shown = [
@@ -254,7 +203,7 @@ class StudyAnswer:
             }
             for candidate in self.candidates
         ]
-        return f"<p><strong>{escape(self.verdict)}</strong></p>{html_table(shown)}"
+        return f"<p><strong>{escape(self.verdict)}</strong></p>{Rows(shown)._repr_html_()}"
 
 
 @dataclass(frozen=True)
@@ -265,46 +214,46 @@ class StudyFigures:
 
     def time_to_accuracy(self) -> go.Figure:
         """Time to the target against the global batch."""
-        from perfsim.report.figures.time import time_to_accuracy
+        from perfsim.report.figures.time import batch_curves, batch_table
 
-        return time_to_accuracy(self.result)
+        return batch_curves(batch_table(self.result), self.result)
 
     def step_time(self) -> go.Figure:
         """Where the seconds of a step go."""
-        from perfsim.report.figures.step import step_breakdown
+        from perfsim.report.figures.step import breakdown_table, step_shares
 
-        return step_breakdown(self.result)
+        return step_shares(breakdown_table(self.result))
 
     def network(self) -> go.Figure:
         """Use of the network by kind of link."""
-        from perfsim.report.figures.machine import network_use
+        from perfsim.report.figures.machine import network_table, network_use
 
-        return network_use(self.result)
+        return network_use(network_table(self.result))
 
     def memory(self) -> go.Figure:
         """Memory of each pipeline stage or wafer under its capacity."""
-        from perfsim.report.figures.machine import memory
+        from perfsim.report.figures.machine import memory, memory_table
 
-        return memory(self.result)
+        return memory(memory_table(self.result))
 
     def roofline(self, candidate: int = 0) -> go.Figure:
         """The kernels of a candidate under the ceilings of its device.
 
         Raises InputError for a machine whose kernels have no price of their own.
         """
-        from perfsim.report.figures.machine import roofline
+        from perfsim.report.figures.machine import roofline, roofline_table
 
         chosen = self._candidate(candidate)
         if chosen.roofline is None or not chosen.roofline.kernels:
             raise InputError(f"candidate {candidate}: {chosen.label} has no roofline")
-        return roofline(chosen.roofline)
+        return roofline(roofline_table(chosen.roofline), chosen.roofline)
 
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""
-        from perfsim.report.figures.step import cut_timelines, timeline
+        from perfsim.report.figures.step import timeline, timelines
 
         chosen = self._candidate(candidate)
-        return timeline(chosen, cut_timelines([chosen])[0].bars)
+        return timeline(chosen, timelines([chosen])[0].bars)
 
     def _candidate(self, number: int) -> CandidateResult:
         count = len(self.result.candidates)
@@ -375,46 +324,20 @@ def sweep(
     """
     asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
     asked = only_strategies(asked, names_of(compare, "compare"))
-    if folder is not None:
-        return SweepAnswer(
-            run_sweep(asked, Path(folder) / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
-        )
-    with TemporaryDirectory() as nowhere:
-        return SweepAnswer(
-            run_sweep(asked, Path(nowhere) / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
-        )
+    with ExitStack() as stack:
+        kept = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
+        result = run_sweep(asked, kept / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
+    return SweepAnswer(**values_of(result))
 
 
 @dataclass(frozen=True, repr=False)
-class SweepAnswer:
+class SweepAnswer(SweepResult, Tabular):
     """Every point of a grid with its answer, and what they say together."""
 
-    result: SweepResult
-
-    @property
-    def verdict(self) -> str:
-        """The sentences that answer the sweep's question."""
-        return self.result.verdict
-
-    @property
-    def caveats(self) -> tuple[SharedCaveat, ...]:
-        """Reasons to trust the answer less, worst first, each once with the machines that it is about."""
-        return self.result.caveats
-
-    @property
-    def points(self) -> tuple[PointResult, ...]:
-        """Every point, in the order of the grid."""
-        return self.result.points
-
-    @property
-    def feasible(self) -> tuple[PointResult, ...]:
-        """The points that have a plan."""
-        return self.result.feasible
-
-    def rows(self) -> list[Row]:
+    def rows(self) -> Rows:
         """One row a point: machine, settings, step and time to the target; SI units, None without a plan."""
         settings = dict.fromkeys(path for point in self.points for path in point.settings)
-        return [
+        return Rows(
             {
                 "strategy": point.strategy,
                 "system": point.system,
@@ -423,34 +346,26 @@ class SweepAnswer:
                 **_answer(point),
             }
             for point in self.points
-        ]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
-        return frame(self.rows())
-
-    def save_table(self, path: str | Path) -> Path:
-        """Write `rows` as a .csv file, or as a .parquet file with the extra `[parquet]`."""
-        return save_table(self.rows(), path)
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write the report; returns the page."""
         from perfsim.report.sweep import write_sweep
 
         with writing(folder) as path:
-            return write_sweep(self.result, path)
+            return write_sweep(self, path)
 
     def document(self, report: str = "") -> dict[str, Any]:
         """The answer as `perfsim sweep --json` prints it; `report` is where the page stands."""
         from perfsim.report.sweep import sweep_document
 
-        return sweep_document(self.result, report=report)
+        return sweep_document(self, report=report)
 
     def __repr__(self) -> str:
-        return f"<sweep {self.result.name}, {len(self.points)} points: {self.verdict}>"
+        return f"<sweep {self.name}, {len(self.points)} points: {self.verdict}>"
 
     def _repr_html_(self) -> str:
-        return f"<p><strong>{escape(self.verdict)}</strong></p>{html_table(self.rows())}"
+        return f"<p><strong>{escape(self.verdict)}</strong></p>{super()._repr_html_()}"
 
 
 def _answer(point: PointResult) -> Row:
@@ -483,5 +398,7 @@ def comparison(name: Named, *, catalog: Catalog | None = None) -> Comparison:
 
 def save_comparison(result: Comparison, folder: str | Path) -> Path:
     """Write the page and `summary.json`; returns the page."""
+    from perfsim.report.validation import write_comparison
+
     with writing(folder) as path:
         return write_comparison(result, path)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from perfsim.api.questions import Named, Row, asks, frame, html_table, writing
+from perfsim.api.questions import Named, Rows, Tabular, asks, values_of, writing
 from perfsim.base.errors import InputError, within_floats
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.prediction.question import described, question_of
@@ -18,9 +17,6 @@ from perfsim.studies.executors import executor_for
 from perfsim.studies.scaling import Matched, match_system
 from perfsim.studies.shortlist import (
     SHOWN,
-    AboveLimit,
-    Entry,
-    Experiment,
     Objective,
     Planned,
     plan_layouts,
@@ -29,7 +25,7 @@ from perfsim.studies.shortlist import (
 from perfsim.studies.spec import ConvergenceSpec
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 @asks("plan")
@@ -57,64 +53,31 @@ def plan(
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
     question = question_of(asked, catalog, "plan")
     if scheduler is None:
-        return PlanAnswer(plan_layouts(question, objective, shown))
-    return PlanAnswer(plan_on(executor_for(1, scheduler), question, objective, shown))
+        planned = plan_layouts(question, objective, shown)
+    else:
+        planned = plan_on(executor_for(1, scheduler), question, objective, shown)
+    return PlanAnswer(**values_of(planned))
 
 
 @dataclass(frozen=True, repr=False)
-class PlanAnswer:
-    """The shortlist of one machine."""
-
-    result: Planned
-
-    @property
-    def shortlist(self) -> tuple[Entry, ...]:
-        """The layouts, ascending by step time."""
-        return self.result.shortlist
-
-    @property
-    def best(self) -> Entry:
-        """The fastest layout by prediction; the model's error may hide a faster one in the shortlist."""
-        return self.result.best
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """Number of layouts by the reason for which they are no answer."""
-        return self.result.refused
-
-    @property
-    def experiment(self) -> Experiment | None:
-        """Two layouts to run beside one another; None for a shortlist of one."""
-        return self.result.experiment
-
-    @property
-    def above_limit(self) -> AboveLimit | None:
-        """What the memory above the limit would buy; None where nothing there is faster."""
-        return self.result.above_limit
-
-    def emit(self, tool: str) -> str:
-        """Flags or a file of the fastest layout that a tool can run, with a comment if it is not the first.
-
-        Tools are megatron, deepspeed, torchtitan and modelzoo.
-        Raises InputError where the tool cannot run this machine, or none of the fastest layouts.
-        """
-        return self.result.emit(tool)
+class PlanAnswer(Planned, Tabular):
+    """The layouts of one machine that may be the fastest, with the reasons why others are not."""
 
     def match(self, system: Named | SystemSpec, *, catalog: Catalog | None = None) -> Matched:
         """How many devices of another system are at the recipe's target on the same day, at their best batch.
 
         Raises InputError where the recipe has no target.
         """
-        question = self.result.question
+        question = self.question
         time = self.best.time
         target = target_for(question.model, question.recipe, ConvergenceSpec(), "match: ")
         if time is None:
             raise InputError(f"match: recipe {question.recipe.name} has no target")
         return match_system(described(system, "system", catalog or default_catalog()), question, time, target)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> Rows:
         """One row a layout: step time with its band, ratio to the first, memory; SI units."""
-        return [
+        return Rows(
             {
                 "layout": layout_short(entry.layout),
                 "step_time_s": entry.step_time_s,
@@ -127,28 +90,21 @@ class PlanAnswer:
                 "device_hours": entry.device_hours,
             }
             for entry in self.shortlist
-        ]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
-        return frame(self.rows())
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write a page of the shortlist and `summary.json`; returns the page."""
         from perfsim.report.plan import write_plan
 
         with writing(folder) as path:
-            return write_plan(self.result, path)
+            return write_plan(self, path)
 
     def document(self, matched: Matched | None = None) -> dict[str, Any]:
         """The answer as `perfsim plan --json` prints it."""
         from perfsim.report.plan import match_document, plan_document
 
-        document = plan_document(self.result)
+        document = plan_document(self)
         return document if matched is None else document | {"match": match_document(matched)}
 
     def __repr__(self) -> str:
-        return f"<plan {self.result.question.label}: {', '.join(row['layout'] for row in self.rows())}>"
-
-    def _repr_html_(self) -> str:
-        return html_table(self.rows())
+        return f"<plan {self.question.label}: {', '.join(row['layout'] for row in self.rows())}>"

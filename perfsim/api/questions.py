@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import fields
 from html import escape
 from inspect import Parameter, signature
 from pathlib import Path
@@ -84,63 +85,56 @@ def writing(path: str | Path) -> Iterator[Path]:
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Rows(Sequence[Row]):
+class Rows(list[Row]):
     """Rows with the same columns; quantities are in SI units, named by the suffix of their column."""
-
-    rows: tuple[Row, ...]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a frame. Raises PerfsimError where pandas is not installed."""
-        return frame(self.rows)
+        try:
+            import pandas as pd
+        except ImportError:
+            raise PerfsimError("to_pandas needs pandas: pip install 'perfsim[pandas]'") from None
+        return pd.DataFrame(list(self))
 
     def save(self, path: str | Path) -> Path:
         """Write the rows as a .csv file, or as a .parquet file with the extra `[parquet]`."""
-        return save_table(self.rows, path)
+        from perfsim.report.table import write_table
+
+        with writing(path) as file:
+            return write_table(self, file)
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows)
+        """The rows as a table of a notebook; all text is escaped."""
+        if not self:
+            return "<p>no rows</p>"
+        head = "".join(f"<th>{escape(str(name))}</th>" for name in self[0])
+        lines = ["".join(f"<td>{escape(_cell(value))}</td>" for value in row.values()) for row in self]
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def save_table(rows: Sequence[Row], path: str | Path) -> Path:
-    """Write rows as .csv or .parquet. Raises PerfsimError for what cannot be written."""
-    from perfsim.report.table import write_table
+class Tabular(ABC):
+    """An answer that is a table as well, for notebooks."""
 
-    try:
-        return write_table(rows, Path(path))
-    except OSError as error:
-        raise PerfsimError(f"{path}: {error.strerror or error}") from None
+    @abstractmethod
+    def rows(self) -> Rows:
+        """One row an entry, in SI units."""
 
+    def to_pandas(self) -> pd.DataFrame:
+        """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
+        return self.rows().to_pandas()
 
-def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a pandas frame. Raises PerfsimError where pandas is not installed."""
-    try:
-        import pandas as pd
-    except ImportError:
-        raise PerfsimError("to_pandas needs pandas: pip install 'perfsim[pandas]'") from None
-    return pd.DataFrame(list(rows))
+    def save_table(self, path: str | Path) -> Path:
+        """Write `rows` as a .csv file, or as a .parquet file with the extra `[parquet]`."""
+        return self.rows().save(path)
 
-
-def html_table(rows: Sequence[Row]) -> str:
-    """Rows as an HTML table for a notebook; all text is escaped."""
-    if not rows:
-        return "<p>no rows</p>"
-    head = "".join(f"<th>{escape(str(name))}</th>" for name in rows[0])
-    body = "".join(_html_row(row) for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    def _repr_html_(self) -> str:
+        return self.rows()._repr_html_()
 
 
-def _html_row(row: Row) -> str:
-    return "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values()) + "</tr>"
+def values_of(result: Any) -> dict[str, Any]:
+    """The fields of a result, of which an answer with tables and files is made."""
+    return {each.name: getattr(result, each.name) for each in fields(result)}
 
 
 def _cell(value: Any) -> str:

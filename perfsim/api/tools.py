@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfsim.api.questions import Named, Row, frame, html_table, names_of
+from perfsim.api.questions import Named, Row, Rows, Tabular, names_of
 from perfsim.base.errors import (
     CatalogError,
     InputError,
@@ -51,11 +51,12 @@ from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
-from perfsim.studies.spec import StudySpec, check_question, question_of_candidate, with_verify
+from perfsim.studies.runner import refusals
+from perfsim.studies.spec import StudySpec, with_verify
 from perfsim.studies.trials import Explained, explain
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 OWN: dict[str, type[BaseModel]] = {
@@ -152,12 +153,10 @@ def _kind_of_file(path: Path) -> str:
 
 def _study(path: Path, catalog: Catalog) -> str:
     spec = load_study(str(path), catalog)
-    machines = [(own, devices) for own in spec.candidates for devices in own.devices]
-    for own, devices in machines:
-        check_question(question_of_candidate(spec, own, devices))
-    return f"{spec.model.name} by {spec.recipe.name} on " + "; ".join(
-        own.label(count) for own, count in machines
-    )
+    reasons = {refused.label: f" (no answer: {refused.reason})" for refused in refusals(spec)}
+    labels = [candidate.label(devices) for candidate in spec.candidates for devices in candidate.devices]
+    machines = [f"{label}{reasons.get(label, '')}" for label in labels]
+    return f"{spec.model.name} by {spec.recipe.name} on {'; '.join(machines)}"
 
 
 def _sweep(path: Path, catalog: Catalog) -> str:
@@ -343,7 +342,7 @@ def published_cases() -> list[Path]:
 
 
 @dataclass(frozen=True, repr=False)
-class Validation:
+class Validation(Tabular):
     """Errors of the predictions of one file, case by case and together."""
 
     document: Mapping[str, Any]
@@ -362,18 +361,18 @@ class Validation:
         return baseline
 
     @property
-    def cases(self) -> list[Row]:
+    def cases(self) -> Rows:
         """One row a case: measured, predicted, error."""
-        return [dict(case) for case in self.document["cases"]]
+        return Rows(dict(case) for case in self.document["cases"])
+
+    def rows(self) -> Rows:
+        """`cases`, as every answer has them."""
+        return self.cases
 
     @property
     def failed(self) -> list[Row]:
         """Cases that could not be predicted, with the reason."""
         return [dict(case) for case in self.document.get("failed", ())]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """`cases` as a frame. Raises PerfsimError where pandas is not installed."""
-        return frame(self.cases)
 
     def __repr__(self) -> str:
         return f"<validation of {self.document['file']}: {self._line()}>"
@@ -383,7 +382,4 @@ class Validation:
         return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
 
     def _repr_html_(self) -> str:
-        return f"<p><strong>{escape(self._line())}</strong></p>{html_table(self.cases)}"
-
-
-# Lists the catalogue: the names of a kind, or the values of one entry with their sources.
+        return f"<p><strong>{escape(self._line())}</strong></p>{super()._repr_html_()}"

@@ -124,7 +124,7 @@ def _plan(
 ) -> None:
     """List the layouts that may be the fastest, and what would tell them apart."""
     from perfsim.api.planning import plan as answer_plan
-    from perfsim.report.terminal_study import match_lines, plan_lines
+    from perfsim.report.plan import match_lines, plan_lines
 
     wanted: Any = "time-to-accuracy" if rival else objective
     answer = answer_plan(**asked, objective=wanted, shown=shown, scheduler=scheduler)
@@ -136,7 +136,7 @@ def _plan(
     elif emitted:
         print_lines(emitted["emitted"].splitlines())
     else:
-        print_lines([*plan_lines(answer.result), *match_lines(answer.result, matched)])
+        print_lines([*plan_lines(answer), *match_lines(answer, matched)])
     if page and not as_json:
         print_lines([f"Report: {page['report']}"])
 
@@ -188,7 +188,7 @@ def _study(study: str, compare: str, verify: Any, how: How) -> None:
 
 def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
     from perfsim.api.answers import study as answer_study
-    from perfsim.report.terminal_study import study_lines
+    from perfsim.report.study import study_lines
 
     tell = progress(quiet=how.as_json or how.quiet)
     answer = answer_study(
@@ -200,13 +200,13 @@ def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
         jobs=how.jobs or 1,
         scheduler=how.scheduler,
     )
-    page = answer.save(how.out or Path("reports") / answer.result.study)
+    page = answer.save(how.out or Path("reports") / answer.study)
     if how.table is not None:
         answer.batch_curve.save(how.table)
     if how.as_json:
         print_json(answer.document(report=str(page)))
     else:
-        print_answer(lambda: study_lines(answer.result), answer.verdict, page, quiet=how.quiet)
+        print_answer(lambda: study_lines(answer), answer.verdict, page, quiet=how.quiet)
     if how.opens:
         open_page(page)
     answer.check()
@@ -236,7 +236,7 @@ def _answer_comparison(name: str, how: How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
     from perfsim.api.answers import comparison, save_comparison
     from perfsim.report.document import plain
-    from perfsim.report.terminal import comparison_lines
+    from perfsim.report.validation import comparison_lines
 
     if how.dry_run:
         print_prose(f"{name}: a comparison of published figures; nothing was computed")
@@ -269,8 +269,7 @@ def _sweep(file: Path, how: How) -> None:
 def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.answers import sweep as answer_sweep
-    from perfsim.report.sweep import sweep_text
-    from perfsim.report.terminal_study import sweep_lines
+    from perfsim.report.sweep import sweep_lines, sweep_text
     from perfsim.studies.axes import load_sweep, only_strategies
     from perfsim.studies.runner import STORE, plan_sweep
 
@@ -295,9 +294,9 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     if how.table is not None:
         answered.save_table(how.table)
     if how.as_json:
-        print_parts(sweep_text(answered.result, report=page))
+        print_parts(sweep_text(answered, report=page))
     else:
-        print_answer(lambda: sweep_lines(answered.result), answered.verdict, page, quiet=how.quiet)
+        print_answer(lambda: sweep_lines(answered), answered.verdict, page, quiet=how.quiet)
     if how.opens and page:
         open_page(Path(page))
     if not answered.feasible:

@@ -123,7 +123,7 @@ def complete_layout(_context: click.Context, _parameter: click.Parameter, start:
 
 emit_option = click.option(
     "--emit",
-    type=LateChoice("perfsim.interop.emit:TOOLS"),
+    type=LateChoice("perfsim.interop:WRITTEN"),
     default=None,
     help="Print the flags or the file with which this tool runs the layout.",
 )

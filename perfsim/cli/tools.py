@@ -331,7 +331,7 @@ Examples:
 @click.option(
     "--format",
     "format_name",
-    type=LateChoice("perfsim.interop.formats:NAMES"),
+    type=LateChoice("perfsim.interop:FORMATS"),
     metavar="NAME",
     help="Format of FILE, such as megatron. [default: recognised by its content]",
 )
@@ -528,7 +528,7 @@ def _prove(
     faults such a proof detects.
     """
     from perfsim.proof.prove import DEFAULT_ORDERS, Request, prove_all
-    from perfsim.report.terminal import proof_lines
+    from perfsim.report.proven import proof_lines
 
     if mutations is None and every is not None:
         raise InputError("--every belongs to --mutations: it says which share of the faults is tried")
@@ -552,7 +552,7 @@ def _prove(
 def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None], *, as_json: bool) -> None:
     from perfsim.proof.faults import try_plans
     from perfsim.proof.prove import plans_of
-    from perfsim.report.mutations import mutations_page, mutations_sentence
+    from perfsim.report.proven import mutations_page, mutations_sentence
 
     if not page.parent.is_dir():
         raise InputError(f"--mutations {page}: there is no folder {page.parent}")
@@ -689,7 +689,7 @@ def _validate(
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
     from perfsim.api.tools import validate as answer
     from perfsim.evidence.cases import public_cases
-    from perfsim.report.terminal_study import validation_lines
+    from perfsim.report.validation import validation_lines
 
     paths = files or tuple(public_cases())
     results = [dict(answer(path).document) for path in paths]

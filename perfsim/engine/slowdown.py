@@ -11,8 +11,7 @@ tasks of a chain are followed together: the time from one point of a chain to an
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -22,179 +21,7 @@ from numpy.typing import NDArray
 from perfsim.base.arrays import Floats
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine.calendar import Calendar
-from perfsim.engine.fairshare import TOLERANCE, Flow
-from perfsim.engine.trace import Trace
-from perfsim.work import Kind, TaskGraph
-from perfsim.work.graph import Chains, computes
-
-# Which communications of a graph can run beside computation, and on which devices.
-
-
-def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of the tasks that take part of a device, those on other streams than its computation.
-
-    `takes` has one entry per class of work. A communication on a compute stream blocks the computation there.
-    """
-    blocking = np.array([computes(name) for name in graph.streams])
-    return np.asarray(takes[graph.work] & ~blocking[graph.stream])
-
-
-class Occupied(NamedTuple):
-    """The devices that some communications occupy: `devices[kind[i]]` those of communication i."""
-
-    tasks: NDArray[np.intp]
-    kind: NDArray[np.intp]
-    devices: list[tuple[int, ...]]
-
-
-def occupied(graph: TaskGraph, tasks: NDArray[np.intp]) -> Occupied:
-    """The devices that communications occupy: those of their stream, and those that receive a message."""
-    of_stream = graph.stream_devices
-    of_message = _ends_of_messages(graph)
-    count = len(graph.works)
-    codes, kind = np.unique(
-        graph.stream[tasks].astype(np.int64) * count + graph.work[tasks], return_inverse=True
-    )
-    kinds = (divmod(code, count) for code in codes.tolist())
-    devices = [
-        tuple(dict.fromkeys((*of_stream[stream], *of_message.get(work, ())))) for stream, work in kinds
-    ]
-    return Occupied(tasks, kind.reshape(-1), devices)
-
-
-class Spans(NamedTuple):
-    """Intervals on devices."""
-
-    device: NDArray[np.int64]
-    start_s: Floats
-    end_s: Floats
-
-    def meet(self, others: Spans) -> NDArray[np.bool_]:
-        """Which of these share time with any of the others on the same device."""
-        ends_s = [self.end_s, others.end_s]
-        apart_s = 4.0 * max(float(end_s.max(initial=0.0)) for end_s in ends_s) + 1.0
-        # Times of different devices are too far apart to be compared.
-        begins = np.sort(others.device * apart_s + others.start_s)
-        ends = np.sort(others.device * apart_s + others.end_s)
-        begun = np.searchsorted(begins, self.device * apart_s + self.end_s)
-        ended = np.searchsorted(ends, self.device * apart_s + self.start_s, side="right")
-        return np.asarray(begun > ended)
-
-
-def contending(
-    graph: TaskGraph, flows: Mapping[int, Flow], capacities: Floats, trace: Trace, wider: float = 0.0
-) -> NDArray[np.bool_]:
-    """Which tasks cross a link while its flows together demand more than it can carry; shape (tasks,).
-
-    `flows` has the load of the tasks of each work id, `capacities` the bytes/s of the links; with
-    `wider` a flow begins and ends by this share of its length earlier and later.
-    """
-    contend = np.zeros(len(graph), dtype=bool)
-    tasks, link, bytes_per_s = _crossings(graph, flows)
-    start_s = trace.start_s[tasks]
-    end_s = trace.end_s[tasks]
-    more_s = wider * (end_s - start_s)
-    count = len(tasks)
-    number = np.tile(np.arange(count), 2)
-    change = np.repeat([1.0, -1.0], count)
-    # On one link at one time, flows end before others start.
-    order = np.lexsort((change, np.concatenate([start_s - more_s, end_s + more_s]), link[number]))
-    demand = np.cumsum((change * bytes_per_s[number])[order])
-    beyond = np.cumsum(demand > capacities[link[number[order]]] * (1 + TOLERANCE))
-    place = np.empty(2 * count, dtype=np.int64)
-    place[order] = np.arange(2 * count)
-    begin = place[:count]
-    end = place[count:]
-    before = np.where(begin > 0, beyond[begin - 1], 0)
-    contend[tasks[beyond[end - 1] > before]] = True
-    return contend
-
-
-def _crossings(
-    graph: TaskGraph, flows: Mapping[int, Flow]
-) -> tuple[NDArray[np.intp], NDArray[np.int64], Floats]:
-    """A task, a link that its flow crosses, and the bytes/s that it demands there, for each such pair."""
-    rows = [
-        (work, link, times * flow.bytes_per_s * flow.weight)
-        for work, flow in sorted(flows.items())
-        for link, times in Counter(flow.route).items()
-    ]
-    counts = np.zeros(len(graph.works), dtype=np.int64)
-    np.add.at(counts, np.array([work for work, _, _ in rows], dtype=np.int64), 1)
-    first = np.cumsum(counts) - counts
-    tasks = np.flatnonzero(counts[graph.work])
-    work = graph.work[tasks]
-    task = tasks.repeat(counts[work])
-    place = np.arange(len(task)) - np.repeat(np.cumsum(counts[work]) - counts[work], counts[work])
-    row = np.repeat(first[work], counts[work]) + place
-    links = np.array([link for _, link, _ in rows], dtype=np.int64)
-    bytes_per_s = np.array([demand for _, _, demand in rows], dtype=np.float64)
-    return task, links[row], bytes_per_s[row]
-
-
-def _spans_of(communications: Occupied, trace: Trace) -> tuple[Spans, NDArray[np.intp]]:
-    """A span for every device that a communication occupies, and the communication of each."""
-    tasks, kind, devices = communications
-    counts = np.array([len(numbers) for numbers in devices], dtype=np.int64)
-    numbers = np.array([number for numbers in devices for number in numbers], dtype=np.int64)
-    first = np.cumsum(counts) - counts
-    number = np.repeat(np.arange(len(tasks)), counts[kind])
-    place = np.arange(len(number)) - np.repeat(np.cumsum(counts[kind]) - counts[kind], counts[kind])
-    start_s = trace.start_s[tasks[number]]
-    end_s = trace.end_s[tasks[number]]
-    return Spans(numbers[first[kind[number]] + place], start_s, end_s), number
-
-
-def computing_meanwhile(trace: Trace, communications: Occupied) -> NDArray[np.bool_]:
-    """Of some communications, those during which a device that they occupy computes."""
-    graph = trace.graph
-    own = np.array([min(numbers, default=-1) for numbers in graph.stream_devices])
-    communicates = np.array([work.kind.is_communication for work in graph.works])
-    blocking = np.array([computes(name) for name in graph.streams])
-    computing = np.flatnonzero(blocking[graph.stream] & ~communicates[graph.work])
-    busy = Spans(own[graph.stream[computing]], trace.start_s[computing], trace.end_s[computing])
-    spans, number = _spans_of(communications, trace)
-    meanwhile = np.zeros(len(communications.tasks), dtype=bool)
-    meanwhile[number[spans.meet(busy)]] = True
-    return meanwhile
-
-
-def beside_loads(
-    communications: Occupied, trace: Trace, computations: Spans, wider: float = 0.0, drift: float = 0.0
-) -> NDArray[np.bool_]:
-    """Of some computations those that meet a load.
-
-    A load counts earlier and later by `wider` of its length and by `drift` of the time when it ends.
-    """
-    spans, _ = _spans_of(communications, trace)
-    more_s = wider * (spans.end_s - spans.start_s) + drift * spans.end_s
-    return computations.meet(Spans(spans.device, spans.start_s - more_s, spans.end_s + more_s))
-
-
-def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
-    """The devices that send and receive the messages of each class of work, numbered as by streams."""
-    of_stream = graph.stream_devices
-    device = {
-        rank: numbers[0]
-        for rank, numbers in zip(graph.stream_ranks.tolist(), of_stream, strict=True)
-        if rank >= 0 and numbers
-    }
-    return {
-        number: tuple(device[rank] for rank in work.group.ranks if rank in device)
-        for number, work in enumerate(graph.works)
-        if work.kind is Kind.COMM_SEND and work.group is not None
-    }
-
-
-def changes_of_device(graph: TaskGraph, chains: Chains, limited: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Tasks of `limited` whose chain came from another device, where the last such task before them ran."""
-    own = np.array([min(numbers, default=-1) for numbers in graph.stream_devices])
-    tasks = chains.order[limited[chains.order]]
-    chain = chains.chain[tasks]
-    device = own[graph.stream[tasks]]
-    changed = (chain[1:] == chain[:-1]) & (device[1:] != device[:-1])
-    return np.asarray(tasks[1:][changed])
-
+from perfsim.work.graph import Chains
 
 UNIT = 1 << 20
 """Shares are added as whole multiples of 1 / UNIT, so that what ends leaves exactly nothing behind."""
@@ -248,7 +75,7 @@ Pace = tuple[int, float, float, float, float, float, float]
 the seconds that units and memory bandwidth limit; and the additional time of both, as `excess` gives it."""
 
 
-class Running:
+class _Running:
     """A chain of computation under way, and its `Pace`."""
 
     __slots__ = (
@@ -305,9 +132,9 @@ class Devices:
         self._taken = [(0, 0)] * count
         self._excess = {(0, 0): (0.0, 0.0)}
         self._beside = [(0.0, 0.0)] * count
-        self._running: list[dict[int, Running]] = [{} for _ in range(count)]
+        self._running: list[dict[int, _Running]] = [{} for _ in range(count)]
         self._changed: dict[int, None] = {}
-        self._begun: list[Running] = []
+        self._begun: list[_Running] = []
 
     def take(self, load: Load, sign: int) -> None:
         """A communication starts now and takes its shares (`sign` 1), or ends and leaves them (-1)."""
@@ -325,7 +152,7 @@ class Devices:
         """A computation starts now; its pace is known at the end of the instant."""
         if not self._changed and not self._begun:
             self.calendar.at_end_of_instant(self._work_out)
-        running = Running(device, chain, now_s, self.points.first[chain])
+        running = _Running(device, chain, now_s, self.points.first[chain])
         self._running[device][chain] = running
         self._begun.append(running)
 
@@ -352,7 +179,7 @@ class Devices:
         self._changed.clear()
         self._begun.clear()
 
-    def _change(self, running: Running, beside: tuple[float, float], now_s: float) -> None:
+    def _change(self, running: _Running, beside: tuple[float, float], now_s: float) -> None:
         """Give a computation another pace from now on."""
         if now_s > running.since_s:
             self._advance(running, now_s - running.since_s)
@@ -373,7 +200,7 @@ class Devices:
         )
         self._enter(running)
 
-    def _advance(self, running: Running, elapsed_s: float) -> None:
+    def _advance(self, running: _Running, elapsed_s: float) -> None:
         """Add the progress of some time at the present pace."""
         alone_s, units_s, memory_s = self._progress
         alone = running.alone_s
@@ -413,7 +240,7 @@ class Devices:
         running.units_s = since_units_s + share * more_units_s
         running.memory_s = since_memory_s + share * more_memory_s
 
-    def _enter(self, running: Running) -> None:
+    def _enter(self, running: _Running) -> None:
         """Enter the next point of a computation in the calendar."""
         point = running.point
         if running.alone_s or running.units or running.memory:
@@ -428,7 +255,7 @@ class Devices:
         running.due_s = due_s
         self.calendar.at(due_s, running, self._reach)
 
-    def _reach(self, running: Running) -> None:
+    def _reach(self, running: _Running) -> None:
         """Release the chains that wait for the point that is reached, and go on to the next one."""
         first, after_s, _, chain = self.points
         point = running.passed = running.point

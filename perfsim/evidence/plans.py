@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from perfsim.base.errors import InputError, PerfsimError, Problem
+from perfsim.base.errors import InputError, Problem
 from perfsim.catalog import Catalog
 from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits
@@ -20,7 +20,7 @@ from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
-from perfsim.specs.calibration import Calibration, Dispatcher, GpuCalibration
+from perfsim.specs.calibration import Calibration, Dispatcher
 from perfsim.specs.hardware import GpuClusterSpec, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.precisions import PRECISIONS, StatePrecision
@@ -246,10 +246,10 @@ class PlacedCase:
 
     @cached_property
     def slowed(self) -> float:
-        """Step time with compute slowed by communication beside it, over the time of the longest path.
+        """Step time with compute slowed by simultaneous communication, over the time of the longest path.
 
         It hardly depends on the constants that are fitted, so it is found once, with the recorded ones. Only
-        where gradients or parameters travel on a stream of their own does anything run beside compute. Where
+        where gradients or parameters travel on a stream of their own does anything run during compute. Where
         several nodes are one NVLink domain, communications of all kinds meet in its ports.
         """
         if not self.plan.job.runtime.overlap_grad_reduce:
@@ -266,23 +266,6 @@ def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
     """Plan a case and place its graph. Raises PerfsimError if it cannot be planned."""
     plan = plan_of(case_question(case, catalog))
     return PlacedCase(case, plan, place(graph_of(plan), plan.topology, contention=False))
-
-
-def place_cases(cases: Sequence[StepCase], calibration: str | None, catalog: Catalog) -> list[PlacedCase]:
-    """The scored cases that can be planned and whose device has that calibration; None: any of a GPU."""
-    placed = []
-    for case in cases:
-        try:
-            constants = case_system(case, catalog).device.calibration
-            if (
-                case.scored
-                and isinstance(constants, GpuCalibration)
-                and calibration in (None, constants.name)
-            ):
-                placed.append(place_case(case, catalog))
-        except PerfsimError:
-            continue
-    return placed
 
 
 Item = TypeVar("Item")

@@ -1,1 +1,66 @@
-"""File formats of other tools: traces, and settings that run a plan."""
+"""Files of other tools: descriptions that are read, plans and traces that are written.
+
+Each tool is one module with a `TOOL`: the table of its settings, both ways. The modules load when their tool
+is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfsim.base.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from perfsim.catalog import Catalog
+    from perfsim.interop.tool import Chosen, Tool
+    from perfsim.specs.model import TransformerConfig
+
+READ = ("huggingface", "megatron", "modelzoo", "nemo", "neox", "deepspeed", "torchtitan", "mllog")
+"""Tools whose text files are read."""
+WRITTEN = ("megatron", "deepspeed", "torchtitan", "modelzoo")
+"""Tools that are told a plan."""
+CHAKRA = "chakra"
+"""The format of files that are no text: traces, of which a summary is the document."""
+FORMATS = (*READ, CHAKRA)
+GAP = "imported gap"
+"""Begins the keys under `assumed` of an imported model that hold what cannot be expressed."""
+
+
+def tool_named(name: str) -> Tool:
+    """The tool of a name; UnknownNameError for a format that is not read."""
+    if name not in READ:
+        raise UnknownNameError("format", name, FORMATS)
+    found: Tool = import_module(f"perfsim.interop.{name}").TOOL
+    return found
+
+
+def emit(name: str, chosen: Chosen, remark: str = "") -> str:
+    """The text that runs a plan with a tool, with a remark among its comments.
+
+    Raises InputError for an unknown tool or a plan that it cannot run; this is a LayoutError where the tool
+    runs such machines, so that another layout may do.
+    """
+    if name not in WRITTEN:
+        raise UnknownNameError("tool", name, WRITTEN)
+    return tool_named(name).emit(chosen, remark)
+
+
+def model_named(name_or_path: str, catalog: Catalog) -> TransformerConfig:
+    """The model of a name of the catalogue, of a YAML file of perfsim, or of a foreign file.
+
+    Raises InputError for an unknown name and for what is wrong in a file.
+    """
+    path = Path(name_or_path)
+    if (path.suffix != "" or len(path.parts) > 1) and path.is_file():
+        from perfsim.interop.formats import format_of, read_model
+
+        if path.suffix not in (".yaml", ".yml") or format_of(path):
+            return read_model(path)
+    return catalog.model(name_or_path)
+
+
+def gaps_of(model: TransformerConfig) -> tuple[str, ...]:
+    """What the file of an imported model says and perfsim cannot express; empty for any other model."""
+    return tuple(f"not expressible: {reason}" for key, reason in model.assumed.items() if key.startswith(GAP))

@@ -1,84 +1,89 @@
-"""`config.json` of Hugging Face models: a model's shape, whatever its family."""
+"""`config.json` of Hugging Face models: a model's shape, whatever its family.
+
+Source: huggingface/transformers, `src/transformers/models/*/configuration_*.py` and `modeling_*.py`, and the
+code next to the weights of families that bring their own. Which linears have biases, how many norms a layer
+has and whether the MLP is gated decide the parameter count; where the code fixes them, `FAMILIES` has them,
+and where a key of one family's decides them, `FAMILY_ROWS` has its rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from perfsim.base.sizes import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_VOCABULARY, MOST_WIDTH
-from perfsim.interop.shape import ExpertShape, Gap, Latent, Shape
+from perfsim.base.errors import InputError
+from perfsim.base.sizes import MOST_LAYERS, MOST_WIDTH
+from perfsim.catalog import default_catalog
+from perfsim.interop.imported import Reading
+from perfsim.interop.nearest_model import Nearest, nearest_model
 from perfsim.interop.source import Settings, Source
+from perfsim.interop.tool import Row, Tool, Values, dense_ffn, experts, found, part_of, read_rows, same, when
+from perfsim.specs.model import TransformerConfig
 
-# Families of Hugging Face models: what their code fixes and `config.json` does not say.
-#
-# Source: huggingface/transformers, `src/transformers/models/*/configuration_*.py` and `modeling_*.py`, and
-# the
-# code beside the weights of families that bring their own. Which linears have biases, how many norms a
-# layer
-# has and whether the MLP is gated decide the parameter count.
-
-Fields = dict[str, Any]
-"""Fields of a `Shape`."""
-
+Fields = Mapping[str, Any]
+"""Fields of `TransformerConfig` and of `Beyond`."""
 GPT: Fields = {}
-"""The defaults of `Shape`: LayerNorm, biases everywhere, learned positions, tied head, no gate."""
+"""The defaults: LayerNorm, biases everywhere, learned positions, tied head, no gate."""
 LLAMA: Fields = {
-    "gated": True,
-    "tied": False,
-    "embedding": "rotary",
+    "gated_mlp": True,
+    "tied_embeddings": False,
+    "position_embedding": "rotary",
     "norm_vectors": 1,
-    "bias_qkv": False,
-    "bias_out": False,
-    "bias_mlp": False,
+    "attention_bias": False,
+    "bias": False,
 }
-PARALLEL: Fields = {"embedding": "rotary", "tied": False, "norms": 1}
+PARALLEL: Fields = {"position_embedding": "rotary", "tied_embeddings": False, "norms": 1}
 """Attention and MLP on one norm."""
-PLAIN_BIAS: Fields = {"norm_vectors": 2, "bias_qkv": True, "bias_out": True, "bias_mlp": True}
+NO_QKV_BIAS: Fields = {"attention_bias": False, "output_bias": True}
+ONLY_QKV_BIAS: Fields = {"attention_bias": True, "output_bias": False}
+TIED: Fields = {"tied_embeddings": True}
+BERT: Fields = {"causal": False, "final_norm": False}
 
 FAMILIES: Mapping[str, Fields] = {
     "gpt2": GPT,
     "gpt_bigcode": GPT,
-    "gpt_neo": {"bias_qkv": False},
-    "gptj": PARALLEL | {"bias_qkv": False, "bias_out": False, "bias_head": True},
-    "codegen": PARALLEL | {"bias_qkv": False, "bias_out": False, "bias_head": True},
-    "gpt_neox": {"embedding": "rotary", "tied": False},
+    "gpt_neo": NO_QKV_BIAS,
+    "gptj": {**PARALLEL, "attention_bias": False, "head_bias": True},
+    "codegen": {**PARALLEL, "attention_bias": False, "head_bias": True},
+    "gpt_neox": {"position_embedding": "rotary", "tied_embeddings": False},
     "opt": {"extra_positions": 2},
-    "bloom": {"embedding": "alibi"},
-    "falcon": {"embedding": "rotary", "norms": 1},
-    "RefinedWeb": {"embedding": "rotary"},
-    "RefinedWebModel": {"embedding": "rotary", "norms": 1},
-    "mpt": {"norm_vectors": 1, "bias_qkv": False, "bias_out": False, "bias_mlp": False},
+    "bloom": {"position_embedding": "alibi"},
+    "falcon": {"position_embedding": "rotary", "norms": 1},
+    "RefinedWeb": {"position_embedding": "rotary"},
+    "RefinedWebModel": {"position_embedding": "rotary", "norms": 1},
+    "mpt": {"norm_vectors": 1, "attention_bias": False, "bias": False},
     "dbrx": LLAMA,
-    "phi": PARALLEL | {"bias_head": True},
+    "phi": {**PARALLEL, "head_bias": True},
     "phi3": LLAMA,
-    "phimoe": LLAMA | {"norm_vectors": 2},
-    "stablelm": LLAMA | {"norm_vectors": 2},
-    "starcoder2": {"embedding": "rotary"},
-    "nemotron": LLAMA | {"gated": False, "norm_vectors": 2},
-    "olmo": LLAMA | {"norm_vectors": 0},
+    "phimoe": {**LLAMA, "norm_vectors": 2},
+    "stablelm": {**LLAMA, "norm_vectors": 2},
+    "starcoder2": {"position_embedding": "rotary"},
+    "nemotron": {**LLAMA, "gated_mlp": False, "norm_vectors": 2},
+    "olmo": {**LLAMA, "norm_vectors": 0},
     "olmo2": LLAMA,
     "olmo3": LLAMA,
     "olmoe": LLAMA,
-    "cohere": LLAMA | {"norms": 1, "tied": True},
-    "cohere2": LLAMA | {"norms": 1, "tied": True},
-    "gemma": LLAMA | {"tied": True},
-    "gemma2": LLAMA | {"tied": True, "norms": 4},
-    "gemma3_text": LLAMA | {"tied": True, "norms": 4},
-    "qwen": LLAMA | {"bias_qkv": True},
-    "qwen2": LLAMA | {"bias_qkv": True},
-    "qwen2_moe": LLAMA | {"bias_qkv": True},
+    "cohere": {**LLAMA, **TIED, "norms": 1},
+    "cohere2": {**LLAMA, **TIED, "norms": 1},
+    "gemma": {**LLAMA, **TIED},
+    "gemma2": {**LLAMA, **TIED, "norms": 4},
+    "gemma3_text": {**LLAMA, **TIED, "norms": 4},
+    "qwen": {**LLAMA, **ONLY_QKV_BIAS},
+    "qwen2": {**LLAMA, **ONLY_QKV_BIAS},
+    "qwen2_moe": {**LLAMA, **ONLY_QKV_BIAS, "shared_gate": True},
     "qwen3": LLAMA,
     "qwen3_moe": LLAMA,
     "chatglm": LLAMA,
     "glm": LLAMA,
-    "glm4": LLAMA | {"norms": 4},
+    "glm4": {**LLAMA, "norms": 4},
     "glm4_moe": LLAMA,
-    "gpt_oss": LLAMA | {"bias_qkv": True, "bias_out": True, "bias_mlp": True},
+    "gpt_oss": {**LLAMA, "attention_bias": True, "bias": True, "router_bias": True},
     "deepseek_v2": LLAMA,
     "deepseek_v3": LLAMA,
     "kimi_k2": LLAMA,
-    "bert": {"causal": False, "final_norm": False},
-    "roberta": {"causal": False, "final_norm": False},
+    "bert": BERT,
+    "roberta": BERT,
     **dict.fromkeys(
         (
             *("llama", "mistral", "mixtral", "ministral", "internlm", "internlm2", "internlm3", "baichuan"),
@@ -106,208 +111,307 @@ OTHER_KINDS: Mapping[str, str] = {
 """What is not described at all, by `model_type`."""
 
 
-# ---------------------------------------------------------------------- what further keys change
-def _gpt_bigcode(settings: Settings, fields: Fields) -> None:
-    if settings.flag("multi_query", default=True):
-        fields["kv_heads"] = 1
+# ------------------------------------------------------------------------ keys of one family's own
+def _flag(key: str, *names: str, default: bool = False) -> tuple[Row, ...]:
+    """Fields that are what a truth value says."""
+    return tuple(found(f"model.{name}", key, lambda s, _: s.flag(key, default=default)) for name in names)
 
 
-def _opt(settings: Settings, fields: Fields) -> None:
-    if not settings.flag("enable_bias", default=True):
-        fields.update(bias_qkv=False, bias_out=False, bias_mlp=False)
-    before = settings.flag("do_layer_norm_before", default=True)
-    fields["final_norm"] = before and not settings.flag("_remove_final_layer_norm")
-    width = settings.integer("word_embed_proj_dim", default=fields["hidden"])
-    if width != fields["hidden"]:
-        less = fields["vocab"] * (fields["hidden"] - width)
-        added = 2 * width * fields["hidden"] - less
-        fields["other"] = ((f"an embedding of width {width} with two projections", added),)
+def _if(key: str, field: str, value: Any, *, default: bool = False, usual: Any = None) -> Row:
+    """A field with a value where a truth value holds, else with the usual one; None keeps the family's.
+
+    Values may be functions of what was read before.
+    """
+
+    def read(settings: Settings, values: Values) -> Any:
+        chosen = value if settings.flag(key, default=default) else usual
+        return chosen(values) if callable(chosen) else chosen
+
+    return found(f"model.{field}", key, read)
 
 
-def _bloom(_settings: Settings, fields: Fields) -> None:
-    fields["other"] = (("a norm of the embedding", 2 * fields["hidden"]),)
+def _always(field: str, value: Any) -> Row:
+    """A field that follows from others."""
+    return found(f"model.{field}", "", lambda _, values: value(values) if callable(value) else value)
 
 
-def _falcon(settings: Settings, fields: Fields) -> None:
-    bias = settings.flag("bias")
-    fields.update(bias_qkv=bias, bias_out=bias, bias_mlp=bias)
-    if settings.flag("alibi"):
-        fields["embedding"] = "alibi"
+def _of_each_head(values: Values) -> int:
+    """Parameters of norms of queries and keys that all heads share."""
+    return 2 * int(values["model.head_dim"])
+
+
+def _of_all_heads(values: Values) -> Any:
+    """Parameters of norms of queries and keys over all heads together."""
+    heads = values["model.num_attention_heads"]
+    return (heads + (values.get("model.num_query_groups") or heads)) * int(values["model.head_dim"])
+
+
+def _heads(values: Values) -> int:
+    return int(values["model.num_attention_heads"])
+
+
+def _falcon_groups(settings: Settings, values: Values) -> int:
     if settings.flag("new_decoder_architecture") or settings.has("n_head_kv"):
-        fields["kv_heads"] = settings.integer("num_kv_heads", "n_head_kv", default=fields["heads"])
-        fields["norms"] = settings.integer("num_ln_in_parallel_attn", default=2)
-    else:
-        fields["kv_heads"] = 1 if settings.flag("multi_query", default=True) else fields["heads"]
-        fields["norms"] = 1 if settings.flag("parallel_attn", default=True) else 2
+        return settings.integer("num_kv_heads", "n_head_kv", default=_heads(values))
+    return 1 if settings.flag("multi_query", default=True) else _heads(values)
 
 
-def _mpt(settings: Settings, fields: Fields) -> None:
-    fields["ffn"] = int((settings.number("expansion_ratio", default=4) or 4) * fields["hidden"])
-    if not settings.flag("no_bias", default=True):
-        fields.update(PLAIN_BIAS)
+def _falcon_norms(settings: Settings, _: Values) -> int:
+    if settings.flag("new_decoder_architecture") or settings.has("n_head_kv"):
+        return settings.integer("num_ln_in_parallel_attn", default=2)
+    return 1 if settings.flag("parallel_attn", default=True) else 2
+
+
+def _mpt_positions(settings: Settings, _: Values) -> str:
     if settings.flag("attn_config.alibi"):
-        fields["embedding"] = "alibi"
-    elif settings.flag("attn_config.rope"):
-        fields["embedding"] = "rotary"
-    elif not settings.flag("learned_pos_emb", default=True):
-        fields["embedding"] = "none"
-    if settings.text("attn_config.attn_type") == "multiquery_attention":
-        fields["kv_heads"] = 1
+        return "alibi"
+    if settings.flag("attn_config.rope"):
+        return "rotary"
+    return "learned" if settings.flag("learned_pos_emb", default=True) else "none"
 
 
-def _phi(settings: Settings, fields: Fields) -> None:
-    if settings.flag("qk_layernorm"):
-        fields["qk_norm"] = 4 * fields["head_dim"]
+def _mpt_width(settings: Settings, values: Values) -> int:
+    ratio = settings.number("expansion_ratio", default=4) or 4
+    return int(ratio * values["model.hidden_size"])
 
 
-def _phimoe(settings: Settings, fields: Fields) -> None:
-    fields["bias_head"] = settings.flag("lm_head_bias")
+def _opt_norm(settings: Settings, _: Values) -> bool:
+    before = settings.flag("do_layer_norm_before", default=True)
+    return before and not settings.flag("_remove_final_layer_norm")
 
 
-def _stablelm(settings: Settings, fields: Fields) -> None:
-    fields["bias_qkv"] = settings.flag("use_qkv_bias")
-    if settings.flag("use_parallel_residual"):
-        fields["norms"] = 1
-    if settings.flag("qk_layernorm"):
-        fields["qk_norm"] = (fields["heads"] + fields["kv_heads"]) * fields["head_dim"]
+def _opt_parts(settings: Settings, values: Values) -> dict[str, int]:
+    hidden: int = values["model.hidden_size"]
+    width = settings.integer("word_embed_proj_dim", default=hidden)
+    added = 2 * width * hidden - values["model.vocab_size"] * (hidden - width)
+    return {f"an embedding of width {width} with two projections": added} if width != hidden else {}
 
 
-def _starcoder2(settings: Settings, fields: Fields) -> None:
-    bias = settings.flag("use_bias", default=True)
-    fields.update(bias_qkv=bias, bias_out=bias, bias_mlp=bias)
+def _bert_parts(settings: Settings, values: Values) -> dict[str, int]:
+    hidden: int = values["model.hidden_size"]
+    types = settings.integer("type_vocab_size", default=2, least=0)
+    parts = {"token types": types * hidden, "a norm of the embedding": 2 * hidden}
+    named = str(settings.values.get("architectures", ""))
+    if "MaskedLM" in named or "PreTraining" in named or "BertLMHead" in named:
+        vocab: int = values["model.vocab_size"]
+        parts["the masked-language head's own layer"] = hidden * hidden + 3 * hidden + vocab
+    if "PreTraining" in named:
+        parts["the head of sentence pairs"] = 2 * hidden + 2
+    if "MaskedLM" not in named:
+        parts["the pooler"] = hidden * hidden + hidden
+    return parts
 
 
-def _norm_of_heads(_settings: Settings, fields: Fields) -> None:
-    fields["qk_norm"] = 2 * fields["head_dim"]
-
-
-def _norm_of_all_heads(_settings: Settings, fields: Fields) -> None:
-    fields["qk_norm"] = (fields["heads"] + fields["kv_heads"]) * fields["head_dim"]
-
-
-def _cohere(settings: Settings, fields: Fields) -> None:
-    if settings.flag("use_qk_norm"):
-        _norm_of_all_heads(settings, fields)
-
-
-def _qwen(_settings: Settings, fields: Fields) -> None:
-    fields["ffn"] //= 2  # the file gives gate and up together
-
-
-def _chatglm(settings: Settings, fields: Fields) -> None:
-    biases = settings.flag("add_bias_linear")
-    fields.update(bias_qkv=biases or settings.flag("add_qkv_bias"), bias_out=biases, bias_mlp=biases)
-    if not settings.flag("rmsnorm", default=True):
-        fields["norm_vectors"] = 2
-    groups = settings.integer("multi_query_group_num", default=1)
-    fields["kv_heads"] = groups if settings.flag("multi_query_attention") else fields["heads"]
-
-
-def _query_biases(settings: Settings, fields: Fields) -> None:
-    """`attention_bias` is of queries, keys and values only."""
-    fields.update(bias_qkv=settings.flag("attention_bias"), bias_out=False)
-
-
-def _glm4_moe(settings: Settings, fields: Fields) -> None:
-    _query_biases(settings, fields)
-    if settings.flag("use_qk_norm"):
-        fields["qk_norm"] = 2 * fields["head_dim"]
-
-
-def _internlm(settings: Settings, fields: Fields) -> None:
-    bias = settings.flag("bias")
-    fields.update(bias_qkv=bias, bias_out=bias)
-
-
-def _gpt_oss(_settings: Settings, fields: Fields) -> None:
-    fields["other"] = (("attention sinks", fields["layers"] * fields["heads"]),)
-
-
-def _bert(settings: Settings, fields: Fields) -> None:
-    h = fields["hidden"]
-    vocab = fields["vocab"]
-    types = settings.integer("type_vocab_size", default=2, least=0) * h
-    other = [("token types", types), ("a norm of the embedding", 2 * h)]
-    architectures = str(settings.values.get("architectures", ""))
-    if "MaskedLM" in architectures or "PreTraining" in architectures or "BertLMHead" in architectures:
-        other.append(("the masked-language head's own layer", h * h + 3 * h + vocab))
-    if "PreTraining" in architectures:
-        other.append(("the head of sentence pairs", 2 * h + 2))
-    if "MaskedLM" not in architectures:
-        other.append(("the pooler", h * h + h))
-    fields["other"] = tuple(other)
-
-
-REFINEMENTS: Mapping[str, Callable[[Settings, Fields], None]] = {
-    "gpt_bigcode": _gpt_bigcode,
-    "opt": _opt,
-    "bloom": _bloom,
-    "falcon": _falcon,
-    "RefinedWeb": _falcon,
-    "RefinedWebModel": _falcon,
-    "mpt": _mpt,
-    "phi": _phi,
-    "phimoe": _phimoe,
-    "stablelm": _stablelm,
-    "starcoder2": _starcoder2,
-    "olmo2": _norm_of_all_heads,
-    "olmo3": _norm_of_all_heads,
-    "olmoe": _norm_of_all_heads,
-    "gemma3_text": _norm_of_heads,
-    "qwen3": _norm_of_heads,
-    "qwen3_moe": _norm_of_heads,
-    "cohere": _cohere,
-    "cohere2": _cohere,
-    "qwen": _qwen,
-    "chatglm": _chatglm,
-    "glm": _query_biases,
-    "glm4": _query_biases,
-    "glm4_moe": _glm4_moe,
-    "internlm": _internlm,
-    "internlm2": _internlm,
-    "gpt_oss": _gpt_oss,
-    "bert": _bert,
-    "roberta": _bert,
+ALL_BIASES = ("bias", "attention_bias", "output_bias")
+ATTENTION_BIASES = ("attention_bias", "output_bias")
+FALCON = (
+    *_flag("bias", *ALL_BIASES),
+    _if("alibi", "position_embedding", "alibi"),
+    found("model.num_query_groups", "num_kv_heads n_head_kv multi_query", _falcon_groups),
+    found("model.norms", "num_ln_in_parallel_attn parallel_attn", _falcon_norms),
+)
+GLM = (*_flag("attention_bias", "attention_bias"), _always("output_bias", value=False))
+FAMILY_ROWS: Mapping[str, tuple[Row, ...]] = {
+    "gpt_bigcode": (_if("multi_query", "num_query_groups", 1, default=True),),
+    "opt": (
+        *_flag("enable_bias", *ALL_BIASES, default=True),
+        found("model.final_norm", "do_layer_norm_before _remove_final_layer_norm", _opt_norm),
+        found("model.parts", "word_embed_proj_dim", _opt_parts),
+    ),
+    "bloom": (_always("parts", lambda v: {"a norm of the embedding": 2 * v["model.hidden_size"]}),),
+    "falcon": FALCON,
+    "RefinedWeb": FALCON,
+    "RefinedWebModel": FALCON,
+    "mpt": (
+        found("model.ffn_hidden_size", "expansion_ratio", _mpt_width),
+        *(_if("no_bias", name, None, default=True, usual=True) for name in ALL_BIASES),
+        _if("no_bias", "norm_vectors", None, default=True, usual=2),
+        found("model.position_embedding", "attn_config.alibi attn_config.rope", _mpt_positions),
+        found(
+            "model.num_query_groups",
+            "attn_config.attn_type",
+            lambda s, _: 1 if s.text("attn_config.attn_type") == "multiquery_attention" else None,
+        ),
+    ),
+    "phi": (_if("qk_layernorm", "qk_norm", lambda values: 2 * _of_each_head(values)),),
+    "phimoe": _flag("lm_head_bias", "head_bias"),
+    "stablelm": (
+        *_flag("use_qkv_bias", "attention_bias"),
+        _if("use_parallel_residual", "norms", 1),
+        _if("qk_layernorm", "qk_norm", _of_all_heads),
+    ),
+    "starcoder2": _flag("use_bias", *ALL_BIASES, default=True),
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe"), (_always("qk_norm", _of_all_heads),)),
+    **dict.fromkeys(("gemma3_text", "qwen3", "qwen3_moe"), (_always("qk_norm", _of_each_head),)),
+    **dict.fromkeys(("cohere", "cohere2"), (_if("use_qk_norm", "qk_norm", _of_all_heads),)),
+    # The file gives gate and up together.
+    "qwen": (_always("ffn_hidden_size", lambda values: values["model.ffn_hidden_size"] // 2),),
+    "chatglm": (
+        *_flag("add_bias_linear", *ALL_BIASES),
+        _if("add_qkv_bias", "attention_bias", value=True),
+        _if("rmsnorm", "norm_vectors", None, default=True, usual=2),
+        found(
+            "model.num_query_groups",
+            "multi_query_attention multi_query_group_num",
+            lambda s, v: (
+                s.integer("multi_query_group_num", default=1)
+                if s.flag("multi_query_attention")
+                else _heads(v)
+            ),
+        ),
+    ),
+    "glm": GLM,
+    "glm4": GLM,
+    "glm4_moe": (*GLM, _if("use_qk_norm", "qk_norm", _of_each_head)),
+    "internlm": _flag("bias", *ATTENTION_BIASES),
+    "internlm2": _flag("bias", *ATTENTION_BIASES),
+    "gpt_oss": (_always("parts", lambda v: {"attention sinks": v["model.num_layers"] * _heads(v)}),),
+    "bert": (found("model.parts", "type_vocab_size", _bert_parts),),
+    "roberta": (found("model.parts", "type_vocab_size", _bert_parts),),
 }
 
 
-HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed", "dim")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-KV_HEADS = ("num_key_value_heads", "attn_config.kv_n_heads", "num_kv_heads", "n_kv_heads")
-FFN = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "ffn_config.ffn_hidden_size", "d_ff")
-POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "seq_len")
-EXPERTS = (
-    *("num_local_experts", "num_experts", "n_routed_experts", "ffn_config.moe_num_experts"),
-    *("moe_num_experts", "num_moe_experts"),
-)
-ACTIVE = (
-    *("num_experts_per_tok", "num_experts_per_token", "ffn_config.moe_top_k", "moe_topk", "moe_k"),
-    "num_selected_experts",
-)
+# ------------------------------------------------------------------------------- keys of all families
 TEXT = ("text_config", "llm_config", "language_config")
 """Sections that hold the language model of a model for several media."""
 METADATA = ("architectures", "model_type", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Keys that describe the file, not the shape."""
 ALIBI_BLOOM_POSITIONS = 2048
 """Longest sequence where a file with ALiBi positions gives none."""
+ALTERNATING = ("gpt_oss", "gemma2")
+"""Families whose layers have a window and all positions in turn, beginning with a window."""
+HIDDEN = "hidden_size n_embd d_model n_embed dim"
+LAYERS = "num_hidden_layers n_layer n_layers num_layers"
+HEADS = "num_attention_heads n_head n_heads num_heads"
+KV_HEADS = "num_key_value_heads attn_config.kv_n_heads num_kv_heads n_kv_heads"
+FFN = "intermediate_size n_inner ffn_dim ffn_hidden_size ffn_config.ffn_hidden_size d_ff"
+POSITIONS = "max_position_embeddings n_positions n_ctx max_seq_len seq_length seq_len"
+EXPERTS = (
+    "num_local_experts num_experts n_routed_experts ffn_config.moe_num_experts moe_num_experts "
+    "num_moe_experts"
+)
+ACTIVE = "num_experts_per_tok num_experts_per_token ffn_config.moe_top_k moe_topk moe_k num_selected_experts"
+EXPERT_LAYERS = "first_k_dense_replace moe_layer_freq decoder_sparse_step interleave_moe_layer_step"
 
 
-def recognise(document: Any) -> bool:
-    """Whether this is a model's config.json."""
+def _positions(settings: Settings, values: Values) -> int:
+    if values.get("model.position_embedding") == "alibi":
+        return settings.integer(*POSITIONS.split(), default=ALIBI_BLOOM_POSITIONS)
+    return settings.needed(*POSITIONS.split(), "model_max_length")
+
+
+def _width(_: Settings, values: Values) -> Any:
+    return max(1, values["model.hidden_size"] // _heads(values))
+
+
+def _shared_width(settings: Settings, values: Values) -> int:
+    """Width of all shared experts together."""
+    width: int = values["model.experts.ffn_hidden_size"]
+    counts = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    count = settings.integer(*counts, default=0, least=0)
+    together = settings.integer(
+        "shared_expert_intermediate_size", "shared_intermediate_size", least=0, most=MOST_WIDTH
+    )
+    if settings.text("model_type") == "llama4_text":
+        return width
+    return count * width if together is None else together
+
+
+def _dense_width(settings: Settings, _: Values) -> int | None:
+    of_family = settings.text("model_type") == "llama4_text"
+    return settings.integer("intermediate_size_mlp", most=MOST_WIDTH) if of_family else None
+
+
+def _expert_layers(settings: Settings, values: Values) -> tuple[bool, ...]:
+    layers: int = values["model.num_layers"]
+    first_key, *every_keys = EXPERT_LAYERS.split()
+    first = settings.integer(first_key, default=0, least=0, most=layers)
+    step = max(1, settings.integer(*every_keys, default=1, least=0))
+    only = settings.raw("mlp_only_layers")
+    settings.ignore("moe_layers")
+    dense = {int(layer) for layer in only if isinstance(layer, int)} if isinstance(only, list) else set()
+    if settings.text("model_type").startswith("deepseek"):
+        return tuple(layer >= first and layer % step == 0 for layer in range(layers))
+    return tuple(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+
+
+SHAPE: tuple[Row, ...] = (
+    same("model.hidden_size", HIDDEN, needed=True),
+    same("model.num_attention_heads", HEADS, needed=True),
+    same("model.num_layers", LAYERS, needed=True),
+    same("model.num_query_groups", KV_HEADS),
+    same("model.head_dim", "head_dim kv_channels attention_head_dim", default=_width),
+    same("model.ffn_hidden_size", FFN, default=lambda _, values: 4 * values["model.hidden_size"]),
+    same("model.vocab_size", "vocab_size padded_vocab_size n_vocab", needed=True),
+    found("model.max_position_embeddings", POSITIONS, _positions),
+    same("model.tied_embeddings", "tie_word_embeddings"),
+    same("model.attention_bias", "attention_bias"),
+    same("model.output_bias", "attention_bias"),
+    same("model.bias", "mlp_bias"),
+    same("model.mtp_num_layers", "num_nextn_predict_layers", default=0),
+)
+BLOCKS: tuple[Row, ...] = (
+    *when(
+        lambda settings, _: settings.has("kv_lora_rank"),
+        same("model.latent_attention.q_lora_rank", "q_lora_rank"),
+        same("model.latent_attention.kv_lora_rank", "kv_lora_rank", needed=True),
+        same("model.latent_attention.qk_nope_head_dim", "qk_nope_head_dim", needed=True),
+        same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
+        same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
+    ),
+    *experts(
+        EXPERTS,
+        same("model.experts.top_k", ACTIVE, needed=True),
+        same(
+            "model.experts.ffn_hidden_size",
+            "moe_intermediate_size expert_ffn_hidden_size",
+            default=dense_ffn,
+        ),
+        found("model.experts.shared_ffn_hidden_size", "n_shared_experts", _shared_width),
+        found("model.ffn_hidden_size", "intermediate_size_mlp", _dense_width),
+        found("model.expert_layers", f"{EXPERT_LAYERS} mlp_only_layers", _expert_layers),
+        found("model.router_bias", "topk_method", lambda s, _: s.text("topk_method") == "noaux_tc" or None),
+        same("model.experts.groups", "n_group", default=1),
+        same("model.experts.top_groups", "topk_group", default=1),
+    ),
+)
+
+
+def _window(settings: Settings, values: Values, family: str) -> tuple[int | None, int | None]:
+    """The window and how often a layer attends to all positions; a gap where the layers follow no pattern."""
+    listed = isinstance(settings.values.get("sliding_window"), (list, str))
+    if listed or not settings.flag("use_sliding_window", default=True):
+        return None, None
+    window = settings.integer("sliding_window", "window_size", least=0)
+    if not window or window >= values["model.max_position_embeddings"]:
+        return None, None
+    every = settings.integer("sliding_window_pattern", most=MOST_LAYERS)
+    types = settings.raw("layer_types")
+    if isinstance(types, list):
+        windowed = [str(name).startswith("sliding") for name in types]
+        every = next((layer for layer, has in enumerate(windowed, 1) if not has), None)
+        if windowed != [every is None or layer % every != 0 for layer in range(1, len(windowed) + 1)]:
+            settings.gap(f"attention in a sliding window of {window} in some layers; taken as full attention")
+            return None, None
+    elif every is None and family in ALTERNATING:
+        every = 2
+    return (None, None) if every == 1 else (window, every)
+
+
+# ----------------------------------------------------------------------------------------- reading
+def _recognise(document: Any) -> bool:
     if not isinstance(document, Mapping):
         return False
     inner = next((document[name] for name in TEXT if isinstance(document.get(name), Mapping)), document)
     named = "model_type" in document or "architectures" in document
-    width = any(name in inner for name in HIDDEN)
-    return width and (named or any(name in inner for name in LAYERS))
+    width = any(name in inner for name in HIDDEN.split())
+    return width and (named or any(name in inner for name in LAYERS.split()))
 
 
-def read_shape(source: Source, document: Mapping[str, Any]) -> tuple[Shape, Settings]:
-    """The shape of a config.json and its settings. Raises InputError for what is missing or out of range."""
+def _read(source: Source, document: Mapping[str, Any]) -> Reading:
+    """The shape of a config.json. Raises InputError for what is missing or out of range."""
     section = next((name for name in TEXT if isinstance(document.get(name), Mapping)), "")
-    inner = document[section] if section else document
-    settings = Settings.of(source, inner)
+    settings = Settings.of(source, document[section] if section else document)
     family = settings.text("model_type") or _family_of(document)
     if family in OTHER_KINDS:
         source.refuse(
@@ -316,18 +420,35 @@ def read_shape(source: Source, document: Mapping[str, Any]) -> tuple[Shape, Sett
             source.line_of("model_type"),
         )
     settings.ignore(*METADATA)
-    fields = _fields(settings, family)
-    remarks = [*_remarks(settings, fields, family)]
+    if family not in FAMILIES:
+        known = f"model_type {family!r} is unknown: it" if family else "without a model_type the file"
+        settings.gap(f"{known} is read with the names and defaults of Llama; check the count")
+    defaults = {f"model.{name}": value for name, value in FAMILIES.get(family, LLAMA).items()}
+    values = read_rows(SHAPE, settings, defaults)
+    if family not in FAMILIES:
+        activation = settings.text("hidden_act", default="silu")
+        values["model.gated_mlp"] = activation.startswith(("sil", "swi", "glu", "geglu"))
+    values = read_rows((*FAMILY_ROWS.get(family, ()), *BLOCKS), settings, values)
+    values["model.sliding_window"], values["model.sliding_window_pattern"] = _window(settings, values, family)
+    if family == "gpt_neo":
+        settings.gap("local attention in every second layer; taken as full attention")
+    if values["model.mtp_num_layers"]:
+        settings.gap("layers that predict further tokens, which the count leaves out")
+    if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
+        settings.gap("attention and MLP that read the same input, each by its own norm")
+    model = nearest_model(part_of(values, "model"))
+    name = settings.text("_name_or_path").rstrip("/").split("/")[-1]
     if section:
-        remarks.append(Gap(f"what stands outside `{section}`: encoders of images and sound"))
+        settings.gap(f"what stands outside `{section}`: encoders of images and sound")
         others = Settings.of(source, {key: value for key, value in document.items() if key != section})
         others.ignore(*METADATA)
         settings = Settings(
             source,
             {**{f"{section}.{key}": value for key, value in settings.values.items()}, **others.values},
             used={*(f"{section}.{key}" for key in settings.used), *others.used},
+            gaps=settings.gaps,
         )
-    return Shape(**fields, remarks=tuple(remarks)), settings
+    return Reading(settings, model, name=name)
 
 
 def _family_of(document: Mapping[str, Any]) -> str:
@@ -338,147 +459,54 @@ def _family_of(document: Mapping[str, Any]) -> str:
     return next((family for family in FAMILIES if family.replace("_", "").casefold() == stem), stem)
 
 
-def _fields(settings: Settings, family: str) -> Fields:
-    hidden = settings.needed(*HIDDEN, most=MOST_WIDTH)
-    heads = settings.needed(*HEADS, most=MOST_HEADS)
-    fields: Fields = dict(FAMILIES.get(family, LLAMA))
-    known = family in FAMILIES
-    fields |= {
-        "layers": settings.needed(*LAYERS, most=MOST_LAYERS),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": settings.integer(*KV_HEADS, default=heads, most=MOST_HEADS),
-        "head_dim": settings.integer(
-            "head_dim", "kv_channels", "attention_head_dim", default=max(1, hidden // heads), most=MOST_WIDTH
-        ),
-        "ffn": settings.integer(*FFN, default=4 * hidden, most=MOST_WIDTH),
-        "vocab": settings.needed("vocab_size", "padded_vocab_size", "n_vocab", most=MOST_VOCABULARY),
-        "positions": _positions(settings, fields),
-        "tied": settings.flag("tie_word_embeddings", default=fields.get("tied", True)),
-    }
-    if not known:
-        fields["gated"] = settings.text("hidden_act", default="silu").startswith(
-            ("sil", "swi", "glu", "geglu")
-        )
-    if settings.has("attention_bias"):
-        bias = settings.flag("attention_bias")
-        fields.update(bias_qkv=bias, bias_out=bias)
-    if settings.has("mlp_bias"):
-        fields["bias_mlp"] = settings.flag("mlp_bias")
-    if family in REFINEMENTS:
-        REFINEMENTS[family](settings, fields)
-    fields["latent"] = _latent(settings)
-    fields["experts"] = _experts(settings, fields, family)
-    fields["mtp_layers"] = settings.integer("num_nextn_predict_layers", default=0, least=0, most=16)
-    return fields
+# ------------------------------------------------- the model of a file that holds none, as DeepSpeed's
+USUAL = ("config.json", "model.json")
+MOST_FILES = 100
+"""JSON files of a folder that are looked at."""
 
 
-def _positions(settings: Settings, fields: Fields) -> int:
-    if fields.get("embedding", "learned") == "alibi":
-        default = ALIBI_BLOOM_POSITIONS
-        return settings.integer(*POSITIONS, default=default, most=MOST_POSITIONS)
-    return settings.needed(*POSITIONS, "model_max_length", most=MOST_POSITIONS)
+def model_beside(source: Source) -> Nearest | None:
+    """The model that `--model` names, else the one of the config.json next to the file; None without one.
+
+    Raises InputError for a named model that is not there or that is wrong.
+    """
+    if source.model:
+        path = Path(source.model)
+        if path.suffix == ".json" and path.is_file():
+            other = Source.read(path)
+            return _read(other, other.as_json()).model
+        return _known_model(default_catalog().model(source.model))
+    folder = source.path.resolve().parent
+    usual = [folder / name for name in USUAL if (folder / name).is_file()]
+    others = sorted(folder.glob("*.json"))[:MOST_FILES]
+    for paths in (usual, others):
+        found = [model for path in paths if path != source.path.resolve() and (model := _model_of(path))]
+        if len(found) == 1:
+            return found[0]
+    return None
 
 
-def _latent(settings: Settings) -> Latent | None:
-    if not settings.has("kv_lora_rank"):
+def _model_of(path: Path) -> Nearest | None:
+    try:
+        source = Source.read(path)
+        document = source.as_json()
+        return _read(source, document).model if _recognise(document) else None
+    except (InputError, OSError):
         return None
-    return Latent(
-        query_rank=settings.integer("q_lora_rank", most=MOST_WIDTH),
-        kv_rank=settings.needed("kv_lora_rank", most=MOST_WIDTH),
-        nope=settings.needed("qk_nope_head_dim", most=MOST_WIDTH),
-        rope=settings.needed("qk_rope_head_dim", most=MOST_WIDTH),
-        value=settings.needed("v_head_dim", most=MOST_WIDTH),
-    )
 
 
-def _experts(settings: Settings, fields: Fields, family: str) -> ExpertShape | None:
-    count = settings.integer(*EXPERTS, least=0, most=MOST_WIDTH)
-    if not count or count == 1:
-        return None
-    width = (
-        settings.integer("moe_intermediate_size", "expert_ffn_hidden_size", most=MOST_WIDTH) or fields["ffn"]
-    )
-    shared = settings.integer(
-        "n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0
-    )
-    shared_ffn = settings.integer(
-        "shared_expert_intermediate_size", "shared_intermediate_size", least=0, most=MOST_WIDTH
-    )
-    if family == "llama4_text":
-        shared_ffn = width
-        fields["ffn"] = settings.integer("intermediate_size_mlp", default=fields["ffn"], most=MOST_WIDTH)
-    pattern = _expert_layers(settings, fields["layers"], family)
-    if not any(pattern):
-        return None
-    return ExpertShape(
-        count=count,
-        active=settings.needed(*ACTIVE, most=count),
-        ffn=width,
-        pattern=pattern,
-        shared_ffn=(shared or 0) * width if shared_ffn is None else shared_ffn,
-        shared_gate=family == "qwen2_moe",
-        router_bias=family == "gpt_oss" or settings.text("topk_method") == "noaux_tc",
-        groups=settings.integer("n_group", default=1, most=count),
-        top_groups=settings.integer("topk_group", default=1, most=count),
-    )
+def _known_model(model: TransformerConfig) -> Nearest:
+    """A model of the catalogue."""
+    described = {"name", "description", "sources", "assumed", "released"}
+    return Nearest(model.model_dump(exclude=described, exclude_none=True), {})
 
 
-def _expert_layers(settings: Settings, layers: int, family: str) -> tuple[bool, ...]:
-    """Which layers have experts."""
-    first = settings.integer("first_k_dense_replace", default=0, least=0, most=layers)
-    every = settings.integer(
-        "moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step", default=1, least=0
-    )
-    only = settings.raw("mlp_only_layers")
-    settings.ignore("moe_layers")
-    dense = {int(layer) for layer in only if isinstance(layer, int)} if isinstance(only, list) else set()
-    step = max(1, every or 1)
-    if family.startswith("deepseek"):
-        return tuple(layer >= first and layer % step == 0 for layer in range(layers))
-    return tuple(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
-
-
-def _remarks(settings: Settings, fields: Fields, family: str) -> Iterator[Gap]:
-    if family not in FAMILIES:
-        known = f"model_type {family!r} is unknown: it" if family else "without a model_type the file"
-        yield Gap(f"{known} is read with the names and defaults of Llama; check the count")
-    yield from _window(settings, fields, family)
-    if family == "gpt_neo":
-        yield Gap("local attention in every second layer; taken as full attention")
-    if fields["mtp_layers"]:
-        yield Gap("layers that predict further tokens, which the count leaves out")
-    if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
-        yield Gap("attention and MLP that read the same input, each by its own norm")
-
-
-ALTERNATING = ("gpt_oss", "gemma2")
-"""Families whose layers have a window and all positions in turn, beginning with a window."""
-
-
-def _window(settings: Settings, fields: Fields, family: str) -> Iterator[Gap]:
-    """Sets the window of `fields`; a gap where its layers follow no pattern."""
-    window = settings.integer("sliding_window", "window_size", least=0) if _windowed(settings) else None
-    if not window or window >= fields["positions"]:
-        return
-    every = settings.integer("sliding_window_pattern", most=MOST_LAYERS)
-    types = settings.raw("layer_types")
-    if isinstance(types, list):
-        windowed = [str(name).startswith("sliding") for name in types]
-        full = next((layer for layer, has in enumerate(windowed, 1) if not has), None)
-        if windowed != [full is None or layer % full != 0 for layer in range(1, len(windowed) + 1)]:
-            words = f"attention in a sliding window of {window} in some layers; taken as full attention"
-            yield Gap(words)
-            return
-        every = full
-    elif every is None and family in ALTERNATING:
-        every = 2
-    if every == 1:
-        return
-    fields.update(window=window, window_pattern=every)
-
-
-def _windowed(settings: Settings) -> bool:
-    if isinstance(settings.values.get("sliding_window"), (list, str)):
-        return False
-    return settings.flag("use_sliding_window", default=True)
+TOOL = Tool(
+    name="huggingface",
+    title="Hugging Face config.json",
+    sign="`model_type` with `hidden_size` or `n_embd`",
+    syntaxes=("json",),
+    recognise=_recognise,
+    read=_read,
+    rows=(*SHAPE, *BLOCKS),
+)

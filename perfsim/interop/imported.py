@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,8 +12,8 @@ from pydantic import ValidationError
 from perfsim.base.errors import InputError, refused_values
 from perfsim.base.spec import CatalogSpec
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.interop.shape import Gap, Shape
-from perfsim.interop.source import Settings
+from perfsim.interop.nearest_model import Nearest
+from perfsim.interop.source import Gap, Settings
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import RUNTIME_FIELDS, TrainingRecipe
@@ -45,7 +44,7 @@ class Reading:
     """What a format's reader took from a file."""
 
     settings: Settings
-    shape: Shape | None = None
+    model: Nearest | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
     """Fields of a `TrainingRecipe` and of its `Runtime`."""
     layout: Layout | None = None
@@ -53,9 +52,22 @@ class Reading:
     steps: tuple[Step, ...] = ()
     points: dict[str, Any] | None = None
     """A convergence case."""
-    gaps: tuple[Gap, ...] = ()
-    """Beyond those of the shape."""
     name: str = ""
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Gaps of the model and of the rest, those first that change the model."""
+        of_model = [] if self.model is None else self.model.gaps()
+        return tuple(sorted([*of_model, *self.settings.gaps], key=lambda gap: not gap.changes_model))
+
+    @property
+    def title(self) -> str:
+        """The name of the imported description, from the file: one safe path component."""
+        path = self.settings.source.path
+        stem = re.sub(r"[-_.]?config$", "", path.name.split(".json")[0].removesuffix(path.suffix))
+        if not stem or stem.casefold() in USUAL_NAMES:
+            stem = path.resolve().parent.name
+        return _safe(self.name) or _safe(stem) or "imported"
 
 
 @dataclass(frozen=True)
@@ -124,26 +136,25 @@ class Imported:
         return "\n".join([*map(_printable, comments), body])
 
 
-def model_document(reading: Reading, name: str, title: str) -> dict[str, Any]:
-    """The YAML of the nearest model. Raises InputError for a shape that no model can have."""
-    shape = reading.shape
-    if shape is None:
+def model_document(reading: Reading, title: str) -> dict[str, Any]:
+    """The YAML of the nearest model. Raises InputError for numbers that no model can have."""
+    if reading.model is None:
         raise InputError([reading.settings.source.problem("there is no model in this file")])
-    document = {"name": name, "description": f"Imported from {title}", **shape.fields()}
+    document = {"name": reading.title, "description": f"Imported from {title}", **reading.model.fields}
     _validate(reading, TransformerConfig, document)
     return document
 
 
-def recipe_document(reading: Reading, name: str, title: str) -> dict[str, Any] | None:
+def recipe_document(reading: Reading, title: str) -> dict[str, Any] | None:
     """The YAML of a recipe; None where the file says nothing about training."""
     fields = {key: value for key, value in reading.recipe.items() if value is not None}
     if not fields:
         return None
-    described = {"name": name, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
+    described = {"name": reading.title, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
     settings = {key: fields.pop(key) for key in RUNTIME_FIELDS if key in fields}
     stated = {key: value for key, value in settings.items() if key != "framework"}  # a name of the catalogue
     _validate(reading, TrainingRecipe, {"seq_length": 1, **described, **fields, "runtime": stated})
-    runtime = {"name": name, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
+    runtime = {"name": reading.title, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
     return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}
 
 
@@ -183,15 +194,6 @@ def layout_text(layout: Layout | None, *, whole: bool = True) -> str:
     return ",".join(parts)
 
 
-def name_of(reading: Reading) -> str:
-    """The name of the imported description, from the file: one safe path component."""
-    path = reading.settings.source.path
-    stem = re.sub(r"[-_.]?config$", "", path.name.split(".json")[0].removesuffix(path.suffix))
-    if not stem or stem.casefold() in USUAL_NAMES:
-        stem = path.resolve().parent.name
-    return _safe(reading.name) or _safe(stem) or "imported"
-
-
 def _safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text)[:LONGEST_NAME].strip("._-")
 
@@ -199,9 +201,3 @@ def _safe(text: str) -> str:
 def _printable(line: str) -> str:
     """A comment without characters that would end it."""
     return "".join(char if char.isprintable() else "?" for char in line)
-
-
-def all_gaps(reading: Reading) -> tuple[Gap, ...]:
-    """Gaps of the shape and of the rest, those first that change the model."""
-    of_shape: Sequence[Gap] = reading.shape.gaps() if reading.shape is not None else ()
-    return tuple(sorted([*of_shape, *reading.gaps], key=lambda gap: not gap.changes_model))

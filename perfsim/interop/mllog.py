@@ -15,6 +15,7 @@ from typing import Any
 from perfsim.base.errors import InputError
 from perfsim.interop.imported import Reading, Step
 from perfsim.interop.source import Settings, Source
+from perfsim.interop.tool import Tool
 
 LINE = re.compile(r":::MLLOG\s+(\{[^\n]*)")
 SAMPLES = ("trained_samples", "samples_count", "consumed_samples", "train_samples")
@@ -96,7 +97,8 @@ def _runs(source: Source) -> Iterator[Run]:
         if "epoch_num" in metadata and key in ("eval_accuracy", "run_stop"):
             run.epochs = _number(metadata["epoch_num"])
         if key == "run_stop":
-            run.stop_ms, run.status = _number(event.get("time_ms")) or 0.0, str(metadata.get("status", ""))
+            run.stop_ms = _number(event.get("time_ms")) or 0.0
+            run.status = str(metadata.get("status", ""))
     if run is not None:
         yield run
 
@@ -144,3 +146,13 @@ def _step(batch: int, runs: list[Run]) -> Step | None:
         return None
     steps = sum(count for _, count in seconds)
     return Step(batch, sum(time for time, _ in seconds) / steps, max(1, round(steps)))
+
+
+TOOL = Tool(
+    name="mllog",
+    title="MLPerf Training log",
+    sign="lines that begin with `:::MLLOG`",
+    syntaxes=("text",),
+    recognise=recognise,
+    read=read,
+)

@@ -6,6 +6,7 @@ Names: NVIDIA/NeMo, `examples/nlp/language_modeling/conf`; NVIDIA-NeMo/Megatron-
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,51 +14,40 @@ from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.interop.imported import Reading
-from perfsim.interop.megatron import read_settings
+from perfsim.interop.megatron import ROWS, read_settings
 from perfsim.interop.source import Settings, Source
+from perfsim.interop.tool import Tool
 
 ROOTS = (
     *("mixed_precision.", "model.", "model.config.", "trainer.strategy.", "trainer.strategy.ddp.", "train."),
-    *(
-        "ddp.",
-        "data.",
-        "dataset.",
-        "optimizer.",
-        "optim.config.",
-        "comm_overlap.",
-        "trainer.",
-        "model.tokenizer.",
-        "tokenizer.",
-        "",
-    ),
+    *("ddp.", "data.", "dataset.", "optimizer.", "optim.config.", "comm_overlap.", "trainer."),
+    *("model.tokenizer.", "tokenizer.", ""),
 )
 """Sections in which a name of Megatron's is looked for, in this order."""
 INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 MANDATORY = "???"
 DEEPEST = 20
 """Interpolations that refer to one another."""
+SIGNS = {
+    "tensor_model_parallel_size",
+    "_target_",
+    "encoder_seq_length",
+    "kv_channels",
+    "num_attention_heads",
+}
 
 
-def recognise(document: Any) -> bool:
+def _recognise(document: Any) -> bool:
     """Whether this is a dump of NeMo or Megatron-Bridge."""
     if not isinstance(document, Mapping) or not isinstance(document.get("model"), Mapping):
         return False
     model = document["model"]
     inner = model["config"] if isinstance(model.get("config"), Mapping) else model
     names = {str(name) for name in inner}
-    return "num_layers" in names and bool(
-        names
-        & {
-            "tensor_model_parallel_size",
-            "_target_",
-            "encoder_seq_length",
-            "kv_channels",
-            "num_attention_heads",
-        }
-    )
+    return "num_layers" in names and bool(names & SIGNS)
 
 
-def read(source: Source, document: Mapping[str, Any]) -> Reading:
+def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     """Model, recipe and layout."""
     plain = Settings.of(source, document)
     values = {
@@ -65,7 +55,7 @@ def read(source: Source, document: Mapping[str, Any]) -> Reading:
         for name, value in plain.values.items()
         if name.rsplit(".", 1)[-1] not in ("_target_", "_call_", "_partial_", "_name_", "_args_")
     }
-    settings = Settings(source, values, roots=ROOTS)
+    settings = Settings(source, values, sections={"": ROOTS})
     _interpolate(settings)
     nodes = settings.integer("num_nodes", default=1, most=MOST_DEVICES)
     ranks = settings.integer("devices", "gpus_per_node", least=-1, most=MOST_DEVICES)
@@ -119,7 +109,15 @@ def _product(function: str, arguments: str) -> int | None:
         re.fullmatch(r"\d{1,9}", part) for part in numbers
     ):
         return None
-    product = 1
-    for part in numbers:
-        product *= int(part)
-    return product
+    return math.prod(map(int, numbers))
+
+
+TOOL = Tool(
+    name="nemo",
+    title="NeMo or Megatron-Bridge",
+    sign="`model` with `num_layers` and Megatron's names",
+    syntaxes=("yaml",),
+    recognise=_recognise,
+    read=_read,
+    rows=ROWS,
+)

@@ -1,4 +1,7 @@
-"""The settings of a foreign file by dotted path: typed access that remembers which keys were used."""
+"""A foreign file: its text, its parsers for JSON, YAML and TOML, and its settings by dotted path.
+
+`Settings` gives typed access that remembers which keys were used and what perfsim cannot express.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,16 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import yaml
 
 from perfsim.base.errors import InputError, Problem, not_text
 from perfsim.base.files import must_exist
 from perfsim.base.text import did_you_mean, nearest
-
-# The text of a foreign file, its parsers for JSON, YAML and TOML, and the lines of its keys.
 
 MOST_CHARACTERS = 4_000_000
 """Of a file of settings; logs may be longer."""
@@ -164,27 +165,38 @@ _FALSE = ("false", "no", "off", "0", "none")
 ChoiceT = TypeVar("ChoiceT")
 
 
+class Gap(NamedTuple):
+    """What a description of perfsim cannot express; `changes_model` where it then describes another model."""
+
+    text: str
+    changes_model: bool = False
+
+
 @dataclass
 class Settings:
     """The leaves of a file by dotted path; lists are leaves.
 
-    `textual` is for formats whose values are all text, as flags of a command are. A name is looked up under
-    each of `roots`, the sections of the file where it may stand.
+    `textual` is for formats whose values are all text, as flags of a command are. `sections` gives, by the
+    first section of a name (`model.`, or "" for a name without one), all sections where it may stand.
     """
 
     source: Source
     values: Mapping[str, Any]
     textual: bool = False
-    roots: tuple[str, ...] = ("",)
+    sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     """Keys that stand in the file with values that it does not tell."""
+    gaps: list[Gap] = field(default_factory=list)
+    """What readers of this file could not express."""
 
     def __post_init__(self) -> None:
         self.values = {**self.values, **self.source.given}
 
     @classmethod
-    def of(cls, source: Source, document: Any) -> Settings:
+    def of(
+        cls, source: Source, document: Any, sections: Mapping[str, tuple[str, ...]] | None = None
+    ) -> Settings:
         """The leaves of a parsed document. Raises InputError if it is no mapping."""
         if not isinstance(document, Mapping):
             source.refuse(f"a mapping (key: value) is expected, not {_kind(document)}")
@@ -193,15 +205,15 @@ class Settings:
             values[path] = leaf
             if len(values) > MOST_KEYS:
                 source.refuse(f"more than {MOST_KEYS} keys")
-        return cls(source, values)
+        return cls(source, values, sections=sections or {})
 
     def has(self, *names: str) -> bool:
         """Whether one of the keys stands in the file with a value."""
         return any(self.values.get(path) is not None for path in self._paths(names))
 
-    def under(self, *roots: str) -> Settings:
-        """The same settings, with names looked up in these sections."""
-        return replace(self, roots=roots)
+    def gap(self, text: str, *, changes_model: bool = False) -> None:
+        """Note what cannot be expressed."""
+        self.gaps.append(Gap(text, changes_model))
 
     def unused(self) -> tuple[str, ...]:
         """The keys that nothing asked for, in the order of the file."""
@@ -289,24 +301,24 @@ class Settings:
 
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""
-        also = f" (nor {', '.join(names[1:])})" if names[1:] else ""
-        sections = [root.rstrip(".") for root in self.roots if root]
+        short = [self._roots(name)[1] for name in names]
+        also = f" (nor {', '.join(short[1:])})" if names[1:] else ""
+        roots = self._roots(names[0])[0]
+        sections = [root.rstrip(".") for root in roots if root]
         also += f" in {' or '.join(sections)}" if sections else ""
         for name in names:
             if name in self.unknown:
                 help_text = f"its value is computed when the script runs; give it with --set {name}=VALUE"
                 return self.error(name, "the file does not tell this value", help_text)
-        near = next(filter(None, (nearest(name, self.values) for name in names)), "")
-        root = "" if "" in self.roots else self.roots[0]
+        near = next(filter(None, (nearest(name, self.values) for name in short)), "")
+        root = "" if "" in roots else roots[0]
         seen = f"the file has `{near}`; " if near else ""
-        help_text = f"{seen}what a file lacks can be given with --set {root}{names[0]}=VALUE"
-        return InputError([self.source.problem(f"{names[0]} is missing{also}", help_text, self._place(near))])
-
-    def _place(self, near: str) -> int:
-        """The line of a key like the one that is missing, or of the section where it stands; 0 if none."""
-        inside = (key for root in self.roots for key in self.values if root and key.startswith(root))
+        help_text = f"{seen}what a file lacks can be given with --set {root}{short[0]}=VALUE"
+        # The line of a key like the one that is missing, or of the section where it should stand.
+        inside = (key for root in roots for key in self.values if root and key.startswith(root))
         place = near or next(inside, "").rpartition(".")[0]
-        return self.source.line_of(place) if place else 0
+        line = self.source.line_of(place) if place else 0
+        return InputError([self.source.problem(f"{short[0]} is missing{also}", help_text, line)])
 
     # ----------------------------------------------------------------------------- internals
     def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
@@ -318,8 +330,19 @@ class Settings:
                 return path, self.values[path]
         return names[0], None
 
+    def _roots(self, name: str) -> tuple[tuple[str, ...], str]:
+        """The sections where a name may stand, and the name in them."""
+        section, dot, rest = name.partition(".")
+        if section + dot in self.sections:
+            return self.sections[section + dot], rest
+        return self.sections.get("", ("",)), name
+
     def _paths(self, names: tuple[str, ...]) -> list[str]:
-        return [root + name for name in names for root in self.roots]
+        paths = []
+        for name in names:
+            roots, rest = self._roots(name)
+            paths += [root + rest for root in roots]
+        return paths
 
     def _number(self, name: str, value: Any, wanted: str) -> float:
         if self.textual and isinstance(value, str):

@@ -1,15 +1,27 @@
-"""A tool that trains models: a table from the fields of a plan to the tool's settings."""
+"""A tool that trains models: one table of its settings and our fields, read and written.
+
+Each row of a tool's table has the tool's keys and the field of ours that they say, with the value both ways.
+`import`, `--emit` and the table of keys in the documentation all come from these rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol, get_args, get_type_hints
 
 from perfsim.base.errors import InputError, LayoutError, Problem
+from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
+from perfsim.interop.imported import Reading
+from perfsim.interop.nearest_model import Beyond
+from perfsim.interop.source import Settings, Source
 from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.layout import Layout
-from perfsim.specs.recipe import Job
+from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
+from perfsim.specs.optimizers import OPTIMIZERS
+from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.runtime import Runtime
 
 
 class Chosen(Protocol):
@@ -31,63 +43,401 @@ class Chosen(Protocol):
     def num_microbatches(self) -> int: ...
 
 
-Setting = tuple[str, Callable[[Chosen], Any]]
-"""A setting of a tool, by its flag or its dotted path, and its value for a plan; None leaves it out."""
+Values = dict[str, Any]
+"""What was read so far, by field: `model.num_layers`, `layout.tensor`, `recipe.precision`."""
+Write = Callable[[Chosen], Any]
+"""The tool's value for a plan; None leaves the setting out."""
+Read = Callable[[Settings, Values], Any]
+"""Our value; None where the file does not tell it."""
 Limit = Callable[[Chosen], str]
 """What a tool cannot express of a plan, in words; empty where the plan does not need it."""
-Values = Sequence[tuple[str, Any]]
-"""Names of settings with their values, in the order of the table."""
-Render = Callable[[Sequence[str], Values], str]
-"""The text of comments and settings in the format of a tool."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of a tool."""
+
+    field: str
+    """What it says: `model.num_layers`, or words in brackets where no field of ours says it."""
+    keys: str = ""
+    """Its keys, apart by blanks: the first is written, the others are older spellings."""
+    write: Write | None = None
+    """None: it is only read."""
+    read: Read | None = None
+    """None: it follows from other settings, so that reading knows it and needs nothing from it."""
+    refusal: Limit | None = None
+    """Without what this names another step would run than the predicted one: the plan is refused."""
+    gap: Limit | None = None
+    """Of what this names the emitted text says that it is missing."""
+
+
+_SPECS: Mapping[str, Any] = {
+    "model": TransformerConfig,
+    "model.experts": Experts,
+    "model.latent_attention": LatentAttention,
+    "recipe": TrainingRecipe,
+    "runtime": Runtime,
+    "layout": ParallelLayout,
+}
+
+
+@cache
+def _range_of(field: str) -> tuple[type, int, int]:
+    """The type of a field with its least and greatest number."""
+    owner, _, name = field.rpartition(".")
+    hint = get_type_hints(_SPECS[owner], include_extras=True).get(name) or get_type_hints(Beyond)[name]
+    least, most = 1, MOST_DEVICES
+    kinds = [hint]
+    for part in (hint, *get_args(hint)):
+        kinds += get_args(part)[:1]
+        for note in getattr(part, "__metadata__", ()):
+            for bound in getattr(note, "metadata", ()):
+                least = getattr(bound, "ge", least)
+                most = getattr(bound, "le", most)
+    return next((kind for kind in (bool, int, float) if kind in kinds), str), least, most
+
+
+def _field_of(chosen: Chosen, field: str) -> Any:
+    """The value of a field of a plan; None where a part on the way is None."""
+    if field == "recipe.global_batch_size":
+        return chosen.job.global_batch_size  # the recipe may leave it open
+    first, *names = field.split(".")
+    value: Any = chosen.layout if first == "layout" else getattr(chosen.job, first)
+    for name in names:
+        value = None if value is None else getattr(value, name)
+    return value
+
+
+# ----------------------------------------------------------------------------- rows of settings
+def same(field: str, keys: str, *, usual: Any = None, default: Any = None, needed: bool = False) -> Row:
+    """A setting that has our value; it is not written where it is the `usual` one.
+
+    A file without it has the `default`, which may be a function as `read` is; a `needed` one must be there.
+    """
+
+    def write(chosen: Chosen) -> Any:
+        value = _field_of(chosen, field)
+        return None if value == usual and type(value) is type(usual) else value
+
+    return Row(field, keys, write, number(field, keys, default=default, needed=needed))
+
+
+def number(field: str, keys: str, *, default: Any = None, needed: bool = False) -> Read:
+    """Reads a number or a truth value in the range of our field."""
+
+    def read(settings: Settings, values: Values) -> Any:
+        names = keys.split()
+        kind, least, most = _range_of(field)
+        value: Any
+        if kind is bool:
+            value = settings.flag(*names) if settings.has(*names) else None
+        elif kind is float:
+            value = settings.number(*names)
+        elif needed:
+            value = settings.needed(*names, most=most)
+        else:
+            value = settings.integer(*names, least=least, most=most)
+        if value is not None:
+            return value
+        settings.ignore(*names)
+        return default(settings, values) if callable(default) else default
+
+    return read
+
+
+def whole(keys: str, default: int | None = None, least: int = 1, most: int = MOST_DEVICES) -> Read:
+    """Reads a whole number that no field of ours bounds."""
+    names = keys.split()
+
+    def read(settings: Settings, _: Values) -> int | None:
+        value = settings.integer(*names, least=least, most=most)
+        return default if value is None else value
+
+    return read
+
+
+def named(field: str, keys: str, words: Mapping[Any, Any], *, default: Any = None, **also: Any) -> Row:
+    """A setting whose words stand for ours, or that is True for one value of ours.
+
+    Words in `also` are only read. An unknown word is an error.
+    """
+    names = keys.split()
+    ours = {word: value for value, word in reversed([*words.items()])} | also
+
+    def read(settings: Settings, _: Values) -> Any:
+        if True in ours:
+            return ours[True] if settings.flag(*names) else default
+        return settings.choice(tuple(names), ours, default)
+
+    return Row(field, keys, lambda chosen: words.get(_field_of(chosen, field)), read)
+
+
+def told(field: str, keys: str, write: Write) -> Row:
+    """A setting that is written and follows from others, so that reading needs nothing from it."""
+    return Row(field, keys, write)
+
+
+def found(field: str, keys: str, read: Read) -> Row:
+    """A setting that is only read."""
+    return Row(field, keys, None, read)
+
+
+def known(keys: str) -> Row:
+    """Settings that change nothing, or follow from others."""
+    return Row("(nothing of a prediction)", keys)
+
+
+def noted(words: str, key: str) -> Row:
+    """A setting that a file may have and perfsim cannot express; `{}` in the words is its value."""
+
+    def read(settings: Settings, _: Values) -> None:
+        value = settings.raw(key)
+        if value not in (None, 0) and str(value).casefold() != "false":
+            settings.gap(words.format(value))
+
+    return found(f"({words})", key, read)
+
+
+def when(has: Read, *rows: Row, of: Callable[[Chosen], Any] | None = None) -> tuple[Row, ...]:
+    """Rows of files for which `has` holds, and of plans for which `of` does."""
+
+    def read_if(row: Row) -> Read | None:
+        read = row.read
+        return read and (lambda settings, values: read(settings, values) if has(settings, values) else None)
+
+    def write_if(row: Row) -> Write | None:
+        write = row.write
+        return write and (lambda chosen: write(chosen) if of is None or of(chosen) else None)
+
+    return tuple(replace(row, read=read_if(row), write=write_if(row)) for row in rows)
+
+
+def has_experts(_: Settings, values: Values) -> bool:
+    """Whether the model that is read has experts."""
+    return "model.experts.num_experts" in values
+
+
+def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
+    """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some."""
+
+    def read(settings: Settings, _: Values) -> int | None:
+        count = settings.integer(*keys.split(), least=0, most=MOST_WIDTH)
+        return count if count and count > 1 else None
+
+    return (replace(same("model.experts.num_experts", keys), read=read), *when(has_experts, *rows))
+
+
+def dense_ffn(_: Settings, values: Values) -> Any:
+    """The width of the MLP, which experts have where a file gives them no other."""
+    return values["model.ffn_hidden_size"]
+
+
+def longest(_: Settings, values: Values) -> Any:
+    """The longest sequence, which a run has where a file gives no other."""
+    return values["model.max_position_embeddings"]
+
+
+def read_rows(rows: Sequence[Row], settings: Settings, before: Mapping[str, Any] | None = None) -> Values:
+    """Our values by field, from the rows in their order, over those that were known before."""
+    values: Values = dict(before or {})
+    for row in rows:
+        if row.read is None:
+            settings.ignore(*row.keys.split())
+        elif (value := row.read(settings, values)) is not None:
+            values[row.field] = value
+    return values
+
+
+def part_of(values: Values, part: str) -> dict[str, Any]:
+    """The fields of `model`, `layout`, `recipe` or `runtime` among the values, as a tree."""
+    start = f"{part}."
+    return nested({name[len(start) :]: value for name, value in values.items() if name.startswith(start)})
+
+
+# ------------------------------------------------------------------------------- limits of a tool
+def _asks(value: Any) -> bool:
+    """Whether the value of a field asks anything of a tool: it is not absent, off or a degree of one."""
+    return value is True or value not in (None, 0, 1, "none")
+
+
+def lacks(
+    field: str,
+    words: str,
+    *,
+    unless: Collection[Any] | None = None,
+    when: Callable[[Chosen], Any] | None = None,
+) -> Row:
+    """What the emitted text cannot say: a field that is in use, or that has none of the values `unless`.
+
+    This is so in plans for which `when` holds. Words may name the value, `{}`, and fields of the plan,
+    `{c.layout.tensor}`.
+    """
+    return Row(field, gap=_limit(field, words, unless, when))
+
+
+def refuses(
+    field: str,
+    words: str,
+    *,
+    unless: Collection[Any] | None = None,
+    when: Callable[[Chosen], Any] | None = None,
+) -> Row:
+    """What a tool cannot run, in the same form."""
+    return Row(field, refusal=_limit(field, words, unless, when))
+
+
+def _limit(
+    field: str, words: str, unless: Collection[Any] | None, when: Callable[[Chosen], Any] | None
+) -> Limit:
+    def limit(chosen: Chosen) -> str:
+        value = _field_of(chosen, field)
+        needed = _asks(value) if unless is None else value not in unless
+        if not needed or (when is not None and not when(chosen)):
+            return ""
+        return words.format(value, c=chosen)
+
+    return limit
+
+
+def _unequal_layers(chosen: Chosen) -> str:
+    model = chosen.job.model
+    parts = {
+        "experts": model.experts is not None,
+        "latent attention": model.latent_attention is not None,
+        "heads of a width of their own": model.head_dim
+        not in (None, model.hidden_size // model.num_attention_heads),
+        "attention in a window": model.sliding_window is not None,
+        "multi-token prediction": bool(model.mtp_num_layers),
+        "norms of queries and keys": model.qk_layernorm,
+    }
+    present = [name for name, has in parts.items() if has]
+    return f"its settings here describe no {' or '.join(present)}" if present else ""
+
+
+EQUAL_DENSE_LAYERS = Row("model", refusal=_unequal_layers)
+"""The refusal of a tool whose settings describe dense layers with heads that fill the hidden size."""
+TF32_PRODUCTS = lacks(
+    "recipe.precision",
+    "tf32 products; PyTorch's torch.backends.cuda.matmul.allow_tf32 switches them on",
+    when=lambda c: c.job.recipe.precision == "tf32",
+)
+"""The gap of tools that leave TF32 to PyTorch."""
+
+
+# ------------------------------------------------------------------ settings that several tools have
+VARIANTS: Mapping[str, str] = {
+    **{name: name for name in OPTIMIZERS},
+    **dict.fromkeys(("fusedadam", "cpuadam", "cpu_adam", "torchadam"), "adam"),
+}
+"""What any tool calls an optimizer, folded, by ours."""
+
+
+def optimizer(
+    tool: str, keys: str, *, default: str = "adam", word: Callable[[Settings], str] | None = None
+) -> Row:
+    """The row of the optimizer; `word` finds its name where it is no value of a key.
+
+    One that the tool has not is refused, and a foreign name that is none of ours is a gap.
+    """
+    names = {ours: name for ours, row in OPTIMIZERS.items() if (name := getattr(row, tool)) is not None}
+
+    def read(settings: Settings, _: Values) -> str:
+        text = settings.text(*keys.split()) if word is None else word(settings)
+        if text and text.casefold() not in VARIANTS:
+            settings.gap(f"the optimizer {text[:40]}; described as {default}")
+        return VARIANTS.get(text.casefold(), default)
+
+    missing = _limit("recipe.optimizer", "it has no optimizer {}", names, None)
+    return Row("recipe.optimizer", keys, lambda c: names.get(c.job.recipe.optimizer), read, refusal=missing)
+
+
+def grad_bucket(keys: str, *, size_of: Callable[[Values], int] | None = None) -> Row:
+    """The row of a bucket of gradients, which tools count in elements of the precision that is reduced."""
+
+    def write(chosen: Chosen) -> int | None:
+        bucket_bytes = chosen.job.runtime.grad_bucket
+        size = 2 if chosen.job.recipe.reduce_precision in ("bf16", "fp16") else 4
+        return None if bucket_bytes is None else int(bucket_bytes / size)
+
+    def read(settings: Settings, values: Values) -> str | None:
+        elements = settings.integer(*keys.split())
+        size = size_of(values) if size_of else 2 if "recipe.reduce_precision" in values else 4
+        return None if elements is None else f"{elements * size} B"
+
+    return Row("runtime.grad_bucket", keys, write, read)
+
+
+def reduced_otherwise(*wires: str) -> Row:
+    """The gap of a tool that reduces gradients only in these precisions."""
+    return lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, *wires))
+
+
+# -------------------------------------------------------------------------------------- the tool
+@dataclass(frozen=True)
+class Writer:
+    """How a tool is told a plan."""
+
+    layout_type: type[Layout]
+    runs_on: str
+    render: Callable[[Sequence[str], Mapping[str, Any]], str]
+    """The text of comments and of settings, by key in the order of the table."""
+    how_to_start: Callable[[Chosen], str]
+    """The comment that says how the settings are used."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool, the kind of layout that it runs, its settings, and what it cannot express."""
+    """A tool: how its files are recognised and read, its settings, and how a plan is written for it."""
 
     name: str
     title: str
-    layout_type: type[Layout]
-    runs_on: str
-    settings: tuple[Setting, ...]
-    refusals: tuple[Limit, ...]
-    """Without these another step would run than the predicted one: the plan is refused."""
-    gaps: tuple[Limit, ...]
-    """Of these the emitted text says that they are missing."""
-    render: Render
-    how_to_start: Callable[[Chosen], str]
-    """The comment that says how the settings are used."""
+    """What its files are, as comments of an imported description say."""
+    sign: str
+    """What its files are recognised by, for messages."""
+    syntaxes: tuple[str, ...]
+    """json, yaml, toml, text."""
+    recognise: Callable[[Any], bool]
+    """Whether a parsed document (or the text) is of this format."""
+    read: Callable[[Source, Any], Reading]
+    rows: tuple[Row, ...] = ()
+    writer: Writer | None = None
 
     def emit(self, chosen: Chosen, remark: str = "") -> str:
         """The settings that run a plan, under a remark. Raises InputError for a plan that it cannot run.
 
         LayoutError is for a layout of the right kind, so that another one may do.
         """
-        if not isinstance(chosen.layout, self.layout_type):
+        writer = self.writer
+        if writer is None or not isinstance(chosen.layout, writer.layout_type):
+            runs_on = "nothing that is planned here" if writer is None else writer.runs_on
             raise InputError(
-                f"{self.title} trains on {self.runs_on}; {chosen.system.name} is a {chosen.system.kind}"
+                f"{self.title} trains on {runs_on}; {chosen.system.name} is a {chosen.system.kind}"
             )
         layout = chosen.layout.short
-        if refused := [text for limit in self.refusals if (text := limit(chosen))]:
-            raise LayoutError([Problem(f"{self.title} cannot run {layout}: {text}") for text in refused])
+        refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
+        if any(refusals):
+            raise LayoutError(
+                [Problem(f"{self.title} cannot run {layout}: {text}") for text in refusals if text]
+            )
         job = chosen.job
-        devices = chosen.layout.num_devices
+        machine = chosen.system.machine(chosen.layout.num_devices)
+        gaps = [row.gap(chosen) for row in self.rows if row.gap is not None]
         comments = [
-            f"{job.model.name}, recipe {job.recipe.name}, on {chosen.system.machine(devices)}",
+            f"{job.model.name}, recipe {job.recipe.name}, on {machine}",
             f"{chosen.strategy}: {layout}, batch {job.global_batch_size}",
             *filter(None, [remark]),
-            self.how_to_start(chosen),
+            writer.how_to_start(chosen),
             "not part of a plan: data, tokenizer, learning rate, length of the run, checkpoints",
-            *(f"not expressible: {text}" for limit in self.gaps if (text := limit(chosen))),
+            *(f"not expressible: {text}" for text in gaps if text),
         ]
-        values = [(name, value(chosen)) for name, value in self.settings]
-        return self.render(comments, [(name, value) for name, value in values if value is not None])
+        values = {row.keys.split()[0]: row.write(chosen) for row in self.rows if row.write is not None}
+        return writer.render(comments, {key: value for key, value in values.items() if value is not None})
 
 
-def nested(values: Values) -> dict[str, Any]:
-    """Settings by dotted path as a tree of mappings."""
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted path as a tree of mappings."""
     tree: dict[str, Any] = {}
-    for path, value in values:
+    for path, value in values.items():
         *groups, name = path.split(".")
         branch = tree
         for group in groups:
@@ -99,56 +449,3 @@ def nested(values: Values) -> dict[str, Any]:
 def commented(comments: Sequence[str]) -> list[str]:
     """Comments as lines that begin with a hash."""
     return [f"# {comment}" for comment in comments]
-
-
-def bucket_elements(chosen: Chosen) -> int | None:
-    """Elements of a bucket of gradients; None where the recipe gives no size."""
-    recipe = chosen.job.recipe
-    if recipe.runtime.grad_bucket is None:
-        return None
-    return int(recipe.runtime.grad_bucket / (2 if recipe.reduce_precision in ("bf16", "fp16") else 4))
-
-
-def where(needed: Callable[[Chosen], Any], words: str) -> Limit:
-    """The limit of plans for which `needed` holds; `words` may name fields of it: `{c.layout.tensor}`."""
-    return lambda chosen: words.format(c=chosen) if needed(chosen) else ""
-
-
-def only_optimizers(known: Container[str]) -> Limit:
-    """The refusal of a tool that has only some of the optimizers."""
-    return where(
-        lambda c: c.job.recipe.optimizer not in known, "it has no optimizer {c.job.recipe.optimizer}"
-    )
-
-
-def equal_dense_layers(chosen: Chosen) -> str:
-    """The refusal of a tool whose settings describe dense layers with heads that fill the hidden size."""
-    model = chosen.job.model
-    parts = {
-        "experts": model.experts is not None,
-        "latent attention": model.latent_attention is not None,
-        "heads of a width of their own": model.head_dim
-        not in (None, model.hidden_size // model.num_attention_heads),
-        "attention in a window": model.sliding_window is not None,
-        "multi-token prediction": bool(model.mtp_num_layers),
-        "norms of queries and keys": model.qk_layernorm,
-    }
-    named = [name for name, has in parts.items() if has]
-    return f"its settings here describe no {' or '.join(named)}" if named else ""
-
-
-tf32_products = where(
-    lambda c: c.job.recipe.precision == "tf32",
-    "tf32 products; PyTorch's torch.backends.cuda.matmul.allow_tf32 switches them on",
-)
-"""The gap of tools that leave TF32 to PyTorch."""
-
-
-def reduced_otherwise(*known: str) -> Limit:
-    """The gap of a tool that reduces gradients only in these precisions."""
-
-    def gap(chosen: Chosen) -> str:
-        wire = chosen.job.recipe.reduce_precision or "fp32"
-        return "" if wire in known else f"gradients reduced in {wire}"
-
-    return gap

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,62 +16,113 @@ from itertools import accumulate
 from typing import Any
 
 from perfsim.base.errors import InputError
-from perfsim.base.sizes import MOST_DEVICES, MOST_POSITIONS
-from perfsim.interop.huggingface import LLAMA
+from perfsim.base.sizes import MOST_POSITIONS
+from perfsim.interop.huggingface import LLAMA, model_beside
 from perfsim.interop.imported import Reading
-from perfsim.interop.shape import Gap, Shape
+from perfsim.interop.nearest_model import Nearest, nearest_model
 from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import (
+    EQUAL_DENSE_LAYERS,
+    TF32_PRODUCTS,
     Chosen,
-    Limit,
-    Setting,
+    Read,
+    Row,
     Tool,
     Values,
+    Writer,
     commented,
-    equal_dense_layers,
+    found,
+    known,
+    lacks,
     nested,
-    only_optimizers,
+    optimizer,
+    part_of,
+    read_rows,
     reduced_otherwise,
-    tf32_products,
-    where,
+    refuses,
+    same,
+    told,
+    whole,
 )
 from perfsim.specs.layout import ParallelLayout
 
-# A job of torchtitan: parallelism, recompute and batch as TOML.
-#
-# Names: pytorch/torchtitan, `torchtitan/config/job_config.py` of its releases with TOML files (2025). The
-# shape
-# of a model is code there, named by `model.name` and `model.flavor`.
-
+SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
+"""Sections in which a degree stands, by release."""
 SCHEDULES = {
     "1f1b": "1F1B",
     "gpipe": "GPipe",
     "interleaved": "Interleaved1F1B",
     "zbv": "ZBVZeroBubble",
 }
+SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
+    "LoopedBFS": "interleaved",
+    "DualPipeV": "zbv",
+    "InterleavedZeroBubble": "interleaved",
+}
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+FLAVORS: Mapping[tuple[str, str], tuple[int, int, int, int, int, int]] = {
+    ("llama2", "7b"): (32, 4096, 32, 32, 11008, 32000),
+    ("llama2", "13b"): (40, 5120, 40, 40, 13824, 32000),
+    ("llama2", "70b"): (80, 8192, 64, 8, 28672, 32000),
+    ("llama3", "8b"): (32, 4096, 32, 8, 14336, 128256),
+    ("llama3", "70b"): (80, 8192, 64, 8, 28672, 128256),
+    ("llama3", "405b"): (126, 16384, 128, 8, 53248, 128256),
+}
+"""Layers, hidden size, heads, key and value heads, MLP and vocabulary of a flavor."""
+PRINTED = re.compile(r"Running with (?:args|configs?|config): *(?=\{)")
+MOST_PRINTED = 200_000
+MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
 
 
-def _torchtitan_staged(chosen: Chosen) -> bool:
+# -------------------------------------------------------------------------------------- to its values
+def _staged(chosen: Chosen) -> bool:
     return bool(chosen.layout.pipeline > 1)
+
+
+def _write_schedule(chosen: Chosen) -> str | None:
+    return SCHEDULES[chosen.layout.schedule] if _staged(chosen) else None
+
+
+def _write_micro(chosen: Chosen) -> int | None:
+    return chosen.layout.micro_batch_size if _staged(chosen) else None
+
+
+def _write_precision(chosen: Chosen) -> str | None:
+    return PRECISIONS.get(chosen.job.recipe.precision)
+
+
+def _write_recompute(chosen: Chosen) -> str:
+    return "selective" if chosen.layout.recompute_every > 1 else chosen.layout.recompute
+
+
+def _groups_of_shards(chosen: Chosen) -> Any:
+    layout = chosen.layout
+    return layout.replicas // layout.shards if layout.zero_stage else layout.data
+
+
+def _shards(chosen: Chosen) -> int:
+    return chosen.layout.shards // chosen.layout.context if chosen.layout.zero_stage else 1
 
 
 def _local_batch(chosen: Chosen) -> int:
     """Sequences of a replica at once: all micro-batches of a pipeline, else one."""
-    layout = chosen.layout
-    return int(layout.micro_batch_size * (chosen.num_microbatches if _torchtitan_staged(chosen) else 1))
+    return int(chosen.layout.micro_batch_size * (chosen.num_microbatches if _staged(chosen) else 1))
 
 
 def _layers_per_stage(chosen: Chosen) -> int | None:
     layout = chosen.layout
-    even = _torchtitan_staged(chosen) and layout.layers_per_stage is None
+    even = _staged(chosen) and layout.layers_per_stage is None
     return chosen.job.model.num_layers // layout.num_stages if even else None
+
+
+def _zero_if_even(chosen: Chosen) -> int | None:
+    return None if _layers_per_stage(chosen) is None else 0
 
 
 def _modules(chosen: Chosen) -> list[list[str]] | None:
     """The modules of each virtual stage where these are uneven."""
     given = chosen.layout.layers_per_stage
-    if given is None or not _torchtitan_staged(chosen):
+    if given is None or not _staged(chosen):
         return None
     ends = list(accumulate(given))
     stages = [
@@ -88,165 +140,176 @@ def _selective(chosen: Chosen) -> str | None:
 
 
 def _all_on_cpu(chosen: Chosen) -> bool:
-    layout = chosen.layout
-    return bool(layout.offloads == {"offload_optimizer": "cpu", "offload_param": "cpu"})
+    return bool(chosen.layout.offloads == {"offload_optimizer": "cpu", "offload_param": "cpu"})
 
 
-SETTINGS: tuple[Setting, ...] = (
-    ("training.local_batch_size", _local_batch),
-    ("training.global_batch_size", lambda c: c.job.global_batch_size),
-    ("training.seq_len", lambda c: c.job.seq_length),
-    ("training.mixed_precision_param", lambda c: PRECISIONS.get(c.job.recipe.precision)),
-    ("training.mixed_precision_reduce", lambda _: "float32"),
-    (
-        "parallelism.data_parallel_replicate_degree",
-        lambda c: c.layout.replicas // c.layout.shards if c.layout.zero_stage else c.layout.data,
+# ------------------------------------------------------------------------------------ from its values
+def _micro(settings: Settings, values: Values) -> int:
+    """Sequences at once: the local batch, but with a pipeline its micro-batches."""
+    local = settings.integer("training.local_batch_size", "training.batch_size", default=1)
+    if values["layout.pipeline"] == 1:
+        return local
+    return settings.integer("parallelism.pipeline_parallel_microbatch_size", default=1)
+
+
+def _recompute(settings: Settings, _: Values) -> str:
+    mode = settings.text("activation_checkpoint.mode", default="selective")
+    if mode not in ("none", "full", "selective", "memory_budget"):
+        raise settings.error("activation_checkpoint.mode", f"{mode[:40]!r} is none of none, selective, full")
+    return "selective" if mode == "memory_budget" else mode
+
+
+def _recompute_every(settings: Settings, values: Values) -> int:
+    option = settings.text("activation_checkpoint.selective_ac_option", default="op")
+    selective = settings.text("activation_checkpoint.mode", default="selective") == "selective"
+    if not selective or not option.isdigit() or not 0 < int(option) < 1000:
+        return 1
+    values["layout.recompute"] = "full"
+    return int(option)
+
+
+def _schedule(settings: Settings, values: Values) -> str:
+    key = "parallelism.pipeline_parallel_schedule"
+    schedule = settings.choice((key,), SCHEDULES_READ, "1f1b")
+    if settings.text(key) == "DualPipeV":
+        text = "DualPipeV: all-to-alls beside the compute of another micro-batch; predicted as zbv"
+        settings.gap(f"{text}, one after the other, which takes longer")
+    return schedule if values["layout.pipeline"] > 1 else "1f1b"
+
+
+def _precision(settings: Settings, _: Values) -> str:
+    words = {name: precision for precision, name in PRECISIONS.items() if precision != "tf32"}
+    precision = settings.choice(("training.mixed_precision_param",), words, "bf16")
+    converters = str(settings.raw("model.converters"))[:1000]
+    eight = "float8" in converters or settings.flag("float8.enable_float8_linear")
+    return "fp8" if eight else precision
+
+
+def _flavor(settings: Settings) -> Nearest | None:
+    """The model of a known flavor."""
+    name = settings.text("model.name", "model_spec.name").casefold()
+    flavor = settings.text("model.flavor", "model_spec.flavor").casefold()
+    shape = FLAVORS.get((name, flavor))
+    if shape is None:
+        words = " ".join(filter(None, (name, flavor))) or "its model"
+        words += ": the shape stands in torchtitan's code; give the model with --model"
+        settings.gap(words, changes_model=True)
+        return None
+    names = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size")
+    positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS)
+    sizes = dict(zip((*names, "vocab_size"), shape, strict=True))
+    return nearest_model({**LLAMA, **sizes, "max_position_embeddings": positions})
+
+
+def _degree(field: str, name: str, *, usual: int | None = None, default: int = 1) -> Row:
+    """A degree of parallelism; -1 is what the other degrees leave."""
+    key = f"parallelism.{name}_degree"
+    degree = whole(key, default=default, least=-1)
+    read: Read = degree if default < 0 else lambda *given: max(1, degree(*given))
+    return replace(same(field, key, usual=usual), read=read)
+
+
+PIPELINE = "parallelism.pipeline_parallel_"
+ROWS: tuple[Row, ...] = (
+    told("(micro-batches)", "training.local_batch_size training.batch_size", _local_batch),
+    replace(
+        same("recipe.global_batch_size", "training.global_batch_size"),
+        read=whole("training.global_batch_size", least=-1),
     ),
-    (
-        "parallelism.data_parallel_shard_degree",
-        lambda c: c.layout.shards // c.layout.context if c.layout.zero_stage else 1,
-    ),
-    (
+    same("recipe.seq_length", "training.seq_len"),
+    Row("recipe.precision", "training.mixed_precision_param model.converters", _write_precision, _precision),
+    told("recipe.reduce_precision", "training.mixed_precision_reduce", lambda _: "float32"),
+    replace(_degree("(groups of shards)", "data_parallel_replicate"), write=_groups_of_shards),
+    replace(_degree("(shards)", "data_parallel_shard", default=-1), write=_shards),
+    told(
+        "layout.zero_stage",
         "parallelism.fsdp_reshard_after_forward",
         lambda c: "always" if c.layout.zero_stage == 3 else "never",
     ),
-    (
-        "parallelism.context_parallel_degree",
-        lambda c: c.layout.context if c.layout.context > 1 else None,
-    ),
-    (
+    _degree("layout.context", "context_parallel", usual=1),
+    told(
+        "layout.context_exchange",
         "parallelism.context_parallel_rotate_method",
         lambda c: "alltoall" if c.layout.context > 1 else None,
     ),
-    ("parallelism.tensor_parallel_degree", lambda c: c.layout.tensor),
-    ("parallelism.pipeline_parallel_degree", lambda c: c.layout.pipeline),
-    (
-        "parallelism.pipeline_parallel_schedule",
-        lambda c: SCHEDULES[c.layout.schedule] if _torchtitan_staged(c) else None,
+    _degree("layout.tensor", "tensor_parallel"),
+    found("layout.sequence_parallel", "", lambda _, values: values["layout.tensor"] > 1),
+    _degree("layout.expert", "expert_parallel", usual=1),
+    _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
+    _degree("layout.pipeline", "pipeline_parallel"),
+    Row("layout.schedule", f"{PIPELINE}schedule", _write_schedule, _schedule),
+    Row("layout.micro_batch_size", f"{PIPELINE}microbatch_size", _write_micro, _micro),
+    # The layers of stages need the number of layers, so `_read_stages` reads them.
+    told("layout.virtual_pipeline", f"{PIPELINE}layers_per_stage", _layers_per_stage),
+    told("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", _zero_if_even),
+    told("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", _zero_if_even),
+    told("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
+    Row("layout.recompute", "activation_checkpoint.mode", _write_recompute, _recompute),
+    Row(
+        "layout.recompute_every",
+        "activation_checkpoint.selective_ac_option",
+        _selective,
+        _recompute_every,
     ),
-    (
-        "parallelism.pipeline_parallel_microbatch_size",
-        lambda c: c.layout.micro_batch_size if _torchtitan_staged(c) else None,
+    told("layout.offload_param", "training.enable_cpu_offload", lambda c: _all_on_cpu(c) or None),
+    optimizer("torchtitan", "optimizer.name", default="adamw"),
+    known("job.config_file job.print_config job.description job.dump_folder"),
+    EQUAL_DENSE_LAYERS,
+    refuses(
+        "layout.schedule",
+        f"its schedules are {', '.join(SCHEDULES)}, not {{}}",
+        unless=SCHEDULES,
+        when=_staged,
     ),
-    ("parallelism.pipeline_parallel_layers_per_stage", _layers_per_stage),
-    (
-        "parallelism.pipeline_parallel_first_stage_less_layers",
-        lambda c: None if _layers_per_stage(c) is None else 0,
-    ),
-    (
-        "parallelism.pipeline_parallel_last_stage_less_layers",
-        lambda c: None if _layers_per_stage(c) is None else 0,
-    ),
-    ("parallelism.module_fqns_per_model_part", _modules),
-    (
-        "activation_checkpoint.mode",
-        lambda c: "selective" if c.layout.recompute_every > 1 else c.layout.recompute,
-    ),
-    ("activation_checkpoint.selective_ac_option", _selective),
-    ("training.enable_cpu_offload", lambda c: True if _all_on_cpu(c) else None),
-)
-
-
-REFUSALS: tuple[Limit, ...] = (
-    only_optimizers(("adam", "adamw")),
-    equal_dense_layers,
-    where(
-        lambda c: _torchtitan_staged(c) and c.layout.schedule not in SCHEDULES,
-        f"its schedules are {', '.join(SCHEDULES)}, not {{c.layout.schedule}}",
-    ),
-    where(
-        lambda c: c.layout.offloads and not _all_on_cpu(c),
+    refuses(
+        "layout.offloads",
         "it offloads parameters and optimizer together, to the CPU",
+        unless=({}, {"offload_optimizer": "cpu", "offload_param": "cpu"}),
     ),
-    where(
-        lambda c: c.job.recipe.precision not in PRECISIONS,
-        f"it trains in {' or '.join(PRECISIONS)}, not {{c.job.recipe.precision}}",
-    ),
-    where(
-        lambda c: c.layout.context > 1 and c.layout.context_exchange == "all_to_all",
+    refuses("recipe.precision", f"it trains in {' or '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
+    refuses(
+        "layout.context_exchange",
         "its context ranks rotate keys and values, they do not exchange heads",
+        unless=("ring",),
+        when=lambda c: c.layout.context > 1,
     ),
-    where(
-        lambda c: c.layout.zero_stage and c.layout.shards % c.layout.context,
+    refuses(
+        "layout.zero_stage",
         "context ranks shard together, so shard_group must be a multiple of context",
+        unless=(0,),
+        when=lambda c: c.layout.shards % c.layout.context,
     ),
-)
-
-
-GAPS: tuple[Limit, ...] = (
-    where(
-        lambda _: True,
-        "the model: register {c.job.model.num_layers} layers, hidden {c.job.model.hidden_size}, "
-        "{c.job.model.num_attention_heads} heads, {c.job.model.query_groups} key and value heads, MLP "
-        "{c.job.model.ffn_hidden_size}, vocabulary {c.job.model.vocab_size}, and name it by model.name and "
-        "model.flavor",
+    lacks(
+        "model",
+        "the model: register {0.num_layers} layers, hidden {0.hidden_size}, {0.num_attention_heads} heads, "
+        "{0.query_groups} key and value heads, MLP {0.ffn_hidden_size}, vocabulary {0.vocab_size}, and name "
+        "it by model.name and model.flavor",
     ),
-    where(
-        lambda c: c.layout.zero_stage == 1,
+    lacks(
+        "layout.zero_stage",
         "ZeRO 1; the nearest is FSDP that keeps parameters after the forward pass (ZeRO 2)",
+        unless=(0, 2, 3),
     ),
-    where(
-        lambda c: c.layout.recompute == "selective",
+    lacks(
+        "layout.recompute",
         "recompute of attention alone; 'op' keeps the results of chosen operations",
+        unless=("none", "full"),
     ),
-    where(
-        lambda c: c.layout.tensor > 1 and not c.layout.sequence_parallel,
+    lacks(
+        "layout.sequence_parallel",
         "tensor parallelism without sequence parallelism",
+        unless=(True,),
+        when=lambda c: c.layout.tensor > 1,
     ),
     reduced_otherwise("fp32"),
-    tf32_products,
-    where(lambda c: c.job.runtime.attention != "flash", "attention that keeps its scores; SDPA is used"),
-    where(lambda c: c.job.recipe.dropout, "dropout; its models have none"),
+    TF32_PRODUCTS,
+    lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
+    lacks("recipe.dropout", "dropout; its models have none"),
 )
 
 
-def _text(comments: Sequence[str], values: Values) -> str:
-    lines = commented(comments)
-    for section, settings in nested(values).items():
-        lines += ["", f"[{section}]", *_settings(settings)]
-    return "\n".join([*lines, ""])
-
-
-def _settings(settings: Mapping[str, Any]) -> list[str]:
-    """Numbers, strings and lists of strings are the same in TOML and JSON."""
-    return [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
-
-
-TORCHTITAN = Tool(
-    name="torchtitan",
-    title="torchtitan",
-    layout_type=ParallelLayout,
-    runs_on="GPUs",
-    settings=SETTINGS,
-    refusals=REFUSALS,
-    gaps=GAPS,
-    render=_text,
-    how_to_start=lambda c: (
-        f"torchrun with {c.layout.num_devices} ranks in all, train.py --job.config_file and this file"
-    ),
-)
-
-
-PRINTED = re.compile(r"Running with (?:args|configs?|config): *(?=\{)")
-MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
-SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
-    "LoopedBFS": "interleaved",
-    "DualPipeV": "zbv",
-    "InterleavedZeroBubble": "interleaved",
-}
-HALVES = {name: precision for precision, name in PRECISIONS.items() if precision != "tf32"}
-FLAVORS: Mapping[tuple[str, str], tuple[int, int, int, int, int, int]] = {
-    ("llama2", "7b"): (32, 4096, 32, 32, 11008, 32000),
-    ("llama2", "13b"): (40, 5120, 40, 40, 13824, 32000),
-    ("llama2", "70b"): (80, 8192, 64, 8, 28672, 32000),
-    ("llama3", "8b"): (32, 4096, 32, 8, 14336, 128256),
-    ("llama3", "70b"): (80, 8192, 64, 8, 28672, 128256),
-    ("llama3", "405b"): (126, 16384, 128, 8, 53248, 128256),
-}
-"""Layers, hidden size, heads, key and value heads, MLP and vocabulary of a flavor."""
-
-
-def recognise(document: Any) -> bool:
+# ----------------------------------------------------------------------------------------- reading
+def _recognise(document: Any) -> bool:
     """Whether this is a job's TOML or JSON, or a log with a printed configuration."""
     if isinstance(document, str):
         return PRINTED.search(document) is not None
@@ -259,29 +322,24 @@ def recognise(document: Any) -> bool:
     )
 
 
-def read(source: Source, document: Any, beside: Shape | None) -> Reading:
-    """Recipe, layout and, by flavor or from the file beside it, the model."""
+def _read(source: Source, document: Any) -> Reading:
+    """Recipe, layout and, by flavor or from `--model`, the model."""
     text = document if isinstance(document, str) else ""
-    settings = Settings.of(source, _printed(source, text) if text else document)
-    settings.ignore("job.config_file", "job.print_config", "job.description", "job.dump_folder")
-    gaps: list[Gap] = []
-    shape = beside or _shape(settings, gaps)
+    settings = Settings.of(source, _printed(source, text) if text else document, SECTIONS)
+    values = read_rows(ROWS, settings)
+    beside = model_beside(source) if source.model else None
+    model = beside or _flavor(settings)
     mesh = MESH.search(text)
-    world = None
-    if mesh:
-        world = 1
-        for size in mesh[1].split(", "):
-            world *= int(size)
-    layout, devices = _layout(settings, world, shape, gaps)
-    return Reading(
-        settings,
-        shape=shape,
-        recipe=_recipe(settings, layout, devices),
-        layout=layout,
-        devices=devices,
-        gaps=tuple(gaps),
-        name="-".join(filter(None, (settings.text("model.name"), settings.text("model.flavor")))),
-    )
+    world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
+    layout, devices = _read_layout(settings, values, world, model)
+    recipe = part_of(values, "recipe") | part_of(values, "runtime")
+    if recipe.get("global_batch_size", 0) < 1:
+        local = settings.integer("training.local_batch_size", "training.batch_size")
+        told = devices is not None and local is not None
+        recipe["global_batch_size"] = local * layout.data if told and local else None
+    usual = {"attention": "flash", "dropout": False, "overlap_grad_reduce": True, "framework": "torchtitan"}
+    name = "-".join(filter(None, (settings.text("model.name"), settings.text("model.flavor"))))
+    return Reading(settings, model, recipe | usual, layout, devices, name=name)
 
 
 def _printed(source: Source, text: str) -> Any:
@@ -299,154 +357,84 @@ def _printed(source: Source, text: str) -> Any:
         raise InputError([source.problem("the printed configuration cannot be read", line=line)]) from None
 
 
-MOST_PRINTED = 200_000
-
-
-def _shape(settings: Settings, gaps: list[Gap]) -> Shape | None:
-    name = settings.text("model.name", "model_spec.name").casefold()
-    flavor = settings.text("model.flavor", "model_spec.flavor").casefold()
-    known = FLAVORS.get((name, flavor))
-    if known is None:
-        words = " ".join(filter(None, (name, flavor))) or "its model"
-        words += ": the shape stands in torchtitan's code; give the model with --model"
-        gaps.append(Gap(words, changes_model=True))
-        return None
-    layers, hidden, heads, groups, ffn, vocab = known
-    positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS)
-    return Shape(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=groups,
-        head_dim=hidden // heads,
-        ffn=ffn,
-        vocab=vocab,
-        positions=positions,
-        **LLAMA,
-    )
-
-
-# ----------------------------------------------------------------------------------------- layout
-def _degree(settings: Settings, name: str, default: int = 1) -> int:
-    """A degree of parallelism, in whichever section the release has it; -1 is what is left."""
-    places = tuple(f"{section}.{name}" for section in ("parallelism", "training", "experimental"))
-    return settings.integer(*places, default=default, least=-1, most=MOST_DEVICES) or default
-
-
-def _layout(
-    settings: Settings, world: int | None, shape: Shape | None, gaps: list[Gap]
+def _read_layout(
+    settings: Settings, values: Values, world: int | None, model: Nearest | None
 ) -> tuple[ParallelLayout, int | None]:
-    tensor = max(1, _degree(settings, "tensor_parallel_degree"))
-    pipeline = max(1, _degree(settings, "pipeline_parallel_degree"))
-    context = max(1, _degree(settings, "context_parallel_degree"))
-    experts = max(1, _degree(settings, "expert_parallel_degree"))
-    replicas = max(1, _degree(settings, "data_parallel_replicate_degree"))
-    shards = _degree(settings, "data_parallel_shard_degree", default=-1)
-    sharing = max(1, _degree(settings, "expert_tensor_parallel_degree"))
-    if experts > 1 and shape is not None and shape.experts is None:
-        gaps.append(Gap(f"expert parallelism over {experts} ranks: its model has none"))
-        experts = sharing = 1
+    """The layout, and the number of ranks where the file tells it."""
+    layout = ParallelLayout(**part_of(values, "layout"))
+    replicas: int = values["(groups of shards)"]
+    shards: int = values["(shards)"]
+    if layout.expert > 1 and model is not None and "experts" not in model.fields:
+        settings.gap(f"expert parallelism over {layout.expert} ranks: its model has none")
+        layout = replace(layout, expert=1)
     if shards < 1 and world is not None:
-        ways = tensor * pipeline * context * replicas
+        ways = layout.tensor * layout.pipeline * layout.context * replicas
         if world % ways:
             settings.source.refuse(f"{world} ranks are not a multiple of the degrees, {ways}")
         shards = world // ways
-    data = None if shards < 1 else replicas * shards
     reshard = settings.text("parallelism.fsdp_reshard_after_forward", default="default")
-    always = reshard == "always" or (reshard == "default" and pipeline == 1)
+    always = reshard == "always" or (reshard == "default" and layout.pipeline == 1)
     stage = 0 if shards == 1 else 3 if always else 2
-    mode, every = _recompute(settings)
-    layout = ParallelLayout(
-        tensor=tensor,
-        pipeline=pipeline,
-        data=data or 1,
-        sequence_parallel=tensor > 1,
+    layout = replace(
+        layout,
+        data=max(1, replicas * shards),
         zero_stage=stage,
-        micro_batch_size=_micro(settings, pipeline),
-        recompute=mode,
-        recompute_every=every,
-        context=context,
-        shard_group=shards * context if stage and replicas > 1 else None,
-        expert=experts,
-        expert_tensor=sharing if experts > 1 else 1,
+        shard_group=shards * layout.context if stage and replicas > 1 else None,
+        expert_tensor=layout.expert_tensor if layout.expert > 1 else 1,
     )
     if settings.flag("training.enable_cpu_offload") and stage == 3:
         layout = replace(layout, offload_optimizer="cpu", offload_param="cpu")
-    layout = _staged(settings, layout, shape, gaps)
-    return layout, None if data is None else layout.num_devices
+    if layout.pipeline > 1:
+        layout = _read_stages(settings, layout, None if model is None else model.fields["num_layers"])
+    return layout, None if shards < 1 else layout.num_devices
 
 
-def _micro(settings: Settings, pipeline: int) -> int:
-    local = settings.integer("training.local_batch_size", "training.batch_size", default=1)
-    if pipeline == 1:
-        settings.ignore("parallelism.pipeline_parallel_microbatch_size")
-        return local
-    return settings.integer("parallelism.pipeline_parallel_microbatch_size", default=1)
-
-
-def _recompute(settings: Settings) -> tuple[Any, int]:
-    mode = settings.text("activation_checkpoint.mode", default="selective")
-    option = settings.text("activation_checkpoint.selective_ac_option", default="op")
-    if mode not in ("none", "full", "selective", "memory_budget"):
-        raise settings.error("activation_checkpoint.mode", f"{mode[:40]!r} is none of none, selective, full")
-    if mode == "selective" and option.isdigit() and 0 < int(option) < 1000:
-        return "full", int(option)
-    return "selective" if mode == "memory_budget" else mode, 1
-
-
-def _staged(
-    settings: Settings, layout: ParallelLayout, shape: Shape | None, gaps: list[Gap]
-) -> ParallelLayout:
-    """The layout with its schedule and the layers of its stages."""
-    names = ("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
-    schedule = settings.choice(names, SCHEDULES_READ, "1f1b")
-    if settings.text(*names) == "DualPipeV":
-        text = "DualPipeV: all-to-alls beside the compute of another micro-batch; predicted as zbv"
-        gaps.append(Gap(f"{text}, one after the other, which takes longer"))
-    modules = settings.values.get("parallelism.module_fqns_per_model_part")
-    settings.ignore(
-        "parallelism.module_fqns_per_model_part",
-        "parallelism.pipeline_parallel_first_stage_less_layers",
-        "parallelism.pipeline_parallel_last_stage_less_layers",
-    )
+def _read_stages(settings: Settings, layout: ParallelLayout, layers: int | None) -> ParallelLayout:
+    """The layout with the layers of its stages."""
+    modules = settings.raw("parallelism.module_fqns_per_model_part")
     per_stage = settings.integer("parallelism.pipeline_parallel_layers_per_stage")
-    if layout.pipeline == 1:
-        return layout
-    stages = 0
     counts: tuple[int, ...] = ()
+    stages = 0
     if isinstance(modules, list) and modules and all(isinstance(part, list) for part in modules):
         counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in modules)
         stages = len(counts)
-    elif per_stage and shape is not None:
-        stages = -(-shape.layers // per_stage)
-    virtual = max(1, stages // layout.pipeline) if stages else 2 if schedule in ("interleaved", "zbv") else 1
+    elif per_stage and layers is not None:
+        stages = -(-layers // per_stage)
+    usual = 2 if layout.schedule in ("interleaved", "zbv") else 1
     return replace(
         layout,
-        schedule=schedule,
-        virtual_pipeline=virtual,
+        virtual_pipeline=max(1, stages // layout.pipeline) if stages else usual,
         layers_per_stage=counts if len(set(counts)) > 1 else None,
     )
 
 
-def _recipe(settings: Settings, layout: ParallelLayout, devices: int | None) -> dict[str, Any]:
-    local = settings.integer("training.local_batch_size", "training.batch_size")
-    batch = settings.integer("training.global_batch_size", least=-1)
-    if (batch is None or batch < 1) and devices is not None and local is not None:
-        batch = local * layout.data
-    precision = settings.choice(("training.mixed_precision_param",), HALVES, "bf16")
-    converters = str(settings.values.get("model.converters", ""))[:1000]
-    settings.ignore("model.converters")
-    if "float8" in converters or settings.flag("float8.enable_float8_linear"):
-        precision = "fp8"
-    settings.ignore("training.mixed_precision_reduce")
-    optimizers = {"Adam": "adam", "AdamW": "adamw", "SGD": "sgd"}
-    return {
-        "seq_length": settings.integer("training.seq_len", most=MOST_POSITIONS),
-        "precision": precision,
-        "optimizer": optimizers.get(settings.text("optimizer.name", default="AdamW"), "adamw"),
-        "global_batch_size": batch if batch is not None and batch > 0 else None,
-        "attention": "flash",
-        "dropout": False,
-        "overlap_grad_reduce": True,
-        "framework": "torchtitan",
-    }
+def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
+    lines = commented(comments)
+    for section, settings in nested(values).items():
+        # Numbers, strings and lists of strings are the same in TOML and JSON.
+        lines += ["", f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
+    return "\n".join([*lines, ""])
+
+
+def _start(chosen: Chosen) -> str:
+    ranks = chosen.layout.num_devices
+    return f"torchrun with {ranks} ranks in all, train.py --job.config_file and this file"
+
+
+TOOL = Tool(
+    name="torchtitan",
+    title="torchtitan",
+    sign="`[training]` with `seq_len`, or `Running with configs:` in a log",
+    syntaxes=("toml", "json", "text"),
+    recognise=_recognise,
+    read=_read,
+    rows=ROWS,
+    writer=Writer(
+        ParallelLayout,
+        "GPUs",
+        _text,
+        lambda c: (
+            f"torchrun with {c.layout.num_devices} ranks in all, train.py --job.config_file and this file"
+        ),
+    ),
+)

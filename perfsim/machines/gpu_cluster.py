@@ -37,7 +37,7 @@ from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
-from perfsim.work.symmetry import meeting_of
+from perfsim.work.unfold import meeting_of
 
 # How a group of ranks, and the corresponding groups of its peers, lie over nodes and leaves.
 #
@@ -46,7 +46,7 @@ from perfsim.work.symmetry import meeting_of
 # enter nodes at the same members, and cross leaves alike where uplinks are oversubscribed.
 
 
-class Spread(NamedTuple):
+class _Spread(NamedTuple):
     """A group of a folded rank and which peers share it; its position depends on nothing else."""
 
     group: RankGroup
@@ -55,7 +55,7 @@ class Spread(NamedTuple):
     """Number of peers in one group."""
 
     @classmethod
-    def of(cls, work: Work, tree: FatTree, width: int) -> Spread:
+    def of(cls, work: Work, tree: FatTree, width: int) -> _Spread:
         """The spread of a work's group, shifted by whole nodes (leaves, where uplinks are thin)."""
         group = work.group or RankGroup(0, 1, 1)
         nodes_per_leaf = tree.system.fabric.nodes_per_leaf
@@ -116,7 +116,6 @@ class FatTreeNetwork(Network):
 
     @property
     def counted(self) -> Ints:
-        """The link that each link counts as."""
         return self.tree.counted
 
     def of_graph(self, graph: TaskGraph, /) -> FatTreeNetwork:
@@ -166,7 +165,6 @@ class FatTreeNetwork(Network):
         return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op))
 
     def _is_inside(self, groups: Ints) -> bool:
-        """Whether all groups are inside nodes."""
         nodes = self.tree.node_of[groups]
         return bool((nodes == nodes[:, :1]).all())
 
@@ -251,7 +249,6 @@ class FatTreeNetwork(Network):
         return np.concatenate(rest)
 
     def _left_of(self, links: Ints) -> Ints:
-        """Those of the links that are not dead."""
         return links[self.bytes_per_s(links) > 0.0]
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
@@ -273,7 +270,7 @@ class FatTreeNetwork(Network):
         if width == 1:
             return None
         columns = []
-        for spread in dict.fromkeys(Spread.of(work, self.tree, width) for work in works if work.group):
+        for spread in dict.fromkeys(_Spread.of(work, self.tree, width) for work in works if work.group):
             entries = spread.entries_of_peers(self.tree, width, shares_links=shares_links)
             if (entries != entries[0]).any():
                 columns.append(entries)
@@ -283,7 +280,7 @@ class FatTreeNetwork(Network):
         """Of groups on several nodes, if any, that with the emptiest node; of these that on most nodes."""
         if work.group is None:
             return None
-        shapes = Spread.of(work, self.tree, width).entries_of_peers(self.tree, width, shares_links=False)
+        shapes = _Spread.of(work, self.tree, width).entries_of_peers(self.tree, width, shares_links=False)
         nodes, most, fewest = shapes.T
         peer = int(np.lexsort((-most, -nodes, fewest, nodes == 1))[0])
         start = work.group.start + meeting_of(work, width).first(peer)

@@ -63,7 +63,6 @@ class PeerClasses:
 
     @property
     def width(self) -> int:
-        """Number of peers."""
         return len(self.numbers)
 
     def groups_like(self, group: RankGroup) -> Ints:

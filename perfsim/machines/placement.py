@@ -7,7 +7,7 @@ uplinks are oversubscribed, since then only some of them cross uplinks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from perfsim.network import Topology
 from perfsim.strategies import Plan
 from perfsim.work import Kind, TaskGraph, Work, peer_classes, unfold
 from perfsim.work.graph import Ragged, offsets
-from perfsim.work.symmetry import as_slowest_peers, bases_of
+from perfsim.work.unfold import as_slowest_peers, bases_of
 
 # Which peers of a folded graph differ, because their groups lie differently over the nodes.
 #
@@ -69,7 +69,7 @@ Capacities = Mapping[int, float] | Sequence[float]
 """Bytes/s of each link, by its id."""
 
 
-def binding_links(loads: Sequence[Loads], capacities: Capacities) -> list[int]:
+def _binding_links(loads: Sequence[Loads], capacities: Capacities) -> list[int]:
     """The links that no other link implies, ascending; of equal links the first."""
     columns: dict[int, dict[int, float]] = {}
     for row, load in enumerate(loads):
@@ -101,7 +101,7 @@ def flows_on(
 
     A link that every flow crosses a multiple of k times becomes one with a k-th of the capacity.
     """
-    links = binding_links(loads, capacities)
+    links = _binding_links(loads, capacities)
     units = dict.fromkeys(links, 0)
     for load in loads:
         for link, count in load.items():
@@ -121,19 +121,19 @@ def flows_on(
 #
 # Only links whose peak demand exceeds their capacity matter: a link that can carry all its users at full
 # speed at once slows none of them and is left out. Of the rest, only binding links are kept
-# (`binding_links`).
+# (`_binding_links`).
 
 NO_FLOWS: Mapping[int, Flow] = {}
 
 
-class SharedLinks(NamedTuple):
+class _SharedLinks(NamedTuple):
     """Flows by work id, and the capacity of every link on their routes."""
 
     flows: Mapping[int, Flow] = NO_FLOWS
     capacities: Floats | None = None
 
 
-def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
+def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> _SharedLinks:
     """The communications of `graph` that contention, or a link below their own rate, can slow.
 
     `peers` is the class of each peer that `unfold` got; a folded graph needs none. Raises InputError where
@@ -141,9 +141,10 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
     """
     classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
     network = network.of_graph(graph)
-    traffic = _traffic(graph.works, network, PeerClasses(classes))
+    like = PeerClasses(classes)
+    traffic = traffic_by_work(graph.works, network, lambda work: network.traffic(work, like))
     if not traffic:
-        return SharedLinks()
+        return _SharedLinks()
     # Works of one traffic are one row of the table of crossings.
     distinct = list({id(flow): flow for flow in traffic.values()}.values())
     row_of_flow = {id(flow): row for row, flow in enumerate(distinct)}
@@ -156,7 +157,7 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
     flows, kept = flows_on(list(loads.values()), rates, capacities.tolist())
     flow_of_row = dict(zip(loads, flows, strict=True))
     by_work = {work: flow_of_row[number] for work, number in row.items() if number in flow_of_row}
-    return SharedLinks(by_work, kept) if by_work else SharedLinks()
+    return _SharedLinks(by_work, kept) if by_work else _SharedLinks()
 
 
 def _crossings(traffic: Sequence[Traffic]) -> tuple[Ints, Ragged]:
@@ -191,7 +192,6 @@ def _loads(traffic: Sequence[Traffic], crossed: Ragged, hot: Bools) -> dict[int,
 
 
 def _rows_on_streams(graph: TaskGraph, row_of_work: Mapping[int, int]) -> tuple[Ints, Ints]:
-    """Every stream and row that occur together."""
     rows = np.full(len(graph.works), -1, dtype=np.int64)
     rows[list(row_of_work)] = list(row_of_work.values())
     row = rows[graph.work]
@@ -201,8 +201,10 @@ def _rows_on_streams(graph: TaskGraph, row_of_work: Mapping[int, int]) -> tuple[
     return stream, row
 
 
-def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dict[int, Traffic]:
-    """Traffic by work id; works that are alike to the network have the same."""
+def traffic_by_work(
+    works: Sequence[Work], network: Network, traffic: Callable[[Work], Traffic | None]
+) -> dict[int, Traffic]:
+    """Traffic by work id; works that are alike to the network have the same, and some have none."""
     known: dict[Hashable, Traffic | None] = {}
     by_work: dict[int, Traffic] = {}
     for number, work in enumerate(works):
@@ -210,9 +212,9 @@ def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dic
             continue
         key = network.alike(work)
         if key not in known:
-            known[key] = network.traffic(work, peers)
-        if (traffic := known[key]) is not None:
-            by_work[number] = traffic
+            known[key] = traffic(work)
+        if (found := known[key]) is not None:
+            by_work[number] = found
     return by_work
 
 
@@ -228,7 +230,7 @@ class Placed(NamedTuple):
     graph: TaskGraph
     rank: Ids
     """The (first) rank of each task; -1 on a stream that all ranks share."""
-    links: SharedLinks
+    links: _SharedLinks
     topology: Topology
     peers: Ids
     """The class of each peer; peers of one class are written once."""
@@ -248,7 +250,7 @@ def place(
     Without `contention` no links are shared, and positions matter only where they change prices.
     """
     network = network_of(topology)
-    links = shared_links(folded, network) if contention else SharedLinks()
+    links = shared_links(folded, network) if contention else _SharedLinks()
     marked = dict(marks or {})
     places = network.places() if links.flows else {}
     keys: dict[int, Hashable] = {
@@ -282,7 +284,6 @@ def _at_worst(folded: TaskGraph, network: Network) -> TaskGraph:
 
 
 def _note(kinds: int, *, too_many: bool) -> str:
-    """The remark on ranks of several kinds."""
     if too_many:
         return (
             f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are too many tasks to "
@@ -294,7 +295,7 @@ def _note(kinds: int, *, too_many: bool) -> str:
 # Graphs with stragglers: each slow rank apart from its peers, or together with its tensor peers.
 #
 # Tensor peers wait for one another after every block, so a step with one straggler takes exactly as long if
-# all its tensor peers are as slow (`graph.symmetry.as_slowest_peers`). That halves the classes of ranks and
+# all its tensor peers are as slow (`work.unfold.as_slowest_peers`). That halves the classes of ranks and
 # keeps their chains of tasks whole. It holds only where the peers are alike otherwise: their positions are
 # alike, and no peer could take its share of a link earlier than the straggler.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -41,32 +41,42 @@ from perfsim.work.counts import attention_flop_per_step, model_flop_per_step, pa
 
 # Traffic of wafers on MemoryX, the SwarmX tree, and the ports of each system.
 
-FLASH_OPS = {"flash_read": 0, "flash_write": 1}
-"""Operations on flash, and the direction of their link."""
-DIRECTIONS: dict[str, Literal["down", "up"]] = {
-    "memoryx_read": "down",
-    "samples": "down",
-    "fetch": "down",
-    "spill": "up",
-    "reduce": "up",
-    "reduce_part": "up",
-    "reduce_in_tree": "up",
-    "reduce_in_tree_part": "up",
+
+class _Op(NamedTuple):
+    """What an operation that moves data runs on."""
+
+    lane: str
+    """The part of the machine that is busy."""
+    way: Literal["down", "up", ""] = ""
+    """The direction of the links that it crosses; none of an update."""
+
+
+OPS = {
+    "memoryx_read": _Op("link", "down"),
+    "reduce": _Op("link", "up"),
+    "reduce_part": _Op("link", "up"),
+    "reduce_in_tree": _Op("link", "up"),
+    "reduce_in_tree_part": _Op("link", "up"),
+    "flash_read": _Op("flash", "down"),
+    "flash_write": _Op("flash", "up"),
+    "samples": _Op("input", "down"),
+    "spill": _Op("spilling", "up"),
+    "fetch": _Op("spilling", "down"),
+    "memoryx_update": _Op("update"),
 }
-UPDATE = "memoryx_update"
-AT_SYSTEMS = ("samples", "spill", "fetch")
-"""Operations between a system and its activation servers."""
+AT_SYSTEMS = ("input", "spilling")
+"""Lanes between a system and its activation servers."""
 POOLS = ("server", "dram", "flash")
 """Kinds of links that occur once in every weight server."""
 
 
-class WaferNetwork(Network):
+class _WaferNetwork(Network):
     """A tree that streams weights down to all systems and gradients up."""
 
     def __init__(self, tree: WaferTree) -> None:
         self.tree, self.costs = tree, StreamCosts(tree)
 
-    def of_graph(self, graph: TaskGraph, /) -> WaferNetwork:
+    def of_graph(self, graph: TaskGraph, /) -> _WaferNetwork:
         """Raises InputError for several unfolded wafers: spills of all systems are counted together."""
         wafers = sum(stream.endswith("/spill") for stream in graph.streams)
         if wafers > 1:
@@ -85,7 +95,10 @@ class WaferNetwork(Network):
         load = self.load(work, peers)
         if load is None:
             return None
-        if work.op in ("samples", UPDATE) and (self.capacities[load.links] >= load.bytes_per_s).all():
+        if (
+            work.op in ("samples", "memoryx_update")
+            and (self.capacities[load.links] >= load.bytes_per_s).all()
+        ):
             return None
         self._refuse_cuts(load.links)
         return load
@@ -99,16 +112,17 @@ class WaferNetwork(Network):
         """
         costs = self.costs
         tree = self.tree
-        if work.op in FLASH_OPS:
-            return self._once(tree.edges.of_kind("flash")[FLASH_OPS[work.op] :: 2], costs.flash_bytes_per_s())
-        if work.op == UPDATE:
-            return self._once(tree.edges.of_kind("dram"), costs.update_bytes_per_s)
-        if work.op not in DIRECTIONS:
+        if work.op not in OPS:
             return None
-        way = DIRECTIONS[work.op]
-        if work.op in AT_SYSTEMS:
-            own = np.concatenate([tree.ways(kind, way) for kind in ("io", "feed")])
-            return self._once(own, costs.feed_bytes_per_s)
+        lane, way = OPS[work.op]
+        if not way:
+            return self._once(tree.edges.of_kind("dram"), costs.update_bytes_per_s)
+        if lane == "flash":
+            links = tree.edges.of_kind("flash")[0 if way == "down" else 1 :: 2]
+            return self._once(links, costs.flash_bytes_per_s())
+        if lane in AT_SYSTEMS:
+            ports = np.concatenate([tree.ways(kind, way) for kind in ("io", "feed")])
+            return self._once(ports, costs.feed_bytes_per_s)
         links = tree.tree_links(way)
         if work.op.startswith("reduce_in_tree"):
             inside = np.setdiff1d(links, tree.edges.of_kind("memoryx"))
@@ -117,7 +131,6 @@ class WaferNetwork(Network):
         return self._once(np.concatenate([links, *servers]), costs.stream_bytes_per_s)
 
     def _once(self, links: Ints, bytes_per_s: float) -> Traffic:
-        """Traffic that crosses each link once."""
         links = np.unique(self.counted[links])
         return Traffic(links, np.ones(len(links), dtype=np.int64), bytes_per_s)
 
@@ -161,26 +174,11 @@ class WaferNetwork(Network):
         return capacities
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
-        """Capacity of links, those of several servers together."""
         return self.capacities[links]
 
 
 # What limits a step of weight streaming, the tokens that hide its streams, and remedies.
 
-LANES = {
-    "memoryx_read": "link",
-    "reduce": "link",
-    "reduce_part": "link",
-    "reduce_in_tree": "link",
-    "reduce_in_tree_part": "link",
-    "flash_read": "flash",
-    "flash_write": "flash",
-    "samples": "input",
-    "spill": "spilling",
-    "fetch": "spilling",
-    "memoryx_update": "update",
-}
-"""The lane of each operation that moves data."""
 LINK_WAITS = ("exposed streaming", "gradient egress", "update bubble")
 CAUSES = {
     "flash": "flash",
@@ -217,9 +215,9 @@ def _part_of(lane: str, tree: WaferTree) -> str:
     if lane == "update":
         return f"the {_update_bottleneck(costs)} of MemoryX's servers"
     feeders = system.activation_servers.per_system
-    if lane in ("input", "spilling") and feeders * costs.rated_bytes_per_s["feed"] <= costs.feed_bytes_per_s:
+    if lane in AT_SYSTEMS and feeders * costs.rated_bytes_per_s["feed"] <= costs.feed_bytes_per_s:
         return "the activation servers"
-    if lane in ("input", "spilling"):
+    if lane in AT_SYSTEMS:
         return "the I/O ports"
     return _link_bottleneck(costs)
 
@@ -330,7 +328,7 @@ class WaferCluster(Machine):
     layout_type = StreamingLayout
     unit = "systems"
     more = "more systems, each with the same batch"
-    lanes = LANES
+    lanes: ClassVar[Mapping[str, str]] = {name: op.lane for name, op in OPS.items()}
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "exposed streaming": ("memoryx.servers", "memoryx.server.bandwidth", "weight_bytes"),
         "gradient egress": ("swarmx.bandwidth", "gradient_bytes"),
@@ -353,8 +351,8 @@ class WaferCluster(Machine):
         costs = StreamedGpuCosts if topology.system.device.kind == "gpu" else WaferCosts
         return costs(topology, recipe)
 
-    def network(self, topology: WaferTree, /) -> WaferNetwork:
-        return WaferNetwork(topology)
+    def network(self, topology: WaferTree, /) -> _WaferNetwork:
+        return _WaferNetwork(topology)
 
     def releases(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> tuple[str, str] | None:
         """The release of the recipe or the system, and the nearest one that was measured."""
@@ -457,7 +455,7 @@ class WaferCluster(Machine):
 
     def about_roof(self, roof: StreamingRoof, lane: Lane | None, /) -> str:
         """The micro-batch compared with the tokens that hide its streams; none hide samples or spills."""
-        if lane is not None and lane.name in ("input", "spilling"):
+        if lane is not None and lane.name in AT_SYSTEMS:
             late = "Samples arrive" if lane.name == "input" else "Spilled activations move"
             return f"{late} more slowly than their tokens are computed, whatever the batch. "
         if not roof.hidden_from_tokens:
@@ -488,7 +486,7 @@ class WaferCluster(Machine):
         if lane is not None and lane.name == "flash":
             in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
             remedies.append(f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, so that flash is not needed")
-        if lane is None or lane.name not in ("input", "spilling"):
+        if lane is None or lane.name not in AT_SYSTEMS:
             remedies.append(_more_tokens(plan, roof))
         if lane is not None and lane.name == "spilling":
             remedies.append("a smaller batch, whose activations fit on the wafer")

@@ -91,7 +91,7 @@ def all_reduce_in_network_s(
     return np.asarray(up + depth * hop_latency_s)
 
 
-class Copies(NamedTuple):
+class _Copies(NamedTuple):
     """Copies that travel, over the items counted once for each of their members."""
 
     inside: float
@@ -100,11 +100,11 @@ class Copies(NamedTuple):
     """To other nodes."""
 
 
-def copies(group: Group, fan_out: int) -> Copies:
+def copies(group: Group, fan_out: int) -> _Copies:
     """Copies of the items of one rank where each goes to `fan_out` members of a group."""
     inside = _reached(group.size, fan_out) / fan_out
     nodes = _reached(group.nodes, fan_out) * (group.nodes - 1) / group.nodes
-    return Copies(inside, nodes / fan_out)
+    return _Copies(inside, nodes / fan_out)
 
 
 def _reached(places: int, chosen: int) -> float:

@@ -301,7 +301,6 @@ class BandWidths:
         return math.expm1(math.hypot(self.unshared * self.log_width(unlikeness), unknown))
 
     def as_dict(self) -> dict[str, float]:
-        """The form of the record."""
         return {name: round(value, 5) for name, value in asdict(self).items()}
 
 

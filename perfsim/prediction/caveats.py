@@ -297,7 +297,6 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 
 def _positions(plan: Plan) -> Iterator[Caveat]:
-    """Longer sequences than the model has positions for."""
     positions = plan.job.model.max_position_embeddings
     tokens = plan.job.seq_length
     if tokens > positions:
@@ -310,7 +309,7 @@ def _allowed(plan: Plan, code: str) -> str:
     return "".join(f"; {unknown.words}" for unknown in unknowns_of(plan) if unknown.code == code)
 
 
-def rounded(factor: float) -> str:
+def _rounded(factor: float) -> str:
     """A factor in two digits and without an exponent: `0.031`, `1.4`, `120`."""
     return f"{float(f'{factor:.2g}'):,.10g}"
 
@@ -321,7 +320,7 @@ def _above(
     """A caveat where a value is above the published ones; its words take the factor and the largest."""
     most = max(published, default=inf)
     if value > most:
-        yield Caveat(code, _severity(code, value / most), words(rounded(value / most), most))
+        yield Caveat(code, _severity(code, value / most), words(_rounded(value / most), most))
 
 
 def _size(value: float, published: Sequence[float]) -> Iterator[Caveat]:
@@ -331,12 +330,12 @@ def _size(value: float, published: Sequence[float]) -> Iterator[Caveat]:
     most = max(published)
     if value > most * LIKE_SIZE:
         words = (
-            f"{rounded(value / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"
+            f"{_rounded(value / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"
         )
         yield Caveat(code, _severity(code, value / most), words)
     elif value * LIKE_SIZE < least:
         smallest = f"the smallest published run ({least / 1e9:.2g} billion)"
-        words = f"{rounded(value / least)} times the parameters of {smallest}"
+        words = f"{_rounded(value / least)} times the parameters of {smallest}"
         yield Caveat(code, _severity(code, least / value), words)
 
 
@@ -547,7 +546,6 @@ def _machine(system: str, members: Sequence[Prediction], predictions: Sequence[P
 
 
 def _counts(members: Sequence[Prediction]) -> str:
-    """`1, 4 and 16`."""
     counts = sorted({step.num_devices for step in members})
     if len(counts) > MOST_COUNTS:
         return f"{counts[0]:,} to {counts[-1]:,}"

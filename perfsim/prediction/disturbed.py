@@ -83,7 +83,6 @@ class _Draw(NamedTuple):
 
 
 def _draw(evaluation: Evaluation, spec: PerturbationSpec, topology: Topology, number: int) -> _Draw:
-    """One draw of the step."""
     plan = evaluation.plan
     folded = evaluation.graph
     rng = np.random.default_rng([spec.seed, number])
@@ -215,13 +214,12 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class StepCosts(Costs):
+class _StepCosts(Costs):
     """Prices for steps of collectives, each by the nodes of its own group; `whole` prices other work."""
 
     whole: Costs
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of one task of this class."""
         algorithm, _, name = work.op.partition(".")
         if work.group is None or algorithm not in ALGORITHMS:
             return self.whole.duration_s(work)
@@ -240,7 +238,6 @@ class StepCosts(Costs):
         return self.whole.taken(_whole(work, cast(CollectiveOp, name)))
 
     def bound(self, work: Work, /) -> Shares:
-        """Shares of a compute task's time that units and memory bandwidth limit."""
         return self.whole.bound(work)
 
     def _round_s(self, work: Work, group: RankGroup, op: str, number: str) -> float:
@@ -272,7 +269,7 @@ def parse_expansion(text: str) -> dict[str, str]:
     return algorithms
 
 
-def in_steps(graph: TaskGraph, costs: Costs, algorithms: Mapping[str, str]) -> tuple[TaskGraph, StepCosts]:
+def in_steps(graph: TaskGraph, costs: Costs, algorithms: Mapping[str, str]) -> tuple[TaskGraph, _StepCosts]:
     """A folded graph with collectives as chains of steps, and its prices; algorithms by name."""
     collectives = {
         work.name for work in graph.works if work.kind is Kind.COMM_COLL and work.group is not None
@@ -287,11 +284,10 @@ def in_steps(graph: TaskGraph, costs: Costs, algorithms: Mapping[str, str]) -> t
             continue
         chains[number] = _steps(work, work.group, algorithms[work.name])
         chains[number][-1] = replace(chains[number][-1], writes=work.writes)
-    return expand(graph, chains), StepCosts(costs)
+    return expand(graph, chains), _StepCosts(costs)
 
 
 def _steps(work: Work, group: RankGroup, algorithm: str) -> list[Work]:
-    """The steps of one collective; they write no tensors."""
     if work.op not in ALGORITHMS[algorithm]:
         allowed = ", ".join(ALGORITHMS[algorithm])
         raise InputError(f"{work.name} cannot run as a {algorithm}; these can: {allowed}")
@@ -313,6 +309,5 @@ def _whole(step: Work, op: CollectiveOp) -> Work:
 
 
 def _ends(group: RankGroup, pair: tuple[int, int]) -> RankGroup:
-    """Two members of a group."""
     low, high = sorted(pair)
     return RankGroup(group.ranks[low], (high - low) * group.stride, 2)

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.errors import LayoutError, MemoryCapacityError, PlanError
+from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question
@@ -54,12 +54,10 @@ class Search:
 
     @property
     def screened(self) -> int:
-        """Number of layouts."""
         return self.screening.screened
 
     @property
     def feasible(self) -> int:
-        """Number of layouts that fit in memory."""
         return self.screening.feasible
 
     @property
@@ -89,11 +87,9 @@ class Search:
         return [self.plan(index) for index in order[:count].tolist()]
 
     def candidates(self) -> Iterator[Screened]:
-        """Plans in the order of their estimates."""
         return (self.plan(index) for index in self.order.tolist())
 
     def plan(self, index: int) -> Screened:
-        """The plan of an index into the screening."""
         question = self.question
         layout = self.screening.layout(index)
         try:
@@ -139,7 +135,7 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     """
     question = searched.question
     runs: list[Evaluation] = []
-    shortlist = Shortlist(searched)
+    shortlist = _Shortlist(searched)
     best_s = np.inf
     for tried in range(most):
         candidate = shortlist.next_before(best_s / question.scale)
@@ -158,7 +154,7 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     return sorted(runs, key=lambda run: run.step_time_s)
 
 
-class Shortlist:
+class _Shortlist:
     """The layouts of best estimate, with estimates corrected by what layouts of their kind took.
 
     Layouts of a kind have the same schedule, ZeRO stage, degrees and micro-batch, and err alike.
@@ -211,6 +207,21 @@ def plan_of(question: Question) -> Plan:
     if layout is None:
         return best_plan(question).plan
     return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
+
+
+def refusal(question: Question) -> PerfsimError | None:
+    """Why a question has no answer whatever the memory of the devices, found without simulating."""
+    try:
+        if question.given_layout is None:
+            search(question)
+        else:
+            plan_of(replace(question, must_fit=False))
+    except InputError as error:
+        return error
+    except PlanError as error:
+        screening = question.chosen.screen(question.job, question.topology, question.costs)
+        return None if screening.screened else error  # else some are legal, and none fits in memory
+    return None
 
 
 def estimated(question: Question) -> Screened:

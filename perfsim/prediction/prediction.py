@@ -19,8 +19,8 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.engine.failures import FailedRun
 from perfsim.engine.trace import Simulated
+from perfsim.interop import gaps_of
 from perfsim.interop.chrome import StepTrace
-from perfsim.interop.models import gaps_of
 from perfsim.machines import machine_of
 from perfsim.prediction.bands import accuracy_of, recorded_errors
 from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings, worst_first
@@ -136,7 +136,7 @@ class Prediction:
         Raises InputError for another tool or a layout that it cannot run, PerfsimError for a stored
         prediction.
         """
-        from perfsim.interop.emit import emit  # writers of many tools
+        from perfsim.interop import emit  # writers of many tools
 
         return emit(tool, self.run.plan)
 

@@ -447,7 +447,7 @@ def described(given: Any, kind: str, catalog: Catalog) -> Any:
         return given
     if isinstance(given, (str, Path)):
         if kind == "model" and Path(given).is_file():
-            from perfsim.interop.models import model_named  # readers of many tools
+            from perfsim.interop import model_named  # readers of many tools
 
             return model_named(str(given), catalog)
         return catalog.load(kind, str(given))

@@ -141,7 +141,6 @@ class Evaluation:
 
     @cached_property
     def peak_flop_per_s(self) -> float:
-        """All devices together."""
         plan = self.plan
         return plan.topology.num_devices * plan.system.device.peak_flop_per_s(plan.job.recipe.precision)
 

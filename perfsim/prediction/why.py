@@ -6,7 +6,7 @@ The seconds by cause add up to the step; the sentence names the limiting cause a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
@@ -19,8 +19,8 @@ from perfsim.costs.wafer import StreamingRoof
 from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of, network_of
-from perfsim.machines.machine import Lane, Network, PeerClasses, Traffic
-from perfsim.machines.placement import Placed
+from perfsim.machines.machine import Lane, Network, PeerClasses
+from perfsim.machines.placement import Placed, traffic_by_work
 from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
@@ -28,7 +28,7 @@ from perfsim.prediction.run import Evaluation, Step
 from perfsim.specs.calibration import Dispatcher
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
-from perfsim.work import Kind, Work
+from perfsim.work import Work
 from perfsim.work.graph import computes
 from perfsim.work.kernels import Kernel
 
@@ -212,27 +212,18 @@ class _Crossings(NamedTuple):
 
 
 def _crossings(trace: Trace, network: Network, peers: PeerClasses) -> _Crossings:
-    known: dict[Hashable, Traffic | None] = {}
-    works: list[Ints] = [np.empty(0, dtype=np.int64)]
-    links: list[Ints] = [np.empty(0, dtype=np.int64)]
-    sizes: list[Floats] = [np.empty(0)]
-    for number, work in enumerate(trace.graph.works):
-        if work.kind is Kind.COMP:
-            continue
-        key = network.alike(work)
-        if key not in known:
-            known[key] = network.load(work, peers)
-        load = known[key]
-        if load is not None:
-            works.append(np.full(len(load.links), number))
-            links.append(load.links)
-            sizes.append(load.times.astype(np.float64) * network.sent_bytes(work))
-    return _Crossings(np.concatenate(works), np.concatenate(links), np.concatenate(sizes))
+    works = trace.graph.works
+    loads = traffic_by_work(works, network, lambda work: network.load(work, peers))
+    counts = [len(load.links) for load in loads.values()]
+    sent = np.array([network.sent_bytes(works[number]) for number in loads])
+    links = np.concatenate([np.empty(0, dtype=np.int64), *(load.links for load in loads.values())])
+    times = np.concatenate([np.empty(0), *(load.times for load in loads.values())])
+    return _Crossings(
+        np.repeat(np.array([*loads], dtype=np.int64), counts), links, times * np.repeat(sent, counts)
+    )
 
 
 class _Window(NamedTuple):
-    """The interval of a step."""
-
     low: float
     high: float
 

@@ -34,7 +34,7 @@ POSITIONS = 2
 """Axes of queries, keys and values."""
 
 
-class Pair(NamedTuple):
+class _Pair(NamedTuple):
     """Keys and values, and their places."""
 
     k: Floats
@@ -42,10 +42,10 @@ class Pair(NamedTuple):
     places: tuple[int, ...]
 
 
-class Travelling(NamedTuple):
+class _Travelling(NamedTuple):
     """A message of a ring: keys and values, the gradients of those before them, or both."""
 
-    pair: Pair | None
+    pair: _Pair | None
     gradients: tuple[Floats, ...] | None = None
 
     @property
@@ -55,7 +55,7 @@ class Travelling(NamedTuple):
         return sum(int(array.size) for array in arrays)
 
 
-class Running(NamedTuple):
+class _Running(NamedTuple):
     """A softmax over the blocks so far: largest score, sum of exponentials, and sum of weighted values."""
 
     most: Floats
@@ -63,14 +63,14 @@ class Running(NamedTuple):
     weighted: Floats
 
 
-class Core(NamedTuple):
+class _Core(NamedTuple):
     """Arrays that an all-to-all exchanges, and what the core keeps for its backward."""
 
     arrays: tuple[Floats, ...]
     kept: Any = None
 
 
-class Heads(NamedTuple):
+class _Heads(NamedTuple):
     """What the core of some heads keeps: queries, keys, values and probabilities of all positions."""
 
     q: Floats
@@ -79,7 +79,7 @@ class Heads(NamedTuple):
     probabilities: Floats
 
 
-def _running_softmax(q: Floats, pair: Pair, share: Share, before: Running | None) -> Running:
+def _running_softmax(q: Floats, pair: _Pair, share: Share, before: _Running | None) -> _Running:
     """Attend to one more block."""
     scores = masked_scores(q, pair.k, (share.places, pair.places), share)
     most = scores.max(axis=-1, keepdims=True)
@@ -89,13 +89,13 @@ def _running_softmax(q: Floats, pair: Pair, share: Share, before: Running | None
     total = e.sum(axis=-1, keepdims=True)
     weighted = e @ repeated(pair.v, share)
     if before is None:
-        return Running(most, total, weighted)
+        return _Running(most, total, weighted)
     scale = np.exp(before.most - most)
-    return Running(most, before.total * scale + total, before.weighted * scale + weighted)
+    return _Running(most, before.total * scale + total, before.weighted * scale + weighted)
 
 
 def _block_gradients(
-    kept: AttentionKept, d_context: Floats, pair: Pair, share: Share
+    kept: AttentionKept, d_context: Floats, pair: _Pair, share: Share
 ) -> tuple[Floats, Floats, Floats]:
     """Gradients of queries, keys and values by one block, from the sums that the forward kept."""
     scores = masked_scores(kept.q, pair.k, (share.places, pair.places), share)
@@ -116,7 +116,7 @@ class ContextCompute(GpuCompute):
             x, results = (operands[0].x, operands[0].results) if recomputes else (operands[0], None)
             share = self.share(rank)
             kept = attention_inputs(self.views(rank, task.block, buffers[0]), x, share, results)
-            return kept, Travelling(Pair(kept.k, kept.v, share.places))
+            return kept, _Travelling(_Pair(kept.k, kept.v, share.places))
 
         self.compute(run, [self.weights(task.block)])
 
@@ -134,7 +134,7 @@ class ContextCompute(GpuCompute):
             share = self.share(rank).of_layer(task.block)
             scores = masked_scores(q, k, self._all_places, share, self._first_head(rank))
             p = softmax(scores)
-            return (Core((p @ repeated(v, share),), Heads(q, k, v, p)),)
+            return (_Core((p @ repeated(v, share),), _Heads(q, k, v, p)),)
 
         self.compute(ring if self._rings else heads)
 
@@ -174,7 +174,7 @@ class ContextCompute(GpuCompute):
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             d_out = buffers[1] if beside else operands[0]
             return (
-                Core((context_gradient(self.views(rank, task.block, buffers[0]), d_out, self.share(rank)),)),
+                _Core((context_gradient(self.views(rank, task.block, buffers[0]), d_out, self.share(rank)),)),
             )
 
         self.compute(run, [self.weights(task.block), *beside])
@@ -191,7 +191,7 @@ class ContextCompute(GpuCompute):
             pair = later[0].pair if later else self._own_pair(kept, rank)
             made = _block_gradients(kept, first.arrays[0], pair, share)
             queries = made[0] + later[1].arrays[0] if later else made[0]
-            return Core((queries,)), made[1:]
+            return _Core((queries,)), made[1:]
 
         def heads(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (d_context,), saved = operands[:2]
@@ -199,7 +199,7 @@ class ContextCompute(GpuCompute):
             p = core.probabilities
             share = self.share(rank)
             delta = (d_context * (p @ repeated(core.v, share))).sum(axis=-1, keepdims=True)
-            return Core(core_gradients(p, d_context, core[:3], share, delta)), None
+            return _Core(core_gradients(p, d_context, core[:3], share, delta)), None
 
         self.compute(ring if self._rings else heads, recomputed)
 
@@ -232,14 +232,14 @@ class ContextCompute(GpuCompute):
         self.needs(1)
         contents = task.work.writes[0].name
 
-        def sent(rank: int, source: Any, *done: tuple[Floats, ...]) -> Travelling:
+        def sent(rank: int, source: Any, *done: tuple[Floats, ...]) -> _Travelling:
             if isinstance(source, Kept):
-                source = Travelling(self._own_pair(source.attention, rank))
+                source = _Travelling(self._own_pair(source.attention, rank))
             pair = source.pair if "keys_values" in contents else None
             if "gradients" not in contents:
-                return Travelling(pair)
+                return _Travelling(pair)
             before = source.gradients
-            return Travelling(pair, done[0] if before is None else _added(before, done[0]))
+            return _Travelling(pair, done[0] if before is None else _added(before, done[0]))
 
         def kernel(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
             messages = [sent(rank, *inputs) for rank, inputs in zip(members, values, strict=True)]
@@ -274,9 +274,9 @@ class ContextCompute(GpuCompute):
 
         self.add(self.operands(), self.handle(), kernel, joined=True, message=Message("exchanged", elements))
 
-    def _own_pair(self, kept: Any, rank: int) -> Pair:
+    def _own_pair(self, kept: Any, rank: int) -> _Pair:
         """The keys and values of a rank itself."""
-        return Pair(kept.k, kept.v, self.share(rank).places)
+        return _Pair(kept.k, kept.v, self.share(rank).places)
 
     @property
     def _rings(self) -> bool:

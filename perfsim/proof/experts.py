@@ -68,7 +68,7 @@ class Rows(NamedTuple):
     expert: Ints
 
 
-class RouterKept(NamedTuple):
+class _RouterKept(NamedTuple):
     """What the router keeps for its backward."""
 
     norm: NormKept
@@ -115,7 +115,7 @@ class RouterKept(NamedTuple):
         return dx + dy, grads
 
 
-class ExpertsKept(NamedTuple):
+class _ExpertsKept(NamedTuple):
     """What experts keep for their backward: rows, and the inputs of both products' gradients."""
 
     rows: Rows
@@ -138,7 +138,7 @@ class ExpertsKept(NamedTuple):
         return dx, grads
 
 
-class SharedKept(NamedTuple):
+class _SharedKept(NamedTuple):
     """What shared experts keep."""
 
     u: Floats
@@ -156,28 +156,28 @@ class SharedKept(NamedTuple):
 class BlockKept(NamedTuple):
     """What the whole block keeps on a rank."""
 
-    router: RouterKept
-    experts: ExpertsKept
-    shared: SharedKept | None
+    router: _RouterKept
+    experts: _ExpertsKept
+    shared: _SharedKept | None
     outputs: Floats
     """What experts made of the rank's own rows."""
 
 
 # ------------------------------------------------------------------------------------------ forward
-def router_forward(w: Weights, total: Floats, routing: Routing) -> tuple[Rows, RouterKept]:
+def router_forward(w: Weights, total: Floats, routing: Routing) -> tuple[Rows, _RouterKept]:
     """Norm, scores of all experts, and a row for every slot of a token."""
     z, norm = norm_forward(total, w, "norm2")
     logits = z @ w["router"]
     if "router_bias" in w:
         logits = logits + w["router_bias"]
-    kept = RouterKept(norm, z, softmax(logits), routing)
+    kept = _RouterKept(norm, z, softmax(logits), routing)
     k = routing.expert.shape[-1]
     hidden = z.shape[-1]
     values = np.repeat(z.reshape(-1, hidden), k, axis=0)
     return Rows(values, routing.expert.ravel()), kept
 
 
-def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Floats, ExpertsKept]:
+def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Floats, _ExpertsKept]:
     """A rank's experts on rows: its part of the width of every expert."""
     width = w["expert_fc1"].shape[-1]
     ffn = w["expert_fc2"].shape[-2]
@@ -192,17 +192,17 @@ def experts_forward(w: Weights, rows: Rows, share: Share) -> tuple[Floats, Exper
         y[own] = activated[own] @ w["expert_fc2"][local]
         if "expert_fc2_bias" in w and share.expert_peer == 0:
             y[own] += w["expert_fc2_bias"][local]
-    return y, ExpertsKept(rows, u, activated)
+    return y, _ExpertsKept(rows, u, activated)
 
 
-def shared_forward(w: Weights, z: Floats, share: Share) -> tuple[Floats, SharedKept]:
+def shared_forward(w: Weights, z: Floats, share: Share) -> tuple[Floats, _SharedKept]:
     """Shared experts, which compute every token."""
     u = z @ w["shared_fc1"]
     if "shared_fc1_bias" in w:
         u = u + w["shared_fc1_bias"]
     activated = activation_forward(u, share)
     y = activated @ w["shared_fc2"]
-    return (y + w["shared_fc2_bias"] if "shared_fc2_bias" in w else y), SharedKept(u, activated)
+    return (y + w["shared_fc2_bias"] if "shared_fc2_bias" in w else y), _SharedKept(u, activated)
 
 
 # ----------------------------------------------------------------------------------------- backward

@@ -18,7 +18,7 @@ from perfsim.proof.program import Fault, task_name
 from perfsim.proof.prove import Subject, described, subject_of
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
-from perfsim.work.symmetry import meeting_of
+from perfsim.work.unfold import meeting_of
 
 # Single faults injected into a correct graph, which a proof must detect.
 #

@@ -47,12 +47,12 @@ HIDDEN = 2
 """The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
 
 
-def blocks_of(task: Task) -> tuple[int, ...]:
+def _blocks_of(task: Task) -> tuple[int, ...]:
     """The blocks that a copy or an update is about."""
     return (EMBEDDING, HEAD) if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
 
 
-class Gradients(NamedTuple):
+class _Gradients(NamedTuple):
     """The gradients of a block on one device: whole in one or several buffers, or a shard in one."""
 
     block: int
@@ -472,7 +472,7 @@ class GpuCompiler(ModuleCompute):
             return
         place = self.place
         home = self.homes[self.place]
-        reduced = self.scatters[task.reads[0]] if self.scattered else blocks_of(task)
+        reduced = self.scatters[task.reads[0]] if self.scattered else _blocks_of(task)
         blocks = [block for block in reduced if block in home]
         operands = self.operands(anywhere=True)
         counts = []
@@ -510,7 +510,7 @@ class GpuCompiler(ModuleCompute):
             return
         home = self.homes.get(self.place, [])
         gathers = self.layout.offload_param != "none"
-        blocks = [block for block in blocks_of(task) if block in home or gathers]
+        blocks = [block for block in _blocks_of(task) if block in home or gathers]
         operands = self.operands(anywhere=True)
         sources = [self.cell(HOST_WEIGHTS, block) for block in blocks]
         targets = self._copied_slots(blocks) if gathers else self._held(blocks)
@@ -536,20 +536,20 @@ class GpuCompiler(ModuleCompute):
         return cells
 
     # ---------------------------------------------------------------------------------- update
-    def _own_gradients(self) -> list[Gradients]:
+    def _own_gradients(self) -> list[_Gradients]:
         """The gradients of this device's blocks, in the order in which they were made."""
         return [self._gradients(block) for block in sorted(self.homes.get(self.place, []), reverse=True)]
 
-    def _gradients(self, block: int) -> Gradients:
+    def _gradients(self, block: int) -> _Gradients:
         """The gradients of a block: on the host, or on the device."""
         shard = (self.place, block) in self.sharded
         if (self.place, block) in self.on_host:
-            return Gradients(block, shard, [self.cell(HOST_GRADIENT, block)])
-        return Gradients(
+            return _Gradients(block, shard, [self.cell(HOST_GRADIENT, block)])
+        return _Gradients(
             block, shard, [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
         )
 
-    def _summed(self, rank: int, own: Sequence[Gradients], values: Values) -> dict[int, Floats]:
+    def _summed(self, rank: int, own: Sequence[_Gradients], values: Values) -> dict[int, Floats]:
         """The gradient of each block, from the values of its cells; words on one rank are summed."""
         total = {}
         first = 0
@@ -561,7 +561,7 @@ class GpuCompiler(ModuleCompute):
             self._sum_words(rank, both, shard=any(of.shard for of in own if of.block == EMBEDDING))
         return total
 
-    def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Floats], ranks: int) -> float:
+    def _squared(self, rank: int, own: Sequence[_Gradients], total: dict[int, Floats], ranks: int) -> float:
         """The sum of squares of a rank's gradients, over the number of those of `ranks` with the same."""
         share = self.share(rank)
         layout = self.layout
@@ -614,7 +614,7 @@ class GpuCompiler(ModuleCompute):
         reads = list(operands)
         writes = self.handle()
         claims = []
-        own = [of for of in own if not hosted or of.block in blocks_of(task)]
+        own = [of for of in own if not hosted or of.block in _blocks_of(task)]
         reads += [cell for of in own for cell in of.cells]
         for block, shard, cells in own:
             kind = " shard" if shard else ""
@@ -630,7 +630,7 @@ class GpuCompiler(ModuleCompute):
             writes += [record, *states, *cleared]
         self.add(reads, writes, self._update(own, len(operands), norm, hosted=hosted), claims=claims)
 
-    def _update(self, own: Sequence[Gradients], first: int, norm: int | None, *, hosted: bool) -> Kernel:
+    def _update(self, own: Sequence[_Gradients], first: int, norm: int | None, *, hosted: bool) -> Kernel:
         """The update of a rank; without a norm among its operands it clips by that of its own gradients."""
         states = first + sum(len(of.cells) for of in own)
         clears = [

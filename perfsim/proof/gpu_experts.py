@@ -49,7 +49,7 @@ SEQUENCE = 1
 """The axis of positions."""
 
 
-class Travelled(NamedTuple):
+class _Travelled(NamedTuple):
     """Rows on a rank, and how they came: from which place of the group each, and from which of its rows."""
 
     rows: Rows
@@ -62,7 +62,7 @@ class Travelled(NamedTuple):
         return int(self.rows.values.size)
 
 
-class ExpertCompute(ContextCompute):
+class _ExpertCompute(ContextCompute):
     """Compiles blocks with experts."""
 
     def routing(self, rank: int, step: int, block: int, microbatch: int) -> Routing:
@@ -307,13 +307,13 @@ class ExpertCompute(ContextCompute):
 
 
 def _rows_of(value: Any) -> Rows:
-    return value.rows if isinstance(value, Travelled) else value
+    return value.rows if isinstance(value, _Travelled) else value
 
 
-def _gathered(sent: list[Rows], experts: range) -> Travelled:
+def _gathered(sent: list[Rows], experts: range) -> _Travelled:
     """The rows of all members that these experts compute, in the order of the members."""
     chosen = [np.flatnonzero((rows.expert >= experts.start) & (rows.expert < experts.stop)) for rows in sent]
-    return Travelled(
+    return _Travelled(
         Rows(
             np.concatenate([rows.values[own] for rows, own in zip(sent, chosen, strict=True)]),
             np.concatenate([rows.expert[own] for rows, own in zip(sent, chosen, strict=True)]),
@@ -323,7 +323,7 @@ def _gathered(sent: list[Rows], experts: range) -> Travelled:
     )
 
 
-def _returned(routes: list[Travelled], made: list[Rows], number: int) -> Rows:
+def _returned(routes: list[_Travelled], made: list[Rows], number: int) -> Rows:
     """What a member's rows became, in the order in which it sent them."""
     parts = [(route.source == number, route, rows) for route, rows in zip(routes, made, strict=True)]
     count = sum(int(own.sum()) for own, _, _ in parts)
@@ -338,10 +338,10 @@ def _returned(routes: list[Travelled], made: list[Rows], number: int) -> Rows:
 EXPERT_OPERATIONS = {
     f"{stage}.{which}": method
     for stage, forward, backward in (
-        ("router", ExpertCompute.router_forward, ExpertCompute.router_backward),
-        ("shared_experts", ExpertCompute.shared_forward, ExpertCompute.shared_backward),
-        ("experts", ExpertCompute.experts_forward, ExpertCompute.experts_backward),
-        ("combine", ExpertCompute.combine_forward, ExpertCompute.combine_backward),
+        ("router", _ExpertCompute.router_forward, _ExpertCompute.router_backward),
+        ("shared_experts", _ExpertCompute.shared_forward, _ExpertCompute.shared_backward),
+        ("experts", _ExpertCompute.experts_forward, _ExpertCompute.experts_backward),
+        ("combine", _ExpertCompute.combine_forward, _ExpertCompute.combine_backward),
     )
     for which, method in (
         ("forward", forward),
@@ -350,15 +350,15 @@ EXPERT_OPERATIONS = {
         ("dgrad", backward),
     )
 } | {
-    "experts.wgrad": ExpertCompute.experts_weights,
-    "expert_communication: all_to_all": ExpertCompute.rows_trade,
-    "expert_communication: all_gather": ExpertCompute.rows_gather,
-    "expert_communication: reduce_scatter": ExpertCompute.rows_scatter,
+    "experts.wgrad": _ExpertCompute.experts_weights,
+    "expert_communication: all_to_all": _ExpertCompute.rows_trade,
+    "expert_communication: all_gather": _ExpertCompute.rows_gather,
+    "expert_communication: reduce_scatter": _ExpertCompute.rows_scatter,
 }
 """Operations of blocks with experts."""
 
 
-class Around(NamedTuple):
+class _Around(NamedTuple):
     """What a task does before and behind its own function, with buffers of its own."""
 
     run: Callable[[int, Function, Values, Values, Values], tuple[list[Any], list[Any]]]
@@ -369,7 +369,7 @@ class Around(NamedTuple):
     """Of its own writes."""
 
 
-class ModuleCompute(ExpertCompute):
+class ModuleCompute(_ExpertCompute):
     """Compiles the layers of modules, and the embedding and LM head beside them."""
 
     def compute(
@@ -396,7 +396,7 @@ class ModuleCompute(ExpertCompute):
 
         super().compute(whole, [*reads, *around.reads], [*writes, *around.writes], claims)
 
-    def _around(self) -> Around | None:
+    def _around(self) -> _Around | None:
         """What the present task does for a module; None: nothing."""
         op = self.task.work.op
         block = self.task.block
@@ -405,7 +405,7 @@ class ModuleCompute(ExpertCompute):
         ends = kind in ("mlp", "combine")
         residual = kind in ("mlp", "router")
         if block == HEAD:
-            return self._of_head() if which == "forward" else Around(_alone)
+            return self._of_head() if which == "forward" else _Around(_alone)
         if block == EMBEDDING:
             return self._of_embedding() if which == "backward" else None
         if block < self.training.model.num_layers:
@@ -430,7 +430,7 @@ class ModuleCompute(ExpertCompute):
         return self.task.block - self.training.model.num_layers + 1
 
     # ---------------------------------------------------------------------------------- forward
-    def _joins(self) -> Around:
+    def _joins(self) -> _Around:
         """The input of the layer from its own input and later tokens; a recompute reads what was kept."""
         block = self.task.block
         tokens = self.tokens(self._ahead())
@@ -446,9 +446,9 @@ class ModuleCompute(ExpertCompute):
             return list(function(rank, [given, *operands[1:]], own)), [joined, x]
 
         reads = [self.weights(block), self.weights(EMBEDDING), *([kept] if again else [])]
-        return Around(run, reads, [self._kept_of("joined"), kept])
+        return _Around(run, reads, [self._kept_of("joined"), kept])
 
-    def _forward(self, residual: bool, ends: bool) -> Around:
+    def _forward(self, residual: bool, ends: bool) -> _Around:
         """The residual is the layer's joined input; LM head and loss are behind its end."""
         block = self.task.block
         tokens = self.tokens(self._ahead())
@@ -465,18 +465,18 @@ class ModuleCompute(ExpertCompute):
             return made, [head_forward(head_of(w, head), made[0], targets, self.share(rank))]
 
         tables = [self.weights(block), self.weights(HEAD)] if ends else []
-        return Around(run, [*joined, *tables], [self._kept_of("logits")] if ends else [])
+        return _Around(run, [*joined, *tables], [self._kept_of("logits")] if ends else [])
 
-    def _of_head(self) -> Around:
+    def _of_head(self) -> _Around:
         """The model's own LM head reads the output of the last layer before the modules."""
 
         def run(rank: int, function: Function, operands: Values, own: Values, added: Values) -> Any:
             return list(function(rank, [added[0], *operands[1:]], own)), []
 
-        return Around(run, [self._kept_of("module input", self.training.model.num_layers)])
+        return _Around(run, [self._kept_of("module input", self.training.model.num_layers)])
 
     # --------------------------------------------------------------------------------- backward
-    def _loss_backward(self, *, whole: bool) -> Around:
+    def _loss_backward(self, *, whole: bool) -> _Around:
         """The gradient of the layer's output by its own loss, and if it is not the last, by later ones."""
         step = self.step
         tag = self.task.tag
@@ -503,22 +503,22 @@ class ModuleCompute(ExpertCompute):
         kept = [self._kept_of("loss"), self._kept_of("inputs of its LM head")]
         main = [self._kept_of("gradient of the model itself", HEAD)] if last else []
         reads = [self.weights(block), self.weights(HEAD), self._kept_of("logits"), *table]
-        return Around(run, reads, [*kept, *main, *table], [(0, Claim("loss", block, step, tag))])
+        return _Around(run, reads, [*kept, *main, *table], [(0, Claim("loss", block, step, tag))])
 
     def _of_table(self, rank: int, inputs: Any) -> Any:
         """The LM head's gradient by the loss of a module."""
         return self.flat(rank, HEAD, inputs.wgrad(self.share(rank)))
 
-    def _table_gradients(self) -> Around:
+    def _table_gradients(self) -> _Around:
         """The same in a pass of its own."""
         table = [self.gradient(HEAD, begins=False)]
 
         def run(rank: int, function: Function, operands: Values, own: Values, added: Values) -> Any:
             return list(function(rank, operands, own)), [added[1] + self._of_table(rank, added[0])]
 
-        return Around(run, [self._kept_of("inputs of its LM head"), *table], table)
+        return _Around(run, [self._kept_of("inputs of its LM head"), *table], table)
 
-    def _leaves(self, *, whole: bool, inputs: bool = True) -> Around:
+    def _leaves(self, *, whole: bool, inputs: bool = True) -> _Around:
         """Gradients of the module's input (`inputs`), and of its own weights and of embeddings (`whole`).
 
         The last buffer that the task writes has the gradients of the layer, if it makes them.
@@ -549,9 +549,9 @@ class ModuleCompute(ExpertCompute):
 
         reads = [self.weights(block), self._kept_of("joined"), *main] if inputs else [joint]
         words = [self._kept_of("gradient of later words")] if whole else []
-        return Around(run, [of_head, *reads], [*([joint] if inputs else []), *words])
+        return _Around(run, [of_head, *reads], [*([joint] if inputs else []), *words])
 
-    def _of_embedding(self) -> Around:
+    def _of_embedding(self) -> _Around:
         """The gradients of embeddings by all modules."""
         model = self.training.model
         layers = range(model.num_layers, model.num_layers + model.mtp_num_layers)
@@ -561,7 +561,7 @@ class ModuleCompute(ExpertCompute):
             made[-1] = sum(added, made[-1])
             return made, []
 
-        return Around(run, [self._kept_of("gradient of later words", layer) for layer in layers])
+        return _Around(run, [self._kept_of("gradient of later words", layer) for layer in layers])
 
 
 def _alone(rank: int, function: Function, operands: Values, own: Values, _: Values) -> Any:

@@ -62,7 +62,7 @@ class Projected(NamedTuple):
     results: Results
 
 
-class ProjectedGradients(NamedTuple):
+class _ProjectedGradients(NamedTuple):
     """Gradient of what the projections read, and of their weights."""
 
     z: Floats
@@ -70,7 +70,7 @@ class ProjectedGradients(NamedTuple):
     whole: Weights
 
 
-class LatentsKept(NamedTuple):
+class _LatentsKept(NamedTuple):
     """What latent attention keeps: of both norms, and the inputs of the products up to all heads."""
 
     query: NormKept | None
@@ -97,7 +97,7 @@ def _mean(x: Floats) -> Floats:
 def _plain_heads(w: Weights, z: Floats, share: Share, results: Results) -> Projected:
     """Queries, keys and values of one product, normalised by head if the model says so, and rotated."""
     mixed = made(w, "qkv", z, results)
-    q, k, v = _split_heads(mixed, share)
+    q, k, v = _heads_of(mixed, share)
     inner = None
     if share.model.qk_layernorm:
         (q, of_q), (k, of_k) = norm_forward(q, w, "query_norm"), norm_forward(k, w, "key_norm")
@@ -108,7 +108,7 @@ def _plain_heads(w: Weights, z: Floats, share: Share, results: Results) -> Proje
 
 def _plain_heads_dgrad(
     w: Weights, z: Floats, inner: Any, gradients: Heads, share: Share
-) -> ProjectedGradients:
+) -> _ProjectedGradients:
     """The backward of `_plain_heads`."""
     d_q, d_k, d_v = gradients
     d_q = _rotated(d_q, share, -1.0)
@@ -122,7 +122,7 @@ def _plain_heads_dgrad(
         )
         norms = norms | other
     d_mixed = np.concatenate([_merge_heads(gradient) for gradient in (d_q, d_k, d_v)], axis=-1)
-    return ProjectedGradients(d_mixed @ w["qkv"].T, {"qkv": (z, d_mixed)}, norms)
+    return _ProjectedGradients(d_mixed @ w["qkv"].T, {"qkv": (z, d_mixed)}, norms)
 
 
 def latent_heads(w: Weights, z: Floats, share: Share, results: Results) -> Projected:
@@ -141,17 +141,17 @@ def latent_heads(w: Weights, z: Floats, share: Share, results: Results) -> Proje
     pair_in, of_pair = norm_forward(narrow, w, "pair_norm")
     pair = whole["pair"] = made(w, "pair", pair_in, results)
     plain = latent.qk_nope_head_dim
-    queries = split_heads(query, share.heads)
-    pairs = split_heads(pair, share.heads)
+    queries = _split_heads(query, share.heads)
+    pairs = _split_heads(pair, share.heads)
     q = np.concatenate([queries[..., :plain], _rotated(queries[..., plain:], share, 1.0)], axis=-1)
     common = np.repeat(_rotated(common[:, None], share, 1.0), share.heads, axis=1)
     k = np.concatenate([pairs[..., :plain], common], axis=-1)
-    return Projected((q, k, pairs[..., plain:]), LatentsKept(of_query, query_in, of_pair, pair_in), whole)
+    return Projected((q, k, pairs[..., plain:]), _LatentsKept(of_query, query_in, of_pair, pair_in), whole)
 
 
 def _latent_heads_dgrad(
-    w: Weights, z: Floats, inner: LatentsKept, gradients: Heads, share: Share
-) -> ProjectedGradients:
+    w: Weights, z: Floats, inner: _LatentsKept, gradients: Heads, share: Share
+) -> _ProjectedGradients:
     """The backward of `latent_heads`; tensor peers have the products down whole, with parts of their sums."""
     (d_q, d_k, d_v), plain = gradients, _latent_of(share).qk_nope_head_dim
     turned = _rotated(d_q[..., plain:], share, -1.0)
@@ -171,7 +171,7 @@ def _latent_heads_dgrad(
             whole[f"{name}_bias"] = gradient.sum(axis=(0, 1))
     dz = dz + down["pair_down"] @ w["pair_down"].T
     products = {"query": (inner.query_in, d_query), "pair": (inner.pair_in, d_pair)}
-    return ProjectedGradients(dz, products, whole)
+    return _ProjectedGradients(dz, products, whole)
 
 
 def _latent_of(share: Share) -> LatentAttention:
@@ -219,18 +219,18 @@ def outer(x: Floats, dy: Floats) -> Floats:
     return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
 
-def split_heads(x: Floats, count: int) -> Floats:
+def _split_heads(x: Floats, count: int) -> Floats:
     """(n, s, heads * d) to (n, heads, s, d)."""
     return x.reshape(*x.shape[:2], count, x.shape[-1] // count).swapaxes(1, 2)
 
 
-def _split_heads(mixed: Floats, share: Share) -> Heads:
+def _heads_of(mixed: Floats, share: Share) -> Heads:
     size = share.model.head_size
     q = share.heads * size
     kv = share.groups * size
     parts = (mixed[..., :q], mixed[..., q : q + kv], mixed[..., q + kv :])
     q_heads, k_heads, v_heads = (
-        split_heads(part, count)
+        _split_heads(part, count)
         for part, count in zip(parts, (share.heads, share.groups, share.groups), strict=True)
     )
     return q_heads, k_heads, v_heads
@@ -510,7 +510,7 @@ def core_gradients(
 
 def context_gradient(w: Weights, d_out: Floats, share: Share) -> Floats:
     """Gradient of the core's output, by head."""
-    return split_heads(d_out @ w["projection"].T, share.heads)
+    return _split_heads(d_out @ w["projection"].T, share.heads)
 
 
 # ------------------------------------------------------------------------------------------- MLP

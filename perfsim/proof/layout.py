@@ -75,9 +75,9 @@ class Share:
         return self.model.query_groups // self.peers
 
     @cached_property
-    def layouts(self) -> Layouts:
+    def layouts(self) -> _Layouts:
         """Where the parameters of each block are in its flat vector."""
-        return Layouts(self)
+        return _Layouts(self)
 
     @cached_property
     def rows(self) -> int:
@@ -101,7 +101,7 @@ SPLIT = COLUMNS | {"qkv", "qkv_bias", "fc1", "fc1_bias", "projection", "fc2", "w
 """Tensors of which each tensor peer holds a part; every peer holds the others whole."""
 
 
-class BlockLayout:
+class _BlockLayout:
     """The named parts of one block in its flat vector."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], uncounted: Collection[str] = ()) -> None:
@@ -166,13 +166,13 @@ class BlockLayout:
         raise KeyError(name)
 
 
-class Layouts:
+class _Layouts:
     """The layouts of all blocks for one tensor peer."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
 
-    def layer(self, kind: LayerKind) -> BlockLayout:
+    def layer(self, kind: LayerKind) -> _BlockLayout:
         """Layout of a layer, without routed experts unless they are in its block."""
         share = self.share
         model = self.share.model
@@ -244,7 +244,7 @@ class Layouts:
         return shapes
 
     @cached_property
-    def experts(self) -> BlockLayout:
+    def experts(self) -> _BlockLayout:
         """Layout of the routed experts of every layer with some."""
         share = self.share
         model = self.share.model
@@ -261,16 +261,16 @@ class Layouts:
         }
         if model.has_expert_bias:
             shapes |= {"expert_fc1_bias": (count, width), "expert_fc2_bias": (count, hidden)}
-        return BlockLayout(shapes, () if share.expert_peer == 0 else ("expert_fc2_bias",))
+        return _BlockLayout(shapes, () if share.expert_peer == 0 else ("expert_fc2_bias",))
 
     @cached_property
-    def _of_layer(self) -> list[BlockLayout]:
+    def _of_layer(self) -> list[_BlockLayout]:
         kinds = layer_kinds(self.share.model)
         layouts = {kind: self.layer(kind) for kind in dict.fromkeys(kinds)}
         return [layouts[kind] for kind in kinds]
 
     @cached_property
-    def embedding(self) -> BlockLayout:
+    def embedding(self) -> _BlockLayout:
         """Layout of the embedding."""
         share = self.share
         model = self.share.model
@@ -280,7 +280,7 @@ class Layouts:
         return self._layout(shapes)
 
     @cached_property
-    def head(self) -> BlockLayout:
+    def head(self) -> _BlockLayout:
         """Layout of the final norm and the LM head."""
         share = self.share
         model = self.share.model
@@ -289,16 +289,16 @@ class Layouts:
             shapes["head_bias"] = (share.rows,)
         return self._layout(shapes, *(["words"] if model.tied_embeddings else []))
 
-    def __getitem__(self, block: int) -> BlockLayout:
+    def __getitem__(self, block: int) -> _BlockLayout:
         if block >= EXPERTS:
             return self.experts
         if block >= 0:
             return self._of_layer[block]
         return self.head if block == HEAD else self.embedding
 
-    def _layout(self, shapes: dict[str, tuple[int, ...]], *uncounted: str) -> BlockLayout:
+    def _layout(self, shapes: dict[str, tuple[int, ...]], *uncounted: str) -> _BlockLayout:
         held_by_all = () if self.share.leads else (name for name in shapes if name not in SPLIT)
-        return BlockLayout(shapes, {*uncounted, *held_by_all})
+        return _BlockLayout(shapes, {*uncounted, *held_by_all})
 
     def _norm(self, name: str) -> dict[str, tuple[int, ...]]:
         hidden: tuple[int, ...] = (self.share.model.hidden_size,)

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfsim.base.errors import DeadlockError, GraphError, InputError, Problem
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.interop.models import model_named
+from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate

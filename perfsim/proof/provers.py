@@ -46,7 +46,7 @@ class Parts(NamedTuple):
     """Ranks that share every expert."""
 
 
-class Prover(Protocol):
+class _Prover(Protocol):
     """What differs between kinds of machine in a proof."""
 
     @property
@@ -85,7 +85,7 @@ class Prover(Protocol):
         """The features that a proof of a plan exercises, in words."""
 
 
-class GpuProver:
+class _GpuProver:
     """Proofs of the strategies of GPU clusters."""
 
     system = "dgx-a100-80gb"
@@ -152,7 +152,7 @@ class GpuProver:
         return [*words, "parameters gathered beside forwards"] if gathers else words
 
 
-class StreamingProver:
+class _StreamingProver:
     """Proofs of weight streaming."""
 
     system = "cs-2"
@@ -202,11 +202,11 @@ class StreamingProver:
         return [*words, "spilled"] if layout.spill else words
 
 
-PROVERS: Mapping[str, Prover] = {"gpu-cluster": GpuProver(), "wafer-cluster": StreamingProver()}
+PROVERS: Mapping[str, _Prover] = {"gpu-cluster": _GpuProver(), "wafer-cluster": _StreamingProver()}
 """By kind of machine."""
 
 
-def prover(kind: str) -> Prover:
+def prover(kind: str) -> _Prover:
     """The prover for a kind of machine; InputError if there is none."""
     if kind not in PROVERS:
         raise InputError(f"graphs on a {kind} cannot be executed; proofs know {', '.join(sorted(PROVERS))}")

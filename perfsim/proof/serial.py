@@ -208,7 +208,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     tokens, targets = training.words(step)
     x = embedding_forward(weights[EMBEDDING], tokens, share)
     record.hidden.append(x)
-    kept: list[LayerKept] = []
+    kept: list[_LayerKept] = []
     for layer in range(training.model.num_layers):
         routing = training.routing(step, layer) if EXPERTS + layer in weights else None
         x, attention, of_layer = layer_forward(_whole(weights, layer), x, routing, share.of_layer(layer))
@@ -272,7 +272,7 @@ class _Module(NamedTuple):
     tokens: Ints
     targets: Ints
     joined: Joined
-    kept: LayerKept
+    kept: _LayerKept
     statistics: Floats
     head: HeadKept
 
@@ -304,7 +304,7 @@ def _added(first: Weights, second: Weights) -> Weights:
     return first | {name: first[name] + value if name in first else value for name, value in second.items()}
 
 
-class LayerKept(NamedTuple):
+class _LayerKept(NamedTuple):
     """What a layer keeps for its backward."""
 
     attention: AttentionKept
@@ -332,18 +332,18 @@ def _whole(weights: dict[int, Weights], layer: int) -> Weights:
 
 def layer_forward(
     w: Weights, x: Floats, routing: Routing | None, share: Share
-) -> tuple[Floats, Floats, LayerKept]:
+) -> tuple[Floats, Floats, _LayerKept]:
     """A whole layer, with experts if tokens are routed: its output, its attention's, and what it keeps."""
     attention, of_attention = attention_forward(w, x, share)
     if routing is None:
         y, of_mlp = mlp_forward(w, x, attention, share)
-        return y, attention, LayerKept(of_attention, of_mlp)
+        return y, attention, _LayerKept(of_attention, of_mlp)
     total = x + attention
     rows, router = router_forward(w, total, routing)
     outputs, of_experts = experts_forward(w, rows, share)
     shared, of_shared = shared_forward(w, router.z, share) if "shared_fc1" in w else (None, None)
     y = router.combine(outputs, total, shared)
-    return y, attention, LayerKept(of_attention, BlockKept(router, of_experts, of_shared, outputs))
+    return y, attention, _LayerKept(of_attention, BlockKept(router, of_experts, of_shared, outputs))
 
 
 def _experts_backward(w: Weights, kept: BlockKept, dy: Floats, share: Share) -> tuple[Floats, Weights]:

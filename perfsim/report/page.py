@@ -1,4 +1,4 @@
-"""Caveats in words: the worst stand at the head of an answer, the others in a table below."""
+"""A page: one HTML file that needs no network, no server and no other file; and the same as Markdown."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import plotly.graph_objects as go
@@ -22,52 +21,51 @@ from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from perfsim.base.files import write_file
-from perfsim.report import text
+from perfsim.prediction.caveats import confidence
 from perfsim.report.figures.base import log_ticks, short
-from perfsim.report.table import Table
+from perfsim.report.table import Table, markdown_table, markdown_text
+from perfsim.report.text import capital, split_caveats, time_unit
 from perfsim.version import __version__
 
 if TYPE_CHECKING:
-    pass
+    from perfsim.prediction.caveats import SharedCaveat
+    from perfsim.report.figures.machine import Drawing
 
 
 # What a page is made of, before it is HTML.
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A file beside the page: its name, and what it is."""
+class Card:
+    """One large number, what it is, and more about it."""
 
-    file: str
-    words: str
-
-    @property
-    def href(self) -> str:
-        return f"./{quote(self.file)}"
+    figure: str
+    range: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, a lead on what the section helps to decide, and a figure with its table.
-
-    `alt` describes the figure in words. `slug` fixes the ids (`figure-<slug>`); the default is made from
-    the heading.
-    """
+    """A heading, a lead on what the section helps to decide, and a figure with its table."""
 
     heading: str
     lead: str = ""
     figure: go.Figure | None = None
     table: Table | None = None
-    alt: str = ""
+    shows: str = ""
+    """What kind of figure it is, in a few words, for those who do not see it."""
+    told: Sequence[str] = ()
+    """The columns of the table whose values those are told."""
     slug: str = ""
+    """Fixes the ids (`figure-<slug>`); the default is made from the heading."""
     note: str = ""
     level: int = 2
-    links: Sequence[Link] = ()
-    """Files beside the page."""
+    trace: str = ""
+    """A file next to the page, with all tasks."""
     cards: Sequence[Card] = ()
     """Figures that are told before the table."""
     drawings: Sequence[Drawing] = ()
-    """Beside each other where there is room."""
+    """Next to each other where there is room."""
     topics: Sequence[tuple[str, Table]] = ()
     """Tables that are folded, each under its name."""
     tab: str = ""
@@ -77,117 +75,14 @@ class Section:
 
     @property
     def anchor(self) -> str:
+        """Its id on the page."""
         return self.slug or slugify(self.heading)
 
-
-Values = ParamSpec("Values")
-
-
-def drawn(
-    section: Section,
-    figure: Callable[Values, go.Figure],
-    table: Callable[Values, Table],
-    alt: Callable[Values, str],
-    *values: Values.args,
-    **named: Values.kwargs,
-) -> Section:
-    """A section with a figure of some values, its table and its description in words."""
-    made = figure(*values, **named), table(*values, **named), alt(*values, **named)
-    return replace(section, figure=made[0], table=made[1], alt=made[2])
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One large number at the head of a page."""
-
-    figure: str
-    range: str
-    name: str
-    marked: bool = False
-    """Whether it is highlighted, as the best of its neighbours."""
-
-
-@dataclass(frozen=True, slots=True)
-class Badge:
-    """How much to trust an answer: serious or warning, and the reason."""
-
-    severity: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A candidate on a scale: its places in per cent of the scale's width, and what is written beside."""
-
-    name: str
-    value: str
-    extra: str
-    low: float
-    middle: float
-    high: float
-    marked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Intervals of a quantity on one scale, with its ticks in per cent of the width."""
-
-    quantity: str
-    unit: str
-    ticks: Sequence[tuple[float, str]]
-    rows: Sequence[Interval]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line through points of a drawing, its width, and the class that gives it a colour."""
-
-    points: Sequence[tuple[float, float]]
-    width: float
-    look: str
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A rectangle of a drawing, from its upper left corner."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Text in a drawing: where its line begins or has its middle, and whether it is strong or soft."""
-
-    x: float
-    y: float
-    text: str
-    anchor: str
-    look: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A small drawing with its name and a description; all places and sizes are in pixels."""
-
-    name: str
-    alt: str
-    width: float
-    height: float
-    lines: Sequence[Line]
-    boxes: Sequence[Box]
-    words: Sequence[Words]
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """A caveat below the verdict: its severity, whom it is about, and its text."""
-
-    severity: str
-    about: str
-    text: str
+    @property
+    def alt(self) -> str:
+        """The figure in words: what it is, and the values of its table."""
+        told = self.table.words(*self.told) if self.table is not None and self.told else ""
+        return " ".join(f"{words}." for words in (self.shows or self.heading, told) if words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +91,7 @@ class Head:
 
     subtitle: str = ""
     verdict: str = ""
-    caveats: Sequence[Remark] = ()
+    caveats: Sequence[SharedCaveat] = ()
     cards: Sequence[Card] = ()
     cards_note: str = ""
     footer: str = ""
@@ -206,8 +101,31 @@ class Head:
     """A fingerprint of its inputs."""
     headline: str = ""
     """One short sentence, larger than the verdict."""
-    badge: Badge | None = None
-    scale: Scale | None = None
+    trust: str = ""
+    """How much to trust the answer, and why not more."""
+    scale: Table | None = None
+    """Names, and times with their bands, drawn on one logarithmic scale; notes stand below the times."""
+
+
+def trust_of(caveats: Sequence[SharedCaveat]) -> str:
+    """How much to trust an answer, with the worst reason; empty where all caveats are information."""
+    return capital(confidence(caveats))
+
+
+def caveats_section(caveats: Sequence[SharedCaveat], quoted: str, told: str = "") -> list[Section]:
+    """The caveats that are not at the head of the page; nothing without any.
+
+    `quoted` is what the head says in its own words, `told` what it says without the machines concerned.
+    """
+    at_head = split_caveats(caveats, quoted or told)[0]
+    shown, others = split_caveats(caveats, quoted)
+    rest = [caveat for caveat in (*shown, *others) if caveat not in at_head]
+    if not rest:
+        return []
+    rows = (("; ".join(caveat.machines), caveat.severity, caveat.text) for caveat in rest)
+    table = Table.of(("plan", "severity", "caveat"), rows)
+    lead = "Further reasons to trust a figure less, besides those above."
+    return [Section("Further caveats", lead, table=table, slug="caveats", short="Caveats")]
 
 
 def slugify(heading: str) -> str:
@@ -215,50 +133,21 @@ def slugify(heading: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
 
 
-# A page's sections as Markdown: headings, leads and tables; figures stay with the page.
-
-
 def markdown(title: str, sections: Sequence[Section], head: Head | None = None) -> str:
-    """The page as text that ends in a line feed; the same input gives the same bytes."""
-    blocks = [f"# {_plain(title)}"]
-    if head is not None:
-        blocks += [_plain(text) for text in (head.subtitle, head.verdict) if text]
+    """Headings, leads and tables as text that ends in a line feed; figures stay with the page."""
+    head = head or Head()
+    blocks = [f"# {markdown_text(title)}", *map(markdown_text, filter(None, [head.subtitle, head.verdict]))]
     for section in sections:
-        blocks.append(f"{'#' * section.level} {_plain(section.heading)}")
-        blocks += [_plain(text) for text in (section.lead, section.note) if text]
+        blocks.append(f"{'#' * section.level} {markdown_text(section.heading)}")
+        blocks += [markdown_text(words) for words in (section.lead, section.note) if words]
         if section.table is not None:
-            blocks.append(table_lines(section.table))
-        blocks += [table_lines(table) for _, table in section.topics]
-    if head is not None and head.footer:
-        blocks.append(_plain(head.footer))
+            blocks.append(markdown_table(section.table))
+        blocks += [markdown_table(table) for _, table in section.topics]
+    blocks += [markdown_text(head.footer)] if head.footer else []
     return "\n\n".join(blocks) + "\n"
 
 
-def table_lines(table: Table) -> str:
-    """A pipe table with its caption below."""
-    rules = ["---:" if index in table.numeric else "---" for index in range(len(table.columns))]
-    rows = [table.columns, rules, *table.rows]
-    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
-    caption = ["", _plain(table.caption)] if table.caption else []
-    return "\n".join([*lines, *caption])
-
-
-def _cell(text: str) -> str:
-    return _plain(text).replace("|", "\\|")
-
-
-def _plain(text: str) -> str:
-    """One line, with characters of Markdown's markup escaped."""
-    line = " ".join(text.split())
-    for mark in "\\*<[":
-        line = line.replace(mark, f"\\{mark}")
-    return line
-
-
-# A page: one HTML file that needs no network, no server and no other file.
-#
-# `write_page` makes a page of sections (of a study, a sweep, a validation). The same input gives the same
-# bytes: ids are fixed and nothing carries the time.
+# The page as HTML. The same input gives the same bytes: ids are fixed and nothing carries the time.
 
 DIGITS = 12
 """Of a digest; the whole one is in the JSON."""
@@ -286,19 +175,11 @@ def render_page(title: str, sections: Sequence[Section], *, head: Head | None = 
     has_plots = any(section.figure is not None for section in sections)
     return _template().render(
         title=title,
-        subtitle=head.subtitle,
-        headline=head.headline,
-        verdict=head.verdict,
-        badge=head.badge,
-        scale=head.scale,
-        caveats=head.caveats,
-        cards=head.cards,
-        cards_note=head.cards_note,
-        footer=head.footer,
+        head=head,
+        scale=_scale(head.scale) if head.scale is not None else None,
         version=__version__,
-        command=head.command,
         digest=head.digest[:DIGITS],
-        sections=[_view(section) for section in sections],
+        sections=[(section, _plot(section)) for section in sections],
         plotly_js=Markup(plotly_source()) if has_plots else "",  # noqa: S704  # Plotly's own source
     )
 
@@ -338,37 +219,16 @@ def linked(text: str) -> Markup:
     return Markup(_ADDRESS.sub(link, str(escape(text))))  # noqa: S704  # escaped, and an address has no quote
 
 
-def _view(section: Section) -> dict[str, Any]:
-    """A section as the template reads it."""
-    names = (
-        "heading",
-        "lead",
-        "table",
-        "alt",
-        "note",
-        "level",
-        "anchor",
-        "links",
-        "cards",
-        "drawings",
-        "topics",
-        "tab",
-        "short",
-    )
-    view = {name: getattr(section, name) for name in names}
-    view["plot"], view["height"] = "", 0
-    if section.figure is not None:
-        view["plot"] = _plot(section.figure, f"figure-{section.anchor}")
-        view["height"] = section.figure.layout.height or 450
-    return view
-
-
-def _plot(figure: go.Figure, div_id: str) -> Markup:
-    """The figure's div and script; Plotly escapes `<`, `>` and `/` in its JSON.
+def _plot(section: Section) -> Markup:
+    """The figure's div and script, empty without a figure; Plotly escapes `<`, `>` and `/` in its JSON.
 
     A figure of many bars is compressed, and `page.js` draws it.
     """
-    height = f"{figure.layout.height or 450}px"
+    figure = section.figure
+    if figure is None:
+        return Markup()
+    div_id = f"figure-{section.anchor}"
+    height = f"{figure.layout.height}px"
     document = f'{{"figure":{figure.to_json()},"config":{json.dumps(PLOT_CONFIG)}}}'
     if len(document) > LONGEST_PLAIN:
         packed = base64.b64encode(zlib.compress(document.encode(), 9)).decode()
@@ -388,27 +248,13 @@ def _plot(figure: go.Figure, div_id: str) -> Markup:
     return Markup(text)  # noqa: S704
 
 
-# Times with their bands on one logarithmic scale at the head of a page.
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A time with its 90 % band under a name; `extra` is written below it."""
-
-    name: str
-    time_s: float
-    band_s: tuple[float, float]
-    marked: bool = False
-    extra: str = ""
-
-
-def scale_of(rows: Sequence[Row], quantity: str = "Time to the target") -> Scale | None:
-    """The rows in their order, without those that never arrive; None where nothing is left."""
-    rows = [row for row in rows if math.isfinite(row.time_s)]
+def _scale(table: Table) -> dict[str, Any] | None:
+    """The rows on a logarithmic scale, places in per cent of its width; None where none ever arrives."""
+    rows = [(name, time) for name, time in table.rows if math.isfinite(time.number)]
     if not rows:
         return None
-    unit, scale = text.time_unit(row.time_s for row in rows)
-    ends = [end / scale for row in rows for end in (*row.band_s, row.time_s) if end > 0]
+    unit = time_unit(time.number for _, time in rows)
+    ends = [end / unit.scale for _, time in rows for end in (*(time.band or ()), time.number) if end > 0]
     ticks = log_ticks(ends)
     low = min([*ends, *ticks])
     high = max([*ends, *ticks])
@@ -416,10 +262,20 @@ def scale_of(rows: Sequence[Row], quantity: str = "Time to the target") -> Scale
     def place(value: float) -> float:
         return round(100 * math.log(value / low) / math.log(high / low), 2) if high > low else 50.0
 
-    intervals = []
-    for row in rows:
-        least, middle, most = (end / scale for end in (row.band_s[0], row.time_s, row.band_s[1]))
-        value = f"{text.number(middle)} {unit} ({text.number(least)} to {text.number(most)})"
-        places = place(least), place(middle), place(most)
-        intervals.append(Interval(row.name, value, row.extra, *places, row.marked))
-    return Scale(quantity, unit, [(place(tick), short(tick)) for tick in ticks], intervals)
+    return {
+        "quantity": table.columns[1].name,
+        "unit": unit.name,
+        "ticks": [(place(tick), short(tick)) for tick in ticks],
+        "rows": [
+            {
+                "name": name.value,
+                "value": unit.text(time.number, time.band),
+                "extra": time.note,
+                "marked": time.mark,
+                "middle": place(time.number / unit.scale),
+                "low": place((time.band or (time.number,))[0] / unit.scale),
+                "high": place((time.band or (time.number,))[-1] / unit.scale),
+            }
+            for name, time in rows
+        ],
+    }

@@ -1,18 +1,251 @@
-"""The page of a shortlist: the fastest layouts on one scale, in figures, and what to know of them."""
+"""A shortlist of layouts: its table, its notes, its lines on a terminal, its page and its JSON document."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from perfsim.base.units import DAY_S
+from perfsim.prediction.bands import accuracy_of
+from perfsim.prediction.caveats import Caveat, rank
 from perfsim.prediction.prediction import document_of
 from perfsim.report import text
 from perfsim.report.document import plain, write_document
-from perfsim.report.page import Head, Row, Section, scale_of, write_page
-from perfsim.report.table import Table
-from perfsim.report.terminal_study import plan_heading, plan_notes, plan_table
+from perfsim.report.table import Cell, Table
+from perfsim.report.terminal import paragraph, paragraphs, table_lines
+from perfsim.strategies.plan import MEMORY
 from perfsim.studies.scaling import Matched
-from perfsim.studies.shortlist import Entry, Experiment, Planned
+from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Experiment, Planned
+
+_REASONS = {
+    MEMORY: "need more memory than a device has",
+    MEMORY_LIMIT: "fit, but above the memory limit",
+    DOMINATED: "fit and are slower than the model's error can explain",
+    DIVISIBILITY: "with degrees that do not divide model, batch or nodes",
+}
+"""Reasons of the search in words; others are shown by their name."""
+NEAR = 1.001
+"""Memory over capacity below which the nearest miss is not worth a word."""
+WIDER = 1.2
+"""How many times the error of the narrowest band is worth a word."""
+
+
+def _plan_table(planned: Planned) -> Table:
+    """The shortlist, the settings of each layout that differ from the first."""
+    memory = text.memory_unit(*(entry.prediction.memory_capacity_bytes for entry in planned.shortlist))
+    timed = planned.best.time is not None
+    columns = {"": text.COUNT, "layout": None, "step": text.Unit("s"), "times the first": text.RATIO}
+    rows: list[list[Any]] = [
+        [
+            number,
+            text.layout_short(entry.layout)
+            if number == 1
+            else text.layout_settings(entry.differs) or "the same settings",
+            Cell(entry.step_time_s, entry.step_time_band_s),
+            entry.ratio,
+            entry.memory_left_bytes,
+            *([Cell(entry.time.time_s, entry.time.band_s)] if entry.time is not None else []),
+        ]
+        for number, entry in enumerate(planned.shortlist, start=1)
+    ]
+    return Table.of(
+        columns | {"memory left": memory} | ({"time": text.Unit("days", DAY_S)} if timed else {}), rows
+    )
+
+
+def plan_lines(planned: Planned) -> list[str]:
+    """The shortlist, what would separate it, what more memory would buy, and why the others fell."""
+    trained = planned.best.prediction.training
+    return [
+        *paragraph(_heading(planned)),
+        *(paragraph(f"trained by {trained.words}") if trained is not None else []),
+        "",
+        *table_lines(_plan_table(planned)),
+        "",
+        f"1 in full: --layout {planned.best.layout_text}",
+        *paragraphs(_notes(planned)),
+    ]
+
+
+def match_lines(planned: Planned, matched: Matched | None) -> list[str]:
+    """How many devices of another system take equal time, and the numbers that were tried."""
+    if matched is None or planned.best.time is None:
+        return []
+    least, most = matched.points[0].devices, matched.points[-1].devices
+    low, middle, high = (
+        f"more than {most:,}"
+        if count is None
+        else f"at most {least:,}"
+        if count <= least
+        else text.number(count)
+        for count in (matched.equal.low, matched.equal.typical, matched.equal.high)
+    )
+    tried = ", ".join(
+        f"{point.devices:,} take {text.duration(point.time.time_s)} with batch {point.global_batch_size:,}"
+        for point in matched.points
+    )
+    words = (
+        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}: as long as "
+        f"{middle} {matched.devices_noun} (90 %: {low} to {high}), each at its best batch. Tried: {tried}."
+    )
+    return ["", *paragraph(words)]
+
+
+def write_plan(planned: Planned, folder: Path) -> Path:
+    """Write `index.html` and `summary.json`; returns the page."""
+    from perfsim.report.page import Head, Section, write_page  # a terminal draws nothing
+
+    best = planned.best.prediction
+    numbered = list(enumerate(planned.shortlist, start=1))
+    bands = [
+        (
+            f"{number}: {text.layout_short(entry.layout)}",
+            Cell(entry.step_time_s, entry.step_time_band_s, mark=number == 1),
+        )
+        for number, entry in numbered
+    ]
+    head = Head(
+        _heading(planned),
+        cards_note="Point: the step by prediction. Bar: 90 % range.",
+        headline=f"On {best.machine}, {text.layout_short(best.layout)} is the fastest layout, at "
+        f"{text.duration(best.step_time_s)} a step; the model's error allows {text.integer(planned.within)}.",
+        scale=Table.of({"layout": None, "Step time": text.TIME}, bands),
+    )
+    trained = f"Trained by {best.training.words}." if best.training is not None else ""
+    notes = Table.of({"": text.COUNT, "note": None}, enumerate(_notes(planned), start=1))
+    whole = Table.of(
+        {"": text.COUNT, "layout": None}, ((number, entry.layout_text) for number, entry in numbered)
+    )
+    sections = [
+        Section("The shortlist", trained, table=_plan_table(planned), slug="shortlist"),
+        Section("What to know", table=notes, slug="notes"),
+        Section("As --layout takes them", table=whole, slug="layouts"),
+    ]
+    write_document(plan_document(planned), folder / "summary.json")
+    return write_page(f"Layouts of {best.model}", sections, folder / "index.html", head=head)
+
+
+# In words.
+
+
+def _heading(planned: Planned) -> str:
+    """What was asked, and how many layouts there are."""
+    best = planned.best.prediction
+    search = planned.search
+    return (
+        f"{best.model} on {best.label}: batch {text.integer(best.global_batch_size)} sequences; "
+        f"{text.integer(search.screened)} layouts in {text.duration(search.screening_s)}, "
+        f"{text.integer(search.feasible)} fit, {text.integer(planned.within)} within the model's error of "
+        "the fastest"
+    )
+
+
+def _notes(planned: Planned) -> Iterator[str]:
+    """How sure the order is, what would settle it, caveats, and why other layouts fell."""
+    entries = planned.shortlist
+    errors = [entry.ratio_error for entry in entries]
+    error = " to ".join(dict.fromkeys(text.percent(end, 0) for end in (min(errors), max(errors))))
+    if len(entries) > 1:
+        yield (
+            f"The model's error between two layouts of one machine is {error}, so it does not say which of "
+            "these is the fastest. Rows are the fastest of their degrees and micro-batch, with the settings "
+            "that differ from 1."
+        )
+    else:
+        yield f"The model's error between two layouts of one machine is {error}; one layout is shown."
+    yield from _wider_bands(planned)
+    if planned.experiment is not None:
+        yield _settled_by(planned.experiment)
+    yield from _caveats(planned)
+    yield _headroom(planned)
+    if refused := "; ".join(_refused(planned)):
+        yield f"Left out: {refused}."
+    if planned.objective == "cost":
+        yield _cost(planned)
+    if planned.tried_batches:
+        tried = planned.tried_batches
+        yield f"The batch is the best of {len(tried)} tried, {tried[0]:,} to {tried[-1]:,} sequences."
+
+
+def _wider_bands(planned: Planned) -> Iterator[str]:
+    """Why the bands of some rows are wider than the narrowest, by what differs from the published runs."""
+    runs = [entry.prediction.run for entry in planned.shortlist]
+    accuracies = [accuracy_of(run.plan, run.hidden_communication_fraction) for run in runs]
+    rows = list(enumerate(accuracies, start=1))
+    narrowest = min((accuracy for _, accuracy in rows), key=lambda accuracy: accuracy.step_time_error)
+    reasons: dict[str, list[str]] = {}
+    for number, accuracy in rows:
+        if accuracy.step_time_error > WIDER * narrowest.step_time_error:
+            common = set(narrowest.likeness.split("; "))
+            own = "; ".join(words for words in accuracy.likeness.split("; ") if words not in common)
+            why = own or f"its nearest published runs are {accuracy.family}, not {narrowest.family}"
+            reasons.setdefault(why, []).append(str(number))
+    for why, numbers in reasons.items():
+        bands = "band is" if len(numbers) == 1 else "bands are"
+        yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."
+
+
+def _settled_by(experiment: Experiment) -> str:
+    first, second = experiment.trials
+    apart = text.percent(abs(experiment.ratio - 1))
+    hours = text.number(experiment.device_hours)
+    runs = (
+        f"{first.entry} on {text.counted(first.devices, 'device')} and of {second.entry} on "
+        f"{text.integer(second.devices)}"
+    )
+    fewer = " Fewer replicas do the same work; communication between the others is left out."
+    return (
+        f"To tell {first.entry} and {second.entry} apart, which by prediction are {apart} apart: run "
+        f"{experiment.steps} steps of {runs}, {hours} device-hours in all."
+        f"{fewer if experiment.fewer_replicas else ''}"
+    )
+
+
+def _caveats(planned: Planned) -> Iterator[str]:
+    """Caveats that are more than information, once by code in the words of the worst, with their entries."""
+    about: dict[str, list[tuple[int, Caveat]]] = {}
+    for number, entry in enumerate(planned.shortlist, start=1):
+        for caveat in entry.prediction.caveats:
+            if caveat.severity != "info":
+                about.setdefault(caveat.code, []).append((number, caveat))
+    worst = {min((caveat for _, caveat in rows), key=rank): rows for rows in about.values()}
+    for caveat in sorted(worst, key=rank):
+        numbers = ", ".join(str(number) for number, _ in worst[caveat])
+        yield f"{caveat.severity}, {numbers}: {caveat.text}."
+
+
+def _headroom(planned: Planned) -> str:
+    limit = planned.question.allowed_share
+    above = planned.above_limit
+    if planned.best.plan.memory_share > limit:
+        return f"Nothing fits in {text.percent(limit, 0)} of memory: these are all that fit at all."
+    if limit == 1.0:
+        return "All of a device's memory may be used."
+    if above is None:
+        return f"Nothing above {text.percent(limit, 0)} of memory would be faster."
+    return (
+        f"Memory above {text.percent(limit, 0)} would buy {text.percent(above.gain)}: "
+        f"{text.layout_short(above.layout)} fills {text.percent(above.memory_share)} and may not run."
+    )
+
+
+def _refused(planned: Planned) -> Iterator[str]:
+    for reason, count in planned.refused.items():
+        if count:
+            nearest = planned.closest_share if reason == MEMORY else None
+            by = f" (the nearest by {text.percent(nearest - 1)})" if nearest and nearest > NEAR else ""
+            yield f"{text.integer(count)} {_REASONS.get(reason, reason)}{by}"
+
+
+def _cost(planned: Planned) -> str:
+    best = planned.best
+    of = "a billion tokens" if best.time is None else "the run to the target"
+    return (
+        f"Cost of {of} with 1: {text.number(best.device_hours)} device-hours; on a fixed number of devices "
+        "the fastest layout is the cheapest. Prices in money are not known to perfsim."
+    )
+
 
 # A shortlist as one JSON document.
 
@@ -99,34 +332,3 @@ def _experiment(experiment: Experiment) -> dict[str, Any]:
         "ratio_error": experiment.ratio_error,
         "device_hours": experiment.device_hours,
     }
-
-
-def write_plan(planned: Planned, folder: Path) -> Path:
-    """Write `index.html` and `summary.json`; returns the page."""
-    best = planned.best.prediction
-    bands = [
-        Row(
-            f"{number}: {text.layout_short(entry.layout)}",
-            entry.step_time_s,
-            entry.step_time_band_s,
-            number == 1,
-        )
-        for number, entry in enumerate(planned.shortlist, start=1)
-    ]
-    head = Head(
-        plan_heading(planned),
-        cards_note="Point: the step by prediction. Bar: 90 % range.",
-        headline=f"On {best.machine}, {text.layout_short(best.layout)} is the fastest layout, at "
-        f"{text.duration(best.step_time_s)} a step; the model's error allows {text.integer(planned.within)}.",
-        scale=scale_of(bands, "Step time"),
-    )
-    notes = [[str(number), note] for number, note in enumerate(plan_notes(planned), start=1)]
-    full = [[str(number), entry.layout_text] for number, entry in enumerate(planned.shortlist, start=1)]
-    trained = f"Trained by {best.training.words}." if best.training is not None else ""
-    sections = [
-        Section("The shortlist", trained, table=plan_table(planned), slug="shortlist"),
-        Section("What to know", table=Table(("", "note"), notes), slug="notes"),
-        Section("As --layout takes them", table=Table(("", "layout"), full), slug="layouts"),
-    ]
-    write_document(plan_document(planned), folder / "summary.json")
-    return write_page(f"Layouts of {best.model}", sections, folder / "index.html", head=head)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsim.base.units import DAY_S
@@ -12,8 +13,8 @@ from perfsim.specs.layout import AXES
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
-    from perfsim.prediction.prediction import Prediction
-    from perfsim.studies.answers import CandidateResult, StudyResult
+    from perfsim.prediction.caveats import SharedCaveat
+    from perfsim.studies.answers import CandidateResult
 
 
 Item = TypeVar("Item")
@@ -36,6 +37,8 @@ _TIME_UNITS: tuple[tuple[str, float, float], ...] = (
 """Unit, its seconds, and the smallest value that is written in it."""
 
 _LARGE: tuple[tuple[float, str], ...] = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 _ASCII = str.maketrans(
     {
@@ -70,15 +73,7 @@ def integer(value: float) -> str:
     return f"{value:,.0f}" if math.isfinite(value) else MISSING
 
 
-def large(value: float) -> str:
-    """A count in words: `400 billion`."""
-    for scale, word in _LARGE:
-        if math.isfinite(value) and abs(value) >= scale:
-            return f"{trim(number(value / scale))} {word}"
-    return integer(value)
-
-
-def trim(text: str) -> str:
+def _trim(text: str) -> str:
     """The same number without zeros after the point."""
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -88,14 +83,90 @@ def percent(fraction: float, digits: int = 1) -> str:
     return f"{100.0 * fraction:.{digits}f} %" if math.isfinite(fraction) else MISSING
 
 
-def time_unit(values_s: Iterable[float]) -> tuple[str, float]:
-    """The unit (name, seconds) that suits these durations together: that of their geometric mean."""
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How values of one kind are written; inside they are SI.
+
+    `suits` finds the unit of values that are shown together, where that depends on the values.
+    """
+
+    name: str = ""
+    """Behind the number; empty where `digits` writes the unit too."""
+    scale: float = 1.0
+    digits: Callable[[float], str] = number
+    suits: Callable[[Iterable[float]], Unit] | None = None
+
+    def number(self, value: float) -> str:
+        """The value without the name of the unit."""
+        return self.digits(value / self.scale) if math.isfinite(value) else MISSING
+
+    def text(self, value: float, band: tuple[float, float] | None = None, to: str = " to ") -> str:
+        """`32.0 days`, and with a band `32.0 days (31.2 to 37.1)`."""
+        if self.suits is not None:
+            return self.suits([value]).text(value, band, to)
+        words = self.number(value)
+        if self.name and words != MISSING:
+            words += f" {self.name}"
+        return words if band is None else f"{words} ({to.join(map(self.number, band))})"
+
+
+def time_unit(values_s: Iterable[float]) -> Unit:
+    """The unit that suits these durations together: that of their geometric mean."""
     logs = [math.log(value) for value in values_s if math.isfinite(value) and value > 0]
     middle = math.exp(sum(logs) / len(logs)) if logs else 1.0
-    for name, seconds, least in _TIME_UNITS:
-        if middle >= least:
-            return name, seconds
-    return _TIME_UNITS[-1][:2]
+    return next(Unit(name, scale) for name, scale, least in _TIME_UNITS if middle >= least)
+
+
+def memory_unit(*capacities_bytes: float) -> Unit:
+    """The unit in which capacities are stated: GiB if one is a whole number of it, else GB."""
+    gib = [capacity / 2**30 for capacity in capacities_bytes]
+    if any(math.isfinite(size) and size >= 1 and abs(size - round(size)) < 1e-6 for size in gib):
+        return Unit("GiB", float(2**30))
+    return Unit("GB", 1e9)
+
+
+def large_unit(values: Iterable[float]) -> Unit:
+    """The word that suits large counts together, by the first of them."""
+    first = abs(next(iter(values), 0.0))
+    for scale, word in _LARGE:
+        if math.isfinite(first) and first >= scale:
+            return Unit(word, scale, lambda value: _trim(number(value)))
+    return COUNT
+
+
+def large(value: float) -> str:
+    """A count in words: `400 billion`."""
+    return LARGE.text(value)
+
+
+def duration(seconds: float) -> str:
+    """A duration in the unit a person would choose."""
+    return TIME.text(seconds)
+
+
+def si(value: float, unit: str) -> str:
+    """`1.2 GB`, `312 TFLOP/s`: a quantity with the prefix that suits it; a dash for none."""
+    if not value > 0:
+        return NONE
+    power = min(max(math.floor(math.log10(value) / 3 + 1e-9), 0), len(_PREFIXES) - 1)
+    return f"{_trim(number(value / 1000**power))} {_PREFIXES[power]}{unit}"
+
+
+NUMBER = Unit()
+COUNT = Unit(digits=integer)
+LARGE = Unit(suits=large_unit)
+"""`24.3 million`; below a million all digits."""
+TIME = Unit(suits=time_unit)
+"""Each duration in a unit of its own."""
+RATIO = Unit(digits="{:.3f}".format)
+SHARE = Unit(digits=percent)
+PERCENT = Unit("%", 0.01, "{:.1f}".format)
+"""The same with the sign of per cent in the heading."""
+WHOLE_SHARE = Unit(digits=lambda value: percent(value, 0))
+CHANGE = Unit(digits=lambda value: f"{100 * value:+.1f} %".replace("-0.0 %", "+0.0 %"))
+FLOP = Unit(digits=lambda value: si(value, "FLOP"))
+FLOP_PER_S = Unit(digits=lambda value: si(value, "FLOP/s"))
+BYTES = Unit(digits=lambda value: si(value, "B"))
 
 
 def simulated(counts: Simulated) -> str:
@@ -109,52 +180,14 @@ def simulated(counts: Simulated) -> str:
     return f"{events}; {shared}, contended for {duration(counts.contended_s)}"
 
 
+def capital(words: str) -> str:
+    """The words with a capital first letter."""
+    return words[:1].upper() + words[1:]
+
+
 def counted(number: float, name: str, several: str = "") -> str:
     """`1 link`, `2 links`; `several` is the plural of a name that does not end in s there."""
     return f"{integer(number)} {name if number == 1 else several or f'{name}s'}"
-
-
-def in_one_unit(values_s: Iterable[float]) -> tuple[str, list[str]]:
-    """Durations of one column: the unit that suits the longest, and each as a number of it."""
-    values = list(values_s)
-    longest = max((value for value in values if math.isfinite(value)), default=1.0)
-    name, scale = time_unit([longest])
-    return name, [number(value / scale) for value in values]
-
-
-def duration(seconds: float, digits: int = 3) -> str:
-    """A duration in the unit a person would choose."""
-    if not math.isfinite(seconds):
-        return MISSING
-    if seconds <= 0:
-        return f"{seconds:.0f} s"
-    name, scale = time_unit([seconds])
-    return f"{number(seconds / scale, digits)} {name}"
-
-
-def duration_band(band_s: tuple[float, float]) -> str:
-    """`22.1-31.4 days`: a band in one unit."""
-    name, scale = time_unit(band_s)
-    return f"{number(band_s[0] / scale)}{NONE}{number(band_s[1] / scale)} {name}"
-
-
-def memory_unit(*capacities_bytes: float) -> tuple[str, float]:
-    """The unit (name, bytes) in which capacities are stated: GiB if one is a whole number of it, else GB."""
-    gib = [capacity / 2**30 for capacity in capacities_bytes]
-    if any(math.isfinite(size) and size >= 1 and abs(size - round(size)) < 1e-6 for size in gib):
-        return "GiB", float(2**30)
-    return "GB", 1e9
-
-
-def memory(size_bytes: float, *capacities_bytes: float) -> str:
-    """A size in the unit of the memories that are shown together."""
-    name, scale = memory_unit(*capacities_bytes)
-    return f"{number(size_bytes / scale)} {name}"
-
-
-def peak_memory(prediction: Prediction) -> str:
-    """Peak memory in the unit in which the device's memory is stated."""
-    return memory(prediction.peak_memory_bytes, prediction.memory_capacity_bytes)
 
 
 _SHORT = {
@@ -220,51 +253,37 @@ def human(name: str) -> str:
     return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
 
 
-MOST_INFERRED = 2
-
-
-def evidence(case: Mapping[str, Any]) -> str:
-    """The evidence class of a published run; of one that is not scored, also why: `C, batch inferred`."""
-    inferred = case.get("inferred") or []
-    if not inferred:
-        return str(case["evidence"])
-    names = " and ".join(inferred) if len(inferred) <= MOST_INFERRED else f"{len(inferred)} fields"
-    return f"{case['evidence']}, {names} inferred"
-
-
-def labels(candidates: Iterable[CandidateResult]) -> list[str]:
-    """One label per candidate, numbered where two would be the same."""
-    seen: dict[str, int] = {}
-    out = []
-    for candidate in candidates:
-        label = candidate.label
-        seen[label] = seen.get(label, 0) + 1
-        out.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
-    return out
-
-
-def names(candidates: Sequence[CandidateResult]) -> list[str]:
-    """The machine of each candidate where no other has the same, else its label."""
+def named(candidates: Sequence[CandidateResult]) -> list[tuple[str, CandidateResult]]:
+    """Each candidate behind its machine where no other has the same, else its label, numbered if need be."""
     machines = [candidate.machine for candidate in candidates]
-    return [
-        machine if machines.count(machine) == 1 else label
-        for machine, label in zip(machines, labels(candidates), strict=True)
-    ]
+    seen: dict[str, int] = {}
+    pairs = []
+    for candidate in candidates:
+        name = candidate.machine if machines.count(candidate.machine) == 1 else candidate.label
+        seen[name] = seen.get(name, 0) + 1
+        pairs.append((name if seen[name] == 1 else f"{name} ({seen[name]})", candidate))
+    return pairs
 
 
-def perturbed_line(result: StudyResult) -> str:
-    """What perturbs the steps and how much longer they are; empty where nothing does."""
-    ratios = sorted(
-        candidate.step_time_s / candidate.perturbed.unperturbed_step_time_s
-        for candidate in result.candidates
-        if candidate.perturbed
-    )
-    if not result.perturbed or not ratios:
-        return ""
-    low = f"{ratios[0]:.2f}"
-    high = f"{ratios[-1]:.2f}"
-    spread = high if low == high else f"{low} to {high}"
-    return f"perturbed steps, {spread} times as long: {result.perturbed}"
+MOST_AT_HEAD = 3
+"""Caveats at the head of an answer; more only where more are serious, or are of `ALWAYS`."""
+ALWAYS = ("cluster-scaled",)
+"""Codes of caveats without which the figures are misread, whatever their severity."""
+
+
+def split_caveats(
+    caveats: Sequence[SharedCaveat], verdict: str
+) -> tuple[list[SharedCaveat], list[SharedCaveat]]:
+    """The worst caveats for the head of an answer, all serious ones among them, and the others.
+
+    A caveat that the verdict quotes as a whole is in neither.
+    """
+    left = [caveat for caveat in caveats if not (caveat.headline == caveat.text and caveat.text in verdict)]
+    serious = sum(caveat.severity == "serious" for caveat in left)
+    warned = sum(caveat.severity != "info" for caveat in left)
+    count = max(serious, min(warned, MOST_AT_HEAD))
+    shown = [*left[:count], *(caveat for caveat in left[count:] if caveat.code in ALWAYS)]
+    return shown, [caveat for caveat in left if caveat not in shown]
 
 
 def encodable(text: str, encoding: str) -> str:

@@ -1,223 +1,197 @@
-"""The accuracy page: how far predictions of published runs are off, and why."""
+"""Predictions next to published figures: tables of errors, the accuracy page, and comparisons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from perfsim.base.files import write_file
-from perfsim.base.units import Dimension, format_quantity
-from perfsim.evidence.accuracy_page import AccuracyPage, FittedConstant, Removed, StepAccuracy
-from perfsim.evidence.left_out import LeftOut
-from perfsim.evidence.step_fit import OF_DEVICE
+from perfsim.base.units import format_quantity
 from perfsim.report import text
-from perfsim.report.figures.scaling import ValidationPoint, residuals, validation_table
+from perfsim.report.document import write_document
+from perfsim.report.figures.scaling import residuals, runs_table
 from perfsim.report.page import Card, Head, Section, markdown, slugify, write_page
-from perfsim.report.table import Table
+from perfsim.report.table import Cell, Table
+from perfsim.report.terminal import paragraph, paragraphs, table_lines
 
-# The tables of the accuracy page.
+if TYPE_CHECKING:
+    from perfsim.evidence.accuracy_page import AccuracyPage, FittedConstant, Removed, StepAccuracy
+    from perfsim.evidence.left_out import LeftOut
+    from perfsim.studies.comparisons import Comparison
 
+Scores = Mapping[str, Any]
+"""The errors of some runs: `n`, `median_ape`, `p90_ape`, `mape`, `bias`, and more where they are known."""
+
+TITLE = "Accuracy: predictions of published runs"
+COMMAND = "perfsim validate --record --leave-out --page reports"
+"""What makes the files that the repository holds."""
 WORST = 10
+MOST_INFERRED = 2
 _HEADINGS = {
     "host_s_per_kernel": "host, a kernel",
     "host_blocking_s_per_kernel": "host blocking, a kernel",
     "partial_node_rank_bytes_per_s": "bus of a partial node",
 }
-_FIGURES = ("median_ape", "p90_ape", "mape")
+_ERRORS = ("median_ape", "p90_ape", "mape", "bias")
+_ERROR_COLUMNS = dict.fromkeys(("median", "p90", "mean"), text.SHARE) | {"bias": text.CHANGE}
+_TWO_DIGITS = text.Unit(digits="{:.2f}".format)
+
+
+# Tables that the page and the terminal share.
+
+
+def _errors(scores: Scores) -> list[float | None]:
+    return [scores.get(key) for key in _ERRORS]
 
 
 def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None = None) -> Table:
-    """All runs and each family, beside the baseline of one constant efficiency.
+    """All runs and each family, next to the baseline of one constant efficiency.
 
     With `outside`, also the errors of each family under constants that were fitted without it.
     """
-    left_out = (outside or {}).get("families", {})
-    without = (outside or {}).get("summary", {})
-    rows = [_score_row("all runs", result["summary"], without, result["baseline"])]
-    rows += [
-        _score_row(f"all runs, {kind}", result[kind], (outside or {}).get(kind, {}), {})
-        for kind in ("dense", "experts")
-        if kind in result
-    ]
-    for family, figures in result["families"].items():
-        if figures["n"]:
+    outside = outside or {}
+    left_out = outside.get("families", {})
+    rows = [("all runs", result["summary"], outside.get("summary", {}), result["baseline"])]
+    for kind in ("dense", "experts"):
+        if kind in result:
+            rows.append((f"all runs, {kind}", result[kind], outside.get(kind, {}), {}))
+    for family, scores in result["families"].items():
+        if scores["n"]:
             baseline = result["families_baseline"].get(family, {})
-            rows.append(_score_row(family, figures, left_out.get(family, {}), baseline))
-    for release, figures in result["without_release"].items():
-        rows.append(_score_row(f"all runs without {release}", figures, {}, {}))
-    figures = ("median", "p90", "mean", "bias", "tau", "regret", "in band")
-    beside = ("left out", "left out, mean", "baseline", "baseline, mean")
-    columns = ("family", "runs", *figures, *beside)
-    caption = (
+            rows.append((family, scores, left_out.get(family, {}), baseline))
+    for release, scores in result["without_release"].items():
+        rows.append((f"all runs without {release}", scores, {}, {}))
+    others = ("left out", "left out, mean", "baseline", "baseline, mean")
+    return Table.of(
+        {"family": None, "runs": text.COUNT, **_ERROR_COLUMNS, "tau": _TWO_DIGITS}
+        | dict.fromkeys(("regret", "in band", *others), text.SHARE),
+        (
+            [name, scores["n"], *_errors(scores)]
+            + [scores.get(key) for key in ("kendall_tau", "regret", "band_coverage")]
+            + [other.get(key) for other in (without, baseline) for key in ("median_ape", "mape")]
+            for name, scores, without, baseline in rows
+        ),
         "Absolute errors of the step time; bias is the mean signed error. Tau (mean) and regret (largest) "
         "are over the family's sweeps. In band: the share of runs whose measured time lies in its 90 % band, "
         "which comes from constants and errors without the run's family (of a wafer: without its release). "
         "Left out: median and mean error with constants that were fitted without the family (of a wafer: "
-        "without the release). Baseline: one efficiency for all runs, with its median and its mean error."
+        "without the release). Baseline: one efficiency for all runs, with its median and its mean error.",
     )
-    return Table(columns, rows, caption, frozenset(range(1, len(columns))))
-
-
-def _score_row(
-    name: str, figures: Mapping[str, Any], left_out: Mapping[str, Any], baseline: Mapping[str, Any]
-) -> list[str]:
-    tau = figures.get("kendall_tau")
-    return [
-        name,
-        str(figures["n"]),
-        *(_percent(figures[key]) for key in _FIGURES),
-        _tables_signed(figures["bias"]),
-        text.NONE if tau is None else f"{tau:.2f}",
-        _percent(figures.get("regret")),
-        _percent(figures.get("band_coverage")),
-        *(_percent(other.get(key)) for other in (left_out, baseline) for key in ("median_ape", "mape")),
-    ]
-
-
-def _percent(value: float | None) -> str:
-    return text.NONE if value is None else text.percent(value)
-
-
-def _tables_signed(value: float | None) -> str:
-    if value is None:
-        return text.NONE
-    return f"{100 * value:+.1f} %".replace("-0.0 %", "+0.0 %")
 
 
 def _sweeps_table(result: Mapping[str, Any]) -> Table:
     """Each sweep: how well its layouts are ranked, and the cost of choosing by prediction."""
-    rows = [
-        [
-            sweep["sweep"],
-            str(sweep["layouts"]),
-            f"{sweep['kendall_tau']:.2f}",
-            _percent(sweep["regret"]),
-            sweep["chosen"],
-            sweep["best"] if sweep["best"] != sweep["chosen"] else "the same",
-        ]
-        for sweep in result["sweeps"]
-    ]
-    columns = ("sweep", "layouts", "Kendall's tau", "regret", "predicted fastest", "measured fastest")
-    caption = "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1."
-    return Table(columns, rows, caption, frozenset({1, 2, 3}))
+    return Table.of(
+        {"sweep": None, "layouts": text.COUNT, "Kendall's tau": _TWO_DIGITS, "regret": text.SHARE}
+        | {"predicted fastest": None, "measured fastest": None},
+        (
+            [own[key] for key in ("sweep", "layouts", "kendall_tau", "regret", "chosen")]
+            + ["the same" if own["best"] == own["chosen"] else own["best"]]
+            for own in result["sweeps"]
+        ),
+        "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1.",
+    )
 
 
-def _worst_table(accuracy: StepAccuracy, *, scored: bool) -> Table:
-    """The scored runs with the largest errors, or all that are not scored, with the likely cause."""
-    known = [
-        case
-        for case in accuracy.result["cases"]
-        if case["error"] is not None and (case["evidence"] != "C") == scored
-    ]
+def _worst_table(cases: Sequence[Mapping[str, Any]], causes: Mapping[str, str], most: int | None) -> Table:
+    """The predicted runs with the largest errors, with the likely cause."""
+    known = [case for case in cases if case["error"] is not None]
     known.sort(key=lambda case: (-abs(case["error"]), case["id"]))
-    rows = [
-        [
-            case["id"],
-            text.evidence(case),
-            text.duration(case["measured_s"]),
-            text.duration(case["predicted_s"]),
-            _tables_signed(case["error"]),
-            accuracy.causes.get(case["id"], text.NONE),
-        ]
-        for case in (known[:WORST] if scored else known)
-    ]
-    columns = ("run", "evidence", "measured", "predicted", "error", "likely cause")
-    return Table(columns, rows, "", frozenset({2, 3, 4}))
+    return Table.of(
+        {"run": None, "evidence": None, "measured": text.TIME, "predicted": text.TIME}
+        | {"error": text.CHANGE, "likely cause": None},
+        (
+            [case["id"], _evidence(case)]
+            + [case[key] for key in ("measured_s", "predicted_s", "error")]
+            + [causes.get(case["id"])]
+            for case in known[:most]
+        ),
+    )
+
+
+def _evidence(case: Mapping[str, Any]) -> str:
+    """The evidence class of a published run; of one that is not scored, also why: `C, batch inferred`."""
+    inferred = case.get("inferred") or []
+    if not inferred:
+        return str(case["evidence"])
+    names = " and ".join(inferred) if len(inferred) <= MOST_INFERRED else f"{len(inferred)} fields"
+    return f"{case['evidence']}, {names} inferred"
 
 
 def _ablation_table(removed: Sequence[Removed]) -> Table:
     """The score without each mechanism, the largest mean error first; then with each that was dropped."""
     complete, *ablated = removed
     ablated.sort(key=lambda row: (row.tried, -(row.summary["mape"] or 0.0), row.mechanism))
+    points = text.Unit("points", 0.01, lambda value: f"{value:+.1f}".replace("-0.0", "+0.0"))
     rows = []
-    for removal in (complete, *ablated):
-        figures = removal.summary
-        worst = f"{removal.most_hurt}: {_percent(removal.most_hurt_mape)}" if removal.most_hurt else text.NONE
+    for own in (complete, *ablated):
+        mean, before = own.summary["mape"], complete.summary["mape"]
+        moved = None if own is complete or mean is None or before is None else mean - before
+        hurt = own.most_hurt and f"{own.most_hurt}: {_percent(own.most_hurt_mape)}"
         rows.append(
-            [
-                f"{removal.mechanism} (tried, dropped)" if removal.tried else removal.mechanism,
-                removal.instead or text.NONE,
-                *(_percent(figures[key]) for key in _FIGURES),
-                _tables_signed(figures["bias"]),
-                text.NONE if removal is complete else _points(figures["mape"], complete.summary["mape"]),
-                _percent(removal.refitted["mape"]) if removal.refitted else text.NONE,
-                _percent(removal.left_out["mape"]) if removal.left_out else text.NONE,
-                worst,
-            ]
+            [f"{own.mechanism} (tried, dropped)" if own.tried else own.mechanism, own.instead or None]
+            + [*_errors(own.summary), Cell(moved, unit=points)]
+            + [(other or {}).get("mape") for other in (own.refitted, own.left_out)]
+            + [hurt or None]
         )
-    columns = (
-        "without", "replaced by", "median", "p90", "mean", "bias", "mean, change", "mean, refitted",
-        "mean, left out", "most affected family, mean",
-    )  # fmt: skip
-    caption = (
+    means = ("mean, change", "mean, refitted", "mean, left out")
+    return Table.of(
+        {"without": None, "replaced by": None, **_ERROR_COLUMNS, **dict.fromkeys(means, text.SHARE)}
+        | {"most affected family, mean": None},
+        rows,
         "Fitted constants are kept, except in the columns 'refitted' and 'left out': there they are fitted "
         "again, to all runs or to those of other families, with the slopes of the complete model and without "
         "the constants of the mechanism. Rows 'tried, dropped' are with the mechanism, not without it. Step "
         "times are longest paths without contention for links, so the first row may differ slightly from the "
-        "score above."
-    )
-    return Table(columns, rows, caption, frozenset(range(2, 9)))
-
-
-def _points(value: float | None, before: float | None) -> str:
-    return (
-        text.NONE
-        if value is None or before is None
-        else _tables_signed(value - before).replace(" %", " points")
+        "score above.",
     )
 
 
 def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
     """Each family with itself in the fit and left out of it, and the constants fitted without it."""
     names = list(dict.fromkeys(name for row in left_out for name in row.constants))
-    rows = []
-    for family in left_out:
-        inside = family.inside
-        outside = family.outside
-        rows.append(
-            [
-                family.family,
-                str(inside["n"]),
-                *(f"{_percent(inside[key])} / {_percent(outside[key])}" for key in _FIGURES),
-                f"{_tables_signed(inside['bias'])} / {_tables_signed(outside['bias'])}",
-                *(_constant(family, name) for name in names),
+    headings = ("median", "p90", "mean", "bias", *map(_heading, names))
+    return Table.of(
+        {"left out": None, "runs": text.COUNT} | dict.fromkeys(headings, text.NUMBER),
+        (
+            [own.family, own.inside["n"]]
+            + [
+                f"{_written(own.inside[key], unit)} / {_written(own.outside[key], unit)}"
+                for key, unit in zip(_ERRORS, _ERROR_COLUMNS.values(), strict=True)
             ]
-        )
-    headings = [_heading(name) for name in names]
-    columns = ("left out", "runs", "median", "p90", "mean", "bias", *headings)
-    caption = (
+            + [_constant(own, name) for name in names]
+            for own in left_out
+        ),
         "Each pair: with the family in the fit / without it. A constant in parentheses is kept, because no "
         "run of another family determines it. A constant with a device's name is that device's, because no "
-        "other run used the family's own device."
+        "other run used the family's own device.",
     )
-    return Table(columns, rows, caption, frozenset(range(1, 6 + len(names))))
 
 
-def constants_table(constants: Sequence[FittedConstant]) -> Table:
-    """The constants that whole steps decide, each with its standard error."""
-    rows = [
-        [
-            _heading(constant.name),
-            _tables_quantity(constant.name, constant.value),
-            _percent(constant.standard_error),
-            text.integer(constant.runs),
-        ]
-        for constant in constants
-    ]
-    columns = ("constant", "value", "standard error", "runs of the fit")
-    caption = "Standard errors are relative, by the sandwich, which allows for runs of unequal spread."
-    return Table(columns, rows, caption, frozenset({1, 2, 3}))
+def _constant(family: LeftOut, name: str) -> str | None:
+    from perfsim.evidence.step_fit import OF_DEVICE
 
-
-def _constant(family: LeftOut, name: str) -> str:
     if name not in family.constants:
-        return text.NONE
-    value = _tables_quantity(name, family.constants[name])
+        return None
+    value = quantity(name, family.constants[name])
     if name in family.kept:
         return f"({value})"
     borrowed = family.borrowed and name == f"{OF_DEVICE[0]} of {family.calibration}"
     return f"{value} ({family.borrowed})" if borrowed else value
+
+
+def constants_table(constants: Sequence[FittedConstant]) -> Table:
+    """The constants that whole steps decide, each with its standard error."""
+    return Table.of(
+        {"constant": None, "value": text.NUMBER, "standard error": text.SHARE, "runs of the fit": text.COUNT},
+        (
+            (_heading(own.name), quantity(own.name, own.value), own.standard_error, own.runs)
+            for own in constants
+        ),
+        "Standard errors are relative, by the sandwich, which allows for runs of unequal spread.",
+    )
 
 
 def _heading(name: str) -> str:
@@ -226,157 +200,189 @@ def _heading(name: str) -> str:
     return _HEADINGS.get(field, text.human(field)) + (f", {owner}" if owner else "")
 
 
-def _tables_quantity(constant: str, value: float) -> str:
-    """A constant in the unit that the name of its field ends with."""
+def quantity(constant: str, value: float) -> str:
+    """A fitted constant in the unit that the name of its field ends with."""
     name = constant.partition(" of ")[0]
     if name.endswith("_bytes_per_s"):
         return format_quantity(value, "bytes_per_s", 3)
     if "_s_per_" in name or name.endswith("_s"):
-        return text.duration(value, 2)
+        unit = text.time_unit([value])
+        return f"{text.number(value / unit.scale, 2)} {unit.name}"
     return f"{value:,.0f}" if name.endswith("_length") else f"{value:.2f}"
 
 
-def _releases_left_out_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
+def _releases_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
     """Each scored log with its release in the fit and left out of it, then all logs together."""
     inside = {case["id"]: case["error"] for case in result["cases"]}
-    rows = [
-        [
-            case["id"],
-            text.duration(case["measured_s"]),
-            _tables_signed(inside[case["id"]]),
-            _tables_signed(case["error"]),
-        ]
-        for case in left_out["cases"]
-    ]
     fitted = result["summary"]
     without = left_out["summary"]
-    for name, key in (("median of all", "median_ape"), ("mean of all", "mape")):
-        rows.append([name, text.NONE, _percent(fitted[key]), _percent(without[key])])
-    rows.append(["half-width of a 90 % band", text.NONE, text.NONE, _percent(without["p90_ape"])])
-    columns = ("log", "measured", "release in the fit", "release left out")
-    caption = (
+    rows: list[Sequence[Any]] = [
+        (case["id"], case["measured_s"], inside[case["id"]], case["error"]) for case in left_out["cases"]
+    ]
+    shares = [
+        ("median of all", fitted["median_ape"], without["median_ape"]),
+        ("mean of all", fitted["mape"], without["mape"]),
+        ("half-width of a 90 % band", None, without["p90_ape"]),
+    ]
+    rows += [(name, None, *(Cell(own, unit=text.SHARE) for own in pair)) for name, *pair in shares]
+    return Table.of(
+        {
+            "log": None,
+            "measured": text.TIME,
+            "release in the fit": text.CHANGE,
+            "release left out": text.CHANGE,
+        },
+        rows,
         "Errors of the step time. The efficiency of a release that is left out follows from the growth over "
-        "the other releases. The band of so few logs is Student's, from their root mean square error."
+        "the other releases. The band of so few logs is Student's, from their root mean square error.",
     )
-    return Table(columns, rows, caption, frozenset({1, 2, 3}))
 
 
 def _convergence_table(result: Mapping[str, Any]) -> Table:
-    """Leave-one-out and larger batch, beside the baseline of a constant number of examples."""
-    counts = result["predictions"]
+    """Leave-one-out and larger batch, next to the baseline of a constant number of examples."""
     pairs = (
         ("leave-one-out", "leave_one_out", "summary", "baseline"),
         ("larger batch", "larger_batch", "larger_batch", "larger_batch_baseline"),
     )
-    rows = [
-        [
-            name,
-            str(counts[key]),
-            *(_percent(result[score][figure]) for figure in _FIGURES),
-            _tables_signed(result[score]["bias"]),
-            _percent(result[baseline]["median_ape"]),
-            _percent(result[baseline]["mape"]),
-        ]
-        for name, key, score, baseline in pairs
-    ]
-    columns = ("protocol", "predictions", "median", "p90", "mean", "bias", "baseline", "baseline, mean")
-    caption = (
+    return Table.of(
+        {"protocol": None, "predictions": text.COUNT, **_ERROR_COLUMNS}
+        | {"baseline": text.SHARE, "baseline, mean": text.SHARE},
+        (
+            [name, result["predictions"][key], *_errors(result[score])]
+            + [result[baseline][error] for error in ("median_ape", "mape")]
+            for name, key, score, baseline in pairs
+        ),
         f"{result['refused']} predictions were refused, {result['refused_allowed']} of them for runs that "
         "fine-tune or start from a checkpoint; the others count as an error of 100 %. Baseline: examples do "
-        "not depend on the batch."
+        "not depend on the batch.",
     )
-    return Table(columns, rows, caption, frozenset(range(1, 8)))
 
 
 def _refusals_table(subject: str, result: Mapping[str, Any]) -> Table:
     """The runs or benchmarks for which there is no prediction, and why."""
-    rows = [[case["id"], case["error"].splitlines()[0]] for case in result["failed"]]
-    return Table((subject, "why there is no prediction"), rows)
+    rows = ((case["id"], case["error"].splitlines()[0]) for case in result["failed"])
+    return Table.of((subject, "why there is no prediction"), rows)
 
 
-# Tables of published ratios of speeds on many wafers beside predicted ones.
-
-
-def ratios_table(scaling: Mapping[str, Any]) -> Table:
-    """Tokens a second and system over those of each run on one system."""
-    rows = [
-        [
-            run["name"],
-            str(run["systems"]),
-            base["base"],
-            f"{base['measured']:.4g}",
-            f"{base['predicted']:.4g}",
-            _signed(base["error"]),
-            "yes" if base["band"][0] <= base["measured"] <= base["band"][1] else "no",
-        ]
-        for run in scaling["runs"]
-        for base in run["against"]
-    ]
-    columns = ("run", "systems", "over", "published", "predicted", "error", "in band")
-    caption = (
-        "Tokens a second and system of a run over those of one on one system. Not scored: no step time is "
-        "published. The band is that of the ratio of two runs of one machine."
+def _scaling_tables(scaling: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Table]]:
+    """Published ratios of speeds on more systems than any log has: id, heading, lead and table of each."""
+    four = text.Unit(digits="{:.4g}".format)
+    yield (
+        "scaling",
+        "more systems",
+        f"Published ratios beside predicted ones. {scaling['source']}.",
+        Table.of(
+            {"run": None, "systems": text.COUNT, "over": None, "published": four, "predicted": four}
+            | {"error": text.CHANGE, "in band": None},
+            (
+                (
+                    *(run["name"], run["systems"]),
+                    *(base[key] for key in ("base", "measured", "predicted", "error")),
+                    "yes" if base["band"][0] <= base["measured"] <= base["band"][1] else "no",
+                )
+                for run in scaling["runs"]
+                for base in run["against"]
+            ),
+            "Tokens a second and system of a run over those of one on one system. Not scored: no step time "
+            "is published. The band is that of the ratio of two runs of one machine.",
+        ),
     )
-    return Table(columns, rows, caption, frozenset({1, 3, 4, 5}))
-
-
-def efficiencies_table(scaling: Mapping[str, Any]) -> Table:
-    """Throughput of many systems over as many times that of fewer."""
-    rows = [
-        [
-            claim["name"],
-            f"{claim['fewer']} to {claim['systems']}",
-            f"{'at least ' if claim['least'] else ''}{claim['measured']:.3g}",
-            f"{claim['predicted']:.3f}",
-            f"{claim['allowed']:.3f}",
-            claim["source"],
-        ]
-        for claim in scaling["efficiencies"]
-    ]
-    columns = ("scaling of", "systems", "published", "predicted", "band from", "source")
-    return Table(columns, rows, "", frozenset({2, 3, 4}))
-
-
-def explanations_table(scaling: Mapping[str, Any]) -> Table:
-    """What each cause alone would have to be to explain the least efficiency that is published."""
-    rows = [
-        [row["cause"], _quantity(row["needed"], row["unit"]), _quantity(row["in_model"], row["unit"])]
-        for row in scaling["explanations"]
-    ]
-    runs = {f"{row['run']} on {row['systems']} systems" for row in scaling["explanations"]}
-    caption = (
-        f"For {', '.join(sorted(runs))}. No figure of the network that is near the assumed one explains the "
-        "lower bound; systems whose speeds differ do."
+    yield (
+        "efficiencies",
+        "published scaling",
+        (
+            "Throughput of many systems over as many times that of fewer; 'band from' is the least that the "
+            "band of many systems allows."
+        ),
+        Table.of(
+            {"scaling of": None, "systems": None, "published": text.NUMBER}
+            | {"predicted": text.RATIO, "band from": text.RATIO, "source": None},
+            (
+                (
+                    own["name"],
+                    f"{own['fewer']} to {own['systems']}",
+                    f"{'at least ' if own['least'] else ''}{own['measured']:.3g}",
+                    *(own[key] for key in ("predicted", "allowed", "source")),
+                )
+                for own in scaling["efficiencies"]
+            ),
+        ),
     )
-    return Table(
-        ("a cause that alone explains it", "needed", "in the model"), rows, caption, frozenset({1, 2})
+    runs = {f"{own['run']} on {own['systems']} systems" for own in scaling["explanations"]}
+    yield (
+        "explanations",
+        "what would explain the loss",
+        "Each cause is set so that it alone makes the step as slow as the published lower bound.",
+        Table.of(
+            {"a cause that alone explains it": None, "needed": text.NUMBER, "in the model": text.NUMBER},
+            (
+                (own["cause"], *(_in_unit(own[key], own["unit"]) for key in ("needed", "in_model")))
+                for own in scaling["explanations"]
+            ),
+            f"For {', '.join(sorted(runs))}. No figure of the network that is near the assumed one explains "
+            "the lower bound; systems whose speeds differ do.",
+        ),
     )
 
 
-def _quantity(value: float, unit: Dimension | Literal["fraction"]) -> str:
+def _in_unit(value: float, unit: Any) -> str:
     return text.percent(value) if unit == "fraction" else format_quantity(value, unit, 3)
 
 
-def _signed(value: float) -> str:
-    return f"{100 * value:+.1f} %"
+def _written(value: float | None, unit: text.Unit) -> str:
+    return text.NONE if value is None else unit.text(value)
 
 
-TITLE = "Accuracy: predictions of published runs"
-COMMAND = "perfsim validate --record --leave-out --page reports"
-"""What makes the files that the repository holds."""
+def _percent(value: float | None) -> str:
+    return _written(value, text.SHARE)
 
-_POINT = ("id", "family", "measured_s", "predicted_s", "error", "evidence")
+
+# The accuracy page.
 
 
 def write_validation(page: AccuracyPage, folder: Path) -> tuple[Path, Path]:
     """Write `index.html` and `validation.md` with the same tables; the same input gives the same bytes."""
-    sections = list(_validation_sections(page))
+    sections = list(_sections(page))
     head = _head(page)
     html = write_page(TITLE, sections, folder / "index.html", head=head)
     return html, write_file(folder / "validation.md", markdown(TITLE, sections, head))
 
 
-def _validation_sections(page: AccuracyPage) -> Iterator[Section]:
+def _head(page: AccuracyPage) -> Head:
+    cards = []
+    for accuracy in page.steps:
+        summary = accuracy.result["summary"]
+        if summary["n"]:
+            spread = [f"p90 {text.percent(summary['p90_ape'])}, {summary['n']} runs"]
+            if accuracy.outside is not None:
+                spread.append(
+                    f"left out of the fit {text.percent(accuracy.outside['summary']['median_ape'])}"
+                )
+            if accuracy.result["baseline"].get("median_ape") is not None:
+                spread.append(f"one constant {text.percent(accuracy.result['baseline']['median_ape'])}")
+            if summary["band_coverage"] is not None:
+                spread.append(f"{text.percent(summary['band_coverage'])} in their 90 % bands")
+            name = f"median, {_name(accuracy.result)}"
+            cards.append(Card(text.percent(summary["median_ape"]), "; ".join(spread), name))
+    for result in page.convergence:
+        summary = result["summary"]
+        if summary["median_ape"] is not None:
+            spread = [f"p90 {text.percent(summary['p90_ape'])}"]
+            cards.append(Card(text.percent(summary["median_ape"]), spread[0], f"median, {_name(result)}"))
+    return Head(
+        "How accurate are predictions of published runs?",
+        cards=cards,
+        cards_note="Absolute relative errors. Constants belong to a device, a link or the framework, never "
+        "to a run; only a wafer's efficiency depends on the release of its software.",
+        footer=f"Made by `{COMMAND}`." if page.leaves_out else "Made by `perfsim validate --page`.",
+    )
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    return str(result["file"]).removesuffix(".yaml").replace("_", " ")
+
+
+def _sections(page: AccuracyPage) -> Iterator[Section]:
     """Sections for each file of step times, then for each file of convergence."""
     for accuracy in page.steps:
         yield from _step_sections(accuracy, page.leaves_out)
@@ -388,186 +394,246 @@ def _validation_sections(page: AccuracyPage) -> Iterator[Section]:
             slug="constants",
         )
     for result in page.convergence:
-        yield from _convergence(result)
-
-
-def _head(page: AccuracyPage) -> Head:
-    cards = []
-    for accuracy in page.steps:
-        summary = accuracy.result["summary"]
-        if summary["n"]:
-            spread = f"p90 {text.percent(summary['p90_ape'])}, {summary['n']} runs"
-            if accuracy.outside is not None:
-                spread += f"; left out of the fit {text.percent(accuracy.outside['summary']['median_ape'])}"
-            if accuracy.result["baseline"].get("median_ape") is not None:
-                spread += f"; one constant {text.percent(accuracy.result['baseline']['median_ape'])}"
-            if summary["band_coverage"] is not None:
-                spread += f"; {text.percent(summary['band_coverage'])} in their 90 % bands"
-            name = f"median, {_name(accuracy.result)}"
-            cards.append(Card(text.percent(summary["median_ape"]), spread, name))
-    for result in page.convergence:
-        summary = result["summary"]
-        if summary["median_ape"] is not None:
-            spread = f"p90 {text.percent(summary['p90_ape'])}"
-            cards.append(Card(text.percent(summary["median_ape"]), spread, f"median, {_name(result)}"))
-    note = (
-        "Absolute relative errors. Constants belong to a device, a link or the framework, never to a run; "
-        "only a wafer's efficiency depends on the release of its software."
-    )
-    footer = f"Made by `{COMMAND}`." if page.leaves_out else "Made by `perfsim validate --page`."
-    question = "How accurate are predictions of published runs?"
-    return Head(question, cards=cards, cards_note=note, footer=footer)
-
-
-def _name(result: Mapping[str, Any]) -> str:
-    return str(result["file"]).removesuffix(".yaml").replace("_", " ")
+        name = _name(result)
+        yield Section(
+            f"{name}: examples to the target by batch",
+            "How well the law of the critical batch predicts one batch size from the other sizes of its "
+            "benchmark.",
+            table=_convergence_table(result),
+            slug=f"{slugify(name)}-score",
+        )
+        if result["failed"]:
+            yield Section(
+                f"{name}: refused",
+                "Benchmarks whose points do not determine a fit have no prediction.",
+                table=_refusals_table("benchmark", result),
+                slug=f"{slugify(name)}-refused",
+                level=3,
+            )
 
 
 def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
     result = accuracy.result
-    name = _name(accuracy.result)
-    slug = slugify(name)
-    yield _scatter(accuracy, slug)
-    yield Section(
-        f"{name}: families beside a baseline",
+    name = _name(result)
+
+    def section(
+        slug: str, heading: str, lead: str, table: Table | None = None, folded: str = "", **more: Any
+    ) -> Section:
+        """A section of this file; its table is folded under a name, if one is given."""
+        topics = [(folded, table)] if folded and table is not None else []
+        whole = None if folded else table
+        slug = f"{slugify(name)}-{slug}"
+        return Section(
+            f"{name}: {heading}", lead, table=whole, topics=topics, slug=slug, **{"level": 3} | more
+        )
+
+    runs = runs_table(result["cases"])
+    within = sum(abs(cell.number) <= 0.1 for cell in runs.column("error"))
+    yield section(
+        "scatter",
+        "errors by family",
+        f"{len(runs.rows)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence "
+        "A: exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored, "
+        "an open mark. A diamond is a run outside its 90 % band; the pale bar of a family spans what its "
+        "bands allow.",
+        runs.only("case", "family", "evidence", "measured", "predicted", "error"),
+        figure=residuals(runs) if runs.rows else None,
+        shows=f"Errors of the step time of {len(runs.rows)} runs by family; {within} are within 10 %",
+        told=("error",),
+        level=2,
+    )
+    yield section(
+        "families",
+        "families beside a baseline",
         "Shows where and by how much the model is better than one efficiency for all runs.",
-        table=_score_table(result, accuracy.outside),
-        slug=f"{slug}-families",
-        level=3,
+        _score_table(result, accuracy.outside),
     )
     if result["sweeps"]:
-        yield Section(
-            f"{name}: choosing a layout",
+        yield section(
+            "sweeps",
+            "choosing a layout",
             "One model on one number of devices in several layouts: does the prediction find the fastest?",
-            topics=[(f"{len(result['sweeps'])} sweeps", _sweeps_table(result))],
-            slug=f"{slug}-sweeps",
-            level=3,
+            _sweeps_table(result),
+            f"{len(result['sweeps'])} sweeps",
         )
-    yield from _far_off(accuracy, slug)
-    if accuracy.removed:
-        yield Section(
-            f"{name}: ablation",
-            "The error of the model without each of its mechanisms.",
-            topics=[("without each mechanism", _ablation_table(accuracy.removed))],
-            slug=f"{slug}-ablation",
-            level=3,
-        )
-        yield _left_out(accuracy, slug, leaves_out)
-    if result["without_release"]:
-        yield _releases_left_out(accuracy, slug)
-    if result.get("scaling"):
-        yield from _scaling(result["scaling"], name, slug)
-
-
-def _scatter(accuracy: StepAccuracy, slug: str) -> Section:
-    result = accuracy.result
-    points = [
-        ValidationPoint(**{name: case[name] for name in _POINT}, band_s=case.get("band_s"))
-        for case in result["cases"]
-        if case["predicted_s"] is not None
-    ]
-    within = sum(abs(point.error) <= 0.1 for point in points)
-    lead = (
-        f"{len(points)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence A: "
-        "exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored, an "
-        "open mark. A diamond is a run outside its 90 % band; the pale bar of a family spans what its bands "
-        "allow."
-    )
-    return Section(
-        f"{_name(result)}: errors by family",
-        lead,
-        figure=residuals(points) if points else None,
-        table=validation_table(points),
-        alt=f"Errors of the step time of {len(points)} runs by family; {within} are within 10 %.",
-        slug=f"{slug}-scatter",
-    )
-
-
-def _far_off(accuracy: StepAccuracy, slug: str) -> Iterator[Section]:
-    name = _name(accuracy.result)
-    yield Section(
-        f"{name}: the worst {WORST}",
+    yield section(
+        "worst",
+        f"the worst {WORST}",
         "The scored runs with the largest errors. Rules find the likely cause from the parts of the "
         "predicted step: 'right at 0.80 times' means that this part alone would have to take 0.80 times as "
         "long.",
-        table=_worst_table(accuracy, scored=True),
-        slug=f"{slug}-worst",
-        level=3,
+        _worst_table([case for case in result["cases"] if case["evidence"] != "C"], accuracy.causes, WORST),
     )
-    weak = _worst_table(accuracy, scored=False)
+    weak = _worst_table([case for case in result["cases"] if case["evidence"] == "C"], accuracy.causes, None)
     if weak.rows:
-        lead = "Runs with weak evidence."
-        topics = [(f"{len(weak.rows)} runs", weak)]
-        yield Section(f"{name}: shown, not scored", lead, topics=topics, slug=f"{slug}-weak", level=3)
-    if accuracy.result["failed"]:
-        table = _refusals_table("run", accuracy.result)
-        topics = [(f"{len(table.rows)} runs", table)]
-        lead = "Runs that are refused."
-        yield Section(f"{name}: not predicted", lead, topics=topics, slug=f"{slug}-refused", level=3)
-
-
-def _left_out(accuracy: StepAccuracy, slug: str, leaves_out: bool) -> Section:
-    heading = f"{_name(accuracy.result)}: leaving one family out"
-    if not accuracy.left_out:
-        lead = "Not computed; add --leave-out." if not leaves_out else "No family could be left out."
-        return Section(heading, lead, slug=f"{slug}-left-out", level=3)
-    return Section(
-        heading,
-        "Errors on runs that the model was not fitted to: the constants fitted to whole steps are fitted "
-        "again to all other families, then the family is predicted.",
-        topics=[("each family, and the constants without it", _left_out_table(accuracy.left_out))],
-        slug=f"{slug}-left-out",
-        level=3,
-    )
-
-
-def _releases_left_out(accuracy: StepAccuracy, slug: str) -> Section:
-    heading = f"{_name(accuracy.result)}: leaving one release out"
-    if accuracy.releases_left_out is None:
-        return Section(heading, "Not computed; add --leave-out.", slug=f"{slug}-left-out", level=3)
-    lead = (
-        "Errors on a release that the model was not fitted to: efficiencies are fitted to the logs of the "
-        "other releases, then its logs are predicted."
-    )
-    table = _releases_left_out_table(accuracy.releases_left_out, accuracy.result)
-    return Section(heading, lead, table=table, slug=f"{slug}-left-out", level=3)
-
-
-def _scaling(scaling: Mapping[str, Any], name: str, slug: str) -> Iterator[Section]:
-    """Published ratios of speeds on more systems than any log has."""
-    lead = f"Published ratios beside predicted ones. {scaling['source']}."
-    yield Section(f"{name}: more systems", lead, table=ratios_table(scaling), slug=f"{slug}-scaling", level=3)
-    yield Section(
-        f"{name}: published scaling",
-        "Throughput of many systems over as many times that of fewer; 'band from' is the least that the band "
-        "of many systems allows.",
-        table=efficiencies_table(scaling),
-        slug=f"{slug}-efficiencies",
-        level=3,
-    )
-    yield Section(
-        f"{name}: what would explain the loss",
-        "Each cause is set so that it alone makes the step as slow as the published lower bound.",
-        table=explanations_table(scaling),
-        slug=f"{slug}-explanations",
-        level=3,
-    )
-
-
-def _convergence(result: Mapping[str, Any]) -> Iterator[Section]:
-    name = _name(result)
-    yield Section(
-        f"{name}: examples to the target by batch",
-        "How well the law of the critical batch predicts one batch size from the other sizes of its "
-        "benchmark.",
-        table=_convergence_table(result),
-        slug=f"{slugify(name)}-score",
-    )
+        folded = f"{len(weak.rows)} runs"
+        yield section("weak", "shown, not scored", "Runs with weak evidence.", weak, folded)
     if result["failed"]:
-        yield Section(
-            f"{name}: refused",
-            "Benchmarks whose points do not determine a fit have no prediction.",
-            table=_refusals_table("benchmark", result),
-            slug=f"{slugify(name)}-refused",
-            level=3,
+        table = _refusals_table("run", result)
+        folded = f"{len(table.rows)} runs"
+        yield section("refused", "not predicted", "Runs that are refused.", table, folded)
+    if accuracy.removed:
+        yield section(
+            "ablation",
+            "ablation",
+            "The error of the model without each of its mechanisms.",
+            _ablation_table(accuracy.removed),
+            "without each mechanism",
         )
+        if accuracy.left_out:
+            yield section(
+                "left-out",
+                "leaving one family out",
+                "Errors on runs that the model was not fitted to: the constants fitted to whole steps are "
+                "fitted again to all other families, then the family is predicted.",
+                _left_out_table(accuracy.left_out),
+                "each family, and the constants without it",
+            )
+        else:
+            lead = "No family could be left out." if leaves_out else "Not computed; add --leave-out."
+            yield section("left-out", "leaving one family out", lead)
+    if result["without_release"]:
+        heading = "leaving one release out"
+        if accuracy.releases_left_out is None:
+            yield section("left-out", heading, "Not computed; add --leave-out.")
+        else:
+            yield section(
+                "left-out",
+                heading,
+                "Errors on a release that the model was not fitted to: efficiencies are fitted to the logs "
+                "of the other releases, then its logs are predicted.",
+                _releases_table(accuracy.releases_left_out, result),
+            )
+    if result.get("scaling"):
+        for slug, heading, lead, table in _scaling_tables(result["scaling"]):
+            yield section(slug, heading, lead, table)
+
+
+# The errors of one file on a terminal.
+
+
+def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
+    """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
+    outside = result.get("left_out") or {}
+    scaling = [table for *_, table in _scaling_tables(result["scaling"])] if result.get("scaling") else []
+    wrong = _worst_table(result["cases"], {}, worst)
+    wrong = wrong.only("run", "measured", "predicted", "error", "evidence")
+    first = replace(wrong.columns[0], name=f"worst {len(wrong.rows)}")
+    wrong = replace(wrong, columns=[first, *wrong.columns[1:]], caption="Evidence C is not scored.")
+    return [
+        f"{result['file']}: {text.counted(result['count'], 'case')}, {len(result['failed'])} failed",
+        *table_lines(_summary_table(result, outside)),
+        *paragraphs(_summary_notes(result, outside)),
+        *(["", *table_lines(wrong)] if wrong.rows else []),
+        *(line for table in scaling if table.rows for line in ("", *table_lines(table))),
+    ]
+
+
+def _summary_table(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Table:
+    rows: list[tuple[str, Scores]] = [("all (a failure counts 1)", result["summary"])]
+    if "summary_predicted" in result and result["failed"]:
+        rows.append(("all that were predicted", result["summary_predicted"]))
+    kinds = ("dense", "experts")
+    rows += [(f"  {kind}", result[kind]) for kind in kinds if kind in result]
+    rows.append(("baseline", result["baseline"]))
+    if "larger_batch" in result:
+        rows.append(("larger batch", result["larger_batch"]))
+    rows += [(f"  {family}", scores) for family, scores in result["families"].items()]
+    rows += [(f"all without {release}", own) for release, own in result.get("without_release", {}).items()]
+    if outside:
+        rows.append((f"each {outside['by']} left out", outside["summary"]))
+        rows += [(f"  {kind}", outside[kind]) for kind in kinds if kind in outside]
+    more = {"tau": ("kendall_tau", _TWO_DIGITS), "regret": ("regret", text.SHARE)}
+    more["in band"] = ("band_coverage", text.SHARE)
+    return Table.of(
+        {"": None, "n": text.COUNT, **_ERROR_COLUMNS} | {name: unit for name, (_, unit) in more.items()},
+        (
+            [name, scores.get("n", ""), *_errors(scores)]
+            + ["" if scores.get(key) is None else scores[key] for key, _ in more.values()]
+            for name, scores in rows
+        ),
+        "n: cases that are scored. Median, p90, mean: of the absolute relative error; bias: mean with its "
+        "sign. Tau: Kendall's, of layouts ranked by step time; regret: time lost by the layout that is "
+        "predicted to be the fastest.",
+    )
+
+
+def _summary_notes(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Iterator[str]:
+    """What was left out together, how many runs lie in their bands, memory, and why others failed."""
+    if families := sorted({name.rsplit(", ", 1)[0] for name in outside.get("groups", {})}):
+        yield (
+            "Left out by model and number of devices, for no other family has their framework or device: "
+            f"{', '.join(families)}."
+        )
+    if (share := result["summary"].get("band_coverage")) is not None:
+        yield (
+            f"{text.percent(share)} of the scored runs lie in their 90 % band. A run's band comes from "
+            "constants and errors without its family (of a wafer: without its release)."
+        )
+    memory = result.get("memory", {})
+    if memory.get("n"):
+        yield (
+            f"Peak memory, {text.counted(memory['n'], 'case')} that print theirs: median "
+            f"{_percent(memory['median'])}, p90 {_percent(memory['p90'])}, mean {_percent(memory['mean'])}, "
+            f"bias {_written(memory['bias'], text.CHANGE)}."
+        )
+    reasons: dict[str, list[str]] = {}
+    for case in result["failed"]:
+        reason = case["error"].splitlines()[0].removeprefix(f"case {case['id']}: ")
+        line = f", line {case['line']}" if case.get("line") else ""
+        reasons.setdefault(reason, []).append(f"{case['id']}{line}")
+    for reason, places in reasons.items():
+        yield f"failed: {text.counted(len(places), 'case')} (first {places[0]}): {reason}"
+
+
+# A comparison of published figures with a law or equations.
+
+_BILLIONS = text.Unit("billion", 1e9)
+_GB = text.Unit("GB", 1e9)
+_COMPARED = {
+    "params": _BILLIONS,
+    "tokens": _BILLIONS,
+    "equation_bytes": _GB,
+    "simulated_bytes": _GB,
+    "loss": text.RATIO,
+    "law_loss": text.RATIO,
+    "error": text.Unit(digits="{:+.3f}".format),
+    "relative_error": text.CHANGE,
+    "devices": text.COUNT,
+    "batch": text.Unit(digits="{:,.6g}".format),
+    "flop": text.Unit(digits="{:.3g}".format),
+}
+"""How the values of a key are written; others have three digits."""
+
+
+def comparison_table(result: Comparison) -> Table:
+    """The rows of a comparison, every column in its unit."""
+    units = dict(_COMPARED)
+    if "time_s" in result.columns:
+        units["time_s"] = text.time_unit([float(row["time_s"] or 0.0) for row in result.rows])
+    numeric = {
+        key for key in result.columns if any(isinstance(row[key], (int, float)) for row in result.rows)
+    }
+    return Table.of(
+        {
+            name: units.get(key, text.NUMBER) if key in numeric else None
+            for key, name in result.columns.items()
+        },
+        ([row[key] for key in result.columns] for row in result.rows),
+        " ".join(result.notes),
+    )
+
+
+def comparison_lines(result: Comparison) -> list[str]:
+    """The title, the table, and the answer in words."""
+    table = table_lines(comparison_table(result))
+    return [*paragraph(result.title), "", *table, "", *paragraph(result.verdict)]
+
+
+def write_comparison(result: Comparison, folder: Path) -> Path:
+    """Write `index.html` and `summary.json`; returns the page."""
+    section = Section("Side by side", "", table=comparison_table(result), slug="comparison")
+    head = Head(result.question, result.verdict)
+    page = write_page(result.title, [section], folder / "index.html", head=head)
+    write_document(result, folder / "summary.json")
+    return page

@@ -56,7 +56,6 @@ class Screening:
 
     @property
     def feasible(self) -> int:
-        """Number of layouts that fit."""
         return len(self.estimate_s)
 
 
@@ -92,7 +91,6 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
 
     @property
     def system(self) -> SystemSpec:
-        """The system of the topology."""
         return self.topology.system
 
     @property

@@ -15,8 +15,6 @@ from perfsim.studies.answers import Assumption, production_of
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import StudySpec
 
-# Calibration constants as inputs of an answer: value, standard error, and the fit or source.
-
 _NOT_CONSTANTS = frozenset(
     {"name", "description", "sources", "assumed", "fit", "kind", "device", "cases", "peak_profile"}
 )
@@ -30,27 +28,26 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
     from_sources = []
     for path, value in _leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
         group = _covering(path, calibration.fit)
+        source = _covering(path, calibration.sources)
+        assumed = _covering(path, calibration.assumed)
+        text = _text(path, value)
         if group:
             errors = calibration.fit[group].standard_errors
             name = path.removeprefix(group).lstrip(".")
             error = errors.get(path, errors.get(name))
-            text = _text(path, value)
-            fitted[group].append(_with_error(f"{name} {text}" if name else text, error))
-            continue
-        source = _covering(path, calibration.sources)
-        assumed = _covering(path, calibration.assumed)
-        if source or assumed:
-            basis = f"assumed: {calibration.assumed[assumed]}" if assumed else ""
-            basis = basis or _source(calibration.sources[source], catalog)
-            kind = "assumption" if assumed else "datasheet"
-            from_sources.append(Assumption(topic, path, _text(path, value), basis, kind))
-    return [
-        *(
-            Assumption(topic, group, _group_text(fitted[group], record), _basis(record, catalog), "fit")
-            for group, record in calibration.fit.items()
-        ),
-        *from_sources,
-    ]
+            said = f"{name} {text}" if name else text
+            fitted[group].append(said if error is None else f"{said} (standard error {100 * error:.1f} %)")
+        elif assumed:
+            basis = f"assumed: {calibration.assumed[assumed]}"
+            from_sources.append(Assumption(topic, path, text, basis, "assumption"))
+        elif source:
+            basis = _citation(calibration.sources[source], catalog)
+            from_sources.append(Assumption(topic, path, text, basis, "datasheet"))
+    fits = []
+    for group, record in calibration.fit.items():
+        basis = f"{_citation(record.table, catalog)}; {record.command}"
+        fits.append(Assumption(topic, group, _fit_text(fitted[group], record), basis, "fit"))
+    return [*fits, *from_sources]
 
 
 def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -82,27 +79,23 @@ def _text(path: str, value: Any) -> str:
     return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
 
 
-def _with_error(text: str, error: float | None) -> str:
-    return text if error is None else f"{text} (standard error {100 * error:.1f} %)"
-
-
-def _group_text(values: list[str], record: FitRecord) -> str:
-    median = 100 * record.median_ape
-    p90 = 100 * record.p90_ape
-    residual = f"median error {median:.1f} %, p90 {p90:.1f} %, {record.points} points"
-    errors = [100 * error for error in record.standard_errors.values()]
-    spread = (
-        f", standard errors {min(errors):.1f} to {max(errors):.1f} %" if len(values) > 1 and errors else ""
+def _fit_text(values: list[str], record: FitRecord) -> str:
+    """The constants of a fit, how well it meets its points, and how well it knows the constants."""
+    residual = (
+        f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} %, "
+        f"{record.points} points"
     )
-    unknown = spread if errors else ", no standard errors"
-    return f"{', '.join(values)}; {residual}{unknown}" if values else residual
+    if not values:
+        return residual
+    errors = [100 * error for error in record.standard_errors.values()]
+    if not errors:
+        residual += ", no standard errors"
+    elif len(values) > 1:
+        residual += f", standard errors {min(errors):.1f} to {max(errors):.1f} %"
+    return f"{', '.join(values)}; {residual}"
 
 
-def _basis(record: FitRecord, catalog: Catalog) -> str:
-    return f"{_source(record.table, catalog)}; {record.command}"
-
-
-def _source(source_id: str, catalog: Catalog) -> str:
+def _citation(source_id: str, catalog: Catalog) -> str:
     """The citation of a registered source; for a user's own file its name."""
     return str(catalog.sources().get(source_id) or source_id)
 
@@ -124,9 +117,9 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
             assumptions += _constants_of(calibration, catalog)
     assumptions += _productions(spec)
     assumptions += _money(spec)
-    for candidate in spec.candidates:
-        if candidate.wall_clock is not None:
-            assumptions += _described(catalog, "wall_clock", candidate.wall_clock.name)
+    clocks = [candidate.wall_clock for candidate in spec.candidates if candidate.wall_clock is not None]
+    for clock in clocks:
+        assumptions += _described(catalog, "wall_clock", clock.name)
     for candidate in spec.candidates:
         if candidate.cluster_calibration is not None:
             assumptions += _cluster_scale(candidate.cluster_calibration, catalog)

@@ -32,6 +32,7 @@ from perfsim.studies.spec import (
     CandidateSpec,
     StudySpec,
     check_question,
+    further_fields,
     question_of_candidate,
 )
 
@@ -84,7 +85,10 @@ class _StudyCatalog(Catalog):
 
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
-STUDY_ROOTS = ("model", "recipe", "runtime", "batch", "memory_limit", "convergence", "batch_sizes")
+STUDY_ROOTS = (
+    *("model", "recipe", "runtime", "batch", "memory_limit", "convergence", "batch_sizes"),
+    *further_fields(),
+)
 BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes", "batch")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"
@@ -180,7 +184,8 @@ def _wrong_axis(
         return _wrong_field(axis, nearest, axis.inner, catalog)
     if axis.root in MACHINE_ROOTS:
         return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{axis.root}`?")]
-    return _wrong_field(axis, study, study_path(axis.path), catalog)
+    owner: BaseModel = study.candidates[0] if axis.root in further_fields() else study
+    return _wrong_field(axis, owner, study_path(axis.path), catalog)
 
 
 def _wrong_field(axis: _Axis, spec: BaseModel, path: str, catalog: Catalog) -> list[Problem]:
@@ -475,10 +480,14 @@ class _Builder:
     def changed(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
         """The study of one candidate at one number of devices with these changes, checked without running."""
         of_system = {path: value for path, value in changes.items() if path.startswith("system.")}
-        of_study = {path: value for path, value in changes.items() if path not in of_system}
+        further = {
+            path: value for path, value in changes.items() if path.partition(".")[0] in further_fields()
+        }
+        of_study = {path: value for path, value in changes.items() if path not in {**of_system, **further}}
         try:
             system = self.system(candidate.system, of_system)
-            chosen = candidate.model_copy(update={"system": system, "devices": (devices,)})
+            chosen = self.catalog.override(candidate, further)
+            chosen = chosen.model_copy(update={"system": system, "devices": (devices,)})
             study = self.study(of_study).model_copy(update={"candidates": (chosen,)})
             self.check(study, chosen)
         except InputError as error:

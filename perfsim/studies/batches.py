@@ -33,7 +33,6 @@ from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import CurveSteps, Evaluation
-from perfsim.specs.calibration import ConvergenceCalibration
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import TrainingRecipe
 from perfsim.strategies import Plan
@@ -86,9 +85,19 @@ def target_for(
     if tokens is None and recipe.target_loss is not None:
         loss = tokens_for(by_law, recipe.target_loss, counted(model, by_law), law.loss_scale)
         tokens = loss.tokens
-    fit = None if law.fit is None else _fit_of(law.fit)
-    if tokens is None and law.fit is not None:
-        tokens = law.fit.e_min_tokens
+    fit = None
+    if law.fit is not None:
+        one_error = math.pow(law.fit.band_factor, 1 / Z_90)
+        fit = HyperbolaFit(
+            e_min=law.fit.e_min_tokens or math.nan,
+            b_crit=law.fit.b_crit_tokens,
+            rms_log=law.fit.residual,
+            b_crit_interval=(law.fit.b_crit_tokens / one_error, law.fit.b_crit_tokens * one_error),
+            batches=law.fit.batches_tokens,
+            run_kind=law.fit.run_kind,
+            notes=law.fit.notes,
+        )
+        tokens = law.fit.e_min_tokens if tokens is None else tokens
     if tokens is None:
         raise InputError(
             f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
@@ -109,20 +118,6 @@ def target_for(
 def target_of(spec: StudySpec) -> Target:
     """What ends the study's run. Raises InputError where the recipe says nothing of it."""
     return target_for(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
-
-
-def _fit_of(own: ConvergenceCalibration) -> HyperbolaFit:
-    """A fit in tokens as the laws of the critical batch take it."""
-    one_error = math.pow(own.band_factor, 1 / Z_90)
-    return HyperbolaFit(
-        e_min=own.e_min_tokens or math.nan,
-        b_crit=own.b_crit_tokens,
-        rms_log=own.residual,
-        b_crit_interval=(own.b_crit_tokens / one_error, own.b_crit_tokens * one_error),
-        batches=own.batches_tokens,
-        run_kind=own.run_kind,
-        notes=own.notes,
-    )
 
 
 def counted(model: TransformerConfig, law: LossLaw) -> float:
@@ -158,6 +153,26 @@ def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
     return [unit * batch for batch in grid if smallest <= unit * batch <= largest] or [
         unit * max(1, num_devices)
     ]
+
+
+def batches_of(spec: StudySpec, target: Target, question: Question) -> list[int]:
+    """The global batches to try: the recipe's own, else the study's.
+
+    Raises InputError for a grid around the critical batch where a law gives none.
+    """
+    given = spec.recipe.batch_over(question.devices)
+    if given is not None:
+        return [given]
+    if spec.batch_sizes == "auto":
+        if target.critical.given_length:
+            raise InputError(
+                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
+                "recipe.global_batch_size or batch_sizes"
+            )
+        layout = question.given_layout
+        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
+        return batch_grid(target, spec.recipe.seq_length, unit)
+    return list(spec.batch_sizes)
 
 
 def _time_at(question: Question, target: Target, global_batch_size: int, steps: CurveSteps) -> BatchChoice:
@@ -209,13 +224,13 @@ def batch_curve(
             refused[batch] = error
         if extend and curve and not wanted:
             tried = {*(point.plan.job.global_batch_size for point in curve), *refused}
-            wanted.extend(past_the_end(best_of(curve), tried))
+            wanted.extend(_past_the_end(best_of(curve), tried))
     if not curve:
         raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
     return sorted(curve, key=lambda point: point.answer.batch_tokens), refused
 
 
-def past_the_end(best: int, tried: set[int]) -> list[int]:
+def _past_the_end(best: int, tried: set[int]) -> list[int]:
     """The batch to try next where the best one is the smallest or the largest of those tried."""
     if len(tried) >= MOST_TRIED:
         return []

@@ -1,9 +1,10 @@
-"""Answers a comparison by its subject."""
+"""Published runs next to a law, or equations next to simulated bytes: a table with its answer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -29,8 +30,6 @@ from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work.counts import parameters
 
-# A comparison: published runs beside a law, or equations beside simulated bytes, with its answer.
-
 Amount = Annotated[float, *number(1e-9, 1e30)]
 Count = Annotated[int, *number(1, MOST_DEVICES)]
 Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
@@ -48,6 +47,11 @@ class TrainedRun(Spec):
     """Of the whole run; None: 6 N D."""
     loss: Amount | None = None
     """Nats per token."""
+
+    @property
+    def all_flop(self) -> float:
+        """FLOP of the whole run: the published ones, else 6 N D."""
+        return 6.0 * self.params * self.tokens if self.flop is None else self.flop
 
 
 class LossesSpec(Spec):
@@ -114,14 +118,11 @@ class ComparisonSpec(CatalogSpec):
         return self
 
 
-SUBJECTS = ("losses", "speeds", "equations")
-
-
 def is_comparison(name_or_path: str, catalog: Catalog | None = None) -> bool:
     """Whether a file in studies/ is a comparison rather than a study or a sweep."""
     catalog = catalog or default_catalog()
     data = load_mapping(catalog.study_path(name_or_path), catalog).data
-    return any(subject in data for subject in SUBJECTS)
+    return any(subject in data for subject in ("losses", "speeds", "equations"))
 
 
 def load_comparison(name_or_path: str, catalog: Catalog | None = None) -> ComparisonSpec:
@@ -131,6 +132,7 @@ def load_comparison(name_or_path: str, catalog: Catalog | None = None) -> Compar
 
 
 Value = str | float | None
+Row = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,74 +150,88 @@ class Comparison:
     """What each column is, and where it is from."""
 
 
-# Losses of published runs over their FLOP, beside a law.
-#
-# A law reaches the loss L of a run with C(L) FLOP: c / L^(1 / gamma) for a line through runs, the least 6 N
-# D
-# over all sizes N for a law in parameters and tokens. What a run takes over C(L) is the price of its choice
-# of
-# size and tokens.
-
-SIZES = np.geomspace(1e7, 1e13, 4801)
-"""Parameters among which the size of least compute is looked for."""
-
-
-def _compare_losses(spec: ComparisonSpec, losses: LossesSpec) -> Comparison:
-    """Each run's published loss, the law's loss for it, and its FLOP over what the law needs for its loss."""
-    rows, verdict = _fitted(losses) if losses.law is None else _by_law(loss_law(losses.law), losses.runs)
-    columns = {
-        "name": "run", "params": "parameters", "tokens": "tokens", "flop": "FLOP", "loss": "loss",
-        "law_loss": "loss\nby law", "error": "difference", "times_flop": "FLOP over\nlaw's FLOP",
-    }  # fmt: skip
-    if all(row["loss"] is None for row in rows):
-        columns = {key: name for key, name in columns.items() if key not in ("loss", "error")}
-    note = (
-        "FLOP: as published, else 6 N D. Law's FLOP: the least with which the law reaches the run's "
-        "published loss, or its loss by law where none is published."
-    )
+def compare(spec: ComparisonSpec) -> Comparison:
+    """The rows and sentences of a comparison; raises what predictions and laws of its subject raise."""
+    if spec.losses is not None:
+        rows, verdict = _losses(spec.losses)
+        note = _LOSSES_NOTE
+        unknown = all(row["loss"] is None for row in rows)
+        columns = {key: name for key, name in _LOSSES.items() if not unknown or key not in ("loss", "error")}
+    elif spec.speeds is not None:
+        rows, verdict = _speeds(spec.speeds)
+        note = _SPEEDS_NOTE.format(device=spec.speeds.device)
+        columns = {**_SPEEDS, "devices": spec.speeds.device}
+    elif spec.equations is not None:
+        rows, verdict = _equations(spec.equations)
+        note = _EQUATIONS_NOTE
+        columns = _EQUATIONS
+    else:
+        raise InputError(f"{spec.name} compares nothing")
     return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
 
 
-def _flop_of(run: TrainedRun) -> float:
-    """FLOP of a run: the published ones, else 6 N D."""
-    return 6.0 * run.params * run.tokens if run.flop is None else run.flop
+Answered = tuple[list[Row], str]
+"""Rows, and the verdict."""
+
+# Losses of published runs over their FLOP, next to a law.
+#
+# A law reaches the loss L of a run with C(L) FLOP: c / L^(1 / gamma) for a line through runs, the least 6 N D
+# over all sizes N for a law in parameters and tokens. What a run takes over C(L) is the price of its choice
+# of size and tokens.
+
+SIZES = np.geomspace(1e7, 1e13, 4801)
+"""Parameters among which the size of least compute is looked for."""
+_LOSSES = {
+    "name": "run", "params": "parameters", "tokens": "tokens", "flop": "FLOP", "loss": "loss",
+    "law_loss": "loss\nby law", "error": "difference", "times_flop": "FLOP over\nlaw's FLOP",
+}  # fmt: skip
+_LOSSES_NOTE = (
+    "FLOP: as published, else 6 N D. Law's FLOP: the least with which the law reaches the run's "
+    "published loss, or its loss by law where none is published."
+)
 
 
-def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> dict[str, Value]:
-    error = None if run.loss is None else law_loss - run.loss
+def _losses(losses: LossesSpec) -> Answered:
+    """Each run's published loss, the law's loss for it, and its FLOP over what the law needs for its loss."""
+    return _fitted(losses) if losses.law is None else _by_law(loss_law(losses.law), losses.runs)
+
+
+def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> Row:
     return {
         "name": run.name,
         "params": run.params,
         "tokens": run.tokens,
-        "flop": _flop_of(run),
+        "flop": run.all_flop,
         "loss": run.loss,
         "law_loss": law_loss,
-        "error": error,
-        "times_flop": _flop_of(run) / least_flop,
+        "error": None if run.loss is None else law_loss - run.loss,
+        "times_flop": run.all_flop / least_flop,
     }
 
 
-def _fitted(losses: LossesSpec) -> tuple[list[dict[str, Value]], str]:
+def _fitted(losses: LossesSpec) -> Answered:
     """Rows by the line through some runs, what it predicts of their family, and what others pay."""
     fitted = [run for run in losses.runs if run.name in losses.fitted_to]
-    c_flop, gamma = power_law([(_flop_of(run), run.loss or math.nan) for run in fitted])
-    told: dict[str, list[str]] = {}
+    c_flop, gamma = power_law([(run.all_flop, run.loss or math.nan) for run in fitted])
+    family = fitted[0].family
+    told: list[str] = []
     paid: dict[str, list[float]] = {}
     rows = []
     for run in losses.runs:
-        law_loss = (c_flop / _flop_of(run)) ** gamma
+        law_loss = (c_flop / run.all_flop) ** gamma
         least = c_flop / (run.loss or law_loss) ** (1 / gamma)
         rows.append(_losses_row(run, law_loss, least))
-        if run.family == fitted[0].family and run not in fitted:
+        if run.family != family:
+            paid.setdefault(run.family, []).append(run.all_flop / least)
+        elif run not in fitted:
             published = "" if run.loss is None else f" (published {run.loss:.3f})"
-            told.setdefault(run.family, []).append(f"{law_loss:.3f}{published} for {run.name}")
-        elif run.family != fitted[0].family:
-            paid.setdefault(run.family, []).append(_flop_of(run) / least)
+            told.append(f"{law_loss:.3f}{published} for {run.name}")
     said = [f"Loss = ({c_flop:.3g} / FLOP)^{gamma:.4f}, fitted to {len(fitted)} runs"]
-    said += [f"predicts {', '.join(words)}" for words in told.values()]
+    if told:
+        said.append(f"predicts {', '.join(told)}")
     said += [
-        f"{family} takes {min(times):.2g} to {max(times):.2g} times the law's FLOP for its losses"
-        for family, times in paid.items()
+        f"{other} takes {min(times):.2g} to {max(times):.2g} times the law's FLOP for its losses"
+        for other, times in paid.items()
     ]
     return rows, f"{'; '.join(said)}."
 
@@ -224,20 +240,17 @@ def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
     """The least 6 N D with which a law reaches a loss, and the N of it; PlanError where no size does."""
     best = (math.inf, math.nan)
     for size in SIZES.tolist():
-        try:
-            flop = 6.0 * size * law.tokens_to_loss(loss, size)
-        except PlanError:
-            continue
-        best = min(best, (flop, size))
+        with suppress(PlanError):
+            best = min(best, (6.0 * size * law.tokens_to_loss(loss, size), size))
     if math.isinf(best[0]):
         raise PlanError(f"law {law.name} reaches a loss of {loss:g} with no model")
     return best
 
 
-def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[dict[str, Value]], str]:
+def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> Answered:
     """Rows by a named law, the size of least loss at the first run's FLOP, and what it is worth."""
     first = runs[0]
-    flop = _flop_of(first)
+    flop = first.all_flop
     sizes = SIZES[(flop / (6 * SIZES)) > 1]
     losses = [law.loss(size, flop / (6 * size)) for size in sizes.tolist()]
     size = float(sizes[int(np.argmin(losses))])
@@ -246,15 +259,14 @@ def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[dict[str, Va
     for run in (*runs, best):
         law_loss = law.loss(run.params, run.tokens)
         rows.append(_losses_row(run, law_loss, least_flop(law, run.loss or law_loss)[0]))
-    own = law.loss(first.params, first.tokens)
-    least = min(losses)
-    share = least_flop(law, own)[0] / flop
+    reached = law.loss(first.params, first.tokens)
+    share = least_flop(law, reached)[0] / flop
     outside = [run.name for run in runs if law.outside(run.params, run.tokens)]
     verdict = (
-        f"By law {law.name}, {first.name} reaches a loss of {own:.3f} with {flop:.3g} FLOP. With as many, "
-        f"{size / 1e9:.3g} billion parameters on {best.tokens / 1e9:.3g} billion tokens "
-        f"({best.tokens / size:.1f} a parameter) reach {least:.3f}; {100 * share:.0f} % of the FLOP are "
-        f"enough for {own:.3f}."
+        f"By law {law.name}, {first.name} reaches a loss of {reached:.3f} with {flop:.3g} FLOP. With as "
+        f"many, {size / 1e9:.3g} billion parameters on {best.tokens / 1e9:.3g} billion tokens "
+        f"({best.tokens / size:.1f} a parameter) reach {min(losses):.3f}; {100 * share:.0f} % of the FLOP "
+        f"are enough for {reached:.3f}."
     )
     if outside:
         verdict += f" Outside the law's runs ({law.data}): {', '.join(outside)}."
@@ -268,23 +280,33 @@ def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[dict[str, Va
 # E is the hyperbola through the runs' examples by batch. The hardware half is what is left of the published
 # times: no machine is simulated.
 
+_SPEEDS = {
+    "name": "run", "devices": "", "batch": "batch", "examples": "examples",
+    "law_examples": "examples\nby law", "time_s": "time", "speedup": "speedup",
+    "statistical": "statistics", "hardware": "hardware\n(published)",
+}  # fmt: skip
+_SPEEDS_NOTE = (
+    "Statistics: examples of the first over those of the run, by the law. Hardware: what is left of the "
+    "published speedup over the number of {device}, of which none is simulated."
+)
 
-def _compare_speeds(spec: ComparisonSpec, speeds: SpeedsSpec) -> Comparison:
+
+def _speeds(speeds: SpeedsSpec) -> Answered:
     """One row a run: its speedup over the first, and what statistics and hardware have of it."""
     first = speeds.runs[0]
-    law, words = _law_of(speeds.runs)
-    rows: list[dict[str, Value]] = []
+    e_min, b_crit, levels = _hyperbola(speeds.runs)
+    rows: list[Row] = []
     for run in speeds.runs:
-        ratio = run.devices / first.devices
         speedup = first.time / run.time
-        split = split_speedup(speedup, ratio, law(first.batch), law(run.batch))
+        needed = [float(examples(batch, e_min, b_crit)) for batch in (first.batch, run.batch)]
+        split = split_speedup(speedup, run.devices / first.devices, *needed)
         rows.append(
             {
                 "name": run.name,
                 "devices": run.devices,
                 "batch": run.batch,
                 "examples": run.examples,
-                "law_examples": law(run.batch),
+                "law_examples": needed[1],
                 "time_s": run.time,
                 "speedup": speedup,
                 "statistical": split.statistical,
@@ -293,25 +315,19 @@ def _compare_speeds(spec: ComparisonSpec, speeds: SpeedsSpec) -> Comparison:
         )
     last = rows[-1]
     times = speeds.runs[-1].devices / first.devices
-    verdict = (
+    checked = " (two batches determine it without a check)." if levels == 2 else "."
+    return rows, (
         f"{times:g} times the {speeds.device} are {last['speedup']:.1f} times as fast: {times:g} × "
         f"{last['statistical']:.2f} (statistics, by the law) × {last['hardware']:.2f} (hardware, "
-        f"read from published times). {words}"
+        f"read from published times). The law: E_min {e_min:.3g}, B_crit {b_crit:.3g}{checked}"
     )
-    columns = {
-        "name": "run", "devices": speeds.device, "batch": "batch", "examples": "examples",
-        "law_examples": "examples\nby law", "time_s": "time", "speedup": "speedup",
-        "statistical": "statistics", "hardware": "hardware\n(published)",
-    }  # fmt: skip
-    note = (
-        "Statistics: examples of the first over those of the run, by the law. Hardware: what is left of the "
-        f"published speedup over the number of {speeds.device}, of which none is simulated."
-    )
-    return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
 
 
-def _law_of(runs: Sequence[TimedRun]) -> tuple[Callable[[float], float], str]:
-    """Examples by batch: the hyperbola through two levels, or fitted to more; InputError for one batch."""
+def _hyperbola(runs: Sequence[TimedRun]) -> tuple[float, float, int]:
+    """E_min and B_crit of the hyperbola through two batches, or fitted to more, and how many these are.
+
+    Raises InputError for runs of one batch, and where the examples do not grow with it.
+    """
     levels: dict[float, list[float]] = {}
     for run in runs:
         levels.setdefault(run.batch, []).append(run.examples)
@@ -319,75 +335,58 @@ def _law_of(runs: Sequence[TimedRun]) -> tuple[Callable[[float], float], str]:
         raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
     if len(levels) > 2:
         fit = fit_hyperbola([run.batch for run in runs], [run.examples for run in runs])
-        e_min = fit.e_min
-        b_crit = fit.b_crit
-    else:
-        (small, low), (large, high) = sorted((batch, fmean(own)) for batch, own in levels.items())
-        slope = (high - low) / (large - small)
-        e_min = low - slope * small
-        if slope <= 0 or e_min <= 0:
-            raise InputError(
-                "the examples of the two batches are on no hyperbola: they must grow with the batch"
-            )
-        b_crit = e_min / slope
-    words = f"The law: E_min {e_min:.3g}, B_crit {b_crit:.3g}"
-    words += " (two batches determine it without a check)." if len(levels) == 2 else "."
-    return lambda batch: float(examples(batch, e_min, b_crit)), words
+        return fit.e_min, fit.b_crit, len(levels)
+    (small, low), (large, high) = sorted((batch, fmean(found)) for batch, found in levels.items())
+    slope = (high - low) / (large - small)
+    e_min = low - slope * small
+    if slope <= 0 or e_min <= 0:
+        raise InputError("the examples of the two batches are on no hyperbola: they must grow with the batch")
+    return e_min, e_min / slope, 2
 
 
-# The equations of data, tensor and pipeline parallelism beside the bytes of simulated steps.
+# The equations of data, tensor and pipeline parallelism next to the bytes of simulated steps.
 #
 # L layers, T bytes of an activation tensor of a sample, B samples, P bytes of the gradients of all
-# parameters,
-# N GPUs. A ring all-reduce of M bytes puts 2 M (N - 1) / N on the wire of each GPU.
+# parameters, N GPUs. A ring all-reduce of M bytes puts 2 M (N - 1) / N on the wire of each GPU.
 #
 #     data      all-reduces P once                               2 P (N - 1) / N
 #     tensor    all-reduces T B four times a layer               8 L T B (N - 1) / N
 #     pipeline  sends T B and its gradient over a boundary       2 T B (N - 1)
 #
-# Stages of a pipeline under 1F1B hold N, N - 1, ... 1 micro-batches of L / N layers of a bytes each.
-# Together
-# they hold a L (N + 1) / 2 for one model, and a l N (N + 1) / 2 where the model grows with l layers a
-# stage.
+# Stages of a pipeline under 1F1B hold N, N - 1, ... 1 micro-batches of L / N layers of a bytes each. Together
+# they hold a L (N + 1) / 2 for one model, and a l N (N + 1) / 2 where the model grows with l layers a stage.
 
-Row = dict[str, Value]
+_EQUATIONS = {
+    "approach": "approach", "devices": "N", "equation": "equation", "equation_bytes": "by equation",
+    "simulated_bytes": "simulated", "relative_error": "difference",
+}  # fmt: skip
+_EQUATIONS_NOTE = (
+    "L layers, T bytes of an activation tensor of a sample, B samples, P bytes of all gradients, N GPUs; "
+    "bytes on the wire of each GPU, of a pipeline on all wires. Memory: activations of all stages; a is "
+    "that of a layer and micro-batch, from the smallest N."
+)
 
 
-def _compare_equations(spec: ComparisonSpec, equations: EquationsSpec) -> Comparison:
+def _equations(equations: EquationsSpec) -> Answered:
     """One row for each equation and number of GPUs."""
-    rows = [row for devices in equations.devices for row in _communication(equations, devices)]
-    rows += _memory(equations)
+    found = [known for devices in equations.devices for known in _communication(equations, devices)]
+    found += _memory(equations)
+    names = tuple(_EQUATIONS)
+    rows: list[Row] = [
+        dict(zip(names, (*known, known[-1] / known[-2] - 1.0), strict=True)) for known in found
+    ]
     errors = [abs(float(row["relative_error"] or 0.0)) for row in rows]
     worst = rows[errors.index(max(errors))]
-    fewest = equations.devices[0]
-    most = equations.devices[-1]
-    verdict = (
-        f"Simulated bytes of {equations.model.name} on {fewest} to {most} GPUs are within "
-        f"{100 * max(errors):.1f} % of all {len(rows)} equations (furthest: {worst['approach']} on "
-        f"{worst['devices']}). Activations of a pipeline grow as N + 1 for one model, and as N (N + 1) "
-        "where the model grows with the stages."
+    return rows, (
+        f"Simulated bytes of {equations.model.name} on {equations.devices[0]} to {equations.devices[-1]} "
+        f"GPUs are within {100 * max(errors):.1f} % of all {len(rows)} equations (furthest: "
+        f"{worst['approach']} on {worst['devices']}). Activations of a pipeline grow as N + 1 for one model, "
+        "and as N (N + 1) where the model grows with the stages."
     )
-    columns = {
-        "approach": "approach", "devices": "N", "equation": "equation", "equation_bytes": "by equation",
-        "simulated_bytes": "simulated", "relative_error": "difference",
-    }  # fmt: skip
-    note = (
-        "L layers, T bytes of an activation tensor of a sample, B samples, P bytes of all gradients, N GPUs; "
-        "bytes on the wire of each GPU, of a pipeline on all wires. Memory: activations of all stages; a is "
-        "that of a layer and micro-batch, from the smallest N."
-    )
-    return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
 
 
-def _row(approach: str, devices: int, equation: str, by_it: float, simulated: float) -> Row:
-    return {
-        "approach": approach,
-        "devices": devices,
-        "equation": equation,
-        "equation_bytes": by_it,
-        "simulated_bytes": simulated,
-        "relative_error": simulated / by_it - 1.0,
-    }
+Equation = tuple[str, int, str, float, float]
+"""Approach, devices, the equation, its bytes, and the simulated bytes."""
 
 
 def _predicted(equations: EquationsSpec, devices: int, layout: str, layers: int | None = None) -> Prediction:
@@ -405,19 +404,19 @@ def _predicted(equations: EquationsSpec, devices: int, layout: str, layers: int 
     )
 
 
-def _communication(equations: EquationsSpec, devices: int) -> Iterator[Row]:
+def _communication(equations: EquationsSpec, devices: int) -> Iterator[Equation]:
     model = equations.model
     recipe = equations.recipe
     wire = (devices - 1) / devices
     tensor_bytes = recipe.element_bytes * recipe.seq_length * model.hidden_size * equations.batch
     gradients = PRECISIONS[recipe.reduce_precision or "fp32"].bytes * parameters(model).total
     sent = _sent(equations, devices, f"dp={devices},mbs=1,zero=0", "data")
-    yield _row("data", devices, "2 P (N - 1) / N", 2 * gradients * wire, 2 * sent * wire)
+    yield "data", devices, "2 P (N - 1) / N", 2 * gradients * wire, 2 * sent * wire
     sent = _sent(equations, devices, f"tp={devices},mbs=1", "tensor")
     by_it = 8 * model.num_layers * tensor_bytes * wire
-    yield _row("tensor", devices, "8 L T B (N - 1) / N", by_it, 2 * sent * wire)
+    yield "tensor", devices, "8 L T B (N - 1) / N", by_it, 2 * sent * wire
     sent = _sent(equations, devices, f"pp={devices},mbs=1", "pipeline")
-    yield _row("pipeline", devices, "2 T B (N - 1)", 2 * tensor_bytes * (devices - 1), sent)
+    yield "pipeline", devices, "2 T B (N - 1)", 2 * tensor_bytes * (devices - 1), sent
 
 
 def _sent(equations: EquationsSpec, devices: int, layout: str, kind: str) -> float:
@@ -431,7 +430,7 @@ def _sent(equations: EquationsSpec, devices: int, layout: str, kind: str) -> flo
     )
 
 
-def _memory(equations: EquationsSpec) -> Iterator[Row]:
+def _memory(equations: EquationsSpec) -> Iterator[Equation]:
     fewest = equations.devices[0]
     most = equations.devices[-1]
     layers = equations.model.num_layers
@@ -442,21 +441,10 @@ def _memory(equations: EquationsSpec) -> Iterator[Row]:
         base = _held(equations, fewest, of(fewest)) / (of(fewest) * (fewest + 1))
         for devices in equations.devices[1:]:
             by_it = base * of(devices) * (devices + 1)
-            yield _row(words, devices, equation, by_it, _held(equations, devices, of(devices)))
+            yield words, devices, equation, by_it, _held(equations, devices, of(devices))
 
 
 def _held(equations: EquationsSpec, stages: int, layers: int) -> float:
     """Bytes of activations of all stages."""
     prediction = _predicted(equations, stages, f"pp={stages},mbs=1,recompute=none", layers)
     return sum(bar.parts_bytes["activations"] for bar in prediction.memory)
-
-
-def compare(spec: ComparisonSpec) -> Comparison:
-    """The rows and sentences of a comparison; raises what predictions and laws of its subject raise."""
-    if spec.losses is not None:
-        return _compare_losses(spec, spec.losses)
-    if spec.speeds is not None:
-        return _compare_speeds(spec, spec.speeds)
-    if spec.equations is not None:
-        return _compare_equations(spec, spec.equations)
-    raise InputError(f"{spec.name} compares nothing")

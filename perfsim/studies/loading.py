@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
+from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError, Problem
 from perfsim.base.text import did_you_mean
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.catalog import complaints_of
 from perfsim.catalog.reader import Loc
 from perfsim.machines import build_topology
 from perfsim.network import Topology, ends_of, links_by_ends, nearest_link
-from perfsim.prediction.planner import plan_of
+from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import Question
 from perfsim.specs.perturbations import LinkSpecLeft
 from perfsim.studies.batches import target_for
@@ -79,17 +79,10 @@ def _layout_problems(question: Question, study: StudySpec) -> Sequence[Problem]:
     layout = question.given_layout
     if layout is None or study.batch_sizes == "auto":
         return ()
-    problems: list[Sequence[Problem]] = []
-    for batch in study.batch_sizes:
-        try:
-            plan_of(question.at(batch))
-        except LayoutError as error:
-            problems.append(error.problems)
-        except PerfsimError:  # too little memory, no constants: said when the candidate is answered
-            return ()
-        else:
-            return ()
-    return problems[0]
+    refused = [refusal(question.at(batch)) for batch in study.batch_sizes]
+    # No constants for a price: said when the candidate is answered.
+    illegal = [error.problems for error in refused if isinstance(error, LayoutError)]
+    return illegal[0] if len(illegal) == len(refused) else ()
 
 
 def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:

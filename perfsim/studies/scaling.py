@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.base.sizes import MOST_DEVICES
@@ -213,70 +214,6 @@ class Match:
         return self.series.points[self.series.points.index(self.fewest) - 1], self.equal.typical
 
 
-def series_of(feasible: Sequence[PointResult]) -> list[Series]:
-    """Every machine under every combination of settings, in the order of the grid.
-
-    At each number of devices a series has its fastest point; ties go to the smaller batch.
-    """
-    groups: dict[tuple[str, str, Circumstances], dict[int, PointResult]] = {}
-    for point in feasible:
-        best = groups.setdefault((point.strategy, point.system, point.circumstances), {})
-        best[point.num_devices] = min(
-            best.get(point.num_devices, point),
-            point,
-            key=lambda known: (known.target_time.time_s, known.target_time.batch_tokens),
-        )
-    return [Series(*key, tuple(best[count] for count in sorted(best))) for key, best in groups.items()]
-
-
-def matches(series: Sequence[Series]) -> list[Match]:
-    """For every point of the later machines, the fewest devices of the first machine that are as fast."""
-    return [match(point, series[0]) for rival in _rivals(series) for point in rival.points]
-
-
-def equal_times(series: Sequence[Series]) -> list[tuple[list[Match], list[Match]]]:
-    """For each other machine, its points matched by the first machine, and the first's points by it."""
-    return [
-        (
-            [match(point, series[0]) for point in rival.points],
-            [match(point, rival) for point in series[0].points],
-        )
-        for rival in _rivals(series)
-    ]
-
-
-def _rivals(series: Sequence[Series]) -> list[Series]:
-    """Each machine but the first by its first series that trains to the first machine's target."""
-    rivals: dict[tuple[str, str], Series] = {}
-    for rival in series[1:]:
-        if rival.machine != series[0].machine and _comparable(rival, series[0]):
-            rivals.setdefault(rival.machine, rival)
-    return list(rivals.values())
-
-
-def same_target(series: Iterable[Series]) -> list[list[Series]]:
-    """Series grouped by model and target."""
-    groups: list[list[Series]] = []
-    for member in series:
-        group = next((group for group in groups if _same_target(group[0], member)), None)
-        if group is None:
-            groups.append([member])
-        else:
-            group.append(member)
-    return groups
-
-
-def _same_target(a: Series, b: Series) -> bool:
-    return a.points[0].study.model == b.points[0].study.model and _comparable(a, b)
-
-
-def _comparable(a: Series, b: Series) -> bool:
-    """Whether two series train to the same target."""
-    time_a = a.points[0].target_time
-    time_b = b.points[0].target_time
-    return time_a.critical == time_b.critical and time_a.d_min_tokens == time_b.d_min_tokens
-
-
 def match(rival: PointResult, series: Series) -> Match:
     """The fewest devices of `series` that reach the target no later than `rival`."""
     same = series.system == rival.system
@@ -333,8 +270,13 @@ class Scaling:
 
         Largest first; causes that shrank are left out.
         """
-        before = cost_of_token(self.first)
-        after = cost_of_token(point)
+        before, after = (
+            {
+                cause: seconds * known.num_devices / known.target_time.batch_tokens
+                for cause, seconds in known.prediction.parts_s.items()
+            }
+            for known in (self.first, point)
+        )
         grown = {cause: seconds - before.get(cause, 0.0) for cause, seconds in after.items()}
         total = sum(after.values()) - sum(before.values())
         shares = {cause: seconds / total for cause, seconds in grown.items() if seconds > 0 < total}
@@ -379,20 +321,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def scalings(series: Sequence[Series]) -> list[Scaling]:
-    """The series with more than one number of devices."""
-    return [Scaling(member) for member in series if len(member.points) > 1]
-
-
-def cost_of_token(point: PointResult) -> dict[str, float]:
-    """Device-seconds per token by cause."""
-    scale = point.num_devices / point.target_time.batch_tokens
-    return {cause: seconds * scale for cause, seconds in point.prediction.parts_s.items()}
-
-
-# Maps of time to the target over devices and one more field, one per machine.
-
-
 @dataclass(frozen=True)
 class TimeMap:
     """Times to the target: numbers of devices in columns, one more field in rows."""
@@ -414,36 +342,6 @@ class TimeMap:
         return self.path in BATCH_PATHS
 
 
-def time_maps(points: Sequence[PointResult]) -> list[TimeMap]:
-    """One map per machine and combination of fixed settings, or one map of all machines.
-
-    The rows are the batch if the grid varies it, else the first field that it varies, else the machines.
-    Maps of a single cell are left out.
-    """
-    machines: dict[str, list[PointResult]] = {}
-    for point in points:
-        machines.setdefault(f"{point.system}, {point.strategy}", []).append(point)
-    groups: dict[tuple[str, Circumstances, str | None], list[PointResult]] = {}
-    for machine, members in machines.items():
-        path = _row_path(members)
-        for point in members:
-            fixed = tuple(
-                (name, setting_text(value)) for name, value in point.settings.items() if name != path
-            )
-            groups.setdefault((machine, fixed, path), []).append(point)
-    if all(path is None for _, _, path in groups):
-        groups = {("", (), None): list(points)}
-    maps = [_map(*key, members) for key, members in groups.items()]
-    return [time_map for time_map in maps if len(time_map.counts) * len(time_map.rows) > 1]
-
-
-def _row_path(points: Sequence[PointResult]) -> str | None:
-    """The field of the rows: one with several values."""
-    paths = dict.fromkeys(path for point in points for path in point.settings)
-    varied = [path for path in paths if len({setting_text(point.settings.get(path)) for point in points}) > 1]
-    return next((path for path in (*BATCH_PATHS, *varied) if path in varied), None)
-
-
 def _map(machine: str, fixed: Circumstances, path: str | None, points: Sequence[PointResult]) -> TimeMap:
     def row(point: PointResult) -> str:
         if path is None:
@@ -460,3 +358,110 @@ def _map(machine: str, fixed: Circumstances, path: str | None, points: Sequence[
             (row(point), point.num_devices): point.target_time.time_s for point in points if point.feasible
         },
     )
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The points of a sweep by machine; each comparison is made once, when it is first asked for."""
+
+    points: tuple[PointResult, ...]
+
+    @cached_property
+    def feasible(self) -> tuple[PointResult, ...]:
+        """The points that have a plan."""
+        return tuple(point for point in self.points if point.feasible)
+
+    @cached_property
+    def series(self) -> Sequence[Series]:
+        """Every machine under every combination of settings, in the order of the grid.
+
+        At each number of devices a series has its fastest point; ties go to the smaller batch.
+        """
+        groups: dict[tuple[str, str, Circumstances], dict[int, PointResult]] = {}
+        for point in self.feasible:
+            best = groups.setdefault((point.strategy, point.system, point.circumstances), {})
+            best[point.num_devices] = min(
+                best.get(point.num_devices, point),
+                point,
+                key=lambda known: (known.target_time.time_s, known.target_time.batch_tokens),
+            )
+        return [Series(*key, tuple(best[count] for count in sorted(best))) for key, best in groups.items()]
+
+    @cached_property
+    def targets(self) -> Sequence[Sequence[Series]]:
+        """The series grouped by model and target; times are comparable only within a group."""
+        groups: list[list[Series]] = []
+        for member in self.series:
+            model = member.points[0].study.model
+            alike = (
+                group
+                for group in groups
+                if group[0].points[0].study.model == model and _comparable(group[0], member)
+            )
+            if (group := next(alike, None)) is None:
+                groups.append([member])
+            else:
+                group.append(member)
+        return groups
+
+    @cached_property
+    def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
+        """For each other machine, its points matched by the first machine, and the first's points by it.
+
+        A machine is compared by its first series that trains to the first machine's target.
+        """
+        rivals: dict[tuple[str, str], Series] = {}
+        for rival in self.series[1:]:
+            if rival.machine != self.series[0].machine and _comparable(rival, self.series[0]):
+                rivals.setdefault(rival.machine, rival)
+        return [
+            (
+                [match(point, self.series[0]) for point in rival.points],
+                [match(point, rival) for point in self.series[0].points],
+            )
+            for rival in rivals.values()
+        ]
+
+    @cached_property
+    def matches(self) -> Sequence[Match]:
+        """For each point of the other machines, the fewest devices of the first machine that are as fast."""
+        return [matched for forward, _ in self.equal_times for matched in forward]
+
+    @cached_property
+    def scalings(self) -> Sequence[Scaling]:
+        """How throughput grows with devices, for series that have several numbers of them."""
+        return [Scaling(member) for member in self.series if len(member.points) > 1]
+
+    @cached_property
+    def maps(self) -> Sequence[TimeMap]:
+        """Times over devices and one more field: the batch if the grid varies it, else the first that varies.
+
+        One map per machine and combination of fixed settings, or one of all machines where no field varies.
+        Maps of a single cell are left out.
+        """
+        machines: dict[str, list[PointResult]] = {}
+        for point in self.points:
+            machines.setdefault(f"{point.system}, {point.strategy}", []).append(point)
+        groups: dict[tuple[str, Circumstances, str | None], list[PointResult]] = {}
+        for machine, members in machines.items():
+            values: dict[str, set[str]] = {path: set() for point in members for path in point.settings}
+            for path, found in values.items():
+                found.update(setting_text(point.settings.get(path)) for point in members)
+            varied = [path for path, found in values.items() if len(found) > 1]
+            row = next((path for path in (*BATCH_PATHS, *varied) if path in varied), None)
+            for point in members:
+                fixed = tuple(
+                    (name, setting_text(value)) for name, value in point.settings.items() if name != row
+                )
+                groups.setdefault((machine, fixed, row), []).append(point)
+        if all(path is None for _, _, path in groups):
+            groups = {("", (), None): list(self.points)}
+        maps = [_map(*key, members) for key, members in groups.items()]
+        return [time_map for time_map in maps if len(time_map.counts) * len(time_map.rows) > 1]
+
+
+def _comparable(a: Series, b: Series) -> bool:
+    """Whether two series train to the same target."""
+    time_a = a.points[0].target_time
+    time_b = b.points[0].target_time
+    return time_a.critical == time_b.critical and time_a.d_min_tokens == time_b.d_min_tokens

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.interop.emit import emit
+from perfsim.interop import emit
 from perfsim.machines.layout_text import text_of
 from perfsim.machines.placement import place
 from perfsim.prediction.bands import SHARDED, Accuracy, accuracy_of

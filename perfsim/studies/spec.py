@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -104,7 +105,8 @@ _AT_HOME = (
 """Fields of a question that a study or a candidate declares itself, since their YAML has another form."""
 
 
-def _further_fields() -> dict[str, Any]:
+@cache
+def further_fields() -> dict[str, Any]:
     """Every other field of a question; each candidate may have its own value."""
     further: dict[str, Any] = {}
     for asked in ASKED.values():
@@ -119,7 +121,7 @@ def _further_fields() -> dict[str, Any]:
 if TYPE_CHECKING:
     _AskedOfCandidate = Spec
 else:
-    _AskedOfCandidate = create_model("_AskedOfCandidate", __base__=Spec, **_further_fields())
+    _AskedOfCandidate = create_model("_AskedOfCandidate", __base__=Spec, **further_fields())
 
 
 class CandidateSpec(_AskedOfCandidate):
@@ -386,11 +388,6 @@ class Digests:
             digest = _digest(_without_prose(value.model_dump(mode="json")))
             known = self._known[id(value)] = value, digest  # which keeps the id from being used again
         return known[1]
-
-
-def digest_of(study: StudySpec) -> str:
-    """The digest of one study."""
-    return Digests().of(study)
 
 
 def _digest(document: Any) -> str:

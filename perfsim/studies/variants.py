@@ -17,18 +17,7 @@ from perfsim.specs.layout import AXES
 from perfsim.studies.answers import Assumption, Circumstances, PointResult, setting_text, settings_text
 from perfsim.studies.axes import LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
-from perfsim.studies.scaling import (
-    Match,
-    Scaling,
-    Series,
-    TimeMap,
-    equal_times,
-    matches,
-    same_target,
-    scalings,
-    series_of,
-    time_maps,
-)
+from perfsim.studies.scaling import Machines, Match, Series
 from perfsim.studies.spec import Digests
 
 SAME = 0.01
@@ -56,102 +45,32 @@ class Change:
 
     @property
     def policy(self) -> str:
-        """Differences between the two layouts; empty if there are none."""
-        return policy_changes(self.base, self.point)
+        """`tp1 dp8 → tp2 dp4, micro-batch 4 → 2`: fields of the layout that differ; empty if none does.
 
+        The data-parallel degree is not compared if the numbers of devices differ.
+        """
+        old = self.base.prediction.layout
+        new = self.point.prediction.layout
+        same_devices = self.base.num_devices == self.point.num_devices
+        changes = []
+        if any(old.get(name, 1) != new.get(name, 1) for name in _DEGREES if name != "data" or same_devices):
+            shown = [name for name in _DEGREES if old.get(name, 1) != 1 or new.get(name, 1) != 1]
+            ends = (
+                " ".join(f"{_DEGREES[name]}{layout.get(name, 1)}" for name in shown) for layout in (old, new)
+            )
+            changes.append(" \u2192 ".join(ends))
+        for name in dict.fromkeys([*old, *new]):
+            was = _value(name, old)
+            becomes = _value(name, new)
+            if name not in _DERIVED and was != becomes:
+                changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {was} \u2192 {becomes}")
+        return ", ".join(changes)
 
-def _changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[Change]]:
-    """By the settings that variants share, every variant's point compared with the first variant's.
-
-    Empty if the variants train different models or batches, because step times are then not comparable.
-    """
-    counts: dict[str, set[int]] = {}
-    for point in feasible:
-        counts.setdefault(point.variant, set()).add(point.num_devices)
-    several = any(len(numbers) > 1 for numbers in counts.values())
-    groups: dict[str, dict[str, PointResult]] = {}
-    for point in feasible:
-        grid = tuple((path, setting_text(value)) for path, value in point.settings.items() if path != VARIANT)
-        shared = [f"{point.num_devices:,} devices"] if several else []
-        name = ", ".join(filter(None, [*shared, settings_text(grid)])) or "all else equal"
-        groups.setdefault(name, {}).setdefault(point.variant, point)
-    changes = {
-        name: [Change(points[variants[0]], points[variant]) for variant in variants if variant in points]
-        for name, points in groups.items()
-        if variants and variants[0] in points
-    }
-    alike = all(_same_work(change.base, change.point) for group in changes.values() for change in group)
-    return changes if alike else {}
-
-
-def _same_work(base: PointResult, point: PointResult) -> bool:
-    same_tokens = base.target_time.batch_tokens == point.target_time.batch_tokens
-    return same_tokens and _flat(base.study.model) == _flat(point.study.model)
-
-
-def variant_sentences(feasible: Sequence[PointResult], changes: Mapping[str, Sequence[Change]]) -> list[str]:
-    """The effect of variants in words: step times if all do the same work, else times to the target."""
-    if changes:
-        return [_changed(name, group) for name, group in changes.items()]
-    machines: dict[str, list[PointResult]] = {}
-    for point in feasible:
-        machines.setdefault(point.machine, []).append(point)
-    return [_times(name, members) for name, members in machines.items()]
-
-
-def _changed(name: str, changes: Sequence[Change]) -> str:
-    step = changes[0].base.prediction
-    moved = [change for change in changes[1:] if abs(change.ratio - 1) >= SAME]
-    still = [change.point.variant for change in changes[1:] if change not in moved]
-    words = []
-    for change in sorted(moved, key=lambda change: -abs(change.ratio - 1))[:MAX_NAMED]:
-        ratio = change.ratio
-        said = f"{ratio:.1f} times as long" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} %"
-        replanned = change.policy and change.base.system == change.point.system
-        policy = f" (policy changed: {change.policy})" if replanned else ""
-        words.append(f"{change.point.variant} {said}{policy}")
-    if len(moved) > MAX_NAMED:
-        words.append(f"{len(moved) - MAX_NAMED} more")
-    if still:
-        words.append(f"less than {100 * SAME:.0f} %: {', '.join(still)}")
-    return (
-        f"{name}: a step of '{changes[0].base.variant}' takes {step.step_time_s:.3g} s, limited by "
-        f"{step.why.cause}; changes: {'; '.join(words)}."
-    )
-
-
-def _times(name: str, points: Sequence[PointResult]) -> str:
-    words = []
-    for point in points:
-        layout = f" with {point.settings[LAYOUT]}" if LAYOUT in point.settings else ""
-        words.append(f"{point.variant}{layout} {_rough_time(point.target_time.time_s)}")
-    said = ", ".join(words)
-    variants = {point.variant for point in points}
-    given = all(point.target_time.critical.given_length for point in points)
-    if given and len(variants) == len(points) > 1:
-        said += f"; all together {_rough_time(sum(point.target_time.time_s for point in points))}"
-    return f"{name}: {said}."
-
-
-def _rough_time(seconds: float) -> str:
-    for name, unit_s, least_s in (("days", DAY_S, 2 * DAY_S), ("h", 3600, 7200), ("min", 60, 120)):
-        if seconds >= least_s:
-            return f"{_number(seconds / unit_s)} {name}"
-    return f"{seconds:.3g} s"
-
-
-def _differing(points: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[str]]:
-    """By dotted path of a study, its value in each variant, if they differ; names and prose are left out."""
-    columns: list[dict[str, str]] = []
-    for name in variants:
-        study = next(point for point in points if point.variant == name).study
-        parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
-        columns.append(
-            {f"{root}.{path}": value for root, part in parts.items() for path, value in _flat(part).items()}
-        )
-    paths = dict.fromkeys(path for values in columns for path in values)
-    rows = {path: [values.get(path, "") for values in columns] for path in paths}
-    return {path: values for path, values in rows.items() if len(set(values)) > 1}
+    @property
+    def is_same_work(self) -> bool:
+        """Whether both train one model on one batch."""
+        same_tokens = self.base.target_time.batch_tokens == self.point.target_time.batch_tokens
+        return same_tokens and _flat(self.base.study.model) == _flat(self.point.study.model)
 
 
 def _flat(spec: Any) -> dict[str, str]:
@@ -183,27 +102,6 @@ _DERIVED = ("num_microbatches", "recompute_layers", "stream_chunks", *_DEGREES)
 """Fields that follow from other fields, or that are stated together with them."""
 
 
-def policy_changes(before: PointResult, after: PointResult) -> str:
-    """`tp1 dp8 \u2192 tp2 dp4, micro-batch 4 \u2192 2`: fields of the layout that differ; empty if none does.
-
-    The data-parallel degree is not compared if the numbers of devices differ.
-    """
-    old = before.prediction.layout
-    new = after.prediction.layout
-    same_devices = before.num_devices == after.num_devices
-    changes = []
-    if any(old.get(name, 1) != new.get(name, 1) for name in _DEGREES if name != "data" or same_devices):
-        shown = [name for name in _DEGREES if old.get(name, 1) != 1 or new.get(name, 1) != 1]
-        ends = (" ".join(f"{_DEGREES[name]}{layout.get(name, 1)}" for name in shown) for layout in (old, new))
-        changes.append(" \u2192 ".join(ends))
-    for name in dict.fromkeys([*old, *new]):
-        was = _value(name, old)
-        becomes = _value(name, new)
-        if name not in _DERIVED and was != becomes:
-            changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {was} \u2192 {becomes}")
-    return ", ".join(changes)
-
-
 def _value(name: str, layout: Mapping[str, Any]) -> str:
     value = layout.get(name)
     if name == "recompute":
@@ -214,102 +112,9 @@ def _value(name: str, layout: Mapping[str, Any]) -> str:
     return "-".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _successions(points: Sequence[PointResult]) -> dict[str, list[Change]]:
-    """By machine, each variant with the previous one; empty if all variants train the same model.
-
-    Only machines with at most one feasible point per variant are included.
-    """
-    if not points or not points[0].variant:
-        return {}
-    if all(point.study.model == points[0].study.model for point in points):
-        return {}
-    machines: dict[tuple[str, str, int], list[PointResult]] = {}
-    for point in points:
-        if point.feasible:
-            machines.setdefault((point.system, point.strategy, point.num_devices), []).append(point)
-    steps_of: dict[str, list[Change]] = {}
-    for members in machines.values():
-        names = {point.variant for point in members}
-        if len(names) == len(members) > 1:
-            machine = members[0].machine
-            steps_of.setdefault(machine, [Change(before, after) for before, after in pairwise(members)])
-    return steps_of
-
-
-def policy_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
-    """The layout changes on each machine from the first variant to the last; empty without successions."""
-    if not steps_of:
-        return ""
-    first = next(iter(steps_of.values()))
-    ends = f"{first[0].base.variant} to {first[-1].point.variant}"
-    words = [
-        f"{machine}: {policy_changes(steps[0].base, steps[-1].point) or 'nothing'}"
-        for machine, steps in steps_of.items()
-    ]
-    return f"What the planner changed from {ends}: {'; '.join(words)}."
-
-
-def sparsity_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
-    """The share of the tokens that experts must save to be worth their time, by variant and machine.
-
-    Empty unless the first variant is dense, all others have experts and all take as many tokens.
-    """
-    rows: dict[str, list[str]] = {}
-    for machine, steps in steps_of.items():
-        dense = steps[0].base
-        sparse = [step.point for step in steps]
-        tokens = {round(point.target_time.examples_tokens / 1e6) for point in (dense, *sparse)}
-        if len(tokens) > 1 or _has_experts(dense) or not all(map(_has_experts, sparse)):
-            return ""
-        for point in sparse:
-            saved = 1 - dense.target_time.time_s / point.target_time.time_s
-            rows.setdefault(point.variant, []).append(f"{100 * max(0.0, saved):.0f} % on {machine}")
-    words = "; ".join(f"{variant} {', '.join(shares)}" for variant, shares in rows.items())
-    return f"Experts pay where they save more tokens than they cost time: {words}." if rows else ""
-
-
-def _has_experts(point: PointResult) -> bool:
-    return point.study.model.experts is not None
-
-
-# Comparisons between the points of a sweep, each computed once when first asked for.
-
-
 @dataclass(frozen=True)
-class Analysis:
+class Analysis(Machines):
     """Comparisons between the points of a sweep; empty if the sweep has nothing to compare in that way."""
-
-    points: tuple[PointResult, ...]
-
-    @cached_property
-    def feasible(self) -> tuple[PointResult, ...]:
-        """The points that have a plan."""
-        return tuple(point for point in self.points if point.feasible)
-
-    @cached_property
-    def series(self) -> Sequence[Series]:
-        """Every machine under every setting of the grid, at its best batch for each number of devices."""
-        return series_of(self.feasible)
-
-    @cached_property
-    def targets(self) -> Sequence[Sequence[Series]]:
-        """The series grouped by model and target; times are comparable only within a group."""
-        return same_target(self.series)
-
-    @cached_property
-    def matches(self) -> Sequence[Match]:
-        """For each point of the other machines, the fewest devices of the first machine that are as fast."""
-        return matches(self.series)
-
-    @cached_property
-    def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
-        """The same for each pair of the first machine and another one, both ways."""
-        return equal_times(self.series)
-
-    @cached_property
-    def scalings(self) -> Sequence[Scaling]:
-        """How throughput grows with devices, for series that have several numbers of them."""
-        return scalings(self.series)
 
     @cached_property
     def variants(self) -> Sequence[str]:
@@ -318,23 +123,165 @@ class Analysis:
 
     @cached_property
     def changes(self) -> Mapping[str, Sequence[Change]]:
-        """By the settings that variants share, each variant's point compared with the first variant's."""
-        return _changes_of(self.feasible, self.variants)
+        """By the settings that variants share, each variant's point compared with the first variant's.
+
+        Empty if the variants train different models or batches, because step times are then not comparable.
+        """
+        counts: dict[str, set[int]] = {}
+        for point in self.feasible:
+            counts.setdefault(point.variant, set()).add(point.num_devices)
+        several = any(len(numbers) > 1 for numbers in counts.values())
+        groups: dict[str, dict[str, PointResult]] = {}
+        for point in self.feasible:
+            grid = tuple(
+                (path, setting_text(given)) for path, given in point.settings.items() if path != VARIANT
+            )
+            shared = [f"{point.num_devices:,} devices"] if several else []
+            name = ", ".join(filter(None, [*shared, settings_text(grid)])) or "all else equal"
+            groups.setdefault(name, {}).setdefault(point.variant, point)
+        changes = {
+            name: [Change(points[self.variants[0]], points[own]) for own in self.variants if own in points]
+            for name, points in groups.items()
+            if self.variants and self.variants[0] in points
+        }
+        alike = all(change.is_same_work for group in changes.values() for change in group)
+        return changes if alike else {}
 
     @cached_property
     def differences(self) -> Mapping[str, Sequence[str]]:
-        """By dotted path, the value in each variant, for paths where the variants differ."""
-        return _differing(self.points, self.variants)
+        """By dotted path, the value in each variant where they differ; names and prose are left out."""
+        columns: list[dict[str, str]] = []
+        for name in self.variants:
+            study = next(point for point in self.points if point.variant == name).study
+            parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
+            columns.append(
+                {
+                    f"{root}.{path}": value
+                    for root, part in parts.items()
+                    for path, value in _flat(part).items()
+                }
+            )
+        paths = dict.fromkeys(path for values in columns for path in values)
+        rows = {path: [values.get(path, "") for values in columns] for path in paths}
+        return {path: values for path, values in rows.items() if len(set(values)) > 1}
 
     @cached_property
     def successions(self) -> Mapping[str, Sequence[Change]]:
-        """By machine, layout changes from each variant to the next, if variants train different models."""
-        return _successions(self.points)
+        """By machine, layout changes from each variant to the next, if variants train different models.
+
+        Only machines with at most one feasible point per variant are included.
+        """
+        first = self.points[0] if self.variants else None
+        if first is None or all(point.study.model == first.study.model for point in self.points):
+            return {}
+        machines: dict[tuple[str, str, int], list[PointResult]] = {}
+        for point in self.feasible:
+            machines.setdefault((point.system, point.strategy, point.num_devices), []).append(point)
+        steps: dict[str, list[Change]] = {}
+        for members in machines.values():
+            if len({point.variant for point in members}) == len(members) > 1:
+                steps.setdefault(members[0].machine, [Change(*pair) for pair in pairwise(members)])
+        return steps
 
     @cached_property
-    def maps(self) -> Sequence[TimeMap]:
-        """Time to the target over devices and one more field."""
-        return time_maps(self.points)
+    def sentences(self) -> Sequence[str]:
+        """Who reaches the target first, how machines compare or scale, and what variants change."""
+        if not self.feasible:
+            reasons = self.points[0].reasons if self.points else ("the grid is empty",)
+            return [f"No point of the grid has a feasible plan: {'; '.join(reasons)}."]
+        if self.variants:
+            effects = [scaling.sentence for scaling in self.scalings]
+            effects = effects or [_changed(name, group) for name, group in self.changes.items()]
+            effects = effects or _times(self.feasible)
+            more = [_sparsity(self.successions), _policies(self.successions)]
+            return [*effects[:MAX_SENTENCES], *filter(None, more)]
+        if len(self.targets) > 1:
+            return [_scales(member) for member in self.series[:MAX_SENTENCES]]
+        second = _matched(self.matches) if self.matches else _scales(self.series[0])
+        return [first_sentence(self), second]
+
+
+# The sentences about variants: step times if all do the same work, else times to the target.
+
+
+def _changed(name: str, changes: Sequence[Change]) -> str:
+    step = changes[0].base.prediction
+    moved = [change for change in changes[1:] if abs(change.ratio - 1) >= SAME]
+    still = [change.point.variant for change in changes[1:] if change not in moved]
+    words = []
+    for change in sorted(moved, key=lambda change: -abs(change.ratio - 1))[:MAX_NAMED]:
+        ratio = change.ratio
+        said = f"{ratio:.1f} times as long" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} %"
+        replanned = change.policy and change.base.system == change.point.system
+        policy = f" (policy changed: {change.policy})" if replanned else ""
+        words.append(f"{change.point.variant} {said}{policy}")
+    if len(moved) > MAX_NAMED:
+        words.append(f"{len(moved) - MAX_NAMED} more")
+    if still:
+        words.append(f"less than {100 * SAME:.0f} %: {', '.join(still)}")
+    return (
+        f"{name}: a step of '{changes[0].base.variant}' takes {step.step_time_s:.3g} s, limited by "
+        f"{step.why.cause}; changes: {'; '.join(words)}."
+    )
+
+
+def _times(feasible: Sequence[PointResult]) -> list[str]:
+    """By machine, the time to the target of each variant."""
+    machines: dict[str, list[PointResult]] = {}
+    for point in feasible:
+        machines.setdefault(point.machine, []).append(point)
+    sentences = []
+    for machine, points in machines.items():
+        words = []
+        for point in points:
+            layout = f" with {point.settings[LAYOUT]}" if LAYOUT in point.settings else ""
+            words.append(f"{point.variant}{layout} {_rough_time(point.target_time.time_s)}")
+        said = ", ".join(words)
+        given = all(point.target_time.critical.given_length for point in points)
+        if given and len({point.variant for point in points}) == len(points) > 1:
+            said += f"; all together {_rough_time(sum(point.target_time.time_s for point in points))}"
+        sentences.append(f"{machine}: {said}.")
+    return sentences
+
+
+def _rough_time(seconds: float) -> str:
+    for name, unit_s, least_s in (("days", DAY_S, 2 * DAY_S), ("h", 3600, 7200), ("min", 60, 120)):
+        if seconds >= least_s:
+            return f"{_number(seconds / unit_s)} {name}"
+    return f"{seconds:.3g} s"
+
+
+def _policies(successions: Mapping[str, Sequence[Change]]) -> str:
+    """The layout changes on each machine from the first variant to the last; empty without successions."""
+    if not successions:
+        return ""
+    first = next(iter(successions.values()))
+    words = [
+        f"{machine}: {Change(steps[0].base, steps[-1].point).policy or 'nothing'}"
+        for machine, steps in successions.items()
+    ]
+    ends = f"{first[0].base.variant} to {first[-1].point.variant}"
+    return f"What the planner changed from {ends}: {'; '.join(words)}."
+
+
+def _sparsity(successions: Mapping[str, Sequence[Change]]) -> str:
+    """The share of the tokens that experts must save to be worth their time, by variant and machine.
+
+    Empty unless the first variant is dense, all others have experts and all take as many tokens.
+    """
+    rows: dict[str, list[str]] = {}
+    for machine, steps in successions.items():
+        dense = steps[0].base
+        sparse = [step.point for step in steps]
+        tokens = {round(point.target_time.examples_tokens / 1e6) for point in (dense, *sparse)}
+        has_experts = [point.study.model.experts is not None for point in (dense, *sparse)]
+        if len(tokens) > 1 or has_experts[0] or not all(has_experts[1:]):
+            return ""
+        for point in sparse:
+            saved = 1 - dense.target_time.time_s / point.target_time.time_s
+            rows.setdefault(point.variant, []).append(f"{100 * max(0.0, saved):.0f} % on {machine}")
+    words = "; ".join(f"{variant} {', '.join(shares)}" for variant, shares in rows.items())
+    return f"Experts pay where they save more tokens than they cost time: {words}." if rows else ""
 
 
 # The verdict of a sweep: how many devices of one machine match another, or how well a machine scales.
@@ -347,22 +294,6 @@ def first_sentence(analysis: Analysis) -> str:
     _, scale = time_unit(first.target_time.time_s)
     low, high = (_number(end / scale) for end in first.target_time.band_s)
     return f"{_machine(first)} {reach} the target first, in {_time(first)} ({low} to {high})."
-
-
-def _sentences(analysis: Analysis) -> list[str]:
-    """Which machine reaches the target first, how machines compare or scale, and what variants change."""
-    if not analysis.feasible:
-        reasons = analysis.points[0].reasons if analysis.points else ("the grid is empty",)
-        return [f"No point of the grid has a feasible plan: {'; '.join(reasons)}."]
-    if analysis.variants:
-        of_scalings = [scaling.sentence for scaling in analysis.scalings]
-        sentences = of_scalings or variant_sentences(analysis.feasible, analysis.changes)
-        more = [sparsity_sentence(analysis.successions), policy_sentence(analysis.successions)]
-        return [*sentences[:MAX_SENTENCES], *filter(None, more)]
-    if len(analysis.targets) > 1:
-        return [_scales(member) for member in analysis.series[:MAX_SENTENCES]]
-    second = _matched(analysis.matches) if analysis.matches else _scales(analysis.series[0])
-    return [first_sentence(analysis), second]
 
 
 def _machine(point: PointResult) -> str:
@@ -499,7 +430,7 @@ class SweepResult:
         """The sentences that answer the sweep's question, the worst caveat last."""
         trust = confidence(self.caveats) if self.feasible else ""
         said = [f"{trust[0].upper()}{trust[1:]}."] if trust else []
-        return " ".join([*_sentences(self.analysis), *said])
+        return " ".join([*self.analysis.sentences, *said])
 
     def head(self) -> dict[str, Any]:
         """What a document says beside the points."""

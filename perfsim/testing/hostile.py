@@ -31,7 +31,7 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z_.0-9]*(?=:)")
 Source = TypeVar("Source")
 
 
-def mutated(text: str, rng: random.Random) -> bytes:
+def _mutated(text: str, rng: random.Random) -> bytes:
     """The text with one to three changes, as bytes."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         text = rng.choice(_MUTATIONS)(text, rng)
@@ -110,7 +110,7 @@ def hostile_inputs(
     """So many mutations, of each text in turn, with what the text is of; the same seed gives the same."""
     for number in range(count):
         source, text = sources[number % len(sources)]
-        yield source, mutated(text, random.Random(f"{seed} {number}"))
+        yield source, _mutated(text, random.Random(f"{seed} {number}"))
 
 
 def numbers_replaced(sources: Sequence[tuple[Source, str]], every: int = 1) -> Iterator[tuple[Source, bytes]]:

@@ -18,8 +18,7 @@ from perfsim.work.graph import (
     Work,
     block_name,
 )
-from perfsim.work.symmetry import peer_classes
-from perfsim.work.unfold import Unfolded, unfold
+from perfsim.work.unfold import Unfolded, peer_classes, unfold
 
 __all__ = [
     "EMBEDDING",

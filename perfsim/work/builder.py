@@ -29,7 +29,7 @@ class Port(int):
     """An external input tensor of a template; stamping supplies its handle."""
 
 
-class Handles(NamedTuple):
+class _Handles(NamedTuple):
     """Result of adding a task: its id and the handle of its first output tensor."""
 
     id: int
@@ -62,8 +62,8 @@ class _Columns:
         reads: Sequence[int],
         after: Sequence[int],
         writes: int,
-    ) -> Handles:
-        handles = Handles(len(self.work), self.num_tensors)
+    ) -> _Handles:
+        handles = _Handles(len(self.work), self.num_tensors)
         self.work.append(work)
         self.stream.append(stream)
         self.tag.append(tag)
@@ -100,7 +100,7 @@ class Template:
         after: Sequence[int] = (),
         *,
         block: int = WHOLE_DEVICE,
-    ) -> Handles:
+    ) -> _Handles:
         """Record one task; `reads` are ports or tensors of this template.
 
         `after` holds task ids of this template, or ports, which stand for the writers of their tensors.
@@ -214,12 +214,12 @@ class GraphBuilder:
         *,
         tag: int = -1,
         block: int = WHOLE_DEVICE,
-    ) -> Handles:
+    ) -> _Handles:
         """Append one task; returns its id and the handle of the first tensor it writes."""
         local = self._columns.append(
             self.work_id(work), self.stream_id(stream), tag, block, reads, after, len(work.writes)
         )
-        return Handles(self._num_tasks + local.id, self._num_tensors + local.tensor)
+        return _Handles(self._num_tasks + local.id, self._num_tensors + local.tensor)
 
     def end_step(self, num_tasks: int | None = None) -> None:
         """Mark the end of one optimizer step: here, or after the first `num_tasks` tasks."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.arrays import Ids, Ints
+from perfsim.base.arrays import Bools, Ids, Ints
 from perfsim.base.errors import GraphError
 from perfsim.work.kernels import Kernel
 
@@ -58,7 +58,7 @@ class Ragged(NamedTuple):
         return Ragged(start, np.append(self.values, others.values))
 
 
-def offsets(lengths: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:
+def offsets(lengths: NDArray[np.integer] | Bools) -> Ints:
     """Start of each row and the end of the last: 0, l0, l0 + l1, ..."""
     start = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=start[1:])
@@ -208,16 +208,16 @@ DEPTH = 3
 """Steps that the search for a task's other dependencies goes back from its last one."""
 
 
-class Waits(NamedTuple):
+class _Waits(NamedTuple):
     """Dependencies of every task, one per column (-1: none); empty for tasks with too many."""
 
-    columns: NDArray[np.int32]
+    columns: Ids
     """(COLUMNS, tasks); the first is the stream predecessor, the others are on other streams."""
-    long: NDArray[np.bool_]
+    long: Bools
     """Tasks with too many dependencies for the columns."""
 
 
-def waits(stream: Ids, previous: Ids, sources: Sequence[Ragged]) -> Waits:
+def _collected(stream: Ids, previous: Ids, sources: Sequence[Ragged]) -> _Waits:
     """Collect dependencies: the stream predecessor, and those rows of every source on other streams."""
     counts = [np.diff(source.start) for source in sources]
     long = np.sum(counts, axis=0) >= COLUMNS
@@ -233,10 +233,10 @@ def waits(stream: Ids, previous: Ids, sources: Sequence[Ragged]) -> Waits:
             dependency = dependency[apart]
             columns[filled[tasks], tasks] = dependency
             filled[tasks] += 1
-    return Waits(columns, long)
+    return _Waits(columns, long)
 
 
-def _followed(waits: Waits) -> Ids:
+def _followed(waits: _Waits) -> Ids:
     """The task that each task directly follows; -1 if it waits for several, or for none.
 
     It is the last dependency, if the search finds that this one has waited for all the others.
@@ -353,7 +353,7 @@ class Chains:
         )
 
 
-def _chains(follows: Ids, waits: Waits, sources: Sequence[Ragged]) -> Chains:
+def _chains(follows: Ids, waits: _Waits, sources: Sequence[Ragged]) -> Chains:
     """The chains of a graph."""
     tasks = np.arange(len(follows), dtype=np.int32)
     joined = follows >= 0  # the tasks that continue a chain
@@ -372,7 +372,7 @@ def _chains(follows: Ids, waits: Waits, sources: Sequence[Ragged]) -> Chains:
     return Chains(order, first.astype(np.int32), chain_of_run[run], _of_heads(heads, waits, sources))
 
 
-def _split(whole: Chains, apart: NDArray[np.bool_], waits: Waits, sources: Sequence[Ragged]) -> Chains:
+def _split(whole: Chains, apart: Bools, waits: _Waits, sources: Sequence[Ragged]) -> Chains:
     """Chains cut before and behind each task in `apart`, whose duration is not known yet."""
     alone = apart[whole.order]
     begins = alone.copy()
@@ -394,7 +394,7 @@ def _split(whole: Chains, apart: NDArray[np.bool_], waits: Waits, sources: Seque
     return Chains(parts.values, parts.start, chain, both.rows(row[by_head]))
 
 
-def _chain_of_run(first: Ints, run: Ids, follows: Ids, joined: NDArray[np.bool_]) -> Ids:
+def _chain_of_run(first: Ints, run: Ids, follows: Ids, joined: Bools) -> Ids:
     """The chain of every run of consecutive task ids; a run may continue another one."""
     before = np.where(joined[first], run[follows[first]], np.arange(len(first), dtype=np.int32))
     behind = np.flatnonzero(joined[first])
@@ -407,7 +407,7 @@ def _chain_of_run(first: Ints, run: Ids, follows: Ids, joined: NDArray[np.bool_]
     return np.asarray(number[before])
 
 
-def _of_heads(heads: Ints | Ids, waits: Waits, sources: Sequence[Ragged]) -> Ragged:
+def _of_heads(heads: Ints | Ids, waits: _Waits, sources: Sequence[Ragged]) -> Ragged:
     """Dependencies of the head of each chain, ascending, without repeats."""
     columns = np.sort(waits.columns[:, heads].T, axis=1)
     new = columns >= 0
@@ -418,7 +418,7 @@ def _of_heads(heads: Ints | Ids, waits: Waits, sources: Sequence[Ragged]) -> Rag
 
 
 def _with_long(
-    rows: Ragged, long: Ints, heads: Ints | Ids, waits: Waits, sources: Sequence[Ragged]
+    rows: Ragged, long: Ints, heads: Ints | Ids, waits: _Waits, sources: Sequence[Ragged]
 ) -> Ragged:
     """`rows` with all dependencies of those heads that have too many for the columns."""
     previous = waits.columns[0, heads]
@@ -498,7 +498,7 @@ class TaskGraph:
     step_ends: tuple[int, ...]
     """Number of tasks at the end of each optimizer step."""
     stands_for: tuple[int, ...]
-    """Number of ranks that each stream stands for; ranks that do the same work share one (`symmetry`)."""
+    """Number of ranks that each stream stands for; ranks that do the same work share one (`unfold`)."""
 
     def __len__(self) -> int:
         return len(self.work)
@@ -623,8 +623,8 @@ class TaskGraph:
         return Ragged(start, deps.row_of_value[order])
 
     @cached_property
-    def _waits(self) -> Waits:
-        return waits(self.stream, self.stream_predecessor, self.sources)
+    def _waits(self) -> _Waits:
+        return _collected(self.stream, self.stream_predecessor, self.sources)
 
     @cached_property
     def follows(self) -> Ids:
@@ -636,7 +636,7 @@ class TaskGraph:
         """All tasks, chain by chain."""
         return _chains(self.follows, self._waits, self.sources)
 
-    def chains_around(self, apart: NDArray[np.bool_]) -> Chains:
+    def chains_around(self, apart: Bools) -> Chains:
         """The chains if each of these tasks is a chain of its own."""
         return _split(self.chains, apart, self._waits, self.sources)
 

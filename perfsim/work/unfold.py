@@ -1,14 +1,19 @@
-"""Unfolds a strategy's folded graph into one with a device for every class of peers, or for every rank.
+"""Folded graphs: which peers a device stands for, and the graph with a device for each class of them.
 
-Compute tasks and sends have one instance per class. A collective has one per group, on a stream of its
-devices: it reads the inputs of all members and waits for the task before it on each member's stream, and
-the next tasks there wait for it. Tasks on shared streams (MemoryX, SwarmX) stay single; they read from
-every class, and every class reads from them.
+A folded graph has one device per pipeline rank (one wafer for all). Device `gpu{base}` stands for its
+*peers*, ranks base .. base + width - 1: tensor peers innermost, then replicas. Peers meet only in work of a
+group, such as a collective; sends stay among ranks of equal offset. So symmetry is a property of offsets, and
+*classes* number them: peers of one class have equal times.
+
+In an unfolded graph compute tasks and sends have one instance per class. A collective has one per group, on a
+stream of its devices: it reads the inputs of all members and waits for the task before it on each member's
+stream, and the next tasks there wait for it. Tasks on shared streams (MemoryX, SwarmX) stay single; they read
+from every class, and every class reads from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,61 +21,145 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.arrays import Ids, Ints
+from perfsim.base.arrays import Bools, Ids, Ints
 from perfsim.base.errors import GraphError
-from perfsim.work.graph import Ragged, RankGroup, TaskGraph, Work, offsets, rank_of
-from perfsim.work.symmetry import gatherings, meeting_of, meetings_of
-
-# Replaces tasks by chains of tasks, such as a collective by the steps of its algorithm.
+from perfsim.work.graph import Kind, Ragged, RankGroup, TaskGraph, Work, offsets, rank_of
 
 
-def expand(graph: TaskGraph, chains: Mapping[int, Sequence[Work]]) -> TaskGraph:
-    """Replace every task of work w by the tasks `chains[w]`, in order on its stream.
+class Meeting(NamedTuple):
+    """The peers in a collective: `size` offsets, `stride` apart; (1, 1) for work without peers."""
 
-    The first task of a chain inherits the dependencies, the last one the outputs; tensors keep their
-    handles. Raises GraphError for a chain that is empty or whose last work writes other tensors.
+    stride: int
+    size: int
+
+    def first(self, offset: int) -> int:
+        """The lowest offset of a peer's group."""
+        return offset - offset // self.stride % self.size * self.stride
+
+    def offsets(self, offset: int) -> range:
+        """All offsets of a peer's group."""
+        first = self.first(offset)
+        return range(first, first + self.stride * self.size, self.stride)
+
+
+ALONE = Meeting(1, 1)
+
+
+def bases_of(graph: TaskGraph) -> list[int]:
+    """The rank of every device in the graph, ascending."""
+    return sorted({rank for rank in graph.stream_ranks.tolist() if rank >= 0})
+
+
+def meeting_of(work: Work, width: int) -> Meeting:
+    """The peers in work of one class. Raises GraphError for a group that does not divide them evenly."""
+    group = work.group
+    if work.kind is Kind.COMM_SEND or group is None or group.size == 1 or group.stride >= width:
+        return ALONE
+    if group.stride < 1 or width % (group.stride * group.size):
+        raise GraphError(f"the group of {work.name} does not divide {width} peers evenly: {group}")
+    return Meeting(group.stride, group.size)
+
+
+def _meetings_of(graph: TaskGraph) -> list[Meeting]:
+    """All distinct meetings of peers in a graph, `ALONE` first."""
+    width = graph.width
+    meetings = {ALONE}
+    used = np.unique(graph.stream.astype(np.int64) * len(graph.works) + graph.work).tolist()
+    for stream, work in (divmod(key, len(graph.works)) for key in used):
+        rank = int(graph.stream_ranks[stream])
+        group = graph.works[work].group
+        if rank < 0:
+            continue
+        meetings.add(meeting := meeting_of(graph.works[work], width))
+        if meeting != ALONE and group is not None and group.start != rank:
+            name = graph.works[work].name
+            raise GraphError(f"the group of {name} on rank {rank} must begin with it: {group}")
+    return sorted(meetings)
+
+
+def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) -> Ids:
+    """Class of each peer, by offset: the fewest classes whose members have equal times.
+
+    `marks` distinguishes ranks (a straggler, a slow NIC); ranks without a mark are equal. Two peers are of
+    one class if they have the same marks at every pipeline rank and meet peers of the same classes. This
+    is colour refinement; it ends because classes are only ever split. A single class means that the
+    folded graph is exact.
     """
-    for work, chain in chains.items():
-        if not chain or len(chain[-1].writes) != len(graph.works[work].writes):
-            raise GraphError(f"a chain for {graph.works[work].name} must end in work that writes the same")
-    length = np.array([len(chains.get(work, (None,))) for work in range(len(graph.works))])
-    first = offsets(length[graph.work])
-    task = np.repeat(np.arange(len(graph)), length[graph.work])
-    local = np.arange(len(task)) - first[task]
-    is_last = local == length[graph.work][task] - 1
-    works, begin = _works(graph, chains)
-    return replace(
-        graph,
-        works=works,
-        work=(begin[graph.work[task]] + local).astype(np.int32),
-        stream=graph.stream[task],
-        tag=graph.tag[task],
-        block=graph.block[task],
-        reads=_of_first(graph.reads, task, local, graph.reads.values),
-        after=_of_first(graph.after, task, local, first[graph.after.values + 1] - 1),
-        first_write=offsets(np.where(is_last, np.diff(graph.first_write)[task], 0)).astype(np.int32),
-        step_ends=tuple(int(first[end]) for end in graph.step_ends),
-    )
+    width = graph.width
+    bases = bases_of(graph)
+    meetings = _meetings_of(graph)
+    marks = marks or {}
+    classes = _numbered([tuple(marks.get(base + offset) for base in bases) for offset in range(width)])
+    while True:
+        seen = [_groups(classes, meeting) for meeting in meetings]
+        # Peers stay together only if they were and if all their groups have equal classes.
+        refined = _numbered(list(zip(classes.tolist(), *seen, strict=True)))
+        if refined.max(initial=0) == classes.max(initial=0):
+            return refined
+        classes = refined
 
 
-def _works(
-    graph: TaskGraph, chains: Mapping[int, Sequence[Work]]
-) -> tuple[tuple[Work, ...], NDArray[np.int64]]:
-    """The works of the new graph, and where those of each old one begin."""
-    works: list[Work] = []
-    begin = []
-    for number, work in enumerate(graph.works):
-        begin.append(len(works))
-        works += chains.get(number, (work,))
-    return tuple(works), np.array(begin)
+def as_slowest_peers(graph: TaskGraph, factors: Mapping[int, float]) -> dict[int, float]:
+    """Slowdown of every rank (1 if absent) if all tensor peers are as slow as the slowest of them.
+
+    Tensor peers synchronise after every block, so they wait for the slowest anyway: the step time is
+    bitwise the same with stragglers in one tensor group, and no shorter with stragglers in several. Used
+    as marks, these factors halve the number of classes and keep chains whole.
+    """
+    inner = [meeting for meeting in _meetings_of(graph) if meeting.stride == 1 and meeting.size > 1]
+    meeting = min(inner, key=lambda candidate: candidate.size, default=ALONE)
+    slowdown: dict[int, float] = {}
+    for base in bases_of(graph):
+        for first in {meeting.first(offset) for offset in range(graph.width)}:
+            group = [base + offset for offset in meeting.offsets(first)]
+            slowest = max(factors.get(rank, 1.0) for rank in group)
+            slowdown |= dict.fromkeys(group, slowest) if slowest != 1.0 else {}
+    return slowdown
 
 
-def _of_first(
-    rows: Ragged, task: NDArray[np.int64], local: NDArray[np.int64], values: NDArray[np.integer]
-) -> Ragged:
-    """The rows of the tasks for the first task of each chain; empty rows for the others."""
-    lengths = np.where(local == 0, np.diff(rows.start)[task], 0)
-    return Ragged(offsets(lengths).astype(np.int32), values.astype(np.int32))
+def _groups(classes: Ids, meeting: Meeting) -> list[tuple[int, ...]]:
+    """The distinct classes in each peer's group."""
+    groups: dict[int, tuple[int, ...]] = {}
+    for first in {meeting.first(offset) for offset in range(len(classes))}:
+        groups[first] = tuple(sorted(set(classes[list(meeting.offsets(first))].tolist())))
+    return [groups[meeting.first(offset)] for offset in range(len(classes))]
+
+
+def _numbered(colours: Sequence[Hashable]) -> Ids:
+    """Colours as numbers, in the order in which they appear."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(colour, len(numbers)) for colour in colours], dtype=np.int32)
+
+
+class _Gatherings(NamedTuple):
+    """The instances of each meeting among classes of peers.
+
+    `instance[m, k]` is the instance of meeting m that class k is in, `slot[m, k]` its place there;
+    `members[m]` lists the classes of every instance.
+    """
+
+    instance: Ints
+    slot: Ints
+    members: list[list[tuple[int, ...]]]
+
+
+def _gatherings(classes: Ids, meetings: Sequence[Meeting]) -> _Gatherings:
+    """The instances of every meeting. Raises GraphError if members of one class meet different classes."""
+    count = int(classes.max(initial=-1)) + 1
+    instance, slot = (np.zeros((len(meetings), count), dtype=np.int64) for _ in range(2))
+    members = []
+    for row, meeting in enumerate(meetings):
+        met = [(number,) for number in classes.tolist()] if meeting == ALONE else _groups(classes, meeting)
+        of_class: dict[int, tuple[int, ...]] = {}
+        for number, group in zip(classes.tolist(), met, strict=True):
+            if of_class.setdefault(number, group) != group:
+                raise GraphError("peers of one class meet peers of unlike classes")
+        instances = list(dict.fromkeys(of_class.values()))
+        members.append(instances)
+        for index, group in enumerate(instances):
+            instance[row, list(group)] = index
+            slot[row, list(group)] = range(len(group))
+    return _Gatherings(instance, slot, members)
 
 
 @dataclass(frozen=True)
@@ -130,10 +219,10 @@ class _Unfolding:
             raise GraphError("classes of peers must be numbered 0, 1, 2, ...")
         self.classes = classes
         self.size = sizes
-        self.meetings = meetings_of(graph)
+        self.meetings = _meetings_of(graph)
         self.shared = len(self.meetings)
         everyone = tuple(range(len(numbers)))
-        gathered = gatherings(classes, self.meetings)
+        gathered = _gatherings(classes, self.meetings)
         self.instance = np.vstack([gathered.instance, np.zeros(len(numbers), dtype=np.int64)])
         self.slot = np.vstack([gathered.slot, np.arange(len(numbers))])
         self.members = [*gathered.members, [everyone]]
@@ -215,7 +304,7 @@ class _Unfolding:
 
     # --------------------------------------------------------------------------- works, streams
     @cached_property
-    def _moves(self) -> NDArray[np.bool_]:
+    def _moves(self) -> Bools:
         """Works that differ between instances because they contain ranks."""
         alone = np.unique(self.graph.work[self.row == self.shared])
         moves = np.array([work.group is not None for work in self.graph.works])
@@ -245,7 +334,7 @@ class _Unfolding:
         moved = RankGroup(group.start + offset, group.stride, group.size)
         return replace(work, group=moved, writes=work.writes * len(members))
 
-    def _streams(self) -> tuple[tuple[str, ...], tuple[int, ...], NDArray[np.int32]]:
+    def _streams(self) -> tuple[tuple[str, ...], tuple[int, ...], Ids]:
         """Streams of the new graph, the ranks each stands for, and their ids by (stream, row, instance)."""
         graph = self.graph
         number = np.full((len(graph.streams), *self.num_members.shape), -1, dtype=np.int32)
@@ -327,7 +416,7 @@ class _Unfolding:
         return Ragged(offsets(count).astype(np.int32), values[order].astype(np.int32))
 
     @cached_property
-    def _parted(self) -> NDArray[np.bool_]:
+    def _parted(self) -> Bools:
         """Whether the instances of a class in two rows are on different streams: (row, row, class)."""
         met = [
             [instances[local] for local in row.tolist()]
@@ -336,3 +425,51 @@ class _Unfolding:
         return np.array(
             [[[a != b for a, b in zip(left, right, strict=True)] for right in met] for left in met]
         )
+
+
+# Replaces tasks by chains of tasks, such as a collective by the steps of its algorithm.
+
+
+def expand(graph: TaskGraph, chains: Mapping[int, Sequence[Work]]) -> TaskGraph:
+    """Replace every task of work w by the tasks `chains[w]`, in order on its stream.
+
+    The first task of a chain inherits the dependencies, the last one the outputs; tensors keep their
+    handles. Raises GraphError for a chain that is empty or whose last work writes other tensors.
+    """
+    for work, chain in chains.items():
+        if not chain or len(chain[-1].writes) != len(graph.works[work].writes):
+            raise GraphError(f"a chain for {graph.works[work].name} must end in work that writes the same")
+    length = np.array([len(chains.get(work, (None,))) for work in range(len(graph.works))])
+    first = offsets(length[graph.work])
+    task = np.repeat(np.arange(len(graph)), length[graph.work])
+    local = np.arange(len(task)) - first[task]
+    is_last = local == length[graph.work][task] - 1
+    works, begin = _works(graph, chains)
+    return replace(
+        graph,
+        works=works,
+        work=(begin[graph.work[task]] + local).astype(np.int32),
+        stream=graph.stream[task],
+        tag=graph.tag[task],
+        block=graph.block[task],
+        reads=_of_first(graph.reads, task, local, graph.reads.values),
+        after=_of_first(graph.after, task, local, first[graph.after.values + 1] - 1),
+        first_write=offsets(np.where(is_last, np.diff(graph.first_write)[task], 0)).astype(np.int32),
+        step_ends=tuple(int(first[end]) for end in graph.step_ends),
+    )
+
+
+def _works(graph: TaskGraph, chains: Mapping[int, Sequence[Work]]) -> tuple[tuple[Work, ...], Ints]:
+    """The works of the new graph, and where those of each old one begin."""
+    works: list[Work] = []
+    begin = []
+    for number, work in enumerate(graph.works):
+        begin.append(len(works))
+        works += chains.get(number, (work,))
+    return tuple(works), np.array(begin)
+
+
+def _of_first(rows: Ragged, task: Ints, local: Ints, values: NDArray[np.integer]) -> Ragged:
+    """The rows of the tasks for the first task of each chain; empty rows for the others."""
+    lengths = np.where(local == 0, np.diff(rows.start)[task], 0)
+    return Ragged(offsets(lengths).astype(np.int32), values.astype(np.int32))

@@ -9,10 +9,11 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.report.figures.scaling import ScalingPoint, ValidationPoint, heat_map, residuals, scaling_curve
+from perfsim.report.figures.scaling import heat_map, residuals, runs_table, scaling_curve
 from perfsim.report.page import Section, write_page
-from perfsim.report.study_files import write_study_page
-from perfsim.report.text import duration
+from perfsim.report.study_page import write_study_page
+from perfsim.report.table import Table
+from perfsim.report.text import COUNT, SHARE, Unit, duration
 
 pytestmark = pytest.mark.browser
 
@@ -34,14 +35,19 @@ def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="session")
 def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    points = [ScalingPoint("gpu", 8 * 2**i, 100 / 1.9**i, 0.95**i) for i in range(6)]
-    cases = [ValidationPoint(f"case {i}", "megatron", 10.0 + i, 11.0 + i, 0.1) for i in range(5)]
-    cells = [[1.0, 20.0, 300.0], [2.0, None, 600.0]]
-    names = {"x_name": "batch", "y_name": "system", "z_name": "Time", "unit": "days"}
+    points = [("gpu", 8 * 2**i, 100 / 1.9**i, 0.95**i, "") for i in range(6)]
+    columns = {"series": None, "devices": COUNT, "time": Unit("days"), "efficiency": SHARE, "layout": None}
+    names = ("id", "family", "evidence", "measured_s", "predicted_s", "error")
+    cases = [(f"case {i}", "megatron", "A", 10.0 + i, 11.0 + i, 0.1) for i in range(5)]
+    cells = Table.of(
+        {"system": None, "96": Unit(), "192": Unit(), "384": Unit()},
+        [("gpu", 1.0, 20.0, 300.0), ("wafer", 2.0, None, 600.0)],
+    )
+    runs = runs_table(dict(zip(names, case, strict=True)) for case in cases)
     sections = [
-        Section("Scaling", figure=scaling_curve(points)),
-        Section("Heat map", figure=heat_map([96, 192, 384], ["gpu", "wafer"], cells, **names)),
-        Section("Validation", figure=residuals(cases)),
+        Section("Scaling", figure=scaling_curve(Table.of(columns, points))),
+        Section("Heat map", figure=heat_map(cells, "Time (days)", "batch")),
+        Section("Validation", figure=residuals(runs)),
     ]
     return write_page("A sweep", sections, tmp_path_factory.mktemp("sweep") / "index.html")
 
@@ -215,7 +221,7 @@ def test_a_table_is_saved_as_csv(open_page: Callable, report: Path, tmp_path: Pa
     rows = list(csv.reader((tmp_path / "saved.csv").read_text("utf-8").splitlines()))
     assert waiting.value.suggested_filename == "verdict.csv"
     assert rows[0][1] == "128 A100-80GB (16 DGX)"
-    assert rows[1][:2] == ["time to the target", "32.0 days"]
+    assert rows[1][:2] == ["time", "32.0 days (31.2 to 37.1)"]
 
 
 @pytest.mark.parametrize("width", [400, pytest.param(1400, marks=pytest.mark.slow)])

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from perfsim.report import text
-from perfsim.report.study_files import write_study
+from perfsim.report.study_page import write_study
 from perfsim.report.sweep import named_points, write_sweep
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study

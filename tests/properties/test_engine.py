@@ -16,7 +16,7 @@ from perfsim.engine.fairshare import Flow
 from perfsim.engine.trace import Trace
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
-INVOLVED = sys.modules["perfsim.engine.simulate"]
+INVOLVED = sys.modules["perfsim.engine.involved"]
 WORKS = 3
 LINKS = 2
 

@@ -20,7 +20,7 @@ from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan
 from perfsim.work import TaskGraph, peer_classes, unfold
 from perfsim.work.graph import rank_of
-from perfsim.work.symmetry import as_slowest_peers, meeting_of
+from perfsim.work.unfold import as_slowest_peers, meeting_of
 
 SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb1p": 1, "zb2p": 1, "zbv": 2, "v-half": 2, "v-min": 2}
 

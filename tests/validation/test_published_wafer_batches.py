@@ -18,8 +18,7 @@ from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.streaming.device import WAFER
-from perfsim.strategies.streaming.memory import activation_parts_bytes
+from perfsim.strategies.streaming.memory import WAFER, activation_parts_bytes
 from perfsim.testing import toys
 from perfsim.work.counts import parameters
 

@@ -1,4 +1,4 @@
-"""Labels beside what they name: places where they hide neither each other nor the marks."""
+"""What all figures share: colours, axes, escaping, and labels that hide neither each other nor marks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import plotly.graph_objects as go
-
-from perfsim.report.text import NONE, number, trim
-
-# What all figures share: colours, fonts, margins, and escaping.
-#
 # The palette is Okabe and Ito's, which stays distinguishable with every common colour vision; black
 # is not used, because pages have a dark form. Backgrounds are transparent and text is grey, so the
 # page's style sheet decides between light and dark.
@@ -34,16 +28,12 @@ MOST_TICKS = 8
 """Of an axis; more would overlap on a phone."""
 LABEL_CHARS = 24
 """Most characters in a line of a label that is wrapped, unless a word is longer."""
-MOST_CHARS = 34
-"""Most characters in a line of a label of two lines."""
 LINE_PX = 15
 """Height of a line of a label, with the space between two rows."""
 SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", "x", ".", "-", "|")
-
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 INK = "#5B6470"
 GRID = "rgba(128,128,128,0.28)"
@@ -140,25 +130,11 @@ def union(groups: Iterable[Mapping[str, float]]) -> list[str]:
     return list(seen)
 
 
-def two_lines(label: str) -> str:
-    """A label `128 x system, strategy` broken before its last part, escaped; in more if those are long."""
-    head, comma, tail = label.rpartition(", ")
-    if max(len(head), len(tail)) > MOST_CHARS:
-        return in_lines(label)
-    return f"{esc(head)}{BREAK}{esc(tail)}" if comma else esc(label)
-
-
 def in_lines(label: str) -> str:
-    """A label `128 x system, strategy, layout` broken after its machine, escaped; a layout is wrapped."""
-    machine, _, rest = label.partition(", ")
-    lines = textwrap.wrap(rest, LABEL_CHARS, break_long_words=False, break_on_hyphens=False)
-    return BREAK.join(esc(line) for line in [machine, *lines])
-
-
-def wrapped(label: str) -> str:
-    """A label in lines of at most `LABEL_CHARS` characters, escaped."""
-    lines = textwrap.wrap(label, LABEL_CHARS, break_long_words=False, break_on_hyphens=False)
-    return BREAK.join(esc(line) for line in lines)
+    """A label `128 A100, strategy, layout` broken after its machine and in short lines, escaped."""
+    parts = label.split(", ", 1)
+    lines = [line for part in parts for line in textwrap.wrap(part, LABEL_CHARS, break_on_hyphens=False)]
+    return BREAK.join(map(esc, lines))
 
 
 def row_px(labels: Iterable[str], least: int) -> int:
@@ -214,12 +190,9 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def si(value: float, unit: str) -> str:
-    """`1.2 GB`, `312 TFLOP/s`: a quantity with the prefix that suits it."""
-    if not value > 0:
-        return NONE
-    power = min(max(math.floor(math.log10(value) / 3 + 1e-9), 0), len(_PREFIXES) - 1)
-    return f"{trim(number(value / 1000**power))} {_PREFIXES[power]}{unit}"
+def rounded(value: float) -> float:
+    """Six digits, which are enough to draw and keep every length above zero."""
+    return float(f"{value:.6g}")
 
 
 def layout(title: str, *, height: int, **more: Any) -> dict[str, Any]:
@@ -253,11 +226,6 @@ def layout(title: str, *, height: int, **more: Any) -> dict[str, Any]:
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
     }
     return style | more
-
-
-def figure(traces: Sequence[Any], style: Mapping[str, Any]) -> go.Figure:
-    """A figure of traces and a layout."""
-    return go.Figure(data=list(traces), layout=dict(style))
 
 
 WIDE_PX = 300

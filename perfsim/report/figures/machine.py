@@ -1,4 +1,4 @@
-"""A drawn network, devices at the bottom: what repeats is drawn once, with what the step uses of links."""
+"""A machine in figures: its memory, the use of its network, its roofline, and its drawn network."""
 
 from __future__ import annotations
 
@@ -11,203 +11,110 @@ import plotly.graph_objects as go
 
 from perfsim.costs.memory import MemoryUse
 from perfsim.network.topology import Cables, NetworkMap, Place
-from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, LinkUse, Roofline
+from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, LinkUse, Roofline
 from perfsim.report import text
 from perfsim.report.figures import base
-from perfsim.report.page import Box, Drawing, Line, Words
-from perfsim.report.table import Table
+from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import StudyResult
 
 # What each pipeline stage or wafer holds at its peak, against its capacity.
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    candidate: str
-    place: str
-    bar: MemoryUse
-    machine: str
-    """The short name of the candidate."""
-
-    @property
-    def label(self) -> str:
-        return f"{self.machine}<br>{base.esc(self.place)}"
-
-    @property
-    def total(self) -> float:
-        return sum(self.bar.parts_bytes.values())
-
-
-def memory(result: StudyResult) -> go.Figure:
-    """Stacked bars; one subplot for each capacity, all in one unit."""
-    groups = _groups(result)
-    unit = _unit(groups)
-    order = base.union(row.bar.parts_bytes for rows in groups for row in rows)
-    styles = base.part_styles(order)
-    traces: list[Any] = []
-    style = base.layout(
-        f"Peak memory by what it holds ({unit[0]})",
-        height=0,
-        barmode="stack",
-        bargap=0.3,
-        shapes=[],
-        annotations=[],
-    )
-    style["legend"]["traceorder"] = "normal"
-    drawn: set[str] = set()
-    for index, (rows, domain) in enumerate(zip(groups, _domains(groups), strict=True)):
-        suffix = str(index + 1) if index else ""
-        traces += _bars(rows, order, styles, unit, suffix, drawn)
-        _axes(style, rows, domain, unit, suffix)
-    style["height"] = _height(groups)
-    return base.figure(traces, style)
-
-
-def _memory_rows(result: StudyResult) -> list[_Row]:
-    """One row per place; neighbours that hold exactly the same share a row."""
-    rows: list[_Row] = []
-    machines = [base.wrapped(name) for name in text.names(result.candidates)]
-    named = zip(text.labels(result.candidates), result.candidates, machines, strict=True)
-    for name, candidate, machine in named:
-        run: list[MemoryUse] = []
-        for bar in candidate.memory:
-            if run and (dict(run[0].parts_bytes), run[0].capacity_bytes) != (
-                dict(bar.parts_bytes),
-                bar.capacity_bytes,
-            ):
-                rows.append(_Row(name, _place(run), run[0], machine))
-                run = []
-            run.append(bar)
-        if run:
-            rows.append(_Row(name, _place(run), run[0], machine))
-    return rows
-
-
-def _place(run: Sequence[MemoryUse]) -> str:
-    if len(run) == 1:
-        return run[0].place
-    return f"{run[0].place} to {run[-1].place.split(' ')[-1]}"
-
-
-def _groups(result: StudyResult) -> list[list[_Row]]:
-    groups: dict[float, list[_Row]] = {}
-    for row in _memory_rows(result):
-        groups.setdefault(row.bar.capacity_bytes, []).append(row)
-    return list(groups.values())
-
-
-def _unit(groups: Sequence[Sequence[_Row]]) -> tuple[str, float]:
-    """The unit of all bars, with its bytes."""
-    return text.memory_unit(*(row.bar.capacity_bytes for rows in groups for row in rows))
-
 
 _ROW_PX = 44
 _GAP_PX = 92
 _FRAME_PX = 150
 
 
-def _height(groups: Sequence[Sequence[_Row]]) -> int:
-    return _FRAME_PX + sum(_row_px(rows) * len(rows) for rows in groups) + _GAP_PX * max(len(groups) - 1, 0)
+def memory_table(result: StudyResult) -> Table:
+    """Every place with its parts, total and capacity; neighbours that hold exactly the same share a row."""
+    rows: list[tuple[str, str, MemoryUse]] = []
+    for name, candidate in text.named(result.candidates):
+        runs: list[list[MemoryUse]] = []
+        for bar in candidate.memory:
+            if runs and _held(runs[-1][0]) == _held(bar):
+                runs[-1].append(bar)
+            else:
+                runs.append([bar])
+        for first, *others in runs:
+            place = f"{first.place} to {others[-1].place.split(' ')[-1]}" if others else first.place
+            rows.append((name, place, first))
+    order = base.union(bar.parts_bytes for *_, bar in rows)
+    unit = text.memory_unit(*(bar.capacity_bytes for *_, bar in rows))
+    cells = []
+    for name, place, bar in rows:
+        total = sum(bar.parts_bytes.values())
+        share = f"({text.percent(total / bar.capacity_bytes)} of the capacity)"
+        parts = [bar.parts_bytes.get(part) or None for part in order]
+        cells.append([name, place, *parts, Cell(total, note=share), bar.capacity_bytes])
+    names = [*map(text.human, order), "total", "capacity"]
+    columns = {"candidate": None, "place": None} | dict.fromkeys(names, unit)
+    return Table.of(columns, cells, "Peak memory of one device.")
 
 
-def _row_px(rows: Sequence[_Row]) -> int:
-    return base.row_px((row.label for row in rows), _ROW_PX)
+def _held(bar: MemoryUse) -> tuple[dict[str, float], float]:
+    return dict(bar.parts_bytes), bar.capacity_bytes
 
 
-def _domains(groups: Sequence[Sequence[_Row]]) -> list[tuple[float, float]]:
-    """Heights in proportion to the bars, top to bottom, with room for an axis between."""
-    inner = max(_height(groups) - _FRAME_PX, 1)
-    domains = []
+def memory(table: Table) -> go.Figure:
+    """Stacked bars of `memory_table`; one subplot for each capacity, all in one unit."""
+    unit = table.columns[-1].unit or text.NUMBER
+    groups: dict[float, list[Sequence[Cell]]] = {}
+    for row in table.rows:
+        groups.setdefault(row[-1].number, []).append(row)
+    labels = {
+        capacity: [f"{base.in_lines(str(row[0].value))}<br>{base.esc(row[1].value)}" for row in rows]
+        for capacity, rows in groups.items()
+    }
+    heights = {capacity: base.row_px(own, _ROW_PX) * len(own) for capacity, own in labels.items()}
+    inner = max(1, sum(heights.values()) + _GAP_PX * (len(groups) - 1))
+    parts = table.columns[2:-2]
+    styles = base.part_styles([part.name for part in parts])
+    style = base.layout(
+        f"Peak memory by what it holds ({unit.name})",
+        height=_FRAME_PX + inner,
+        barmode="stack",
+        bargap=0.3,
+        shapes=[],
+        annotations=[],
+    )
+    style["legend"]["traceorder"] = "normal"
+    traces: list[go.Bar] = []
     top = 1.0
-    for rows in groups:
-        bottom = max(top - _row_px(rows) * len(rows) / inner, 0.0)
-        domains.append((round(bottom, 4), round(top, 4)))
-        top = bottom - _GAP_PX / inner
-    return domains
-
-
-def _bars(
-    rows: Sequence[_Row],
-    order: Sequence[str],
-    styles: dict[str, dict[str, Any]],
-    unit: tuple[str, float],
-    suffix: str,
-    drawn: set[str],
-) -> list[Any]:
-    name, scale = unit
-    traces = []
-    for part in order:
-        values = [row.bar.parts_bytes.get(part, 0.0) / scale for row in rows]
-        if not any(values):
-            continue
-        traces.append(
+    for index, (capacity, rows) in enumerate(groups.items()):
+        suffix = str(index + 1) if index else ""
+        known = {trace.name for trace in traces}
+        traces += [
             go.Bar(
                 orientation="h",
-                name=base.esc(text.human(part)),
-                legendgroup=base.esc(part),
-                showlegend=part not in drawn,
-                y=[row.label for row in rows],
-                x=[round(value, 4) for value in values],
-                marker=styles[part],
+                name=base.esc(part.name),
+                legendgroup=base.esc(part.name),
+                showlegend=base.esc(part.name) not in known,
+                y=labels[capacity],
+                x=[round((row[place].number if row[place].value else 0.0) / unit.scale, 4) for row in rows],
+                marker=styles[part.name],
                 xaxis=f"x{suffix}",
                 yaxis=f"y{suffix}",
-                hovertemplate=f"<b>%{{fullData.name}}</b><br>%{{x:.3g}} {name}<extra>%{{y}}</extra>",
+                hovertemplate=f"<b>%{{fullData.name}}</b><br>%{{x:.3g}} {unit.name}<extra>%{{y}}</extra>",
             )
+            for place, part in enumerate(parts, start=2)
+            if any(row[place].value for row in rows)
+        ]
+        limit = capacity / unit.scale if math.isfinite(capacity) else 0.0
+        end = 1.1 * max([limit, *(row[-2].number / unit.scale for row in rows)])
+        bottom = max(top - heights[capacity] / inner, 0.0)
+        style[f"xaxis{suffix}"] = base.axis(f"{unit.name} per device", range=[0, end], anchor=f"y{suffix}")
+        style[f"yaxis{suffix}"] = base.axis(
+            "", autorange="reversed", domain=(round(bottom, 4), round(top, 4)), anchor=f"x{suffix}"
         )
-        drawn.add(part)
-    return traces
-
-
-def _axes(
-    style: dict[str, Any],
-    rows: Sequence[_Row],
-    domain: tuple[float, float],
-    unit: tuple[str, float],
-    suffix: str,
-) -> None:
-    capacity, (name, scale) = rows[0].bar.capacity_bytes, unit
-    limit = capacity / scale if math.isfinite(capacity) else 0.0
-    end = 1.1 * max([limit, *(row.total / scale for row in rows)])
-    style[f"xaxis{suffix}"] = base.axis(f"{name} per device", range=[0, end], anchor=f"y{suffix}")
-    style[f"yaxis{suffix}"] = base.axis("", autorange="reversed", domain=domain, anchor=f"x{suffix}")
-    if not limit:
-        return
-    line = {"width": 2, "dash": "dash", "color": base.VERMILLION}
-    place: dict[str, Any] = {"xref": f"x{suffix}", "yref": f"y{suffix} domain"}
-    style["shapes"].append(place | {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "line": line})
-    note = {"x": limit, "y": 1, "xanchor": "right", "yanchor": "bottom", "showarrow": False}
-    style["annotations"].append(place | note | {"text": f"capacity {text.trim(text.number(limit))} {name}"})
-
-
-def memory_table(result: StudyResult) -> Table:
-    """Every place with its parts, total and share of the capacity."""
-    rows = _memory_rows(result)
-    order = base.union(row.bar.parts_bytes for row in rows)
-    all_capacities = [row.bar.capacity_bytes for row in rows]
-    cells = []
-    for row in rows:
-        capacity = row.bar.capacity_bytes
-        sizes = [row.bar.parts_bytes.get(part, 0.0) for part in order]
-        parts = [text.memory(size, *all_capacities) if size else text.NONE for size in sizes]
-        share = text.percent(row.total / capacity)
-        cells.append([row.candidate, row.place, *parts, text.memory(row.total, *all_capacities), share])
-    columns = ["candidate", "place", *(text.human(part) for part in order), "total", "of capacity"]
-    return Table(columns, cells, "Peak memory of one device.", frozenset(range(2, len(columns))))
-
-
-def memory_alt(result: StudyResult) -> str:
-    """The fullest place of each candidate in words."""
-    fullest: dict[str, _Row] = {}
-    for row in _memory_rows(result):
-        if row.candidate not in fullest or row.total > fullest[row.candidate].total:
-            fullest[row.candidate] = row
-    capacities = [row.bar.capacity_bytes for row in fullest.values()]
-    words = "; ".join(
-        f"{name}: {text.memory(row.total, *capacities)} of "
-        f"{text.memory(row.bar.capacity_bytes, *capacities)} in {row.place}"
-        for name, row in fullest.items()
-    )
-    return f"Stacked bars of peak memory with the capacity as a line. {words}."
+        top = bottom - _GAP_PX / inner
+        if limit:
+            line = {"width": 2, "dash": "dash", "color": base.VERMILLION}
+            at: dict[str, Any] = {"xref": f"x{suffix}", "yref": f"y{suffix} domain"}
+            style["shapes"].append(
+                at | {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "line": line}
+            )
+            note = {"x": limit, "y": 1, "xanchor": "right", "yanchor": "bottom", "showarrow": False}
+            style["annotations"].append(at | note | {"text": f"capacity {unit.text(capacity)}"})
+    return go.Figure(traces, style)
 
 
 # How much of the network each candidate's step uses, by kind of link.
@@ -230,84 +137,67 @@ KINDS = {
 """Kinds of links in words, from the devices outwards."""
 
 
-def network_use(result: StudyResult) -> go.Figure:
-    """A bar for each candidate and kind of link: its mean use; a line marks the peak of its busiest link."""
-    rows = _rows(result)
-    names = [[base.in_lines(name) for name, *_ in rows], [base.esc(kind) for _, kind, *_ in rows]]
-    columns = {"mean over the step": [mean for *_, mean, _ in rows]}
-    columns["peak of the busiest link"] = [peak for *_, peak in rows]
-    bar, line = (
-        {
-            "y": names,
-            "x": [100 * share for share in shares],
-            "name": name,
-            "hovertemplate": f"%{{x:.1f}} % {name}<extra>%{{y}}</extra>",
-        }
-        for name, shares in columns.items()
+def network_table(result: StudyResult) -> Table:
+    """Mean and peak use of every candidate and kind of link, in the order of `KINDS`, then others."""
+    order = list(KINDS)
+    return Table.of(
+        {"candidate": None, "kind of link": None, "mean": text.SHARE, "peak": text.SHARE},
+        (
+            (name, KINDS.get(kind, text.human(kind)), use.mean, use.peak)
+            for name, candidate in text.named(result.candidates)
+            for kind, use in sorted(
+                candidate.utilisation.items(),
+                key=lambda item: order.index(item[0]) if item[0] in KINDS else len(KINDS),
+            )
+        ),
+        "Mean: bytes of the step over what all links of the kind could carry in it, in both directions. "
+        "Peak: the most that the busiest link carries at once.",
     )
-    peaks = {
-        "mode": "markers",
-        "marker": {"symbol": "line-ns", "size": 14, "line": {"width": 3, "color": base.VERMILLION}},
-    }
+
+
+def network_use(table: Table) -> go.Figure:
+    """A bar of the mean for each row of `network_table`; a line marks the peak of the busiest link."""
+    peaks = [100 * cell.number for cell in table.column("peak")]
+    names = [
+        [base.in_lines(str(row[0].value)) for row in table.rows],
+        [base.esc(row[1].value) for row in table.rows],
+    ]
     style = base.layout(
         "Use of the network by kind of link (% of capacity)",
-        height=150 + 26 * len(rows),
+        height=150 + 26 * len(peaks),
         bargap=0.35,
-        xaxis=base.axis(
-            "share of capacity (%)", range=[0, 101 * max([1.0, *columns["peak of the busiest link"]])]
-        ),
+        xaxis=base.axis("share of capacity (%)", range=[0, 1.01 * max([100.0, *peaks])]),
         yaxis=base.axis("", autorange="reversed", type="multicategory"),
     )
-    bars = go.Bar(orientation="h", marker={"color": base.BLUE}, **bar)
-    return base.figure([bars, go.Scatter(**line, **peaks)], style)
-
-
-def network_use_table(result: StudyResult) -> Table:
-    """Mean and peak of every candidate and kind of link."""
-    rows = [[name, kind, text.percent(mean), text.percent(peak)] for name, kind, mean, peak in _rows(result)]
-    caption = (
-        "Mean: bytes of the step over what all links of the kind could carry in it, in both directions. "
-        "Peak: the most that the busiest link carries at once."
+    bars = go.Bar(
+        orientation="h",
+        y=names,
+        x=[100 * cell.number for cell in table.column("mean")],
+        name="mean over the step",
+        marker={"color": base.BLUE},
+        hovertemplate="%{x:.1f} % mean over the step<extra>%{y}</extra>",
     )
-    return Table(["candidate", "kind of link", "mean", "peak"], rows, caption, frozenset({2, 3}))
+    marks = go.Scatter(
+        y=names,
+        x=peaks,
+        name="peak of the busiest link",
+        mode="markers",
+        marker={"symbol": "line-ns", "size": 14, "line": {"width": 3, "color": base.VERMILLION}},
+        hovertemplate="%{x:.1f} % peak of the busiest link<extra>%{y}</extra>",
+    )
+    return go.Figure([bars, marks], style)
 
 
-def overload_note(result: StudyResult) -> str:
+def overload_note(table: Table) -> str:
     """What a peak above the capacity means; empty where there is none."""
-    peaks = [peak for *_, peak in _rows(result)]
-    if max(peaks, default=0.0) <= 1.0:
+    peak = max((cell.number for cell in table.column("peak")), default=0.0)
+    if peak <= 1.0:
         return ""
     return (
-        f"A peak of {text.percent(max(peaks), 0)} is more than a link carries: samples, or updates in the "
-        "memory of a weight server, run beside streamed weights, and in the simulation neither waits for "
-        f"the other. While both run they would take up to {text.percent(max(peaks) - 1, 0)} longer."
+        f"A peak of {text.percent(peak, 0)} is more than a link carries: samples, or updates in a weight "
+        "server's memory, run at the same time as streamed weights, and in the simulation neither waits for "
+        f"the other. While both run they would take up to {text.percent(peak - 1, 0)} longer."
     )
-
-
-def network_use_alt(result: StudyResult) -> str:
-    """The busiest kind of link of each candidate in words."""
-    busiest: dict[str, tuple[str, float, float]] = {}
-    for name, kind, mean, peak in _rows(result):
-        if name not in busiest or mean > busiest[name][1]:
-            busiest[name] = (kind, mean, peak)
-    sentences = [
-        f"{name}: {kind} {text.percent(mean)} on average, {text.percent(peak)} at most"
-        for name, (kind, mean, peak) in busiest.items()
-    ]
-    return f"Bars of the use of the network, the busiest kind of link first. {'; '.join(sentences)}."
-
-
-def _rows(result: StudyResult) -> list[tuple[str, str, float, float]]:
-    """Candidate, kind of link, mean and peak, in the order of `KINDS`; other kinds by their name."""
-    return [
-        (name, KINDS.get(kind, text.human(kind)), use.mean, use.peak)
-        for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True)
-        for kind, use in sorted(candidate.utilisation.items(), key=lambda item: _order(item[0]))
-    ]
-
-
-def _order(kind: str) -> int:
-    return list(KINDS).index(kind) if kind in KINDS else len(KINDS)
 
 
 # The roofline of a device, with the kernels of its step as points.
@@ -328,26 +218,98 @@ HEADROOM = 5
 """How far above the highest ceiling the figure ends, for labels."""
 
 
-def roofline(own: Roofline) -> go.Figure:
-    """Points of kernels sized by time, below the ceilings of memory and of each precision."""
-    kernels = _drawn(own)
-    spots = [_spot(kernel) for kernel in kernels]
-    peak = max(own.peaks_flop_per_s.values(), default=max(y for _, y in spots))
+def roofline_table(own: Roofline) -> Table:
+    """Every kind of kernel with its time, work and rates."""
+    total_s = sum(kernel.time_s for kernel in own.kernels)
+    columns = {
+        "kernels": None,
+        "kind": None,
+        "time a step": text.TIME,
+        "share": text.SHARE,
+        "work": text.FLOP,
+        "memory": text.BYTES,
+        "FLOP per byte": text.NUMBER,
+        "rate": text.FLOP_PER_S,
+        "reach": None,
+    }
+    rows = []
+    for kernel in own.kernels:
+        rate = kernel.flop / kernel.time_s
+        peak = own.peaks_flop_per_s.get(kernel.precision or "")
+        of_memory = kernel.n_bytes / kernel.time_s / own.memory_bytes_per_s
+        nearest = max((of_memory, "memory"), (rate / peak if peak else 0.0, f"{kernel.precision} peak"))
+        precise = kernel.precision and kernel.kind != UPDATE and len(own.peaks_flop_per_s) > 1
+        name = f"{kernel.name}, {kernel.precision}" if precise else kernel.name
+        intensity = kernel.flop / kernel.n_bytes or None
+        reach = f"{text.percent(nearest[0], 0)} of {nearest[1]}"
+        shares = (kernel.time_s, kernel.time_s / total_s)
+        rows.append((name, kernel.kind, *shares, kernel.flop, kernel.n_bytes, intensity, rate, reach))
+    caption = "Sums over one device and step, forward, backward and recomputation together."
+    return Table.of(columns, rows, caption)
+
+
+def roofline(table: Table, own: Roofline) -> go.Figure:
+    """The kernels of `roofline_table` as points sized by time, below the ceilings of their device."""
+    points = [_Point(table, row) for row in table.rows if row[3].number >= LEAST]
+    peak = max(own.peaks_flop_per_s.values(), default=max(point.y for point in points))
     ridge = peak / own.memory_bytes_per_s
-    x_ends = min(ridge / 8, *(x / 2.5 for x, _ in spots)), 4 * max(ridge, *(x for x, _ in spots))
-    y_ends = min(peak / 20, *(y / 4 for _, y in spots)), HEADROOM * peak
-    traces: list[Any] = [_line([x_ends[0], ridge], own.memory_bytes_per_s)]
+    x_ends = (
+        min(ridge / 8, *(point.x / 2.5 for point in points)),
+        4 * max(ridge, *(point.x for point in points)),
+    )
+    y_ends = min(peak / 20, *(point.y / 4 for point in points)), HEADROOM * peak
+    # Memory gives a slope up to the ridge, each precision a level line beyond its own ridge.
+    lines = [([x_ends[0], ridge], [own.memory_bytes_per_s * x_ends[0], peak], "solid")]
     for flop_per_s in own.peaks_flop_per_s.values():
-        traces.append(_line([flop_per_s / own.memory_bytes_per_s, x_ends[1]], 0.0, flop_per_s))
-    traces += [_points(own, kind) for kind in LOOKS if any(kernel.kind == kind for kernel in kernels)]
+        lines.append(([flop_per_s / own.memory_bytes_per_s, x_ends[1]], [flop_per_s] * 2, "dash"))
+    look = {"mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    traces = [
+        go.Scatter(x=x, y=y, line={"color": base.GREY, "width": 2, "dash": dash}, **look)
+        for x, y, dash in lines
+    ]
+    for kind, (colour, symbol) in LOOKS.items():
+        if own_points := [point for point in points if point.kind == kind]:
+            traces.append(
+                go.Scatter(
+                    x=[base.rounded(point.x) for point in own_points],
+                    y=[base.rounded(point.y) for point in own_points],
+                    name=kind,
+                    mode="markers",
+                    marker={
+                        "color": base.translucent(colour, 0.75),
+                        "symbol": symbol,
+                        "size": [point.size_px for point in own_points],
+                        "line": {"width": 1, "color": colour},
+                    },
+                    customdata=[point.hover for point in own_points],
+                    hovertemplate="%{customdata}<extra></extra>",
+                )
+            )
     style = base.layout(
         "FLOP/s of a device by FLOPs per byte",
         height=460,
         xaxis=_axis("FLOP per byte of device memory", x_ends, "{:,g}".format),
-        yaxis=_axis("FLOP/s", y_ends, lambda tick: base.si(tick, "")),
-        annotations=[*_ceilings(own, x_ends), *_labels(own, kernels, x_ends, y_ends)],
+        yaxis=_axis("FLOP/s", y_ends, lambda tick: text.si(tick, "")),
+        annotations=[*_ceilings(own, x_ends), *_labels(points, base.Canvas(x_ends, y_ends))],
     )
-    return base.figure(traces, style)
+    return go.Figure(traces, style)
+
+
+class _Point:
+    """A kernel in the figure: FLOP per byte and FLOP/s, one FLOP a number where FLOPs are not counted."""
+
+    def __init__(self, table: Table, row: Sequence[Cell]) -> None:
+        name, kind, time, share, work, memory, *_ = row
+        flop = work.number or memory.number / NUMBER_BYTES
+        self.kind = kind.value
+        self.x = flop / memory.number
+        self.y = flop / time.number
+        self.label = f"{name.value}: {text.percent(share.number, 0)}"
+        # The area of a point follows the time.
+        self.size_px = round(max(SMALLEST_PX, LARGEST_PX * math.sqrt(share.number)), 1)
+        told = [table.text(cell, column) for cell, column in zip(row, table.columns, strict=True)]
+        words = [told[0], f"{told[2]} a step, {told[3]} of kernel time", f"{told[4]}, {told[7]}", *told[5::3]]
+        self.hover = "<br>".join(map(base.esc, words))
 
 
 def _axis(title: str, ends: tuple[float, float], written: Callable[[float], str]) -> dict[str, Any]:
@@ -358,149 +320,43 @@ def _axis(title: str, ends: tuple[float, float], written: Callable[[float], str]
     return base.axis(title, type="log", range=[low, high], **shown)
 
 
-def _drawn(own: Roofline) -> list[KernelUse]:
-    total_s = sum(kernel.time_s for kernel in own.kernels)
-    return [kernel for kernel in own.kernels if kernel.time_s >= LEAST * total_s]
-
-
-def _spot(kernel: KernelUse) -> tuple[float, float]:
-    """FLOP per byte and FLOP/s; one FLOP a number where FLOPs are not counted."""
-    flop = kernel.flop or kernel.n_bytes / NUMBER_BYTES
-    return flop / kernel.n_bytes, flop / kernel.time_s
-
-
-def _line(x: Sequence[float], bytes_per_s: float, flop_per_s: float = 0.0) -> Any:
-    """A ceiling: of memory where `bytes_per_s` is given, else of arithmetic."""
-    y = [bytes_per_s * at if bytes_per_s else flop_per_s for at in x]
-    line = {"color": base.GREY, "width": 2, "dash": "solid" if bytes_per_s else "dash"}
-    return go.Scatter(x=list(x), y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False)
-
-
-def _points(own: Roofline, kind: str) -> Any:
-    kernels = [kernel for kernel in _drawn(own) if kernel.kind == kind]
-    colour, symbol = LOOKS[kind]
-    spots = [_spot(kernel) for kernel in kernels]
-    return go.Scatter(
-        x=[float(f"{x:.5g}") for x, _ in spots],
-        y=[float(f"{y:.5g}") for _, y in spots],
-        name=kind,
-        mode="markers",
-        marker={
-            "color": base.translucent(colour, 0.75),
-            "symbol": symbol,
-            "size": [_size_px(own, kernel) for kernel in kernels],
-            "line": {"width": 1, "color": colour},
-        },
-        customdata=["<br>".join([base.esc(_named(own, kernel)), *_said(own, kernel)]) for kernel in kernels],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
-
-
-def _size_px(own: Roofline, kernel: KernelUse) -> float:
-    """The diameter of a point, whose area follows the time."""
-    return round(max(SMALLEST_PX, LARGEST_PX * math.sqrt(_share(own, kernel))), 1)
-
-
-def _share(own: Roofline, kernel: KernelUse) -> float:
-    return kernel.time_s / sum(other.time_s for other in own.kernels)
-
-
-def _named(own: Roofline, kernel: KernelUse) -> str:
-    """The name, with the precision where several are used."""
-    told = kernel.precision and kernel.kind != UPDATE and len(own.peaks_flop_per_s) > 1
-    return f"{kernel.name}, {kernel.precision}" if told else kernel.name
-
-
-def _said(own: Roofline, kernel: KernelUse) -> list[str]:
-    """Time, FLOPs, bytes, and how near the ceilings a kernel is."""
-    words = [f"{text.duration(kernel.time_s)} a step, {text.percent(_share(own, kernel))} of kernel time"]
-    if kernel.flop:
-        words.append(f"{base.si(kernel.flop, 'FLOP')}, {base.si(kernel.flop / kernel.time_s, 'FLOP/s')}")
-    rate = kernel.n_bytes / kernel.time_s
-    words.append(f"{base.si(kernel.n_bytes, 'B')}, {base.si(rate, 'B/s')}")
-    return [*words, _reach(own, kernel)]
-
-
-def _reach(own: Roofline, kernel: KernelUse) -> str:
-    """What a kernel reaches of the ceiling that it is nearest to."""
-    memory = kernel.n_bytes / kernel.time_s / own.memory_bytes_per_s
-    peak = own.peaks_flop_per_s.get(kernel.precision or "")
-    compute = kernel.flop / kernel.time_s / peak if peak else 0.0
-    nearest, ceiling = max((memory, "memory"), (compute, f"{kernel.precision} peak"))
-    return f"{text.percent(nearest, 0)} of {ceiling}"
-
-
 def _ceilings(own: Roofline, x_ends: tuple[float, float]) -> list[dict[str, Any]]:
-    """The names of the ceilings, beside their lines."""
+    """The names of the ceilings, at their lines."""
     plain = {"showarrow": False, "yanchor": "bottom"}
     notes = [
         plain
         | {"x": math.log10(x_ends[1]), "y": math.log10(peak), "xanchor": "right"}
-        | {"text": f"{name} peak {base.si(peak, 'FLOP/s')}"}
+        | {"text": f"{name} peak {text.si(peak, 'FLOP/s')}"}
         for name, peak in own.peaks_flop_per_s.items()
     ]
     low = x_ends[0] * 1.15
     memory = {"x": math.log10(low), "y": math.log10(low * own.memory_bytes_per_s), "xanchor": "left"}
-    words = f"memory {base.si(own.memory_bytes_per_s, 'B/s')}"
+    words = f"memory {text.si(own.memory_bytes_per_s, 'B/s')}"
     return [*notes, plain | memory | {"text": words, "yshift": 26}]
 
 
-def _labels(
-    own: Roofline, kernels: Sequence[KernelUse], x_ends: tuple[float, float], y_ends: tuple[float, float]
-) -> list[dict[str, Any]]:
+def _labels(points: Sequence[_Point], canvas: base.Canvas) -> list[dict[str, Any]]:
     """A label with a leader for each point, the longest first; left out where it would hide another one."""
-    canvas = base.Canvas(x_ends, y_ends)
-    taken = [canvas.around(*_spot(kernel), _size_px(own, kernel)) for kernel in kernels]
-    peak = canvas.at(x_ends[0], y_ends[1] / HEADROOM)[1]
+    taken = [canvas.around(point.x, point.y, point.size_px) for point in points]
+    peak = canvas.at(canvas.x_ends[0], canvas.y_ends[1] / HEADROOM)[1]
     taken.append((base.WIDE_PX / 2, peak, base.WIDE_PX, peak + 2 * base.LABEL_LINE_PX))
     asked = []
-    for kernel in kernels:
-        words = f"{_named(own, kernel)}: {text.percent(_share(own, kernel), 0)}"
-        spots = [base.Spot(*_spot(kernel), *offset) for offset in _offsets(base.half_px(words))]
-        asked.append((words, spots, {"standoff": _size_px(own, kernel) / 2}))
+    for point in points:
+        half = base.half_px(point.label)
+        # Nearest first: pixels to the right and up.
+        near = [(0.0, -34.0), (0.0, 34.0), (-half - 28, 0.0), (half + 28, 0.0)]
+        far = [
+            (side * half, sign * up)
+            for up in (52.0, 74.0, 96.0, 118.0)
+            for sign in (-1, 1)
+            for side in (0, -1, 1)
+        ]
+        spots = [base.Spot(point.x, point.y, *offset) for offset in (*near, *far)]
+        asked.append((point.label, spots, {"standoff": point.size_px / 2}))
     return base.notes(canvas, asked, taken, always=False)
 
 
-def _offsets(half: float) -> list[tuple[float, float]]:
-    """Where a label may stand beside its point, nearest first: pixels to the right and up."""
-    near = [(0.0, -34.0), (0.0, 34.0), (-half - 28, 0.0), (half + 28, 0.0)]
-    return near + [
-        (side * half, sign * up)
-        for up in (52.0, 74.0, 96.0, 118.0)
-        for sign in (-1, 1)
-        for side in (0, -1, 1)
-    ]
-
-
-def roofline_table(own: Roofline) -> Table:
-    """Every kind of kernel with its time, work and rates."""
-    rows = [
-        [
-            _named(own, kernel),
-            kernel.kind,
-            text.duration(kernel.time_s),
-            text.percent(_share(own, kernel)),
-            base.si(kernel.flop, "FLOP"),
-            base.si(kernel.n_bytes, "B"),
-            text.number(kernel.flop / kernel.n_bytes) if kernel.flop else text.NONE,
-            base.si(kernel.flop / kernel.time_s, "FLOP/s"),
-            _reach(own, kernel),
-        ]
-        for kernel in own.kernels
-    ]
-    columns = ("kernels", "kind", "time a step", "share", "work", "memory", "FLOP per byte", "rate", "reach")
-    caption = "Sums over one device and step, forward, backward and recomputation together."
-    return Table(columns, rows, caption, frozenset(range(2, 8)))
-
-
-def roofline_alt(own: Roofline) -> str:
-    """The kernels with the most time, and how near they are to their ceilings."""
-    words = [
-        f"{_named(own, kernel)} {text.percent(_share(own, kernel), 0)} of the time at {_reach(own, kernel)}"
-        for kernel in _drawn(own)[:4]
-    ]
-    return f"Roofline of a device, with the kernels of a step: {'; '.join(words)}."
-
+# A drawn network, devices at the bottom: what repeats is drawn once, with what the step uses of links.
 
 PLACES = {
     "nvswitch": "NVSwitch",
@@ -522,6 +378,49 @@ BOX_PX = (150, 42)
 LABEL_PX = 60
 BUSY = (0.1, 0.3, 0.6)
 """Mean uses at which the colour of a link changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line through points, its width, and the class that gives it a colour."""
+
+    points: Sequence[tuple[float, float]]
+    width: float
+    look: str
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle, from its upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Text: where its line begins or has its middle, and whether it is strong or soft."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str
+    look: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A small drawing with its name and a description; all places and sizes are in pixels."""
+
+    name: str
+    alt: str
+    width: float
+    height: float
+    lines: Sequence[Line]
+    boxes: Sequence[Box]
+    words: Sequence[Words]
 
 
 def topology(name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUse]) -> Drawing:
@@ -619,7 +518,7 @@ def _link_words(cable: Cables, use: LinkUse | None, x: float, y: float) -> Itera
     rows = [
         KINDS.get(cable.kind, text.human(cable.kind)),
         "not used" if use is None else f"{text.percent(use.mean, 0)}, peak {text.percent(use.peak, 0)}",
-        f"{text.counted(cable.count, 'link')} of {base.si(cable.bytes_per_s, 'B/s')}",
+        f"{text.counted(cable.count, 'link')} of {text.si(cable.bytes_per_s, 'B/s')}",
     ]
     for row, (words, style) in enumerate(zip(rows, ("soft", "strong", "soft"), strict=True)):
         yield Words(x, y + 14 * row, words, "start", style)

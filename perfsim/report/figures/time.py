@@ -1,46 +1,88 @@
-"""A tornado: how far each input that is not sure moves the ratio of two times, over its 90 % range."""
+"""Times to a target in figures: by batch, for equal time, against cost, and what would move them."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 
 from perfsim.report import text
 from perfsim.report.figures import base
-from perfsim.report.table import Table
-from perfsim.studies.answers import BatchPoint, CandidateResult, Decision, Lever, StudyResult
+from perfsim.report.table import Cell, Table
+from perfsim.studies.answers import Lever, StudyResult
 from perfsim.studies.scaling import Match
 
 # Time to the target over global batch: a small batch takes many steps, a large one wastes tokens.
 
 
-def time_to_accuracy(result: StudyResult) -> go.Figure:
-    """One curve with its band per candidate, the best batch starred, the critical batch as a line."""
-    unit, scale = _unit(result)
-    names = text.labels(result.candidates)
-    traces: list[Any] = []
-    for index, (name, candidate) in enumerate(zip(names, result.candidates, strict=True)):
-        traces += _curve(name, candidate, index, unit, scale)
-    points = [point for candidate in result.candidates for point in candidate.batch_curve]
-    x_ends = _ends([point.batch_tokens for point in points], result.critical_batch_tokens, 1.4)
-    y_ends = _ends([end / scale for point in points for end in point.time_to_accuracy_band_s], 0.0, 1.15)
+def batch_table(result: StudyResult) -> Table:
+    """Every batch that was tried, of each candidate in their order; the best batch of each is marked."""
+    unit = text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
+    return Table.of(
+        {
+            "candidate": None,
+            "batch (sequences)": text.COUNT,
+            "batch (tokens)": text.LARGE,
+            "step": text.TIME,
+            "steps": text.COUNT,
+            "time": unit,
+            "layout": None,
+        },
+        (
+            (
+                name,
+                point.global_batch_size,
+                point.batch_tokens,
+                point.step_time_s,
+                point.steps,
+                Cell(
+                    point.time_to_accuracy_s,
+                    point.time_to_accuracy_band_s,
+                    mark=point.global_batch_size == candidate.global_batch_size,
+                ),
+                text.layout_long(point.layout),
+            )
+            for name, candidate in text.named(result.candidates)
+            for point in candidate.batch_curve
+        ),
+        "Time to the target at each batch; the best batch of each candidate is marked.",
+    )
+
+
+def batch_curves(table: Table, result: StudyResult) -> go.Figure:
+    """Each candidate's curve with its band and a star at its best batch, and the critical batch."""
+    unit = table.columns[5].unit or text.TIME
+    curves: dict[str, list[Sequence[Cell]]] = {name: [] for name, _ in text.named(result.candidates)}
+    for row in sorted(table.rows, key=lambda row: row[2].number):
+        curves[str(row[0].value)].append(row)
+    traces = [
+        trace
+        for index, (name, rows) in enumerate(curves.items())
+        for trace in _curve(name, rows, base.series_style(index), unit)
+    ]
+    tokens = [row[2].number for row in table.rows]
+    critical = _critical_batch(result, tokens)
+    x_ends = _ends(tokens, result.critical_batch_tokens, 1.4)
+    y_ends = _ends([end / unit.scale for row in table.rows for end in row[5].band or ()], 0.0, 1.15)
+    points = {
+        name: [(row[2].number, row[5].number / unit.scale) for row in rows if math.isfinite(row[5].number)]
+        for name, rows in curves.items()
+    }
     style = base.layout(
-        f"Time to the target ({unit}) by global batch (tokens)",
+        f"Time to the target ({unit.name}) by global batch (tokens)",
         height=500,
         xaxis=base.log_axis("global batch (tokens)", x_ends, range=[math.log10(end) for end in x_ends]),
         yaxis=base.log_axis(
-            f"time to the target ({unit})", y_ends, range=[math.log10(end) for end in y_ends]
+            f"time to the target ({unit.name})", y_ends, range=[math.log10(end) for end in y_ends]
         ),
-        shapes=_critical_shapes(result),
-        annotations=[*_critical_note(result), *_names(result, base.Canvas(x_ends, y_ends), scale)],
+        shapes=critical["shapes"],
+        annotations=[*critical["annotations"], *_curve_names(points, base.Canvas(x_ends, y_ends))],
         showlegend=False,
     )
-    return base.figure(traces, style)
+    return go.Figure(traces, style)
 
 
 def _ends(values: Sequence[float], also: float, room: float) -> tuple[float, float]:
@@ -49,86 +91,76 @@ def _ends(values: Sequence[float], also: float, room: float) -> tuple[float, flo
     return min(known) / room, max(known) * room
 
 
-def _names(result: StudyResult, canvas: base.Canvas, scale: float) -> list[dict[str, Any]]:
+def _curve_names(curves: dict[str, list[tuple[float, float]]], canvas: base.Canvas) -> list[dict[str, Any]]:
     """The name of each candidate at its curve, with a leader in the colour of the curve."""
-    curves = {
-        place: [(point.batch_tokens, point.time_to_accuracy_s / scale) for point in candidate.batch_curve]
-        for place, candidate in enumerate(result.candidates)
-    }
-    known = {
-        place: sorted(point for point in curve if math.isfinite(point[1])) for place, curve in curves.items()
-    }
-    taken = [canvas.around(*point, 8) for curve in known.values() for point in curve]
+    taken = [canvas.around(*point, 8) for curve in curves.values() for point in curve]
     asked = []
-    for place, whole in enumerate(text.names(result.candidates)):
+    for index, (whole, curve) in enumerate(curves.items()):
         name = "\n".join(textwrap.wrap(whole, base.LABEL_CHARS, break_on_hyphens=False))
         half = base.half_px(name)
         spots = [
             base.Spot(*point, right, up)
             for up in (22.0, -22.0, 40.0, -40.0, 60.0, -60.0, 90.0, -90.0)
-            for point in known[place][::-1]
+            for point in curve[::-1]
             for right in (0.0, -half, half)
         ]
         if spots:
-            colour = base.series_style(place)["color"]
+            colour = base.series_style(index)["color"]
             asked.append((name, spots, {"arrowcolor": colour, "arrowwidth": 1.5, "standoff": 4}))
     return base.notes(canvas, asked, taken, always=True)
 
 
-def _unit(result: StudyResult) -> tuple[str, float]:
-    return text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
-
-
-def _curve(name: str, candidate: CandidateResult, index: int, unit: str, scale: float) -> list[Any]:
-    points = sorted(candidate.batch_curve, key=lambda point: point.batch_tokens)
-    look = base.series_style(index)
-    tokens = [point.batch_tokens for point in points]
-    line = go.Scatter(
-        x=tokens,
-        y=[_round(point.time_to_accuracy_s / scale) for point in points],
-        name=base.esc(name),
-        legendgroup=base.esc(name),
-        mode="lines+markers",
-        line={"color": look["color"], "dash": look["dash"], "width": 2},
-        marker={"symbol": look["symbol"], "size": 6},
-        customdata=[_time_to_accuracy_hover(point, unit, scale) for point in points],
-        hovertemplate="<b>%{fullData.name}</b><br>%{customdata}<extra></extra>",
-    )
-    return [
-        *_band(points, name, look["color"], scale),
-        line,
-        *_star(points, candidate, name, look, unit, scale),
-    ]
-
-
-def _band(points: list[BatchPoint], name: str, colour: str, scale: float) -> list[Any]:
-    hidden = {
+def _curve(
+    name: str, rows: Sequence[Sequence[Cell]], look: dict[str, Any], unit: text.Unit
+) -> list[go.Scatter]:
+    """The two ends of the band, the line, and a star at the best batch."""
+    tokens = [row[2].number for row in rows]
+    ends = [row[5].band or (row[5].number, row[5].number) for row in rows]
+    hidden: dict[str, Any] = {
+        "x": tokens,
         "mode": "lines",
         "line": {"width": 0},
         "hoverinfo": "skip",
         "showlegend": False,
         "legendgroup": base.esc(name),
     }
-    tokens = [point.batch_tokens for point in points]
-    low = [_round(point.time_to_accuracy_band_s[0] / scale) for point in points]
-    high = [_round(point.time_to_accuracy_band_s[1] / scale) for point in points]
-    fill = {"fill": "tonexty", "fillcolor": base.translucent(colour)}
-    return [go.Scatter(x=tokens, y=low, **hidden), go.Scatter(x=tokens, y=high, **hidden, **fill)]
-
-
-def _star(
-    points: list[BatchPoint],
-    candidate: CandidateResult,
-    name: str,
-    look: dict[str, Any],
-    unit: str,
-    scale: float,
-) -> list[Any]:
-    best = [point for point in points if point.global_batch_size == candidate.global_batch_size][:1]
-    return [
+    hover = [
+        "<br>".join(
+            base.esc(words)
+            for words in (
+                f"{text.integer(row[1].number)} sequences, {text.large(row[2].number)} tokens",
+                unit.text(row[5].number, row[5].band),
+                f"{text.integer(row[4].number)} steps of {text.duration(row[3].number)}",
+                row[6].value,
+            )
+            if words
+        )
+        for row in rows
+    ]
+    line = go.Scatter(
+        x=tokens,
+        y=[base.rounded(row[5].number / unit.scale) for row in rows],
+        name=base.esc(name),
+        legendgroup=base.esc(name),
+        mode="lines+markers",
+        line={"color": look["color"], "dash": look["dash"], "width": 2},
+        marker={"symbol": look["symbol"], "size": 6},
+        customdata=hover,
+        hovertemplate="<b>%{fullData.name}</b><br>%{customdata}<extra></extra>",
+    )
+    band = [
+        go.Scatter(**hidden, y=[base.rounded(low / unit.scale) for low, _ in ends]),
         go.Scatter(
-            x=[point.batch_tokens],
-            y=[_round(point.time_to_accuracy_s / scale)],
+            **hidden,
+            y=[base.rounded(high / unit.scale) for _, high in ends],
+            fill="tonexty",
+            fillcolor=base.translucent(look["color"]),
+        ),
+    ]
+    stars = [
+        go.Scatter(
+            x=[row[2].number],
+            y=[base.rounded(row[5].number / unit.scale)],
             mode="markers",
             marker={
                 "symbol": "star",
@@ -138,27 +170,20 @@ def _star(
             },
             legendgroup=base.esc(name),
             showlegend=False,
-            customdata=[_time_to_accuracy_hover(point, unit, scale)],
+            customdata=[words],
             hovertemplate=f"<b>{base.esc(name)}</b>: best batch<br>%{{customdata}}<extra></extra>",
         )
-        for point in best
+        for row, words in zip(rows, hover, strict=True)
+        if row[5].mark
     ]
+    return [*band, line, *stars]
 
 
-def _time_to_accuracy_hover(point: BatchPoint, unit: str, scale: float) -> str:
-    low, high = (text.number(end / scale) for end in point.time_to_accuracy_band_s)
-    lines = [
-        f"{text.integer(point.global_batch_size)} sequences, {text.large(point.batch_tokens)} tokens",
-        f"{text.number(point.time_to_accuracy_s / scale)} {unit} (band {low}{text.NONE}{high})",
-        f"{text.integer(point.steps)} steps of {text.duration(point.step_time_s)}",
-        text.layout_long(point.layout),
-    ]
-    return "<br>".join(base.esc(line) for line in lines if line)
-
-
-def _critical_shapes(result: StudyResult) -> list[dict[str, Any]]:
-    if not result.critical_batch_tokens > 0:
-        return []
+def _critical_batch(result: StudyResult, tokens: Sequence[float]) -> dict[str, list[dict[str, Any]]]:
+    """The critical batch as a line in its band, with its name; nothing where no batch wastes tokens."""
+    critical = result.critical_batch_tokens
+    if not critical > 0:
+        return {"shapes": [], "annotations": []}
     low, high = result.critical_batch_band_tokens
     common: dict[str, Any] = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     band = {
@@ -168,297 +193,204 @@ def _critical_shapes(result: StudyResult) -> list[dict[str, Any]]:
         "fillcolor": "rgba(128,128,128,0.15)",
         "line": {"width": 0},
     }
-    at = result.critical_batch_tokens
-    line = {"type": "line", "x0": at, "x1": at, "line": {"width": 2, "dash": "dash", "color": base.GREY}}
-    return [common | band, common | line]
-
-
-def _critical_note(result: StudyResult) -> list[dict[str, Any]]:
-    critical = result.critical_batch_tokens
-    if not critical > 0:
-        return []
-    tokens = [point.batch_tokens for candidate in result.candidates for point in candidate.batch_curve]
+    dashed = {"width": 2, "dash": "dash", "color": base.GREY}
+    line = {"type": "line", "x0": critical, "x1": critical, "line": dashed}
     on_the_left = bool(tokens) and critical**2 < min(tokens) * max(tokens)
-    return [
-        {
-            "x": math.log10(critical),
-            "xref": "x",
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "top",
-            "xanchor": "left" if on_the_left else "right",
-            "showarrow": False,
-            "align": "left" if on_the_left else "right",
-            "text": f" critical batch <br> {text.large(critical)} ",
-        }
-    ]
-
-
-def time_to_accuracy_table(result: StudyResult) -> Table:
-    """Every point of every curve."""
-    rows: list[list[str]] = []
-    best: set[tuple[int, int]] = set()
-    for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True):
-        for point in candidate.batch_curve:
-            if point.global_batch_size == candidate.global_batch_size:
-                best.add((len(rows), 5))
-            rows.append([name, *_cells(point)])
-    columns = ("candidate", "batch (sequences)", "batch (tokens)", "step", "steps", "time", "band", "layout")
-    caption = "Time to the target at each batch; the best batch of each candidate is marked."
-    return Table(columns, rows, caption, frozenset(range(1, 7)), frozenset(best))
-
-
-def _cells(point: BatchPoint) -> list[str]:
-    return [
-        text.integer(point.global_batch_size),
-        text.large(point.batch_tokens),
-        text.duration(point.step_time_s),
-        text.integer(point.steps),
-        text.duration(point.time_to_accuracy_s),
-        text.duration_band(point.time_to_accuracy_band_s),
-        text.layout_long(point.layout),
-    ]
-
-
-def time_to_accuracy_alt(result: StudyResult) -> str:
-    """Each candidate's best point in words."""
-    best = "; ".join(
-        f"{name}: {text.duration(candidate.time_to_accuracy_s)} at a batch of "
-        f"{text.integer(candidate.global_batch_size)} sequences"
-        for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True)
-    )
-    critical = result.critical_batch_tokens
-    return (
-        "Line chart of time to the target over global batch, both logarithmic. "
-        f"{f'Critical batch {text.large(critical)} tokens. ' if critical > 0 else ''}{best}."
-    )
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.6g}")
+    note = {
+        "x": math.log10(critical),
+        "xref": "x",
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "top",
+        **dict.fromkeys(("xanchor", "align"), "left" if on_the_left else "right"),
+        "showarrow": False,
+        "text": f" critical batch <br> {text.large(critical)} ",
+    }
+    return {"shapes": [common | band, common | line], "annotations": [note]}
 
 
 # How many devices of two machines finish on the same day: a curve with its 90 % band.
 
 
 def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure:
-    """Devices of the first machine over those of the other, from the counts of both.
+    """Devices of the first machine over those of the other, from the counts of both, with 90 % bands.
 
-    `forward` matches the other machine's counts by the first, `backward` the first's by the other. The band
-    is vertical for the former and horizontal for the latter.
+    `forward` matches the other machine's counts by the first, `backward` the first's by the other. The bands
+    are vertical for the former and horizontal for the latter.
     """
-    first = forward[0].series.devices_noun
-    rival = backward[0].series.devices_noun
-    up = _inside(forward)
-    across = _inside(backward)
-    points = sorted(
-        [(match.rival.num_devices, match.equal.typical) for match in up]
-        + [(match.equal.typical, match.rival.num_devices) for match in across]
+    first = base.esc(forward[0].series.devices_noun)
+    rival = base.esc(backward[0].series.devices_noun)
+    up, across = (
+        [match for match in matches if (match.equal.typical or 0.0) > match.series.counts[0]]
+        for matches in (forward, backward)
     )
-    banded = [match for match in up if None not in (match.equal.low, match.equal.high)]
-    xs = [match.rival.num_devices for match in banded]
-    band = go.Scatter(
-        x=[*xs, *reversed(xs)],
-        y=[*(match.equal.high for match in banded), *(match.equal.low for match in reversed(banded))],
-        fill="toself",
-        fillcolor=base.translucent(base.BLUE),
-        line={"width": 0},
-        mode="lines",
-        name="90 % band",
-        hoverinfo="skip",
+    points = sorted(
+        [(match.rival.num_devices, match.equal.typical or 0.0) for match in up]
+        + [(match.equal.typical or 0.0, match.rival.num_devices) for match in across]
     )
     line = go.Scatter(
-        x=[float(x) for x, _ in points if x],
-        y=[float(y) for _, y in points if y],
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
         mode="lines",
         line={"color": base.BLUE, "width": 2},
         name="on the same day",
         hoverinfo="skip",
     )
     style = base.layout(
-        f"{base.esc(first)} and {base.esc(rival)} that finish on the same day",
+        f"{first} and {rival} that finish on the same day",
         height=440,
-        xaxis=base.log_axis(base.esc(rival), [float(x) for x, _ in points if x]),
-        yaxis=base.log_axis(base.esc(first), [float(y) for _, y in points if y]),
+        xaxis=base.log_axis(rival, [x for x, _ in points]),
+        yaxis=base.log_axis(first, [y for _, y in points]),
     )
-    marks = [
-        _marks(up, base.BLUE, "circle", across=False),
-        _marks(across, base.VERMILLION, "square", across=True),
-    ]
-    return base.figure([band, line, *marks], style)
+    looks = (
+        (up, base.BLUE, "circle", "xy", f"counts of {rival}"),
+        (across, base.VERMILLION, "square", "yx", f"counts of {first}"),
+    )
+    return go.Figure([line, *(_marks(*look) for look in looks if look[0])], style)
 
 
-def _inside(matches: Sequence[Match]) -> list[Match]:
-    """Those whose number of devices lies between two that were tried."""
-    return [match for match in matches if (match.equal.typical or 0.0) > match.series.counts[0]]
-
-
-def _marks(matches: Sequence[Match], colour: str, symbol: str, *, across: bool) -> go.Scatter:
-    """The matches of one direction; `across` puts their band on the horizontal axis."""
-    counts = [match.rival.num_devices for match in matches]
-    equal = [match.equal.typical or 0.0 for match in matches]
-    error = {
-        "type": "data",
-        "symmetric": False,
-        "array": [_reach(match.equal.high, at) for match, at in zip(matches, equal, strict=True)],
-        "arrayminus": [_reach(match.equal.low, at) for match, at in zip(matches, equal, strict=True)],
-        "color": colour,
-        "thickness": 1,
+def _marks(matches: Sequence[Match], colour: str, symbol: str, axes: str, name: str) -> go.Scatter:
+    """The matches of one direction: counts on the first of `axes`, equal numbers with bands on the other."""
+    equal = [match.equal for match in matches]
+    middles = [own.typical or 0.0 for own in equal]
+    ends = {"array": [own.high for own in equal], "arrayminus": [own.low for own in equal]}
+    reach = {
+        side: [0.0 if end is None else abs(end - middle) for end, middle in zip(values, middles, strict=True)]
+        for side, values in ends.items()
     }
-    bars = {"error_x": error} if across else {}
-    series = matches[0].series if matches else None
+    hover = [
+        f"{match.rival.machine} ({text.duration(match.rival.target_time.time_s)}): "
+        f"{text.NUMBER.text(middle)} {match.series.devices_noun}"
+        for match, middle in zip(matches, middles, strict=True)
+    ]
     return go.Scatter(
-        x=equal if across else counts,
-        y=counts if across else equal,
+        **{axes[0]: [match.rival.num_devices for match in matches], axes[1]: middles},
+        **{f"error_{axes[1]}": {"type": "data", "symmetric": False, "color": colour, "thickness": 1} | reach},
         mode="markers",
         marker={"color": colour, "symbol": symbol, "size": 8},
-        name=f"counts of {base.esc(matches[0].rival.devices_noun)}" if matches else "",
-        customdata=[base.esc(_hover(match)) for match in matches],
+        name=name,
+        customdata=list(map(base.esc, hover)),
         hovertemplate="%{customdata}<extra></extra>",
-        showlegend=series is not None,
-        **bars,
-    )
-
-
-def _reach(end: float | None, middle: float) -> float:
-    return 0.0 if end is None else abs(end - middle)
-
-
-def _hover(match: Match) -> str:
-    rival = match.rival
-    equal = match.equal
-    low, middle, high = (
-        "?" if value is None else text.number(value) for value in (equal.low, equal.typical, equal.high)
-    )
-    time = text.duration(rival.target_time.time_s)
-    return f"{rival.machine} ({time}): {middle} {match.series.devices_noun} ({low} to {high})"
-
-
-def equal_time_alt(matches: Sequence[Match]) -> str:
-    """The curve in words."""
-    words = [_hover(match) for match in _inside(matches)]
-    return (
-        f"A curve of equal time. {'; '.join(words)}." if words else "A curve of equal time without a point."
     )
 
 
 # What a shorter time takes: money or device-days over the time to the target.
 
 
-@dataclass(frozen=True, slots=True)
-class CostPoint:
-    """A machine at one size; `time` and `cost` are already in the units of the axes."""
-
-    series: str
-    machine: str
-    time: float
-    cost: float
-    best: bool
-    """Whether no comparable point is both faster and cheaper."""
-
-
-def worth_taking(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """For each (time, cost), whether no other is at most as slow and as dear, and better in one of both."""
-    return [
-        not any(time <= own[0] and cost <= own[1] and (time, cost) != own for time, cost in points)
-        for own in points
-    ]
+def cost_table(points: Sequence[tuple[str, str, float, float, bool]], cost: text.Unit) -> Table:
+    """Points as (series, machine, seconds, cost, worth taking); those worth taking are marked."""
+    unit = text.time_unit(time_s for _, _, time_s, *_ in points)
+    return Table.of(
+        {"series": None, "machine": None, "time to the target": unit, "cost": cost},
+        (
+            (series, machine, time_s, Cell(amount, mark=best))
+            for series, machine, time_s, amount, best in points
+        ),
+        "A star marks the points worth taking: no comparable one is both faster and cheaper.",
+    )
 
 
-def cost_curve(points: Sequence[CostPoint], *, unit: str, cost: str) -> go.Figure:
+def cost_curve(table: Table) -> go.Figure:
     """A line for each series, from cheap and slow to dear and fast; points not worth taking are open."""
+    unit, cost = (column.unit or text.NUMBER for column in table.columns[2:])
     traces = []
-    for index, name in enumerate(dict.fromkeys(point.series for point in points)):
-        own = sorted((point for point in points if point.series == name), key=lambda point: point.time)
-        colour = base.series_style(index)["color"]
+    for index, name in enumerate(dict.fromkeys(row[0].value for row in table.rows)):
+        rows = sorted((row for row in table.rows if row[0].value == name), key=lambda row: row[2].number)
         traces.append(
             go.Scatter(
-                x=[point.time for point in own],
-                y=[point.cost for point in own],
+                x=[row[2].number / unit.scale for row in rows],
+                y=[row[3].number for row in rows],
                 name=base.esc(name),
                 mode="lines+markers",
-                line={"color": colour, "width": 1.5},
-                marker={"symbol": ["circle" if point.best else "circle-open" for point in own], "size": 9},
-                customdata=[base.esc(point.machine) for point in own],
-                hovertemplate=f"<b>%{{customdata}}</b><br>%{{x:.4g}} {unit}, %{{y:,.4g}} {base.esc(cost)}"
-                "<extra></extra>",
+                line={"color": base.series_style(index)["color"], "width": 1.5},
+                marker={"symbol": ["circle" if row[3].mark else "circle-open" for row in rows], "size": 9},
+                customdata=[base.esc(row[1].value) for row in rows],
+                hovertemplate=f"<b>%{{customdata}}</b><br>%{{x:.4g}} {unit.name}, %{{y:,.4g}} "
+                f"{base.esc(cost.name)}<extra></extra>",
             )
         )
+    title = f"cost ({cost.name})"
     style = base.layout(
-        f"{cost[0].upper()}{cost[1:]} by time to the target",
+        base.esc(f"{text.capital(title)} by time to the target"),
         height=440,
-        xaxis=base.log_axis(f"time to the target ({unit})", [point.time for point in points]),
-        yaxis=base.log_axis(base.esc(cost), [point.cost for point in points]),
+        xaxis=base.log_axis(
+            f"time to the target ({unit.name})", [row[2].number / unit.scale for row in table.rows]
+        ),
+        yaxis=base.log_axis(base.esc(title), [row[3].number for row in table.rows]),
         showlegend=True,
     )
-    return base.figure(traces, style)
+    return go.Figure(traces, style)
 
 
-def cost_table(points: Sequence[CostPoint], *, unit: str, cost: str) -> Table:
-    """Every point, and whether it is worth taking."""
-    rows = [
-        [
-            point.machine,
-            text.number(point.time),
-            text.number(point.cost),
-            "yes" if point.best else "no",
-        ]
-        for point in points
-    ]
-    columns = ("machine", f"time to the target ({unit})", cost, "none is faster and cheaper")
-    return Table(columns, rows, "", frozenset({1, 2}))
-
-
-def cost_alt(points: Sequence[CostPoint], *, unit: str, cost: str) -> str:
-    """The points worth taking, in words."""
-    words = (
-        f"{point.machine}: {text.number(point.time)} {unit}, {text.number(point.cost)} {cost}"
-        for point in points
-        if point.best
-    )
-    return f"Worth taking: {'; '.join(words)}."
-
+# A tornado: how far each input that is not sure moves the ratio of two times, over its 90 % range.
 
 NEAR = 0.12
 """Share of the axis within which the names of two lines would cover one another."""
+_LEVER_UNITS = {
+    "tokens": text.Unit("tokens", digits=text.large),
+    "s": text.TIME,
+    "B/s": text.Unit("GB/s", 1e9),
+    "times": text.Unit(text.TIMES),
+}
+"""Other units are written as they are."""
 
 
-def tornado(decision: Decision, *, of_money: bool = False) -> go.Figure:
-    """One bar for each input, from the ratio at its low end to that at its high end; dotted, at 1."""
-    ratio = decision.money_ratio if of_money else decision.ratio
-    middle = ratio.typical if ratio else 1.0
-    levers = list(reversed(_levers(decision, of_money=of_money)))
-    labels = [base.in_lines(lever.name) for lever in levers]
+def tornado_table(levers: Sequence[Lever], caption: str) -> Table:
+    """Every input with its range, the ratio at both ends, and the value at which the order flips."""
+    rows = []
+    for lever in levers:
+        unit = _LEVER_UNITS.get(lever.unit, text.Unit(lever.unit))
+        rows.append(
+            (
+                lever.name,
+                Cell(lever.typical, (lever.low, lever.high), unit=unit),
+                lever.ratio_at_low,
+                lever.ratio_at_high,
+                "never" if lever.flips_at is None else Cell(lever.flips_at, unit=unit),
+            )
+        )
+    names = ("typical (90 % range)", "ratio at low", "ratio at high", "order flips at")
+    return Table.of({"input": None} | dict.fromkeys(names, text.NUMBER), rows, caption)
+
+
+def tornado(table: Table, title: str, middle: float) -> go.Figure:
+    """A bar for each row of `tornado_table`, from the ratio at its low end to that at its high end."""
+    rows = list(reversed(table.rows))
+    labels = [base.in_lines(str(row[0].value)) for row in rows]
     traces = [
         go.Bar(
             y=labels,
-            x=[getattr(lever, end) - middle for lever in levers],
+            x=[row[2 + end].number - middle for row in rows],
             base=middle,
             orientation="h",
             name=words,
             marker={"color": colour, "pattern": {"shape": pattern, "fillmode": "overlay"}},
-            customdata=[[_number_of(getattr(lever, value), lever), getattr(lever, end)] for lever in levers],
+            customdata=[
+                [(row[1].unit or text.NUMBER).text((row[1].band or (0.0, 0.0))[end]), row[2 + end].number]
+                for row in rows
+            ],
             hovertemplate="<b>%{y}</b><br>at %{customdata[0]}: ratio %{customdata[1]:.3f}<extra></extra>",
         )
-        for end, value, words, colour, pattern in (
-            ("ratio_at_low", "low", "input at its low end", base.BLUE, ""),
-            ("ratio_at_high", "high", "input at its high end", base.ORANGE, "/"),
+        for end, words, colour, pattern in (
+            (0, "input at its low end", base.BLUE, ""),
+            (1, "input at its high end", base.ORANGE, "/"),
         )
     ]
-    ratios = [1.0, *(end for lever in levers for end in (lever.ratio_at_low, lever.ratio_at_high))]
+    ratios = [1.0, *(cell.number for row in rows for cell in row[2:4])]
     span = max(ratios) - min(ratios)
+    lines = (
+        (middle, {"color": base.INK, "width": 1}),
+        (1.0, {"color": base.INK, "width": 1.5, "dash": "dot"}),
+    )
     style = base.layout(
-        f"{_what(of_money=of_money).capitalize()} over that of the first (times)",
+        title,
         height=150 + sum(base.row_px([label], 34) for label in labels),
         barmode="overlay",
         xaxis=base.axis("ratio"),
         yaxis=base.axis(""),
         shapes=[
             {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
-            for at, line in (
-                (middle, {"color": base.INK, "width": 1}),
-                (1.0, {"color": base.INK, "width": 1.5, "dash": "dot"}),
-            )
+            for at, line in lines
         ],
         annotations=[
             {"x": at, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "text": words}
@@ -466,58 +398,4 @@ def tornado(decision: Decision, *, of_money: bool = False) -> go.Figure:
             if at == middle or abs(at - middle) > NEAR * span
         ],
     )
-    return base.figure(traces, style)
-
-
-def _levers(decision: Decision, *, of_money: bool) -> tuple[Lever, ...]:
-    return decision.money_levers if of_money else decision.levers
-
-
-def _what(*, of_money: bool) -> str:
-    return "money" if of_money else "time on the wall"
-
-
-def tornado_table(decision: Decision, *, of_money: bool = False) -> Table:
-    """Every input with its range, the ratio at both ends, and the value at which the order flips."""
-    rows = [
-        [
-            lever.name,
-            _number_of(lever.typical, lever),
-            f"{_number_of(lever.low, lever)} to {_number_of(lever.high, lever)}",
-            text.number(lever.ratio_at_low),
-            text.number(lever.ratio_at_high),
-            "never" if lever.flips_at is None else _number_of(lever.flips_at, lever),
-        ]
-        for lever in _levers(decision, of_money=of_money)
-    ]
-    columns = ("input", "typical", "90 % range", "ratio at low", "ratio at high", "order flips at")
-    what = _what(of_money=of_money)
-    caption = (
-        f"Ratio: {what} of {decision.rival} over that of {decision.first}. One input is moved at a time; "
-        "never: not within three standard deviations."
-    )
-    return Table(columns, rows, caption, frozenset(range(1, 6)))
-
-
-def tornado_alt(decision: Decision, *, of_money: bool = False) -> str:
-    """The inputs that matter most, in words."""
-    words = [
-        f"{lever.name}: {lever.ratio_at_low:.2f} to {lever.ratio_at_high:.2f}"
-        for lever in _levers(decision, of_money=of_money)[:4]
-    ]
-    what = "money" if of_money else "times"
-    return (
-        f"Bars of the ratio of {what} of {decision.rival} and {decision.first} over the range of each input. "
-        f"{'; '.join(words)}."
-    )
-
-
-def _number_of(value: float, lever: Lever) -> str:
-    """A value of an input with its unit."""
-    if lever.unit == "tokens":
-        return f"{text.large(value)} tokens"
-    if lever.unit == "s":
-        return text.duration(value)
-    if lever.unit == "B/s":
-        return f"{text.number(value / 1e9)} GB/s"
-    return " ".join(filter(None, [text.number(value), lever.unit if lever.unit != "times" else text.TIMES]))
+    return go.Figure(traces, style)

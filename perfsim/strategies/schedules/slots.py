@@ -52,11 +52,9 @@ class PassTimes(NamedTuple):
 
     @property
     def total_s(self) -> Numbers:
-        """Seconds of all passes."""
         return self.forward_s + self.backward_s + self.weights_s
 
     def of(self, rows: Ints | slice) -> PassTimes:
-        """The rows at these indices."""
         return PassTimes(*(np.asarray(part)[rows] for part in self))
 
 
@@ -139,7 +137,6 @@ class Placement:
 
     @property
     def num_stages(self) -> int:
-        """Number of virtual stages."""
         return self.pipeline * self.virtual
 
     @property

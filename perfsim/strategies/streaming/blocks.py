@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Generic, TypeVar
 
 from perfsim.network import WaferTree
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming.device import (
+from perfsim.strategies.streaming.memory import (
     Store,
     StreamedDevice,
     device_of,
     kept_parameters,
+    spilled_unit_bytes,
     streamed_bytes,
     update_kernel,
 )
-from perfsim.strategies.streaming.memory import spilled_unit_bytes
 from perfsim.work import Kind, RankGroup, TensorClass, Work
 from perfsim.work.counts import parameters
-from perfsim.work.kernels import Kernel, LayerSlice
-from perfsim.work.layer import attention_kernels, embedding_kernels, head_kernels, mlp_kernels
+from perfsim.work.kernels import LayerSlice
+from perfsim.work.layer import Kernels, attention_kernels, embedding_kernels, head_kernels, mlp_kernels
 
 StreamingPlan = Plan[StreamingLayout, WaferTree]
 """A plan of weight streaming."""
@@ -50,7 +50,6 @@ class Blocks(Generic[T]):
 
     @property
     def embedding(self) -> T:
-        """The value of the first block."""
         return self.values[0]
 
     @property
@@ -73,19 +72,18 @@ class Block:
     num_parameters: float
     updated: float
     """Parameters that its update changes; a tied embedding belongs to the embedding block."""
-    forward: tuple[Kernel, ...]
-    backward: tuple[Kernel, ...]
+    forward: Kernels
+    backward: Kernels
     matrices: float = 0.0
     """Weights that can be sparse; those of a layer."""
 
     @property
     def layer(self) -> bool:
-        """Whether it is a layer."""
         return self.op == LAYER
 
 
 @lru_cache(maxsize=512)
-def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Blocks[Block]:
+def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Blocks[Block]:
     """The kinds of block of a model on a device; `positions` are the inputs of the LM head."""
     model = part.model
     counts = parameters(model)
@@ -119,7 +117,6 @@ def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Block
 
 
 def _layer(name: str, part: LayerSlice, device: StreamedDevice) -> Block:
-    """A layer of one kind; all its experts are streamed."""
     counts = parameters(part.model)
     forward = (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward"))
     backward = (*mlp_kernels(part, "backward"), *attention_kernels(part, "backward"))
@@ -164,7 +161,6 @@ class BlockWorks:
         return [work for work in works if work is not None]
 
     def changed(self, change: Callable[[Work], Work]) -> BlockWorks:
-        """The same with every class of work changed."""
         works = ((name, getattr(self, name)) for name in _FIELDS)
         return BlockWorks(**{name: work and change(work) for name, work in works})
 
@@ -193,7 +189,7 @@ def block_works(
     device = device_of(plan.topology.system)
     part = device.layer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
     positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
-    return blocks_of(part, positions, device).of(lambda block: _Maker(block, plan, chunks).works())
+    return _blocks_of(part, positions, device).of(partial(_works_of, plan=plan, chunks=chunks))
 
 
 def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
@@ -204,83 +200,74 @@ def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
     return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
 
 
-class _Maker:
-    """Builds the classes of work of one block."""
+def _works_of(block: Block, plan: StreamingPlan, chunks: int) -> BlockWorks:
+    """The classes of work of one block."""
+    job = plan.job
+    layout = plan.layout
+    system = plan.topology.system
+    store = Store(job, system)
+    kept = kept_parameters(job, block.num_parameters, block.matrices)
+    whole = streamed_bytes(job, system, block.num_parameters, block.matrices)
+    updated = kept_parameters(job, block.updated, block.matrices)
+    state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
+    write_bytes = state_bytes
+    if store.weights_in_flash:
+        write_bytes += streamed_bytes(job, system, block.updated, block.matrices)
+    hidden = TensorClass("hidden", block.part.activation_bytes / chunks)
+    gradients = TensorClass("gradients", kept * system.gradient_bytes / chunks)
 
-    def __init__(self, block: Block, plan: StreamingPlan, chunks: int) -> None:
-        self.block = block
-        self.plan = plan
-        self.part = block.part
-        self.chunks = chunks
-        self.system = plan.topology.system
-        self.systems = RankGroup(0, 1, plan.topology.num_devices)
+    def compute(which: str, kernels: Kernels, *writes: TensorClass) -> Work:
+        name = f"{block.name}.{which}"
+        op = f"{block.op}.{which}"
+        return Work(name, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / chunks)
 
-    def works(self) -> BlockWorks:
-        block = self.block
-        job = self.plan.job
-        chunks = self.chunks
-        store = Store(job, self.system)
-        kept = kept_parameters(job, block.num_parameters, block.matrices)
-        whole = streamed_bytes(job, self.system, block.num_parameters, block.matrices)
-        gradient_bytes = kept * self.system.gradient_bytes / chunks
-        hidden = TensorClass("hidden", self.part.activation_bytes / chunks)
-        gradients = TensorClass("gradients", gradient_bytes)
-        recomputes = self.plan.layout.recompute_layers and block.layer
-        updated = kept_parameters(job, block.updated, block.matrices)
-        state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
-        write_bytes = state_bytes
-        if store.weights_in_flash:
-            write_bytes += streamed_bytes(job, self.system, block.updated, block.matrices)
-        return BlockWorks(
-            load=self._move("load", "memoryx_read", "weight_stream", "weights", whole / chunks),
-            broadcast=self._move("broadcast", "broadcast", "weight_stream", "weights", whole / chunks),
-            forward=self._compute("forward", block.forward, hidden),
-            recompute=self._compute("recompute", block.forward, hidden) if recomputes else None,
-            backward=self._compute("backward", block.backward, hidden, gradients),
-            reduce=self._move("reduce", "reduce", "gradient_stream", "gradients", gradient_bytes),
-            reduce_part=self._move("reduce", "reduce_part", "gradient_stream", "gradients", gradient_bytes),
-            update=self._update(updated),
-            stage=self._move("stage", "flash_read", "weight_stream", "weights", whole)
-            if store.weights_in_flash
-            else None,
-            state_read=self._move("state_read", "flash_read", "update", "state", state_bytes)
-            if store.state_in_flash
-            else None,
-            state_write=self._move("state_write", "flash_write", "update", "state", write_bytes)
-            if write_bytes
-            else None,
-            **self._spilled(),
-        )
+    def move(which: str, op: str, category: str, moved: TensorClass, kind: Kind = Kind.MEM_LOAD) -> Work:
+        systems = RankGroup(0, 1, plan.topology.num_devices) if kind is Kind.COMM_COLL else None
+        return Work(f"{block.name}.{which}", kind, op, category, (), moved.n_bytes, systems, (moved,))
 
-    def _compute(self, which: str, kernels: tuple[Kernel, ...], *writes: TensorClass) -> Work:
-        name = f"{self.block.name}.{which}"
-        op = f"{self.block.op}.{which}"
-        return Work(name, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / self.chunks)
+    def reduce(op: str) -> Work:
+        return move("reduce", op, "gradient_stream", gradients, Kind.COMM_COLL)
 
-    def _move(self, which: str, op: str, category: str, tensor: str, n_bytes: float) -> Work:
-        kind = {"broadcast": Kind.COMM_COLL, "reduce": Kind.COMM_COLL}.get(which, Kind.MEM_LOAD)
-        if op in ("flash_write", "spill"):
-            kind = Kind.MEM_STORE
-        group = self.systems if kind is Kind.COMM_COLL else None
-        writes = (TensorClass(tensor, n_bytes),)
-        return Work(f"{self.block.name}.{which}", kind, op, category, (), n_bytes, group, writes)
-
-    def _update(self, updated: float) -> Work:
-        kernel = update_kernel(self.plan.job, updated)
-        weights = TensorClass("weights", kernel.bytes_accessed)
+    def update() -> Work:
+        kernel = update_kernel(job, updated)
         return Work(
-            f"{self.block.name}.update",
+            f"{block.name}.update",
             Kind.MEM_STORE,
             "memoryx_update",
             "update",
             kernels=(kernel,),
             comm_bytes=kernel.bytes_accessed,
-            writes=(weights,),
+            writes=(TensorClass("weights", kernel.bytes_accessed),),
         )
 
-    def _spilled(self) -> dict[str, Work | None]:
-        layout = self.plan.layout
-        if not (layout.spill and self.block.layer):
-            return {"spill": None, "fetch": None}
-        n_bytes = spilled_unit_bytes(self.part, layout.recompute_layers, device_of(self.system))
-        return {which: self._move(which, which, "spill", "hidden", n_bytes) for which in ("spill", "fetch")}
+    chunk = TensorClass("weights", whole / chunks)
+    spilled = TensorClass("hidden", 0.0)
+    if spills := layout.spill and block.layer:
+        spilled = TensorClass(
+            "hidden", spilled_unit_bytes(block.part, layout.recompute_layers, device_of(system))
+        )
+    return BlockWorks(
+        load=move("load", "memoryx_read", "weight_stream", chunk),
+        broadcast=move("broadcast", "broadcast", "weight_stream", chunk, Kind.COMM_COLL),
+        forward=compute("forward", block.forward, hidden),
+        recompute=compute("recompute", block.forward, hidden)
+        if layout.recompute_layers and block.layer
+        else None,
+        backward=compute("backward", block.backward, hidden, gradients),
+        reduce=reduce("reduce"),
+        reduce_part=reduce("reduce_part"),
+        update=update(),
+        stage=move("stage", "flash_read", "weight_stream", TensorClass("weights", whole))
+        if store.weights_in_flash
+        else None,
+        state_read=move("state_read", "flash_read", "update", TensorClass("state", state_bytes))
+        if store.state_in_flash
+        else None,
+        state_write=move(
+            "state_write", "flash_write", "update", TensorClass("state", write_bytes), Kind.MEM_STORE
+        )
+        if write_bytes
+        else None,
+        spill=move("spill", "spill", "spill", spilled, Kind.MEM_STORE) if spills else None,
+        fetch=move("fetch", "fetch", "spill", spilled) if spills else None,
+    )

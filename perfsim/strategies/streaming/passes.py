@@ -28,7 +28,7 @@ from perfsim.strategies.streaming.blocks import (
 )
 from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Slots, Template, Work
 
-# One pass of weight streaming, recorded once: a micro-batch forward and backward over the model.
+# One pass of weight streaming, _recorded once: a micro-batch forward and backward over the model.
 #
 # Weights are sent, whole or in chunks, when a buffer is free: 1 + `prefetch_depth` blocks can be in flight. A
 # chunk is used when it arrives, and a chunk of gradients leaves when it is computed. A graph in chunks has
@@ -40,7 +40,7 @@ from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Slots, Template, Work
 DEVICE = "cs0"
 
 
-class PassKind(NamedTuple):
+class _PassKind(NamedTuple):
     """The inputs and duties of a pass."""
 
     updated: bool
@@ -55,7 +55,7 @@ class PassKind(NamedTuple):
     """It is the last pass of its step, which updates the blocks."""
 
 
-class PassWorks(NamedTuple):
+class _PassWorks(NamedTuple):
     """The work of a pass: that of each kind of block, and its samples."""
 
     blocks: Blocks[BlockWorks]
@@ -65,12 +65,12 @@ class PassWorks(NamedTuple):
         """All classes of work, in an order that depends only on which of them exist."""
         return [work for block in self.blocks.values for work in block.classes()] + [self.samples]
 
-    def outlines(self) -> PassWorks:
+    def outlines(self) -> _PassWorks:
         """The same without sizes; passes with equal outlines differ only in their classes of work."""
-        return PassWorks(self.blocks.of(lambda block: block.changed(outline)), outline(self.samples))
+        return _PassWorks(self.blocks.of(lambda block: block.changed(outline)), outline(self.samples))
 
 
-class PassRules(NamedTuple):
+class _PassRules(NamedTuple):
     """Settings of a layout and a system that determine the dependencies of a pass."""
 
     recompute_layers: int
@@ -81,30 +81,16 @@ class PassRules(NamedTuple):
     servers: int | None
     """Number of weight servers with blocks of their own; None: blocks are sharded over all servers."""
 
-    @classmethod
-    def of(cls, plan: StreamingPlan) -> PassRules:
-        """The settings of a plan."""
-        streaming = plan.topology.system.streaming
-        memoryx = plan.topology.system.memoryx
-        return cls(
-            recompute_layers=plan.layout.recompute_layers,
-            chunks=plan.layout.stream_chunks,
-            prefetch_depth=streaming.prefetch_depth,
-            staged_layers=streaming.staged_layers,
-            gradients_on_wafer=streaming.accumulate_at == "wafer",
-            servers=None if memoryx.placement == "sharded" else memoryx.servers,
-        )
 
-
-def recorded(works: PassWorks, rules: PassRules, kind: PassKind, builder: GraphBuilder) -> Template:
-    """The template of a pass, recorded once for all batches and devices and rebound to the given work."""
+def _recorded(works: _PassWorks, rules: _PassRules, kind: _PassKind, builder: GraphBuilder) -> Template:
+    """The template of a pass, _recorded once for all batches and devices and rebound to the given work."""
     outlines = works.outlines()
     bound = dict(zip(outlines.classes(), works.classes(), strict=True))
     return _recording(outlines, rules, kind).rebound(builder, bound)
 
 
 @lru_cache(maxsize=256)
-def _recording(outlines: PassWorks, rules: PassRules, kind: PassKind) -> Template:
+def _recording(outlines: _PassWorks, rules: _PassRules, kind: _PassKind) -> Template:
     return PassRecorder(GraphBuilder().template(), outlines, rules, kind).record()
 
 
@@ -113,9 +99,9 @@ class PassRecorder:
     """Records one pass in a template."""
 
     template: Template
-    works: PassWorks
-    rules: PassRules
-    kind: PassKind
+    works: _PassWorks
+    rules: _PassRules
+    kind: _PassKind
     computed: list[int] = field(default_factory=list)
     """Last tensor of each computed block, in order; its end frees a buffer of prefetched weights."""
     sent: list[int] = field(default_factory=list)
@@ -128,7 +114,6 @@ class PassRecorder:
 
     @cached_property
     def blocks(self) -> list[BlockWorks]:
-        """The work of each block, in the order of the forward pass."""
         return self.works.blocks.in_order()
 
     @property
@@ -150,7 +135,6 @@ class PassRecorder:
 
     # ---------------------------------------------------------------------------------- the pass
     def record(self) -> Template:
-        """Record the forward and backward."""
         hidden = self._forward()
         gradient = hidden[-1]
         for group in reversed(self._groups()):
@@ -164,7 +148,6 @@ class PassRecorder:
         return self.template
 
     def _forward(self) -> list[int]:
-        """The last tensor of each block."""
         used = [self.template.port("sampled")] if self.kind.refilled else []
         samples = self.template.task(self.works.samples, f"{DEVICE}/samples", (), used)
         hidden: list[int] = [samples.tensor]
@@ -173,7 +156,7 @@ class PassRecorder:
             if works.spill is not None and number in firsts and self.rules.recompute_layers:
                 self._spill(number, hidden[-1])
             weights = self._stream(number)
-            hidden.append(self._compute(number, works.forward, weights, hidden[-1:], self._room()))
+            hidden.append(self._tasks(number, works.forward, weights, hidden[-1:], self._room())[-1])
             self.computed.append(hidden[-1])
             if works.spill is not None and not self.rules.recompute_layers:
                 self._spill(number, hidden[-1])
@@ -200,7 +183,7 @@ class PassRecorder:
         return inputs
 
     def _recompute_block(self, number: int, before: int) -> int:
-        tensor = self._compute(number, self._recompute_work(number), self._stream(number), [before])
+        tensor = self._tasks(number, self._recompute_work(number), self._stream(number), [before])[-1]
         self.computed.append(tensor)
         return tensor
 
@@ -215,7 +198,7 @@ class PassRecorder:
         weights = self._stream(number)
         reads = [gradient, before]
         if works.recompute is not None and not recomputed:
-            reads.append(self._compute(number, works.recompute, weights, [before]))
+            reads.append(self._tasks(number, works.recompute, weights, [before])[-1])
         if self.kind.adds and self.rules.gradients_on_wafer:
             reads.append(self.template.port(f"gradient{number}"))
         parts = self._tasks(number, works.backward, weights, reads)
@@ -294,7 +277,6 @@ class PassRecorder:
 
     # -------------------------------------------------------------------------------- activations
     def _spill(self, first: int, tensor: int) -> None:
-        """Spill the tensor that the backward of a group needs."""
         work = self.blocks[first].spill
         if work is not None:
             self.spilled[first] = self._task(first, work, f"{DEVICE}/spill", [tensor])
@@ -314,17 +296,6 @@ class PassRecorder:
         return self._task(first, work, f"{DEVICE}/fetch", [self.spilled[first]], [begun])
 
     # ------------------------------------------------------------------------------------ compute
-    def _compute(
-        self,
-        number: int,
-        work: Work,
-        weights: Sequence[int],
-        reads: Sequence[int],
-        after: Sequence[int] = (),
-    ) -> int:
-        """The last tensor of one computation."""
-        return self._tasks(number, work, weights, reads, after)[-1]
-
     def _tasks(
         self,
         number: int,
@@ -348,61 +319,54 @@ def last_micro_batch(plan: StreamingPlan) -> int:
     return per_system - (plan.num_microbatches - 1) * plan.layout.micro_batch_size
 
 
-@dataclass
-class StreamingWriter:
-    """Writes the steps of a plan, at least two."""
+def write_steps(plan: StreamingPlan, builder: GraphBuilder) -> None:
+    """Write the steps of a plan, at least two."""
+    system = plan.topology.system
+    passes = plan.num_microbatches
+    steps = max(LEAST_STEPS, plan.least_steps)
+    held = system.activation_servers.prefetch
+    rules = _PassRules(
+        recompute_layers=plan.layout.recompute_layers,
+        chunks=plan.layout.stream_chunks,
+        prefetch_depth=system.streaming.prefetch_depth,
+        staged_layers=system.streaming.staged_layers,
+        gradients_on_wafer=system.streaming.accumulate_at == "wafer",
+        servers=None if system.memoryx.placement == "sharded" else system.memoryx.servers,
+    )
 
-    plan: StreamingPlan
-    builder: GraphBuilder
-
-    @property
-    def steps(self) -> int:
-        """Number of steps to write."""
-        return max(LEAST_STEPS, self.plan.least_steps)
-
-    def write(self) -> None:
-        """Write all steps."""
-        passes = self.plan.num_microbatches
-        kinds = [self._kind(index) for index in range(self.steps * passes)]
-        distinct = list(dict.fromkeys(kinds))
-        works = {last: self._works(last=last) for last in (False, True)}
-        rules = PassRules.of(self.plan)
-        templates = [recorded(works[kind.last], rules, kind, self.builder) for kind in distinct]
-        slots = self._slots(np.array([distinct.index(kind) for kind in kinds]), templates)
-        stamped = self.builder.stamp(templates, slots)
-        for step in range(1, self.steps + 1):
-            slot = step * passes - 1
-            length = len(templates[int(stamped.template[slot])])
-            self.builder.end_step(int(stamped.first_task[slot]) + length)
-
-    def _kind(self, index: int) -> PassKind:
-        step, number = divmod(index, self.plan.num_microbatches)
-        return PassKind(
-            updated=step > 0,
-            adds=number > 0,
-            follows=index > 0,
-            refilled=index >= self.plan.topology.system.activation_servers.prefetch,
-            last=number == self.plan.num_microbatches - 1,
-        )
-
-    def _works(self, *, last: bool) -> PassWorks:
-        size = last_micro_batch(self.plan) if last else self.plan.layout.micro_batch_size
-        blocks = block_works(self.plan, size, self.plan.layout.stream_chunks)
-        if not last and self.plan.topology.system.streaming.accumulate_at == "swarmx":
+    def works_of(*, last: bool) -> _PassWorks:
+        size = last_micro_batch(plan) if last else plan.layout.micro_batch_size
+        blocks = block_works(plan, size, plan.layout.stream_chunks)
+        if not last and system.streaming.accumulate_at == "swarmx":
             blocks = blocks.of(BlockWorks.in_tree)
-        return PassWorks(blocks, samples_work(self.plan, size))
+        return _PassWorks(blocks, samples_work(plan, size))
 
-    def _slots(self, numbers: np.ndarray, templates: list[Template]) -> Slots:
-        """The pass that each port of a slot reads: the previous pass, the update, or the buffer's user."""
-        passes = self.plan.num_microbatches
-        index = np.arange(len(numbers), dtype=np.int64)
-        updated = np.where(index >= passes, index // passes * passes - 1, -1)
-        refilled = index - self.plan.topology.system.activation_servers.prefetch
-        sources = {}
-        for name in {name for template in templates for name in template.ports}:
-            if name.startswith(("weights", "state")):
-                source = updated
-            else:
-                source = refilled if name == "sampled" else index - 1
-            sources[name] = (np.maximum(source, -1).astype(np.int64), name)
-        return Slots(numbers.astype(np.int64), index % passes, sources)
+    index = np.arange(steps * passes, dtype=np.int64)
+    kinds = [
+        _PassKind(
+            updated=number >= passes,
+            adds=number % passes > 0,
+            follows=number > 0,
+            refilled=number >= held,
+            last=number % passes == passes - 1,
+        )
+        for number in index.tolist()
+    ]
+    distinct = list(dict.fromkeys(kinds))
+    works = {last: works_of(last=last) for last in (False, True)}
+    templates = [_recorded(works[kind.last], rules, kind, builder) for kind in distinct]
+    # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
+    updated = np.where(index >= passes, index // passes * passes - 1, -1)
+    sources = {}
+    for name in {name for template in templates for name in template.ports}:
+        if name.startswith(("weights", "state")):
+            source = updated
+        else:
+            source = index - (held if name == "sampled" else 1)
+        sources[name] = (np.maximum(source, -1), name)
+    numbers = np.array([distinct.index(kind) for kind in kinds], dtype=np.int64)
+    stamped = builder.stamp(templates, Slots(numbers, index % passes, sources))
+    for step in range(1, steps + 1):
+        slot = step * passes - 1
+        length = len(templates[int(stamped.template[slot])])
+        builder.end_step(int(stamped.first_task[slot]) + length)

@@ -23,15 +23,16 @@ from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Strategy, check_runs_on
 from perfsim.strategies.streaming.blocks import BlockWorks, StreamingPlan, block_works, samples_work
-from perfsim.strategies.streaming.device import Store, device_of
 from perfsim.strategies.streaming.memory import (
+    Store,
+    device_of,
     even_micro_batch,
     largest_micro_batch,
     policy_name,
     wafer_memory,
     with_policy,
 )
-from perfsim.strategies.streaming.passes import StreamingWriter, last_micro_batch
+from perfsim.strategies.streaming.passes import last_micro_batch, write_steps
 from perfsim.work import GraphBuilder, Work
 
 # The step of weight streaming in closed form, with which the planner screens memory policies.
@@ -264,7 +265,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     def emit(self, plan: StreamingPlan, builder: GraphBuilder) -> None:
         """Write two steps; the second is the steady state."""
         builder.fold(plan.layout.data)
-        StreamingWriter(plan, builder).write()
+        write_steps(plan, builder)
 
     def estimate_s(self, plan: StreamingPlan, costs: Costs) -> float:
         """The larger of compute and streams, summed over blocks, and the bubble between two steps."""

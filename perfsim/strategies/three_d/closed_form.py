@@ -47,7 +47,7 @@ from perfsim.work import RankGroup
 # m h / (1 - h), as in the simulation (`engine/beside.py`). Each hidden second costs g / (1 + g) seconds.
 
 
-class Slowdowns(NamedTuple):
+class _Slowdowns(NamedTuple):
     """Seconds that compute loses for each second of a communication hidden beside it, shape (rows, 1)."""
 
     gather_forward: Floats
@@ -57,7 +57,7 @@ class Slowdowns(NamedTuple):
     """Beside a message between pipeline ranks."""
 
 
-class Beside:
+class _Beside:
     """What compute loses beside communication: a layer's work, and a layer's communication."""
 
     def __init__(
@@ -75,13 +75,13 @@ class Beside:
         self._gather, self._reduce = _taken_by_replicas(job, states, topology, costs, largest, sizes)
         self._send = _sends(passes.around, costs)
 
-    def of(self, of_slice: Ints, of_state: Ints, passes: PassPrices) -> Slowdowns:
+    def of(self, of_slice: Ints, of_state: Ints, passes: PassPrices) -> _Slowdowns:
         """The slowdowns of some layouts, given their passes."""
         forward = self._layer[0].take(of_slice, axis=0) / passes.forward[:, -1:]
         backward_s = (passes.backward + passes.weights)[:, -1:]
         backward = self._layer[1].take(of_slice, axis=0) / backward_s
         gather, reduce = (taken.take(of_state, axis=0) for taken in (self._gather, self._reduce))
-        return Slowdowns(
+        return _Slowdowns(
             gather_forward=_lost(gather, forward),
             gather_backward=_lost(gather, backward),
             reduce_backward=_lost(reduce, backward),
@@ -155,7 +155,7 @@ def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs
     largest = largest_ranks(job, states, sizes)
     replicas = data_prices(job, states, topology, largest, sizes, costs.durations_s)
     passes = Passes(job, slices, topology, costs.durations_s)
-    beside = Beside(job, topology, costs, slices, passes, states, sizes, largest)
+    beside = _Beside(job, topology, costs, slices, passes, states, sizes, largest)
     alike = columns.alike()
     seconds = np.empty(len(columns), dtype=np.float64)
     for block in blocks_of(len(columns)):
@@ -175,7 +175,7 @@ def _steps_s(
     largest: Largest,
     passes: PassPrices,
     replicas: DataPrices,
-    slower: Slowdowns,
+    slower: _Slowdowns,
 ) -> Floats:
     ranks = columns.ranks()
     computed = _pass_times(columns, ranks, passes, replicas, slower)
@@ -245,7 +245,7 @@ def _between_passes_s(columns: Columns, passes: PassPrices) -> Floats:
     return np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * passes.receive[:, 0])
 
 
-def _lost_between_passes_s(columns: Columns, passes: PassPrices, slower: Slowdowns) -> Floats:
+def _lost_between_passes_s(columns: Columns, passes: PassPrices, slower: _Slowdowns) -> Floats:
     """Seconds per micro-batch that passes lose beside the messages of others, shape (rows,).
 
     A rank sends and receives a tensor in every pass. In a tight pipeline it waits for half of them.
@@ -277,7 +277,7 @@ def _delayed_weights(columns: Columns, microbatches: Ints) -> Ints:
 
 
 def _pass_times(
-    columns: Columns, ranks: RankColumns, passes: PassPrices, replicas: DataPrices, slower: Slowdowns
+    columns: Columns, ranks: RankColumns, passes: PassPrices, replicas: DataPrices, slower: _Slowdowns
 ) -> PassTimes:
     """Seconds of one micro-batch through all chunks of every rank, shape (rows, ranks) each.
 
@@ -322,7 +322,7 @@ def _lost_beside_reductions(
     times: PassTimes,
     wait_s: Floats,
     replicas: DataPrices,
-    slower: Slowdowns,
+    slower: _Slowdowns,
 ) -> Floats:
     """Seconds of one micro-batch that backwards lose beside the reductions of ZeRO 2, shape (rows, ranks).
 
@@ -335,7 +335,7 @@ def _lost_beside_reductions(
     return np.where(sharded, np.maximum(0.0, hidden * slower.reduce_backward - wait_s), 0.0)
 
 
-class BufferWaits(NamedTuple):
+class _BufferWaits(NamedTuple):
     """Seconds of one micro-batch that last passes wait for ZeRO 2's reductions, shape (rows, ranks)."""
 
     steady_s: Floats
@@ -351,7 +351,7 @@ def _waits_for_buffers(
     times: PassTimes,
     passes: PassPrices,
     replicas: DataPrices,
-) -> BufferWaits:
+) -> _BufferWaits:
     """Waits for the buffers of ZeRO 2's gradients.
 
     A chunk computes the gradients of L layers in w each; a layer is reduced in r while others are computed,
@@ -361,7 +361,7 @@ def _waits_for_buffers(
     """
     sharded = columns.zero[:, None] == GRADIENTS_SHARDED
     if not sharded.any():
-        return BufferWaits(np.zeros(ranks.layers.shape), np.zeros(ranks.layers.shape))
+        return _BufferWaits(np.zeros(ranks.layers.shape), np.zeros(ranks.layers.shape))
     virtual = columns.virtual[:, None]
     reduce = replicas.reduce_layer
     split = columns.of_schedules("splits_backward")[:, None]
@@ -390,7 +390,7 @@ def _waits_for_buffers(
 
     alternates = (columns.microbatches(job) > columns.pipeline) & ~columns.of_schedules("forwards_first")
     other = times.forward_s + np.where(split, times.backward_s, 0.0)
-    return BufferWaits(wait(np.where(alternates[:, None], other, 0.0)), wait(np.zeros_like(other)))
+    return _BufferWaits(wait(np.where(alternates[:, None], other, 0.0)), wait(np.zeros_like(other)))
 
 
 def _with_waits(columns: Columns, times: PassTimes, wait_s: Floats) -> PassTimes:
@@ -446,7 +446,7 @@ def _reduction_s(
     largest: Largest,
     passes: PassPrices,
     replicas: DataPrices,
-    slower: Slowdowns,
+    slower: _Slowdowns,
     last_group_s: Floats,
 ) -> Floats:
     """Exposed gradient reduction: all of it, or what remains after the last backward; shape (rows,).

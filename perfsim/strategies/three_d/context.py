@@ -23,7 +23,7 @@ from perfsim.work.recompute import attention_recompute
 CONTEXT_STREAM = "nccl-context"
 
 
-class AttentionWorks(NamedTuple):
+class _AttentionWorks(NamedTuple):
     """The compute of an attention block in parts, in the order of a pass."""
 
     first: Work
@@ -36,7 +36,7 @@ class AttentionWorks(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWorks:
+def _attention_works(part: LayerSlice, which: Forward | Backward) -> _AttentionWorks:
     """The compute of an attention block around and in its core."""
     forward = which in ("forward", "recompute")
     core = attention_core(part, backward=not forward)
@@ -53,7 +53,7 @@ def attention_works(part: LayerSlice, which: Forward | Backward) -> AttentionWor
     first, last = ("qkv", "output") if forward else ("output", "qkv")
     made = (context,) if forward else (queries, pair)
     begun = (queries, pair) if forward else (context,)
-    return AttentionWorks(
+    return _AttentionWorks(
         first=half_work(f"attention.{first}", which, before, *begun),
         block=half_work("attention.block", which, core[:1], *made),
         later=half_work("attention.block", which, (*core[:1], merge), *made),
@@ -76,7 +76,7 @@ class ContextGroup(Attention):
         """The works of a pass that run one after the other: with a ring, those around `ring_terms`."""
         if which == "wgrad":
             return super().works(which)
-        works = attention_works(self.part, which)
+        works = _attention_works(self.part, which)
         if self.rings:
             return works.first, works.last
         exchanges = (self.exchange_work(*message) for message in self._all_to_alls(which))
@@ -109,7 +109,7 @@ class ContextGroup(Attention):
 
     def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
         """Write the forward or its repetition; it keeps the keys and values of the rank itself."""
-        works = attention_works(self.part, which)
+        works = _attention_works(self.part, which)
         first = self._task(template, works.first, reads, block).output
         n_bytes = self.part.pair_bytes
         if not self.rings:
@@ -133,7 +133,7 @@ class ContextGroup(Attention):
     ) -> Made:
         """Write the backward; the last it reads has the rank's own keys and values, saved or recomputed."""
         gradient, saved, kept = reads
-        works = attention_works(self.part, which)
+        works = _attention_works(self.part, which)
         first = self._task(template, works.first, [gradient, saved], block, after).output
         if not self.rings:
             to_heads, to_positions = self._all_to_alls(which)
@@ -145,7 +145,7 @@ class ContextGroup(Attention):
         return self._task(template, works.last, [gradient, saved, first, *arrived], block)
 
     def _ring_backward(
-        self, template: Template, works: AttentionWorks, reads: tuple[int, int, int], block: int
+        self, template: Template, works: _AttentionWorks, reads: tuple[int, int, int], block: int
     ) -> list[int]:
         """The gradients of queries, and those of keys and values back on their rank.
 
@@ -171,28 +171,17 @@ class ContextGroup(Attention):
         return template.task(self.exchange_work(*message), stream, reads, block=block).tensor
 
 
-class CoreTerms(NamedTuple):
-    """The works whose times `ring_forward_s` and `ring_backward_s` combine; empty without a ring."""
-
-    block: tuple[Work, ...] = ()
-    later: tuple[Work, ...] = ()
-    block_backward: tuple[Work, ...] = ()
-    later_backward: tuple[Work, ...] = ()
-    exchange: tuple[Work, ...] = ()
-    exchange_both: tuple[Work, ...] = ()
-
-
-def ring_terms(attention: Half) -> CoreTerms:
-    """The works of attention in a ring."""
+def ring_terms(attention: Half) -> dict[str, Sequence[Work]]:
+    """The works of attention in a ring, by the prices (`LayerPrices`) that they add to; none without one."""
     if not isinstance(attention, ContextGroup) or not attention.rings:
-        return CoreTerms()
-    forward, backward = (attention_works(attention.part, which) for which in ("forward", "backward"))
+        return {}
+    forward, backward = (_attention_works(attention.part, which) for which in ("forward", "backward"))
     n_bytes = attention.part.pair_bytes
-    return CoreTerms(
-        (forward.block,),
-        (forward.later,),
-        (backward.block,),
-        (backward.later,),
-        (attention.exchange_work("keys_values", n_bytes),),
-        (attention.exchange_work("keys_values and gradients", 2 * n_bytes),),
-    )
+    return {
+        "block": [forward.block],
+        "later": [forward.later],
+        "block_backward": [backward.block],
+        "later_backward": [backward.later],
+        "exchange": [attention.exchange_work("keys_values", n_bytes)],
+        "exchange_both": [attention.exchange_work("keys_values and gradients", 2 * n_bytes)],
+    }

@@ -18,7 +18,7 @@ from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, update_pro
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import TrainingRecipe
-from perfsim.work import EMBEDDING_AND_HEAD, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.kernels import Kernel, elementwise
 from perfsim.work.layer import cast_bytes
 
@@ -75,12 +75,10 @@ class Replicas:
 
     @property
     def stream(self) -> str:
-        """The communication stream of the group."""
         return f"{self.device}/{DATA_STREAM}"
 
     @property
     def size(self) -> int:
-        """Number of replicas."""
         return self.ranks.size
 
     @property
@@ -90,7 +88,6 @@ class Replicas:
 
     @property
     def held(self) -> Held:
-        """All parameters of this rank."""
         return Held(self.num_parameters, 0.0 if self.apart is None else self.apart.num_parameters)
 
     @property
@@ -209,6 +206,10 @@ def _weight_casts(recipe: TrainingRecipe, num_parameters: float) -> tuple[Kernel
     return (elementwise("weights.cast", num_parameters * cast_bytes(table.forward), launches=2),)
 
 
+WAIT = Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))
+"""No work: a stream waits for what it reads, such as the parameters of the next step."""
+
+
 def norm_work(peers: RankGroup | None = None) -> Work:
     """The norm of all gradients, by which the optimizer clips them: summed over peers, or over stages.
 
@@ -263,7 +264,7 @@ class Shards:
     def gather_forward(self, template: Template, done: list[int], block: int) -> list[int]:
         """All-gather the next layer, after the forward of the layer `IN_FLIGHT` before it."""
         after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
-        return self._gather(template, self.layers[len(done)], after, block)
+        return self.gather(template, self.layers[len(done)], after, block)
 
     def gather_backward(self, template: Template, layer: int, num_layers: int, block: int) -> list[int]:
         """All-gather one layer while the layer after it runs backward.
@@ -273,33 +274,20 @@ class Shards:
         """
         freed = 2 * num_layers - IN_FLIGHT - 1 - layer
         after: list[int] = [template.port(f"saved{freed}")] if 0 <= freed < num_layers else []
-        return self._gather(template, self.layers[layer], after, block)
+        return self.gather(template, self.layers[layer], after, block)
 
-    def gather_root(self, template: Template) -> list[int]:
-        """All-gather embedding and LM head."""
-        return self._gather(template, self.root, [], EMBEDDING_AND_HEAD)
+    def gather(self, template: Template, held: Held, after: list[int], block: int) -> list[int]:
+        """All-gather some parameters, of the rest even where there are next to none."""
+        replicas = self.replicas
+        apart = [] if replicas.apart is None else replicas.apart.gather_works(Held(held.apart))
+        works = [replicas.gather_work(held.rest), *apart]
+        return [template.task(work, replicas.stream, (), after, block=block).tensor for work in works]
 
-    def scatter_layer(self, template: Template, layer: int, gradient: int, block: int) -> int:
-        """Reduce-scatter one layer's gradient."""
-        return self._scatter(template, self.layers[layer], gradient, block)
+    def scatter(self, template: Template, held: Held, gradient: int, block: int) -> int:
+        """Reduce-scatter the gradient of some parameters.
 
-    def scatter_root(self, template: Template, gradient: int) -> int:
-        """Reduce-scatter the gradient of embedding and LM head."""
-        return self._scatter(template, self.root, gradient, EMBEDDING_AND_HEAD)
-
-    def gather_works(self, held: Held) -> list[Work]:
-        """The all-gathers of some parameters."""
-        apart = [] if self.replicas.apart is None else self.replicas.apart.gather_works(Held(held.apart))
-        return [self.replicas.gather_work(held.rest), *apart]
-
-    def _gather(self, template: Template, held: Held, after: list[int], block: int) -> list[int]:
-        stream = self.replicas.stream
-        return [
-            template.task(work, stream, (), after, block=block).tensor for work in self.gather_works(held)
-        ]
-
-    def _scatter(self, template: Template, held: Held, gradient: int, block: int) -> int:
-        """Sums over groups have a stream of their own, beside the gathers of the next layers."""
+        Sums over groups have a stream of their own, beside the gathers of the next layers.
+        """
         replicas = self.replicas
         apart = [] if replicas.apart is None else replicas.apart.reduce_works(Held(held.apart))
         for work in (replicas.reduce_work(held.rest), *apart):

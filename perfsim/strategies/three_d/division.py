@@ -69,7 +69,6 @@ class Division:
 
     @property
     def even(self) -> bool:
-        """Whether all virtual stages have as many layers."""
         return len(set(self.layers)) == 1
 
     @cached_property
@@ -79,7 +78,6 @@ class Division:
 
     @cached_property
     def last_rank(self) -> int:
-        """The rank with LM head and loss."""
         return self.row.placement(self.pipeline, self.virtual).last_rank
 
     @cached_property
@@ -204,17 +202,14 @@ class Divisions:
 
     @cached_property
     def pipeline(self) -> Ints:
-        """Pipeline ranks."""
         return np.array([division.pipeline for division in self.divisions])
 
     @cached_property
     def virtual(self) -> Ints:
-        """Chunks per rank."""
         return np.array([division.virtual for division in self.divisions])
 
     @cached_property
     def last_rank(self) -> Ints:
-        """The rank with LM head and loss."""
         return np.array([division.last_rank for division in self.divisions])
 
     @cached_property
@@ -225,7 +220,6 @@ class Divisions:
 
     @cached_property
     def uneven(self) -> Bools:
-        """Whether it is interleaved and its chunks differ."""
         return np.array([division.row.in_groups and not division.even for division in self.divisions])
 
     def of_schedules(self, name: str) -> Bools:
@@ -241,7 +235,6 @@ class Divisions:
 
     @cached_property
     def sizes(self) -> Ints:
-        """Number of representative ranks."""
         return np.array([ranks.rank.size for ranks in self._representatives])
 
     @cached_property

@@ -11,7 +11,7 @@ import numpy as np
 from perfsim.base.arrays import Bools, Ints
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.strategies.schedules import Pass, Placement, Slot, merged_order, schedule, schedule_called
-from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, norm_work
+from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, WAIT, norm_work
 from perfsim.strategies.three_d.pipeline import (
     Reduction,
     VirtualStage,
@@ -26,11 +26,9 @@ from perfsim.work import (
     EMBEDDING_AND_HEAD,
     WHOLE_DEVICE,
     GraphBuilder,
-    Kind,
     RankGroup,
     Slots,
     Template,
-    TensorClass,
     Work,
 )
 from perfsim.work.builder import Stamped
@@ -39,13 +37,12 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 
 
 @dataclass(frozen=True)
-class Index:
+class _Index:
     """The slot of each pass, virtual stage and micro-batch."""
 
     number: Ints
 
     def slot(self, which: Pass, place: int, microbatch: int) -> int:
-        """Number of the slot; -1 where there is none."""
         return int(self.number[PASSES.index(which), place, microbatch])
 
 
@@ -54,7 +51,7 @@ FREED = ("freed0", "freed1", "freed2")
 
 
 @dataclass(frozen=True)
-class Passes:
+class _Passes:
     """The templates of each pass, one per virtual stage."""
 
     usual: dict[Pass, list[Template]]
@@ -91,9 +88,9 @@ class Passes:
         }
 
 
-def pipeline_slots(
-    merged: list[Slot], placement: Placement, passes: Passes, num_microbatches: int
-) -> tuple[Slots, Index]:
+def _pipeline_slots(
+    merged: list[Slot], placement: Placement, passes: _Passes, num_microbatches: int
+) -> tuple[Slots, _Index]:
     """All slots of a step.
 
     A forward reads the activation of the previous virtual stage. A backward reads the gradient of the next
@@ -126,10 +123,10 @@ def pipeline_slots(
     sources |= {name: (where("B", "F"), name) for name in passes.ports("B")}
     sources |= {name: (freed, name) for name in FREED}
     sources |= {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
-    return Slots(template, microbatch, sources), Index(number)
+    return Slots(template, microbatch, sources), _Index(number)
 
 
-def _templates(passes: Passes, passed: Ints, rank: Ints, place: Ints, final: Bools) -> tuple[Ints, Ints]:
+def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bools) -> tuple[Ints, Ints]:
     """The template of each slot, and the latest slot before it on its rank that frees gradient buffers."""
     first = np.array(
         [
@@ -174,13 +171,12 @@ class StepWriter:
         self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
 
     def write(self) -> None:
-        """Write all steps."""
         layout = self.plan.layout
         microbatches = self.plan.num_microbatches
         orders = schedule(layout.schedule, layout.pipeline, layout.virtual_pipeline, microbatches)
         merged = merged_order(orders, self.placement)
         passes = self._passes()
-        slots, index = pipeline_slots(merged, self.placement, passes, microbatches)
+        slots, index = _pipeline_slots(merged, self.placement, passes, microbatches)
         self.builder.fold(layout.width)
         steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.skewed else 1)
         for step in range(steps):
@@ -190,7 +186,7 @@ class StepWriter:
             self._update(gradients, final=step == steps - 1)
             self.builder.end_step()
 
-    def _passes(self) -> Passes:
+    def _passes(self) -> _Passes:
         """The templates of all passes; the last pass reduces gradients where reductions overlap."""
         stages = self.stages.virtual
         usual: dict[Pass, list[Template]] = {"F": [forward_template(self.builder, stage) for stage in stages]}
@@ -204,7 +200,7 @@ class StepWriter:
             ]
         if self.overlap:
             special[self.last_pass] = self._last_passes(reduces=True)
-        return Passes(usual, special, self.scattered and self.overlap)
+        return _Passes(usual, special, self.scattered and self.overlap)
 
     def _last_passes(self, *, reduces: bool, follows: bool = False) -> list[Template]:
         """The pass that completes the weight gradients, for every virtual stage."""
@@ -227,7 +223,7 @@ class StepWriter:
         of_embedding_and_head = replicas.reduce_works(stage.embedding_and_head)
         return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
 
-    def _reduce(self, rank: int, stamped: Stamped, index: Index) -> list[int]:
+    def _reduce(self, rank: int, stamped: Stamped, index: _Index) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
         replicas = self.stages.replicas[rank]
         final = self.plan.num_microbatches - 1
@@ -294,18 +290,13 @@ class StepWriter:
             updated = self.builder.task(replicas.optimizer_work(), compute, [*own, *norm]).tensor
             if self.gathers_ahead:
                 if not final:  # the next step's gathers wait for the update
-                    self.builder.task(_wait_work(), replicas.stream, [updated])
+                    self.builder.task(WAIT, replicas.stream, [updated])
             elif (
                 replicas.zero_stage and not self.sharded and (gathers := replicas.gather_works(replicas.held))
             ):
                 for gather in gathers:
                     updated = self.builder.task(gather, replicas.stream, [updated]).tensor
                 if not final:  # the next step's kernels wait for the parameters
-                    self.builder.task(_wait_work(), compute, [updated])
+                    self.builder.task(WAIT, compute, [updated])
             if self.sharded and not final:  # the next step's gathers wait too
-                self.builder.task(_wait_work(), replicas.stream, [updated])
-
-
-def _wait_work() -> Work:
-    """No work: the stream waits for what it reads."""
-    return Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))
+                self.builder.task(WAIT, replicas.stream, [updated])

@@ -25,14 +25,14 @@ from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass,
 from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
-from perfsim.work.layer import ExpertStage, Kernels, expert_kernels, mlp_kernels, mlp_residual
+from perfsim.work.layer import ExpertStage, expert_kernels, mlp_kernels, mlp_residual
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
 Which = Forward | Backward
 
 
-class ExpertWorks(NamedTuple):
+class _ExpertWorks(NamedTuple):
     """The compute of a block with experts in parts, in the order of a pass."""
 
     begin: Work
@@ -46,14 +46,14 @@ class ExpertWorks(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> ExpertWorks:
+def expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> _ExpertWorks:
     """The compute of a block with experts; `recompute` decides what its forward keeps."""
     alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
     begin, end = router_works(alone, which)
     if which == "forward":
         saved = TensorClass("saved", layer_activation_bytes(part, recompute))
         end = replace(end, writes=(*end.writes, saved))
-    return ExpertWorks(begin, shared_work(alone, which), experts_work(part, which), end)
+    return _ExpertWorks(begin, shared_work(alone, which), experts_work(part, which), end)
 
 
 _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
@@ -93,18 +93,13 @@ def shared_work(part: LayerSlice, which: Which) -> Work | None:
     return half_work("shared_experts", which, kernels, hidden) if kernels else None
 
 
+@lru_cache(maxsize=2048)
 def experts_work(part: LayerSlice, which: Which) -> Work:
     """The rank's experts on the rows that arrived."""
     writes = [TensorClass("rows", part.row_bytes)]
     if which == "dgrad":
         writes.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
-    return half_work("experts", which, _experts_kernels(part, _PASS[which]), *writes)
-
-
-@lru_cache(maxsize=2048)
-def _experts_kernels(part: LayerSlice, which: Literal["forward", "backward", "dgrad"]) -> Kernels:
-    """The kernels of a rank's experts on the rows that arrived."""
-    return expert_kernels(part, which, "experts")
+    return half_work("experts", which, expert_kernels(part, _PASS[which], "experts"), *writes)
 
 
 @lru_cache(maxsize=4096)
@@ -168,7 +163,6 @@ class ExpertGroup(Half):
         return [replace(begin, name=WAIT_OF_EXPERTS, kernels=(), writes=(done,))] if self.waits else []
 
     def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
-        """Write the forward or its repetition."""
         return self._emit(template, which, reads, block)[0]
 
     def backward(

@@ -102,7 +102,6 @@ class Degrees(NamedTuple):
 
     @property
     def layout(self) -> ParallelLayout:
-        """A layout with these degrees."""
         return ParallelLayout(
             tensor=self.tensor,
             sequence_parallel=bool(self.sequence_parallel),
@@ -192,7 +191,6 @@ def mlp_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
 
 
 def _written(part: LayerSlice, which: HalfPass) -> list[TensorClass]:
-    """What every pass writes."""
     name, n_bytes = ("weight_gradient", 0.0) if which == "wgrad" else ("hidden", part.activation_bytes)
     return [TensorClass(name, n_bytes)]
 
@@ -217,7 +215,6 @@ class Half(ABC):
 
     @property
     def compute(self) -> str:
-        """The compute stream of the rank."""
         return f"{self.device}/{COMPUTE}"
 
     @property
@@ -264,7 +261,6 @@ class Attention(Half):
     """Attention of a rank that has all positions of its sequences."""
 
     def works(self, which: HalfPass) -> Sequence[Work]:
-        """The attention block, in one work."""
         return [attention_work(self.part, which, self.mode)]
 
     def backward(
@@ -284,5 +280,4 @@ class Mlp(Half):
         return bool(mlp_recompute(self.part, self.mode))
 
     def works(self, which: HalfPass) -> Sequence[Work]:
-        """The MLP block, in one work."""
         return [mlp_work(self.part, which, self.mode)]

@@ -38,7 +38,7 @@ from perfsim.specs.layout import ParallelLayout, Place
 from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies.plan import MEMORY, Screening
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, norm_work
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, WAIT, norm_work
 from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.halves import slice_of
 from perfsim.strategies.three_d.memory import rank_bytes
@@ -67,36 +67,44 @@ COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "hea
 """The last operation that adds to the gradients of a block."""
 
 
+class Places(NamedTuple):
+    """Where offloaded states are."""
+
+    optimizer: Place = "none"
+    param: Place = "none"
+    activations: Place = "none"
+
+    @classmethod
+    def of(cls, layout: ParallelLayout) -> Places:
+        return cls(layout.offload_optimizer, layout.offload_param, layout.offload_activations)
+
+    def on(self, layout: ParallelLayout) -> ParallelLayout:
+        return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
+
+
 @dataclass(frozen=True)
-class HostWorks:
+class _HostWorks:
     """The work that offload adds, for a number of parameters of one rank's shard."""
 
     recipe: TrainingRecipe
-    optimizer: Place
-    param: Place
-
-    @classmethod
-    def of(cls, recipe: TrainingRecipe, layout: ParallelLayout) -> HostWorks:
-        """The works of a layout."""
-        return cls(recipe, layout.offload_optimizer, layout.offload_param)
+    places: Places
 
     def store(self, num_parameters: float) -> Work:
-        """Copies gradients to the host."""
         n_bytes = num_parameters * reduced_grad_bytes(self.recipe)
         return _copy("offload.gradients", Kind.MEM_STORE, STORE, n_bytes)
 
     def load(self, num_parameters: float) -> Work:
         """Copies parameters to the device, from memory after an update of states that are on drives."""
         n_bytes = num_parameters * self.recipe.element_bytes
-        place = "nvme" if self.param == "nvme" else "host"
+        place = "nvme" if self.places.param == "nvme" else "host"
         return _copy("offload.parameters", Kind.MEM_LOAD, f"{place}.load", n_bytes)
 
     def update(self, num_parameters: float) -> Work:
         """The optimizer on the CPU: reads gradients and states, writes states and parameters."""
         states = updated_state_bytes(self.recipe)
         per_parameter = reduced_grad_bytes(self.recipe) + 2 * states + self.recipe.element_bytes
-        drives = 2 * states if self.optimizer == "nvme" else 0.0
-        drives += self.recipe.element_bytes if self.param == "nvme" else 0.0
+        drives = 2 * states if self.places.optimizer == "nvme" else 0.0
+        drives += self.recipe.element_bytes if self.places.param == "nvme" else 0.0
         return Work(
             "offload.optimizer",
             Kind.COMP,
@@ -154,7 +162,7 @@ class _Rewriter:
         self.graph = graph
         self.builder = builder
         self.layout = plan.layout
-        self.works = HostWorks.of(plan.job.recipe, plan.layout)
+        self.works = _HostWorks(plan.job.recipe, Places.of(plan.layout))
         self.alone = plan.layout.replicas == 1
         self.leaves = plan.layout.offload_optimizer != "none" and plan.layout.zero_stage >= GRADIENTS_SHARDED
         """Whether gradients leave the device as they are made."""
@@ -176,7 +184,6 @@ class _Rewriter:
         }
 
     def rewrite(self) -> None:
-        """Write all steps."""
         self.builder.fold(self.graph.width)
         ends = set(self.graph.step_ends)
         for task in self.graph.tasks():
@@ -190,7 +197,7 @@ class _Rewriter:
         reads = [self.tensors[read] for read in task.reads]
         after = [self.tasks[before] for before in task.after]
         computes = task.stream.endswith("/compute")
-        if task.work.op == "optimizer" and self.works.optimizer != "none":
+        if task.work.op == "optimizer" and self.works.places.optimizer != "none":
             self._update(task, device, reads, after)
             return
         if self.layout.offload_activations != "none":
@@ -198,7 +205,7 @@ class _Rewriter:
             reads = [self.tensors[read] for read in task.reads]
             if _saves(task) and len(device.left) >= IN_FLIGHT:
                 after.append(device.left[-IN_FLIGHT])
-        if self.works.param != "none":
+        if self.works.places.param != "none":
             reads += self._loads(task, device, after)
         made = self.leaves and self._completes(task)
         if made and len(device.stores) >= IN_FLIGHT:
@@ -328,40 +335,20 @@ class _Rewriter:
                 inputs = [*reads, copied[1]]
             updated = self._task(self.works.update(share), self._stream(task, "cpu"), inputs, after, piece)
             handles = updated
-            if self.works.param == "none":
+            if self.works.places.param == "none":
                 load = self.works.load(share)
                 handles = self._task(load, self._stream(task, "h2d"), [updated[1]], [], piece)
         self.tasks.append(handles[0])
         self.tensors += [handles[1]] * len(task.writes)
         if self.step < len(self.graph.step_ends) - 1:  # the next step waits for its parameters
             for stream in (task.stream, self._stream(task, "h2d")):
-                self._task(_WAIT, stream, [handles[1]], [], task)
-
-
-_WAIT = Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))
+                self._task(WAIT, stream, [handles[1]], [], task)
 
 
 Parts = dict[str, Floats]
 MANY = 1e9
 """Parameters of the works from which the seconds of one parameter are taken."""
 BUCKETS = "gradient buckets"
-
-
-class Places(NamedTuple):
-    """Where offloaded states are."""
-
-    optimizer: Place = "none"
-    param: Place = "none"
-    activations: Place = "none"
-
-    @classmethod
-    def of(cls, layout: ParallelLayout) -> Places:
-        """The places of a layout."""
-        return cls(layout.offload_optimizer, layout.offload_param, layout.offload_activations)
-
-    def on(self, layout: ParallelLayout) -> ParallelLayout:
-        """The layout with its states there."""
-        return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
 
 
 def tried_places(job: Job, topology: FatTree) -> list[Places]:
@@ -398,7 +385,7 @@ def _may_move(space: Columns, places: Places) -> Bools:
 
 
 # -------------------------------------------------------------------------------------- memory
-class Moved(NamedTuple):
+class _Moved(NamedTuple):
     """Memory of ranks by part: on the device, in the memory of the host, on its drives."""
 
     device: Parts
@@ -406,7 +393,7 @@ class Moved(NamedTuple):
     nvme: Parts
 
 
-def _moved(parts: Mapping[str, Floats], layers: Any, zero: Any, replicas: Any, places: Places) -> Moved:
+def _moved(parts: Mapping[str, Floats], layers: Any, zero: Any, replicas: Any, places: Places) -> _Moved:
     """The memory of ranks after offload, from their memory without; arrays of one shape, or numbers.
 
     Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank two
@@ -433,7 +420,7 @@ def _moved(parts: Mapping[str, Floats], layers: Any, zero: Any, replicas: Any, p
     if places.activations != "none":
         off["cpu"]["activations"] = parts["activations"]
         device["activations"] = np.minimum(1.0, IN_FLIGHT / layers) * parts["activations"]
-    return Moved(device, off["cpu"], off["nvme"])
+    return _Moved(device, off["cpu"], off["nvme"])
 
 
 def offloaded_memory(
@@ -472,24 +459,19 @@ class _UpdatedOnHost(Costs):
         self.costs = costs
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of one task."""
         return 0.0 if work.op == "optimizer" else self.costs.duration_s(work)
 
     def durations_s(self, works: Sequence[Work]) -> Floats:
-        """Seconds of several classes of work."""
         updates = np.array([work.op == "optimizer" for work in works], dtype=bool)
         return np.where(updates, 0.0, self.costs.durations_s(works))
 
     def taken(self, work: Work, /) -> Shares:
-        """What a communication takes of its devices."""
         return self.costs.taken(work)
 
     def bound(self, work: Work, /) -> Shares:
-        """What limits a compute task."""
         return self.costs.bound(work)
 
     def send_s(self, ends: RankGroup, n_bytes: float, /) -> float:
-        """Seconds of a message."""
         return self.costs.send_s(ends, n_bytes)
 
 
@@ -529,7 +511,7 @@ def estimate_offloaded_s(
     ranks = columns.ranks()
     parts = rank_bytes(job, columns, ranks, topology.system)
     shard = _Shard.of(job, ranks, parts["optimizer"])
-    works = HostWorks(job.recipe, places.optimizer, places.param)
+    works = _HostWorks(job.recipe, places)
     many = [works.store(MANY), works.update(MANY), works.load(MANY)]
     store, update, load = (float(seconds) / MANY for seconds in costs.durations_s(many))
     leaves = (columns.zero >= GRADIENTS_SHARDED) & (places.optimizer != "none")

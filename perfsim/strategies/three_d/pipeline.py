@@ -37,7 +37,7 @@ from perfsim.work.layer import LayerPass, embedding_kernels, head_kernels, padde
 
 
 @lru_cache(maxsize=512)
-def held_by_layer(part: LayerSlice) -> Held:
+def _held_by_layer(part: LayerSlice) -> Held:
     """Parameters of a layer on one rank."""
     routed = routed_parameters(part)
     return Held(stage_parameters(part, 1, first=False, last=False) - routed, routed)
@@ -75,17 +75,16 @@ class VirtualStage:
 
     @property
     def num_layers(self) -> int:
-        """Number of its layers."""
         return len(self.layers)
 
     def held_by(self, layers: range) -> Held:
         """Parameters of some of its layers, by their indices in the stage."""
-        return sum((held_by_layer(self.layers[layer].group.part) for layer in layers), Held())
+        return sum((_held_by_layer(self.layers[layer].group.part) for layer in layers), Held())
 
     @property
     def largest_layer(self) -> float:
         """Parameters of its largest layer, by which buckets are filled."""
-        return max((held_by_layer(layer.group.part).rest for layer in self.layers), default=0.0)
+        return max((_held_by_layer(layer.group.part).rest for layer in self.layers), default=0.0)
 
     @property
     def embedding_and_head(self) -> Held:
@@ -99,7 +98,6 @@ class VirtualStage:
 
     @property
     def hidden(self) -> TensorClass:
-        """The hidden activation between layers."""
         return TensorClass("hidden", self.group.part.activation_bytes)
 
 
@@ -183,7 +181,8 @@ def forward_template(
     """
     template = builder.template()
     group = stage.group
-    root = stage.shards.gather_root(template) if stage.shards else []
+    shards = stage.shards
+    root = shards.gather(template, shards.root, [], EMBEDDING_AND_HEAD) if shards else []
     arrived = _gathers(template, stage, gathered) if gathered else {}
     root += arrived.pop(EMBEDDING_AND_HEAD, [])
     if stage.first:
@@ -196,8 +195,8 @@ def forward_template(
     for number, layer in enumerate(stage.layers):
         block = stage.first_layer + number
         weights = arrived.get(block, [])
-        if stage.shards:
-            weights = stage.shards.gather_forward(template, done, block)
+        if shards:
+            weights = shards.gather_forward(template, done, block)
         if layer.attention.part.kind.mtp and not stage.first:
             weights = [*weights, *root]  # its own loss is behind the LM head
         hidden, saved = layer.forward(template, hidden, weights, block=block)
@@ -345,10 +344,13 @@ def backward_template(
             gradients.append(gradient)
             reduced += reduction.emit_bucket(template, stage, gradients)
         if shards:
-            template.output(f"reduced{layer}", shards.scatter_layer(template, layer, gradient, block))
+            template.output(
+                f"reduced{layer}", shards.scatter(template, shards.layers[layer], gradient, block)
+            )
     gradient = _complete(template, stage, gradient, [gradient], reduction, reduced)
     if shards:
-        template.output("weight_gradients", shards.scatter_root(template, gradient))
+        scattered = shards.scatter(template, shards.root, gradient, EMBEDDING_AND_HEAD)
+        template.output("weight_gradients", scattered)
     if not stage.first:
         _send(template, stage, "gradient", gradient)
     return template

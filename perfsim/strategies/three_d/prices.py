@@ -122,7 +122,7 @@ def _half_terms(
         return {
             "forward": (*part.works("forward"), *sums(FORWARD)),
             "backward": (*part.works("backward"), *sums(BACKWARD)),
-            **ring_terms(part)._asdict(),
+            **ring_terms(part),
         }
     if run == "split":
         return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
@@ -167,7 +167,7 @@ def _routed_keys(columns: Columns) -> tuple[Ints, Ints]:
 
 
 @lru_cache(maxsize=4096)
-def router_terms(job: Job, which: Which, sequences: int, ranks: int) -> Named:
+def _router_terms(job: Job, which: Which, sequences: int, ranks: int) -> Named:
     """The begin and the end of a block with experts, and the wait of the host."""
     group = _experts(job, sequences, ranks)
     begin, end = router_works(group.part, which)
@@ -176,21 +176,21 @@ def router_terms(job: Job, which: Which, sequences: int, ranks: int) -> Named:
 
 
 @lru_cache(maxsize=4096)
-def shared_terms(job: Job, which: Which, *degrees: int) -> Named:
+def _shared_terms(job: Job, which: Which, *degrees: int) -> Named:
     """Shared experts, by `tensor` to `context` of `Degrees`."""
     work = shared_work(slice_of(job, Degrees(*degrees).layout, EXPERTS), which)
     return {} if work is None else dict.fromkeys((*PRICES[which], *HOSTED.get(which, ())), (work,))
 
 
 @lru_cache(maxsize=16384)
-def routed_terms(job: Job, which: Which, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
+def _routed_terms(job: Job, which: Which, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
     """Routed experts on the rows that arrive."""
     work = experts_work(_experts(job, sequences, ranks, expert, shared_by).part, which)
     return dict.fromkeys((*PRICES[which], *HOSTED.get(which, ())), (work,))
 
 
 @lru_cache(maxsize=4096)
-def row_terms(job: Job, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
+def _row_terms(job: Job, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
     """The way of rows to experts and back, in every pass."""
     group = _experts(job, sequences, ranks, expert, shared_by)
     names = (name for table in (PRICES, HOSTED) for names in table.values() for name in names)
@@ -198,7 +198,7 @@ def row_terms(job: Job, sequences: int, ranks: int, expert: int, shared_by: int)
 
 
 @lru_cache(maxsize=16384)
-def weights_terms(job: Job, kind: LayerKind, *degrees: int) -> Named:
+def _weights_terms(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """Weight gradients of a block with experts where they are a pass of their own, by all degrees."""
     return {"weights": (expert_weights_work(slice_of(job, Degrees(*degrees).layout, kind)),)}
 
@@ -211,7 +211,7 @@ def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: i
 
 # ------------------------------------------------------------------------------------------- ends
 @lru_cache(maxsize=4096)
-def end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
+def _end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """Embedding, LM head and what a received tensor needs, by `tensor` to `context` of `Degrees`."""
     stage = _stage(job, kind, degrees)
     group = stage.group
@@ -228,7 +228,7 @@ def end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
 
 
 @lru_cache(maxsize=4096)
-def head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
+def _head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
     """The LM head where weight gradients are a pass of their own."""
     stage = _stage(job, kind, degrees)
     inputs = (head_work(stage, "dgrad"), *stage.group.all_reduce_works(FROM_HEAD))
@@ -236,7 +236,7 @@ def head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
 
 
 @lru_cache(maxsize=4096)
-def send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
+def _send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
     """Messages between pipeline ranks; `node` is 0 where all devices are in one."""
     stage = _stage(job, kind, degrees)
     framework = job.runtime.stack
@@ -484,25 +484,24 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
     occurs = {"dgrad": slices.splits, "recompute": slices.full}
     for which in PRICES:
         where = occurs.get(which)
-        works.add(routed, partial(router_terms, base, which), where)
-        works.add(every[:4], partial(shared_terms, base, which), where)
-        works.add((*routed, *divided), partial(routed_terms, base, which), where)
-    works.add((*routed, *divided), partial(row_terms, base))
-    works.add(every, partial(weights_terms, base, kind), slices.splits)
+        works.add(routed, partial(_router_terms, base, which), where)
+        works.add(every[:4], partial(_shared_terms, base, which), where)
+        works.add((*routed, *divided), partial(_routed_terms, base, which), where)
+    works.add((*routed, *divided), partial(_row_terms, base))
+    works.add(every, partial(_weights_terms, base, kind), slices.splits)
     return works
 
 
 def _end_terms(job: Job, slices: Slices, topology: FatTree) -> Terms:
-    """The works of `EndPrices`."""
     columns = slices.columns
     base = Job(job.model, job.recipe, 1)
     node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
     works = Terms(EndPrices._fields, len(columns))
     keys = columns.slice_keys[:4]
     kind = kinds_of(job.model)[-1]
-    works.add(keys, partial(end_works, base, kind))
-    works.add(keys, partial(head_split, base, kind), slices.splits)
-    works.add(keys, partial(send_terms, base, kind, node), slices.sends)
+    works.add(keys, partial(_end_works, base, kind))
+    works.add(keys, partial(_head_split, base, kind), slices.splits)
+    works.add(keys, partial(_send_terms, base, kind, node), slices.sends)
     return works
 
 
@@ -577,7 +576,7 @@ def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
     return Largest(layers[of_row], first[of_row], last[of_row], chunk[of_row], bucket)
 
 
-class Shapes(NamedTuple):
+class _Shapes(NamedTuple):
     """Parameters of one rank: the mean layer without experts, embedding, LM head, and both of these."""
 
     layer: float
@@ -620,17 +619,17 @@ def data_prices(
     share = Counter(kind_numbers(job.model)) or Counter([0])
     weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
     shapes = {
-        (int(columns.tensor[row]), int(keys[-1][row])): Shapes(
+        (int(columns.tensor[row]), int(keys[-1][row])): _Shapes(
             *(
                 float(getattr(sizes, name)[row] @ (weight if name in OF_LAYERS else ONE))
-                for name in Shapes._fields
+                for name in _Shapes._fields
             )
         )
         for row in of_degrees.tolist()
     }
 
     def works_of(*key: int) -> Named:
-        works = _data_terms(base, shapes[key[0], key[-1]], ReplicaKey(*key))
+        works = _data_terms(base, shapes[key[0], key[-1]], _ReplicaKey(*key))
         return dict(zip(DataPrices._fields, works, strict=True))
 
     terms = Terms(DataPrices._fields, len(columns))
@@ -646,7 +645,7 @@ def straddling_stage(columns: Columns, node: int) -> Ints:
     return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
 
 
-class ReplicaKey(NamedTuple):
+class _ReplicaKey(NamedTuple):
     """What determines the communication over the replicas of one rank."""
 
     tensor: int
@@ -671,8 +670,7 @@ class ReplicaKey(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[Work]]:
-    """The works of `DataPrices` for the replicas of one rank."""
+def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Sequence[Sequence[Work]]:
     zero = key.zero
     data = key.data
     first = shapes.embedding
@@ -723,7 +721,7 @@ def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Sequence[Sequence[
     )
 
 
-def _tie_works(job: Job, replicas: Replicas, key: ReplicaKey) -> list[Work]:
+def _tie_works(job: Job, replicas: Replicas, key: _ReplicaKey) -> list[Work]:
     """The sum of a tied embedding's gradient over the first and the last stage, if these are apart."""
     if not key.last_rank or not job.model.tied_embeddings:
         return []

@@ -1,7 +1,7 @@
 """The space of layouts: every legal layout of a job on all devices, in grids.
 
 - Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width.
-- Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
+- _Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
   rank. They are tried for sequences from `LONG_SEQUENCE` on, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
   Where the LM head is worth two layers or more, the last also has so many fewer.
@@ -99,17 +99,14 @@ class Columns:
 
     @property
     def pipeline(self) -> Ints:
-        """Pipeline ranks."""
         return self.divisions.pipeline[self.division]
 
     @property
     def virtual(self) -> Ints:
-        """Chunks per rank."""
         return self.divisions.virtual[self.division]
 
     @property
     def last_rank(self) -> Ints:
-        """The rank with LM head and loss."""
         return self.divisions.last_rank[self.division]
 
     @cached_property
@@ -140,7 +137,6 @@ class Columns:
         return job.global_batch_size // (self.data * self.micro_batch)
 
     def rows(self, chosen: Ints | Bools | slice) -> Columns:
-        """The layouts at these indices."""
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
         return Columns(**columns, divisions=self.divisions)
 
@@ -150,31 +146,33 @@ class Columns:
         return self.divisions.ranks.of(self.division, int(width))
 
     def layout(self, row: int) -> ParallelLayout:
-        """One row as a layout."""
         division = self.divisions[int(self.division[row])]
+        numbers: dict[str, Any] = {name: int(getattr(self, column)[row]) for column, name in _NUMBERS.items()}
         return ParallelLayout(
-            tensor=int(self.tensor[row]),
+            **numbers,
             pipeline=division.pipeline,
-            data=int(self.data[row]),
             virtual_pipeline=division.virtual,
-            sequence_parallel=bool(self.sequence_parallel[row]),
-            zero_stage=int(self.zero[row]),
             schedule=division.schedule,
-            micro_batch_size=int(self.micro_batch[row]),
+            sequence_parallel=bool(self.sequence_parallel[row]),
             recompute=MODES[int(self.recompute[row])],
-            recompute_every=int(self.recompute_every[row]),
             layers_per_stage=None if division.even else division.layers,
-            context=int(self.context[row]),
             context_exchange=EXCHANGES[int(self.exchange[row])],
             shard_group=None if self.shards[row] == self.replicas[row] else int(self.shards[row]),
-            expert=int(self.expert[row]),
-            expert_tensor=int(self.expert_tensor[row]),
         )
 
 
+_NUMBERS = {
+    "tensor": "tensor",
+    "data": "data",
+    "micro_batch": "micro_batch_size",
+    "zero": "zero_stage",
+    "recompute_every": "recompute_every",
+    "context": "context",
+    "expert": "expert",
+    "expert_tensor": "expert_tensor",
+}
+"""The setting of a layout in each column that holds the setting itself."""
 _COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "divisions")
-FIELDS = len(_COLUMNS)
-"""Numbers that describe a layout."""
 
 
 def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
@@ -237,22 +235,15 @@ def division_of(job: Job, layout: ParallelLayout) -> Division:
 def columns_of(job: Job, layout: ParallelLayout) -> Columns:
     """One layout as a single row. Raises LayoutError for an unknown schedule."""
     schedule_called(layout.schedule)
-    values = (
-        layout.tensor,
-        layout.data,
-        layout.micro_batch_size,
-        layout.zero_stage,
-        layout.sequence_parallel,
-        MODES.index(layout.recompute),
-        layout.recompute_every,
-        0,
-        layout.context,
-        EXCHANGES.index(layout.context_exchange),
-        layout.shards,
-        layout.expert,
-        layout.expert_tensor,
-    )
-    return _from_table(np.array(values, dtype=np.int64)[:, None], Divisions((division_of(job, layout),)))
+    values = {column: getattr(layout, name) for column, name in _NUMBERS.items()} | {
+        "sequence_parallel": layout.sequence_parallel,
+        "recompute": MODES.index(layout.recompute),
+        "division": 0,
+        "exchange": EXCHANGES.index(layout.context_exchange),
+        "shards": layout.shards,
+    }
+    columns = {column: np.array([value], dtype=np.int64) for column, value in values.items()}
+    return Columns(**columns, divisions=Divisions((division_of(job, layout),)))
 
 
 # Layouts in grids: combinations of experts, divisions, micro-batches, ZeRO stages and recompute modes.
@@ -282,7 +273,6 @@ class Grid:
         return np.broadcast_shapes(*(column.shape for column in _fields_of(self.columns)))
 
     def all_legal(self) -> Bools:
-        """Which combinations are legal, shape `shape`."""
         return np.broadcast_to(self.legal, self.shape)
 
     def write(self, chosen: Bools, table: Ints) -> None:
@@ -337,17 +327,16 @@ class Space:
             flags = [_flagged(legal, part) for legal, part in zip(flags, parts, strict=True)]
             counts = [int(part.sum()) for part in parts]
         ends = np.cumsum([0, *counts])
-        table = np.empty((FIELDS, ends[-1]), dtype=np.int64)
+        table = np.empty((len(_COLUMNS), ends[-1]), dtype=np.int64)
         for grid, own, start, end in zip(self.grids, flags, ends[:-1], ends[1:], strict=True):
             grid.write(own, table[:, start:end])
         return _from_table(table, self.divisions)
 
     def layout(self, row: int) -> ParallelLayout:
-        """One layout by its index."""
         for grid in self.grids:
             places = np.flatnonzero(grid.all_legal())
             if row < len(places):
-                table = np.empty((FIELDS, 1), dtype=np.int64)
+                table = np.empty((len(_COLUMNS), 1), dtype=np.int64)
                 flags = np.zeros(grid.shape, dtype=np.bool_)
                 flags.flat[places[row]] = True
                 grid.write(flags, table)
@@ -357,7 +346,6 @@ class Space:
 
 
 def _flagged(legal: Bools, chosen: Bools) -> Bools:
-    """The legal combinations that are chosen."""
     flags = legal.copy()
     flags[legal] = chosen
     return flags
@@ -381,13 +369,13 @@ def layout_space(
 ) -> Space:
     """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage.
 
-    Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
+    _Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
     """
     shares = "context" in free_degrees and (shares_sequences or job.seq_length >= LONG_SEQUENCE)
     degrees = [
         (tensor, context, pipeline)
         for tensor in _tensor_degrees(job, topology, free_degrees)
-        for context in (_context_degrees(job, topology, tensor) if shares else (Context(1, 0),))
+        for context in (_context_degrees(job, topology, tensor) if shares else (_Context(1, 0),))
         for pipeline in _divisors(topology.num_devices // tensor // context.ranks, "pipeline" in free_degrees)
         if _is_legal(
             job,
@@ -475,14 +463,14 @@ def head_layers(job: Job) -> int:
     return round(model.vocab_size * model.hidden_size * positions / job.seq_length / layer)
 
 
-class Context(NamedTuple):
+class _Context(NamedTuple):
     """A context degree, and the index of its exchange."""
 
     ranks: int
     exchange: int
 
 
-def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[Context]:
+def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[_Context]:
     """No context group, and those that keep the rules, inside a node or over whole nodes."""
     node = topology.devices_per_node
     for ranks in _divisors(topology.num_devices // tensor):
@@ -493,7 +481,7 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[Conte
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
             layout = ParallelLayout(tensor=tensor, context=ranks, context_exchange=exchange)
             if not any(context_refusals(job, layout)):
-                yield Context(ranks, number)
+                yield _Context(ranks, number)
 
 
 def _expert_degrees(
@@ -554,7 +542,7 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
 def _grid(
     job: Job,
     topology: FatTree,
-    degrees: tuple[int, Context, int],
+    degrees: tuple[int, _Context, int],
     experts: list[tuple[int, int]],
     numbers: Ints,
     divisions: Divisions,
@@ -603,7 +591,7 @@ def _sharded(topology: FatTree, tensor: int, replicas: int, zeros: list[int]) ->
             yield stage, inside
 
 
-def _splits_evenly(job: Job, tensor: int, context: Context) -> bool:
+def _splits_evenly(job: Job, tensor: int, context: _Context) -> bool:
     """Whether the positions of a rank divide over its tensor group."""
     layout = ParallelLayout(
         tensor=tensor,

@@ -31,18 +31,17 @@ def placement_of(layout: ParallelLayout) -> Placement:
 
 
 @dataclass(frozen=True)
-class Stages:
+class _Stages:
     """The virtual stages of a plan and the replicas of each pipeline rank."""
 
     virtual: tuple[VirtualStage, ...]
     replicas: tuple[Replicas, ...]
 
     def of_rank(self, rank: int) -> list[VirtualStage]:
-        """The chunks of one pipeline rank."""
         return [stage for stage in self.virtual if stage.rank == rank]
 
 
-def stages_of(job: Job, layout: ParallelLayout) -> Stages:
+def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     """Map a job's layers to the ranks of a layout."""
     places = placement_of(layout)
     kinds = layer_kinds(job.model)
@@ -87,8 +86,11 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     ]
     replicas = _replicas_of_ranks(job, layout, virtual, places.last_rank)
     if layout.zero_stage == SHARDED:
-        virtual = [replace(stage, shards=_shards(stage, replicas[0])) for stage in virtual]
-    return Stages(tuple(virtual), tuple(replicas))
+        for number, stage in enumerate(virtual):
+            of_layers = tuple(stage.held_by(range(index, index + 1)) for index in range(stage.num_layers))
+            shards = Shards(replicas[0], of_layers, stage.embedding_and_head)
+            virtual[number] = replace(stage, shards=shards)
+    return _Stages(tuple(virtual), tuple(replicas))
 
 
 def _replicas_of_ranks(
@@ -162,9 +164,3 @@ def _replicas(job: Job, layout: ParallelLayout, rank: int, held: Held) -> Replic
     ranks = RankGroup(first, holds, layout.expert_replicas)
     apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None)
     return replace(replicas, apart=apart)
-
-
-def _shards(stage: VirtualStage, replicas: Replicas) -> Shards:
-    """The shards of the single stage under ZeRO 3."""
-    layers = tuple(stage.held_by(range(layer, layer + 1)) for layer in range(stage.num_layers))
-    return Shards(replicas, layers, stage.embedding_and_head)

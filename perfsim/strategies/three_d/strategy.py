@@ -1,7 +1,7 @@
 """3D parallelism: tensor, context, pipeline, data and expert parallelism composed, as Megatron composes them.
 
 Ranks: tensor innermost, then context, then data, then pipeline. The graph is folded to one tensor peer of one
-replica for each pipeline rank (`graph.symmetry`). The plain strategies `data`, `tensor`, `pipeline` and
+replica for each pipeline rank (`work.unfold`). The plain strategies `data`, `tensor`, `pipeline` and
 `zero3` are this strategy with some degrees fixed at 1.
 """
 
@@ -19,7 +19,7 @@ from perfsim.base.sizes import MOST_DEVICES
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
 from perfsim.strategies.schedules import SCHEDULES
@@ -53,7 +53,7 @@ class ThreeD:
     """The strategy `3d`, or a plain strategy with some degrees fixed at 1."""
 
     name: str = "3d"
-    free_degrees: tuple[str, ...] = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
+    free_degrees: tuple[str, ...] = tuple(name for name, axis in AXES.items() if axis.degree)
     summary: str = "tensor, context, pipeline, data and expert parallelism composed (Megatron)"
     system_kind: str = "gpu-cluster"
     zero_stage: int | None = None
@@ -72,7 +72,6 @@ class ThreeD:
             yield from offloaded_layouts(job, topology, columns)
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
-        """Memory and closed-form step time of all layouts, as arrays."""
         space = self.space(job, topology)
         share = _memory_share(job, space, topology)
         if self._may_share_sequences(job) and not (share <= 1.0).any():
@@ -128,7 +127,7 @@ class ThreeD:
             worst.total_bytes / worst.capacity_bytes,
             f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
             f"{worst.capacity_bytes / GIB:.0f} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB)",
-            lambda: nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
+            lambda: _nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
         )
 
     def emit(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
@@ -139,7 +138,6 @@ class ThreeD:
             StepWriter(plan, builder).write()
 
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
-        """Closed form of the step time, for screening."""
         columns = columns_of(plan.job, plan.layout)
         if plan.layout.offloads:
             places = Places.of(plan.layout)
@@ -176,7 +174,7 @@ _PLACES = {
 }
 
 
-def nearest_fit(
+def _nearest_fit(
     job: Job, topology: FatTree, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
 ) -> str:
     """What to try, in words; `part` is the largest part of the memory, `zero` that ZeRO stages are free."""

@@ -74,7 +74,6 @@ class TensorGroup:
 
     @property
     def compute(self) -> str:
-        """The compute stream of the rank."""
         return f"{self.device}/{COMPUTE}"
 
     def all_reduce(

@@ -35,7 +35,7 @@ def test_a_model_is_trained_as_models_of_its_age_were(
 ) -> None:
     chosen = recipe_for(None, CATALOG.models[model])
     assert (chosen.name, chosen.seq_length) == (recipe, tokens)
-    assert (chosen.attention, chosen.dropout) == (attention, dropout)
+    assert (chosen.runtime.attention, chosen.dropout) == (attention, dropout)
 
 
 def test_a_model_that_does_not_say_when_it_was_published_is_trained_as_before() -> None:

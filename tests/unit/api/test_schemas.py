@@ -20,7 +20,6 @@ from perfsim.catalog.yaml_tree import read_yaml
 from perfsim.cli import main
 from perfsim.evidence.cases import ConvergenceFile
 from perfsim.specs.hardware import LinkSpec
-from perfsim.studies.comparisons import SUBJECTS
 
 
 @cache
@@ -36,7 +35,7 @@ def written(path: Path) -> Any:
 def kind_of_file(folder: str, data: Any) -> str:
     if folder == "studies" and "study" in data:
         return "sweep"
-    if folder == "studies" and set(SUBJECTS) & set(data):
+    if folder == "studies" and {"losses", "speeds", "equations"} & set(data):
         return "comparison"
     if folder == "studies/validation":
         return "convergence" if "points" in data["cases"][0] else "cases"

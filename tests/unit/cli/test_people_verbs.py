@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
@@ -42,6 +43,21 @@ def test_the_machine_that_a_first_study_has_in_comments_can_be_used(perfsim: Run
     Path("own.yaml").write_text(own.replace("  My own machine", "  # My own machine"), "utf-8")
     checked = perfsim("check", "own.yaml")
     assert "64 My GPU, 3d" in checked.stdout, checked.stderr
+
+
+def test_check_names_the_candidates_to_which_the_run_gives_no_answer(perfsim: Run) -> None:
+    candidates = (
+        "[{strategy: 3d, system: dgx-a100-80gb, devices: 8, layout: 'tp=3,dp=2'},"
+        " {strategy: weight-streaming, system: cs-2, devices: 1}]"
+    )
+    study = "extends: gpt3_20b\nmodel: gpt3_xl\nbatch_sizes: [64]\nsampling: {tasks: 0}\n"
+    Path("mine.yaml").write_text(f"{study}candidates: {candidates}\n", "utf-8")
+    checked = " ".join(perfsim("check", "mine.yaml").stdout.split())
+    answer = json.loads(perfsim("study", "mine.yaml", "--json").stdout)
+    (unanswered,) = answer["infeasible"]
+    assert f"{unanswered['label']} (no answer: {unanswered['reason']})" in checked
+    Path("mine.yaml").write_text(study + "candidates: " + candidates.partition(", {")[0] + "]\n", "utf-8")
+    assert perfsim("check", "mine.yaml").stderr == perfsim("study", "mine.yaml").stderr != ""
 
 
 def test_all_mistakes_of_all_files_are_listed_at_once(perfsim: Run) -> None:

@@ -27,10 +27,6 @@ def test_a_task_starts_when_the_last_one_it_waits_for_ends(toys: ModuleType) -> 
     assert trace.end_s.tolist() == [1.0, 3.0, 6.0, 7.0]
 
 
-def test_work_that_takes_no_time_takes_no_time(toys: ModuleType) -> None:
-    assert critical_path(diamond(toys), np.zeros(4)).makespan_s == 0.0
-
-
 def test_the_number_of_durations_must_be_the_number_of_tasks(toys: ModuleType) -> None:
     for engine in (critical_path, simulate):
         with pytest.raises(ValueError, match="3 durations for 4 tasks"):

@@ -54,34 +54,11 @@ def ends_of(transfers: Sequence[Transfer], capacities: Sequence[float]) -> list[
 
 
 # ---------------------------------------------------------------------------------------- rates
-def test_flows_on_one_link_share_it_equally() -> None:
-    assert max_min_rates([(0,)] * 4, [10.0] * 4, [8.0]).tolist() == [2.0] * 4
-
-
-def test_a_flow_below_its_share_leaves_the_rest_to_the_others() -> None:
-    assert max_min_rates([(0,)] * 3, [1.0, 10.0, 10.0], [9.0]).tolist() == [1.0, 4.0, 4.0]
 
 
 def test_the_textbook_line_of_links_gives_the_long_flow_the_tightest_share() -> None:
     # Two flows share link 0 (capacity 2), so the long one gets 1; link 1 (capacity 5) leaves 4.
     assert max_min_rates([(0, 1), (0,), (1,)], [9.0] * 3, [2.0, 5.0]).tolist() == [1.0, 1.0, 4.0]
-
-
-def test_a_link_crossed_twice_is_loaded_twice() -> None:
-    assert max_min_rates([(0, 0), (0,)], [9.0, 9.0], [6.0]).tolist() == [2.0, 2.0]
-
-
-def test_a_weight_counts_as_that_many_flows() -> None:
-    assert max_min_rates([(0,), (0,)], [9.0, 9.0], [8.0], weights=[3, 1]).tolist() == [2.0, 2.0]
-
-
-def test_a_flow_without_links_runs_at_its_cap() -> None:
-    assert max_min_rates([()], [3.0], [1.0]).tolist() == [3.0]
-
-
-def test_caps_that_fill_a_link_exactly_are_granted_exactly() -> None:
-    caps = [0.1] * 10  # ten times 0.1 is not 1.0 in floating point
-    assert max_min_rates([(0,)] * 10, caps, [math.fsum(caps)]).tolist() == caps
 
 
 # ----------------------------------------------------------------------------------- over time
@@ -105,11 +82,6 @@ def test_a_timer_armed_at_a_rate_that_came_back_does_not_end_a_flow_early() -> N
 def test_a_timer_armed_at_full_speed_does_not_end_a_flow_that_was_slowed_meanwhile() -> None:
     ends = ends_of([Transfer((0,), 10.0), Transfer((0,), 1.0, start_s=1.0)], [1.0])
     assert ends == pytest.approx([11.0, 3.0], rel=1e-12)
-
-
-def test_contention_elsewhere_does_not_touch_a_flow() -> None:
-    transfers = [Transfer((0,), 0.1, start_s=0.7), Transfer((1,), 1.0), Transfer((1,), 1.0, start_s=0.3)]
-    assert ends_of(transfers, [1.0, 1.0])[0] == 0.7 + 0.1
 
 
 def test_a_flow_of_no_bytes_ends_when_it_starts_even_on_a_full_link() -> None:
@@ -137,23 +109,6 @@ def test_all_that_happens_at_one_instant_is_solved_once() -> None:
     env.run()
     assert share.solves == 2
     assert share.last_end_s == pytest.approx(52.0, rel=1e-12)
-
-
-def test_more_bandwidth_can_make_the_whole_slower() -> None:
-    """A faster link 0 lets flow 3 start early and take half of link 2 from flow 0, which flow 2 awaits.
-
-    Slow: flow 1 ends at 4, flow 0 has 1 byte left, shares until 6, and flow 2 takes 6..12.
-    Fast: flow 1 ends at 2, flow 0 has 3 bytes left, shares until 8, and flow 2 takes 8..14.
-    """
-    transfers = [
-        Transfer((2,), 5.0),
-        Transfer((0,), 2.0),
-        Transfer((1,), 6.0, after=(0,)),
-        Transfer((0, 2), 4.0, after=(1,)),
-    ]
-    slow, fast = (max(ends_of(transfers, [link_0, 1.0, 1.0])) for link_0 in (0.5, 1.0))
-    assert slow == pytest.approx(12.0, rel=1e-12)
-    assert fast == pytest.approx(14.0, rel=1e-12)
 
 
 # ------------------------------------------------------------------------------------- refusals

@@ -7,25 +7,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.engine.calendar import FINEST_EXPONENT, grid_exponent, in_seconds, in_ticks, on_exact_grid
+from perfsim.engine.calendar import FINEST_EXPONENT, in_seconds, in_ticks, on_exact_grid
 from perfsim.engine.critical_path import longest_path
 from perfsim.engine.trace import Trace
-
-
-@pytest.mark.parametrize(
-    ("horizon_s", "exponent"), [(0.0, -40), (1e-3, -40), (8191.0, -40), (8192.0, -39), (1e9, -23)]
-)
-def test_the_grid_is_as_fine_as_53_bits_up_to_the_horizon_allow(horizon_s: float, exponent: int) -> None:
-    assert grid_exponent(horizon_s) == exponent
-
-
-def test_rounding_is_to_the_nearest_tick() -> None:
-    assert in_ticks(np.array([0.3, 0.126, 0.125]), -2).tolist() == [1, 1, 0]
-
-
-def test_what_is_on_the_grid_stays() -> None:
-    durations = np.arange(10) * 2.0**FINEST_EXPONENT
-    assert in_seconds(in_ticks(durations, FINEST_EXPONENT), FINEST_EXPONENT).tolist() == durations.tolist()
 
 
 def test_every_sum_up_to_the_horizon_is_exact() -> None:

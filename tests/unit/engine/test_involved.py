@@ -10,7 +10,7 @@ import pytest
 
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.fairshare import Flow
-from perfsim.engine.simulate import FlowsOnLinks, Involved
+from perfsim.engine.involved import FlowsOnLinks, Involved
 from perfsim.engine.slowdown import Beside
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
@@ -92,7 +92,7 @@ def test_a_communication_in_a_slowed_chain_may_be_followed_in_a_repeated_run(
     flows = {number: Flow((0,), 1.0) for number in np.flatnonzero(sends).tolist()}
     ends = []
     for few, most in ((np.inf, np.inf), (-1.0, 0.0)):
-        monkeypatch.setattr(import_module("perfsim.engine.simulate"), "FEW_CONTENDING", few)
-        monkeypatch.setattr(import_module("perfsim.engine.simulate"), "MOST_CONTENDING", most)
+        monkeypatch.setattr(import_module("perfsim.engine.involved"), "FEW_CONTENDING", few)
+        monkeypatch.setattr(import_module("perfsim.engine.involved"), "MOST_CONTENDING", most)
         ends.append(simulate(graph, seconds, flows, np.array([1.2]), beside=beside).end_s.tolist())
     assert ends[0] == pytest.approx(ends[1]), "as if all flows had been followed from the start"

@@ -11,11 +11,10 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
 from perfsim.machines.machine import PeerClasses
-from perfsim.machines.placement import SharedLinks, shared_links
+from perfsim.machines.placement import shared_links
 from perfsim.network import Topology, degraded
 from perfsim.specs.hardware import FatTreeSpec
 from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.testing.toys import at_once
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, Work
 
@@ -47,19 +46,6 @@ def test_two_overlapping_flows_on_one_nic_take_twice_as_long(toys: ModuleType, t
         (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
     )
     assert run(both, topology) == [2 * SECONDS, 2 * SECONDS]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [((0, 8), (1, 9)), ((0, 8), (8, 0)), ((0, 8), (16, 0))],
-    ids=["another nic", "there and back", "out and in"],
-)
-def test_flows_on_different_links_or_directions_do_not_meet(
-    toys: ModuleType, topology: Topology, first: tuple[int, int], second: tuple[int, int]
-) -> None:
-    apart = at_once((send(toys, "a", *first), "gpu0/a"), (send(toys, "b", *second), "gpu0/b"))
-    assert shared_links(apart, network_of(topology)).flows == {}
-    assert run(apart, topology) == [SECONDS, SECONDS]
 
 
 def test_tasks_of_one_stream_never_overlap_so_they_do_not_contend(
@@ -114,22 +100,6 @@ def test_the_rings_of_an_uneven_group_share_no_nic_and_load_those_of_all_ranks_a
     assert traffic.times.tolist() == [1] * (2 * group.size)
 
 
-def test_inside_a_node_and_alone_nothing_is_put_on_the_network(toys: ModuleType, topology: Topology) -> None:
-    quiet = at_once(
-        (reduce("tensor", RankGroup(0, 1, 8)), "gpu0/nccl-tensor"),
-        (reduce("alone", RankGroup(0, 8, 1)), "gpu0/nccl-data"),
-        (send(toys, "near", 8, 9), "gpu8/send-next"),
-        (toys.compute("c"), "gpu0/compute"),
-    )
-    assert shared_links(quiet, network_of(topology)) == SharedLinks()
-
-
-def test_a_wafer_tree_carries_one_stream_each_way_so_nothing_is_shared(toys: ModuleType) -> None:
-    layout = StreamingLayout(data=4, micro_batch_size=8)
-    plan = toys.plan("weight-streaming", toys.job(32), layout, toys.wafer_cluster())
-    assert shared_links(toys.graph_of(plan), network_of(plan.topology)) == SharedLinks()
-
-
 def test_reductions_and_pipeline_transfers_of_a_real_step_slow_each_other(toys: ModuleType) -> None:
     job = toys.job(64, {"overlap_grad_reduce": True}, num_layers=16)
     plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2, data=2))
@@ -173,12 +143,6 @@ def test_a_ring_crosses_between_leaves_once_each_way_for_each_of_its_peers(toys:
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=16.0)
     ring = at_once((reduce("gradients", RankGroup(0, 8, 8)), "gpu0/nccl-data"))
     assert folded_run(ring, topology, width=64) == [4 * SECONDS]
-
-
-def test_groups_inside_a_leaf_do_not_see_its_uplinks(toys: ModuleType) -> None:
-    topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=16.0)
-    ring = at_once((reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"))
-    assert shared_links(ring, network_of(topology), peers=np.zeros(32, dtype=np.int64)).flows == {}
 
 
 def test_a_reduction_and_a_send_meet_on_uplinks_though_their_nics_differ(toys: ModuleType) -> None:

@@ -51,13 +51,6 @@ def test_a_dead_uplink_takes_its_share_of_the_leaf(toys: ModuleType) -> None:
     assert (left.capacities[links] / network.capacities[links]).tolist() == [6.5 / 8, 6.5 / 8, 1.0]
 
 
-def test_inside_a_node_only_its_ports_are_crossed(toys: ModuleType) -> None:
-    network = tree(toys, nodes=1)
-    ports = network.crossings(np.array([0]), np.array([7]))[0]
-    assert (ports[1:5] == -1).all()
-    assert [network.links()[link].kind for link in ports[[0, 5]]] == ["scale_up", "scale_up"]
-
-
 def test_a_message_goes_around_a_dead_uplink_over_another_spine(toys: ModuleType) -> None:
     network = tree(toys)
     usual = network.route(0, 32)

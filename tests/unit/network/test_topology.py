@@ -10,7 +10,7 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.machines import build_topology
-from perfsim.network import FatTree, Group, Topology, WaferTree
+from perfsim.network import Group, Topology, WaferTree
 from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, WaferClusterSpec
 from perfsim.testing import toys
 
@@ -49,10 +49,6 @@ def test_a_fat_tree_has_the_nodes_and_links_of_its_parts() -> None:
     assert topology.graph.number_of_edges() == 2 * (48 + 48 + 48 + 2 * 32) == len(topology.links())
 
 
-def test_nodes_under_one_leaf_need_no_spine() -> None:
-    assert not [name for name in build_topology(cluster(), 4 * 8).graph if "spine" in name]
-
-
 @pytest.mark.parametrize(("nics", "nodes", "bytes_per_s"), [(4, 4, NIC), (12, 4, 3 * NIC), (1, 1, NIC)])
 def test_nics_that_a_set_of_gpus_shares_are_one(nics: int, nodes: int, bytes_per_s: float) -> None:
     topology = build_topology(cluster(nics=nics), 16)
@@ -85,14 +81,6 @@ def test_the_depth_of_a_wafer_tree_is_the_logarithm_of_its_size(
     systems: int, levels: tuple[int, ...]
 ) -> None:
     assert build_topology(toys.wafer_cluster(), systems).tree_levels == levels
-
-
-def test_link_ids_are_places_and_the_same_each_time() -> None:
-    first = build_topology(cluster(), 48)
-    again = build_topology(cluster(), 48)
-    assert first.links() == again.links()
-    assert [edge.link for edge in first.links()] == list(range(len(first.links())))
-    assert all(edge == first.links()[edge.link] for edge in first.route(0, 47))
 
 
 def test_the_graph_carries_what_the_links_say() -> None:
@@ -198,12 +186,6 @@ def test_routes_between_gpus_are_shortest_by_latency() -> None:
             assert topology.route_seconds(source, target) == pytest.approx(seconds[topology.device(target)])
 
 
-def test_a_place_is_at_no_distance_from_itself() -> None:
-    topology = build_topology(cluster(), 8)
-    assert topology.route(3, 3) == ()
-    assert topology.route_seconds(3, 3) == 0.0
-
-
 def test_other_places_of_a_cluster_have_routes_too() -> None:
     topology = build_topology(cluster(), 16)
     assert names(topology, "leaf0", "node1/gpu2") == ["leaf0", "node1/nic2", "node1/gpu2"]
@@ -254,13 +236,3 @@ def test_the_shape_of_a_group(ranks: range | tuple[int, ...], shape: tuple[int, 
     topology = build_topology(cluster(), 64)
     assert topology.group_shape(ranks) == Group(*shape)
     assert topology.group_shape(np.array(ranks).tolist()) == Group(*shape)
-
-
-def test_every_wafer_is_a_node() -> None:
-    topology = build_topology(toys.wafer_cluster(), 16)
-    assert topology.group_shape(range(16)) == Group.even(1, 16)
-
-
-def test_each_kind_of_system_has_its_kind_of_topology() -> None:
-    assert isinstance(build_topology(cluster(), 8), FatTree)
-    assert isinstance(build_topology(toys.wafer_cluster(), 8), WaferTree)

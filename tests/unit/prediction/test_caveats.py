@@ -14,13 +14,12 @@ import pytest
 
 import perfsim as ps
 from perfsim.prediction.bands import hidden_of
-from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, Caveat, edge_batch, rounded, shared_caveats
+from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, Caveat, edge_batch, shared_caveats
 from perfsim.prediction.prediction import predict, prediction_from, prediction_of, run_document
-from perfsim.report.caveats import ALWAYS
-from perfsim.report.study import study_page
-from perfsim.report.study_files import study_document, write_study_page
+from perfsim.report.study import study_lines
+from perfsim.report.study_page import study_document, study_page, write_study_page
 from perfsim.report.terminal import run_lines
-from perfsim.report.terminal_study import study_lines
+from perfsim.report.text import ALWAYS
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
 from perfsim.studies.answers import CandidateResult
 
@@ -187,7 +186,7 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
         row[2]
         for section in sections
         if section.slug == "caveats" and section.table
-        for row in section.table.rows
+        for row in section.table.shown()
     ]
     assert places == [caveat.text], "once, at the head or in the table"
 
@@ -336,10 +335,10 @@ def test_a_study_quotes_its_worst_caveat_in_the_verdict_and_lists_the_others(tmp
     quoted = "; low confidence in CS-2: 5 published runs, at most 2 systems."
     assert quoted in answer.verdict
     assert [caveat.code for caveat in answer.caveats[:2]] == ["few-runs", "devices-outside"]
-    lines = study_lines(answer.result)
+    lines = study_lines(answer)
     assert flat(lines).count("5 published runs") == 1
     assert "serious: 16 CS-2: 8 times as many systems" in flat(lines)
-    page = write_study_page(answer.result, tmp_path).read_text("utf-8")
+    page = write_study_page(answer, tmp_path).read_text("utf-8")
     head = page[page.index("<header>") : page.index("</header>")]
     assert "8 times as many systems" in head
     for caveat in answer.caveats:
@@ -385,11 +384,6 @@ def test_settings_that_nobody_named_are_listed_with_what_is_usual() -> None:
     ]
 
 
-def test_the_defaults_stay_as_they_are() -> None:
-    layout = gpus("tp=2,pp=2").run.plan.layout
-    assert (layout.sequence_parallel, layout.zero_stage, layout.recompute) == (False, 0, "none")
-
-
 def test_only_settings_that_matter_for_the_degrees_are_listed() -> None:
     assert defaults("dp=8,mbs=2") == [
         (
@@ -432,8 +426,3 @@ def test_a_study_keeps_the_edge_of_its_batches_under_its_own_key_too() -> None:
     candidate = studied("batch-at-edge")
     assert "of 2 tried (128 to 256 sequences)" in candidate.batch_at_edge
     assert candidate.batch_at_edge not in candidate.notes
-
-
-@pytest.mark.parametrize(("factor", "words"), [(0.0314, "0.031"), (1.44, "1.4"), (124.0, "120")])
-def test_a_factor_has_two_digits_and_no_exponent(factor: float, words: str) -> None:
-    assert rounded(factor) == words

@@ -59,21 +59,6 @@ def test_a_store_that_streams_to_a_device_takes_nothing_from_its_compute() -> No
     assert hidden_share(trace) == 0.0
 
 
-def test_of_several_steps_the_last_one_counts() -> None:
-    trace = trace_of(
-        ("gpu0/compute", COMPUTE, 0, 4),
-        ("gpu0/compute", COMPUTE, 4, 8),
-        ("gpu0/nccl", GATHER, 1, 5),
-        steps=(1,),
-    )
-    assert trace.step_window_s == (4.0, 8.0)
-    assert hidden_share(trace) == pytest.approx(1 / 4)
-
-
-def test_a_trace_without_compute_hides_nothing() -> None:
-    assert hidden_share(trace_of(("memoryx/out", GATHER, 0, 9))) == 0.0
-
-
 # ------------------------------------------------------------------------------------------- bands
 def run(layout: str = "dp=8,mbs=1") -> Evaluation:
     system = "dgx-a100-80gb"

@@ -129,26 +129,11 @@ def test_of_equal_estimates_the_plan_with_less_memory_comes_first(
     assert (np.diff(share)[equal] >= 0).all()
 
 
-@pytest.mark.parametrize("schedule", ["zb1p", "zb2p", "zbv", "v-half", "v-min", "interleaved", "gpipe"])
-def test_every_schedule_is_in_the_screening(toys: ModuleType, schedule: str) -> None:
-    found = screened(toys, "pipeline", toys.job(8), toys.topology(4))
-    layouts = {found.screening.layout(index).schedule for index in range(found.feasible)}
-    assert schedule in layouts
-
-
 class Unsharded(ThreeD):
     """A strategy whose space has only layouts without ZeRO."""
 
     def space(self, job: Job, topology: FatTree) -> Space:
         return super().space(job, topology).keeping(lambda columns: columns.zero == 0)
-
-
-def test_only_layouts_of_the_strategys_space_are_screened(toys: ModuleType, topology: Topology) -> None:
-    unsharded = Unsharded("unsharded", ("tensor", "data"))
-    job = toys.job(64)
-    found = search(toys.question(unsharded, job, topology, toys.ToyCosts(topology.system)))
-    assert found.screened == len(list(unsharded.layouts(job, topology)))
-    assert {choice.plan.layout.zero_stage for choice in found.best(found.feasible)} == {0}
 
 
 # ---------------------------------------------------------------------------------------- confirmation
@@ -249,8 +234,3 @@ def test_without_a_plan_that_fits_the_closest_is_shown_with_its_way_out(toys: Mo
     )
     assert f"{least / toys.GIB:.1f} GiB" in closest
     assert "try " in closest or "no change" in closest
-
-
-def test_a_layout_is_written_as_people_say_it() -> None:
-    layout = ParallelLayout(tensor=8, pipeline=4, data=4, micro_batch_size=2, recompute="full")
-    assert layout.short.startswith("tp8 pp4 dp4 mbs2")

@@ -32,10 +32,6 @@ def test_a_given_layout_is_taken_as_it_is() -> None:
     assert (layout["micro_batch_size"], layout["num_microbatches"], layout["recompute_layers"]) == (16, 2, 1)
 
 
-def test_the_same_point_gives_the_same_numbers_again() -> None:
-    assert run_document(ps.predict(**WAFERS)) == run_document(ps.predict(**WAFERS))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -26,7 +26,7 @@ from perfsim.proof.prove import (
     subject_of,
 )
 from perfsim.proof.provers import prover
-from perfsim.report.terminal import proof_lines
+from perfsim.report.proven import proof_lines
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES

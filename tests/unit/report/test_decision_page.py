@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfsim.report.figures.time import tornado, tornado_table
-from perfsim.report.study import decision_sections, study_page
-from perfsim.report.study_files import study_document
-from perfsim.report.terminal_study import study_lines
+from perfsim.report.page import Section
+from perfsim.report.study import study_lines
+from perfsim.report.study_page import study_document, study_page
 from perfsim.studies.answers import BreakEven, Decision, Lever, Outcome, Spread, StudyResult
 
 DAY_S = 86_400.0
@@ -45,41 +44,43 @@ def decided(result: StudyResult) -> StudyResult:
     return replace(result, decision=decision)
 
 
+def sections_of(result: StudyResult) -> dict[str, Section]:
+    return {section.slug: section for section in study_page(result)[1]}
+
+
 def test_every_quantity_has_a_row_and_what_is_missing_says_so(result: StudyResult) -> None:
-    sections = {section.slug: section for section in decision_sections(decided(result))}
-    assert list(sections) == ["decision", "tornado", "break-even"]
+    sections = sections_of(decided(result))
     table = sections["decision"].table
     assert table is not None
-    rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["energy"][0] == "70.0 (60.0 to 80.0) MWh"
+    rows = {row[0]: row[1:] for row in table.shown()}
+    assert rows["energy"][0] == "70.0 MWh (60.0 to 80.0)"
     assert rows["carbon"] == ["not given"] * 4
-    assert rows["money, EUR"][:2] == ["not given", "500,000 (400,000 to 600,000)"]
+    assert rows["money"][:2] == ["not given", "500,000 EUR (400,000 to 600,000)"]
     assert rows["first with a probability of"][0] == "25 %"
     break_even = sections["break-even"].table
     assert break_even is not None
     assert len(break_even.columns) == 3  # four do not fit a phone
-    assert break_even.rows[0][1].startswith("9.60 (7.30 to 13.6) of ")
-    assert break_even.rows[0][2] == "not given"
-    assert decision_sections(result) == []
+    ((_, ratio, price),) = break_even.shown()
+    assert ratio.startswith("9.60 (7.30 to 13.6) of ")
+    assert price == "not given"
+    assert not {"decision", "tornado", "break-even"} & sections_of(result).keys()
 
 
 def test_levers_have_their_range_in_their_unit_and_the_value_that_flips_the_order(
     result: StudyResult,
 ) -> None:
-    decision = decided(result).decision
-    assert decision is not None
-    rows = tornado_table(decision).rows
-    assert rows[0][1:] == [
-        "24 million tokens",
-        "10 million tokens to 60 million tokens",
-        "1.40",
-        "0.900",
-        "48 million tokens",
-    ]
-    assert rows[1][5] == "never"
-    bars = tornado(decision).data
+    section = sections_of(decided(result))["tornado"]
+    assert section.table is not None
+    first, second = section.table.shown()
+    assert first[1:] == ["24 million tokens (10 million to 60 million)", "1.40", "0.900", "48 million tokens"]
+    assert second[5 - 1] == "never"
+    assert "critical batch: ratio at low 1.40, ratio at high 0.900" in section.alt
+    assert section.figure is not None
+    bars = section.figure.data
     assert [bar.base for bar in bars] == [1.2, 1.2]
     assert list(bars[0].x) == [1.19 - 1.2, 1.4 - 1.2]
+    notes = {note.text: note.x for note in section.figure.layout.annotations}
+    assert notes == {"1.20": 1.2, "order flips": 1.0}
 
 
 def test_days_on_the_wall_stand_beside_days_of_steps_everywhere(result: StudyResult) -> None:
@@ -91,7 +92,7 @@ def test_days_on_the_wall_stand_beside_days_of_steps_everywhere(result: StudyRes
     _, _, head = study_page(shown)
     assert head.verdict.endswith("It is 32 days.")
     assert head.scale is not None
-    assert head.scale.rows[0].extra.startswith(f"{wall} days on the wall")
+    assert head.scale.rows[0][1].note.startswith(f"{wall} days on the wall")
     document = study_document(shown)
     assert document["decision"]["outcomes"][0]["wall_s"]["typical"] > 0
     assert document["decision"]["levers"][1]["flips_at"] is None
@@ -102,31 +103,11 @@ def test_with_prices_a_second_tornado_is_about_money(result: StudyResult) -> Non
     assert plain.decision is not None
     levers = (Lever("price of a device-hour of cs-2", 30.0, 40.0, 50.0, "", 0.9, 1.5, 33.0),)
     priced = replace(plain.decision, money_levers=levers, money_ratio=Spread(1.2, 1.0, 1.4))
-    sections = {own.slug: own for own in decision_sections(replace(plain, decision=priced))}
-    assert "tornado-money" not in {own.slug for own in decision_sections(plain)}
-    table = sections["tornado-money"].table
-    assert table is not None
-    assert [row[0] for row in table.rows] == ["price of a device-hour of cs-2"]
-    assert table.caption.startswith("Ratio: money of")
-    assert sections["tornado-money"].figure.layout.xaxis.title.text == "ratio"
-    assert "Money over that of the first" in str(sections["tornado-money"].figure.layout.title.text)
-
-
-def test_a_tornado_names_its_two_lines(result: StudyResult) -> None:
-    decision = decided(result).decision
-    assert decision is not None
-    notes = {note.text: note.x for note in tornado(decision).layout.annotations}
-    assert notes == {"1.20": 1.2, "order flips": 1.0}
-
-
-def test_levers_and_the_sentence_below_the_answer_have_short_names(result: StudyResult) -> None:
-    shown = decided(result)
-    assert shown.decision is not None
-    first = result.candidates[0].label
-    lever = replace(shown.decision.levers[0], name=f"step time of {first}")
-    decision = replace(shown.decision, levers=(lever,), sentence=f"{first} is first.")
-    _, sections, head = study_page(replace(shown, decision=decision))
-    tornado_section = next(own for own in sections if own.slug == "tornado")
-    assert tornado_section.table is not None
-    assert tornado_section.table.rows[0][0] == "step time of 128 A100-80GB (16 DGX)"
-    assert head.verdict == "128 A100-80GB (16 DGX) is first."
+    assert "tornado-money" not in sections_of(plain)
+    section = sections_of(replace(plain, decision=priced))["tornado-money"]
+    assert section.table is not None
+    assert [row[0] for row in section.table.shown()] == ["price of a device-hour of cs-2"]
+    assert section.table.caption.startswith("Ratio: money of")
+    assert section.figure is not None
+    assert section.figure.layout.xaxis.title.text == "ratio"
+    assert "Money over that of the first" in str(section.figure.layout.title.text)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from perfsim.report.document import document_text, plain, write_document
-from perfsim.report.study_files import study_document
+from perfsim.report.study_page import study_document
 from perfsim.studies.answers import StudyResult
 
 

@@ -15,12 +15,12 @@ import pytest
 from plotly.offline import get_plotlyjs_version
 
 import perfsim.report
-from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
-from perfsim.report.figures.step import bridge, timeline, waterfall
+from perfsim.report.figures.step import breakdown_table, bridge_table, step_shares, timeline, waterfall
 from perfsim.report.page import Head, Section, linked, plotly_source, render_page, write_page
-from perfsim.report.study import differences, headline, ratios_to_first, verdict_table
-from perfsim.report.study_files import study_document, write_study_page
+from perfsim.report.study import candidates_table, headline
+from perfsim.report.study_page import differences, study_document, study_page, write_study_page
 from perfsim.report.table import Table
+from perfsim.report.text import COUNT, named
 from perfsim.studies.answers import StudyResult
 from perfsim.version import __version__
 
@@ -118,7 +118,7 @@ def test_the_answer_stands_first_then_all_candidates_then_the_reasons(page: str)
 
 
 def test_three_differences_explain_the_ratio(result: StudyResult) -> None:
-    speed, tokens, part = differences(result)
+    speed, tokens, part = list(differences(result))
     assert speed.name == "more tokens a second"
     assert float(speed.figure.split()[0]) == pytest.approx(
         result.candidates[0].tokens_per_s / result.candidates[3].tokens_per_s, abs=5e-3
@@ -132,11 +132,11 @@ def test_three_differences_explain_the_ratio(result: StudyResult) -> None:
 
 def test_a_waterfall_leads_from_one_step_to_the_other(result: StudyResult) -> None:
     first, *_, last = result.candidates
-    own = bridge(("a", "b"), last, first)
-    assert own.ends_s[0] + sum(own.changes_s.values()) == pytest.approx(own.ends_s[1])
-    assert own.ends_s[1] == first.step_time_s
-    assert own.ends_s[0] / own.ends_s[1] == pytest.approx(first.tokens_per_s / last.tokens_per_s)
-    (bars,) = waterfall(own).data
+    table = bridge_table(("a", "b"), last, first)
+    before, *changes, after = [cell.number for cell in table.column("step")]
+    assert before + sum(changes) == pytest.approx(after) == first.step_time_s
+    assert before / after == pytest.approx(first.tokens_per_s / last.tokens_per_s)
+    (bars,) = waterfall(table).data
     steps = list(zip(bars.base, bars.x, strict=True))
     for (start, size), (following, length) in pairwise(steps):
         ends = {round(start, 4), round(start + size, 4)}
@@ -156,21 +156,25 @@ def test_the_part_of_plotly_is_that_of_the_installed_release_and_has_its_licence
     assert f"v{get_plotlyjs_version()}" in plotly_source()[:200]
 
 
-def test_a_ratio_carries_the_band_of_the_result_and_is_its_own_band_without_one(result: StudyResult) -> None:
-    first, second, *_ = ratios_to_first(result)
-    assert first.is_first
-    assert first.ratio == 1
-    assert second.name == "16 CS-2, weight-streaming"
-    assert second.band == result.ratio_bands[second.name]
-    bare = dataclasses.replace(result, ratio_bands={})
-    assert all(ratio.band == (ratio.ratio, ratio.ratio) for ratio in ratios_to_first(bare))
+def test_the_ratio_has_the_band_of_the_result_and_an_open_order_is_said(result: StudyResult) -> None:
+    assert "3.10 times as long (2.60 to 3.80)." in headline(result)
+    uncertain = dataclasses.replace(result, ratio_bands={result.candidates[3].label: (0.9, 3.8)})
+    assert headline(uncertain).endswith("(0.90 to 3.80), so the order is not certain.")
 
 
-def test_the_verdict_table_marks_the_best_time_rate_and_mfu(result: StudyResult) -> None:
-    table = verdict_table(result)
-    marked = {(table.rows[row][0], table.columns[column]) for row, column in table.best}
+def test_the_best_time_rate_and_mfu_are_marked(result: StudyResult) -> None:
+    table = candidates_table(named(result.candidates))
+    marked = {
+        (row[0].value, c.name)
+        for row in table.rows
+        for cell, c in zip(row, table.columns, strict=True)
+        if cell.mark
+    }
     best = "128 A100-80GB (16 DGX)"
-    assert marked == {("time to the target", best), ("tokens/s", best), ("MFU", best)}
+    assert marked == {(best, name) for name in ("machine", "time", "tokens/s", "MFU")}
+    (shown,) = (own.table for own in study_page(result)[1] if own.slug == "verdict")
+    assert shown is not None
+    assert {row[0].value for row in shown.rows if row[1].mark} == {"time", "tokens/s", "MFU"}
 
 
 def test_hostile_text_stays_text(hostile: StudyResult, tmp_path: Path) -> None:
@@ -189,16 +193,15 @@ def test_a_sparse_result_still_makes_a_page(sparse: StudyResult, tmp_path: Path)
     assert "nan" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
 
 
-def test_any_sections_make_a_page(tmp_path: Path) -> None:
+def test_any_sections_make_a_page(result: StudyResult, tmp_path: Path) -> None:
+    figure = step_shares(breakdown_table(result))
     sections = [
-        Section(
-            "Scaling & more", "Lead.", figure=scaling_curve([ScalingPoint("gpu", 8, 1.0, 1.0)]), alt="A line."
-        ),
-        Section("Numbers", table=Table(("a", "b"), [["1", "<2>"]], numeric=frozenset({1}))),
+        Section("Steps & more", "Lead.", figure, shows="Bars"),
+        Section("Numbers", table=Table.of({"a": None, "b": COUNT}, [["1", "<2>"]])),
     ]
     path = write_page("A <sweep>", sections, tmp_path / "deep" / "page.html", head=Head(verdict="Done."))
     page = path.read_text("utf-8")
-    assert 'id="figure-scaling-more"' in page
+    assert 'id="figure-steps-more"' in page
     assert "<title>A &lt;sweep&gt;</title>" in page
     assert 'class="num">&lt;2&gt;</td>' in page
 
@@ -216,7 +219,7 @@ def test_a_figure_of_many_bars_is_compressed_and_can_be_read_back(result: StudyR
     wafer = result.candidates[1]
     bars = [bar for bar in wafer.timeline for _ in range(6)]
     figure = timeline(wafer, bars)
-    page = render_page("Many", [Section("Many", figure=figure, alt="Bars.")])
+    page = render_page("Many", [Section("Many", figure=figure, shows="Bars")])
     packed = re.search(r'data-figure="figure-many">([^<]*)<', page)
     assert packed is not None
     document = json.loads(zlib.decompress(base64.b64decode(packed[1])))

@@ -50,14 +50,21 @@ def test_a_duration_is_in_the_unit_a_person_would_choose(seconds: float, written
 
 
 def test_durations_shown_together_share_the_unit_of_their_middle() -> None:
-    assert text.time_unit([20 * 86400, 40 * 86400, math.inf])[0] == "days"
-    assert text.time_unit([])[0] == "s"
+    assert text.time_unit([20 * 86400, 40 * 86400, math.inf]).name == "days"
+    assert text.time_unit([]).name == "s"
+
+
+def test_a_band_is_in_the_unit_of_its_value() -> None:
+    assert text.TIME.text(32 * 86400, (86400, 64 * 86400)) == "32.0 days (1.00 to 64.0)"
+    assert text.LARGE.text(2.43e7, (6.69e6, 4.1e7)) == "24.3 million (6.69 to 41)"
+    assert text.SHARE.text(0.5, (0.25, 0.75)) == "50.0 % (25.0 % to 75.0 %)"
+    assert text.TIME.text(math.inf) == "n/a"
 
 
 def test_a_capacity_keeps_the_unit_in_which_it_was_stated() -> None:
-    assert text.memory(33.7 * 2**30, 80 * 2**30) == "33.7 GiB"
-    assert text.memory(31.7e9, 40e9) == "31.7 GB"
-    assert text.memory(5e9, math.nan) == "5.00 GB"
+    assert text.memory_unit(80 * 2**30).text(33.7 * 2**30) == "33.7 GiB"
+    assert text.memory_unit(40e9).text(31.7e9) == "31.7 GB"
+    assert text.memory_unit(math.nan).text(5e9) == "5.00 GB"
 
 
 def test_large_counts_are_said_in_words() -> None:
@@ -85,7 +92,8 @@ def test_the_long_form_of_a_layout_names_only_what_is_switched_on() -> None:
 
 def test_candidates_of_one_name_are_numbered(result: StudyResult) -> None:
     twins = [result.candidates[0], result.candidates[0]]
-    assert text.labels(twins) == ["128 A100-80GB (16 DGX), 3d", "128 A100-80GB (16 DGX), 3d (2)"]
+    names = [name for name, _ in text.named(twins)]
+    assert names == ["128 A100-80GB (16 DGX), 3d", "128 A100-80GB (16 DGX), 3d (2)"]
 
 
 def test_text_for_a_terminal_without_utf8_keeps_its_meaning() -> None:
@@ -102,12 +110,6 @@ def test_one_of_anything_is_singular() -> None:
     assert text.simulated(counts) == "1,200 events; 784 flows on 1 link, contended for 12.0 ms"
     counts = Simulated(events=1200, flows=0, links=0, contended_s=0.0, microbatches=32)
     assert text.simulated(counts).startswith("1,200 events of 32 micro-batches, which the others repeat;")
-
-
-def test_a_column_of_durations_has_the_unit_of_its_longest() -> None:
-    assert text.in_one_unit([6.94, 0.796, 0.0198]) == ("s", ["6.94", "0.796", "0.0198"])
-    assert text.in_one_unit([60.0, 864000.0]) == ("days", ["0.000694", "10.0"])
-    assert text.in_one_unit([]) == ("s", [])
 
 
 @pytest.mark.parametrize(

@@ -10,27 +10,27 @@ import pytest
 
 from perfsim.prediction.disturbed import Resilience, ResiliencePoint
 from perfsim.report.figures.base import Canvas, Spot
-from perfsim.report.figures.machine import memory, memory_alt, memory_table
+from perfsim.report.figures.machine import memory, memory_table
 from perfsim.report.figures.step import (
-    CutTimeline,
-    cut_timelines,
-    shared,
-    step_breakdown,
-    step_breakdown_table,
+    DrawnTimeline,
+    breakdown_table,
+    step_shares,
     timeline,
     timeline_table,
+    timelines,
 )
-from perfsim.report.figures.time import time_to_accuracy, time_to_accuracy_table
-from perfsim.report.study import resilience_sentence, resilience_table, study_page
+from perfsim.report.figures.time import batch_curves, batch_table
+from perfsim.report.study import resilience_sentence, resilience_table
+from perfsim.report.study_page import study_page
 from perfsim.report.text import NONE, duration
 from perfsim.studies.answers import StudyResult
 
 
 def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:
-    figure = time_to_accuracy(result)
+    figure = batch_curves(batch_table(result), result)
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
     for candidate in result.candidates:
-        own = [trace for trace in figure.data if trace.legendgroup == candidate.label]
+        own = [trace for trace in figure.data if trace.legendgroup == candidate.machine]
         low, high, curve, star = own
         assert len(curve.x) == len(candidate.batch_curve)
         assert all(a <= b <= c for a, b, c in zip(low.y, curve.y, high.y, strict=True))
@@ -39,7 +39,7 @@ def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: 
 
 
 def test_the_critical_batch_is_a_line_inside_its_band(result: StudyResult) -> None:
-    figure = time_to_accuracy(result)
+    figure = batch_curves(batch_table(result), result)
     band, line = figure.layout.shapes
     assert (band.x0, band.x1) == result.critical_batch_band_tokens
     assert line.x0 == line.x1 == result.critical_batch_tokens
@@ -47,42 +47,47 @@ def test_the_critical_batch_is_a_line_inside_its_band(result: StudyResult) -> No
 
 
 def test_the_table_beneath_has_every_point_and_marks_the_best(result: StudyResult) -> None:
-    table = time_to_accuracy_table(result)
+    table = batch_table(result)
     assert len(table.rows) == sum(len(candidate.batch_curve) for candidate in result.candidates)
-    assert len(table.best) == len(result.candidates)
+    assert sum(cell.mark for cell in table.column("time")) == len(result.candidates)
 
 
 def test_the_shares_of_a_step_add_up_to_all_of_it(result: StudyResult) -> None:
-    figure = step_breakdown(result)
+    figure = step_shares(breakdown_table(result))
     for index in range(len(result.candidates)):
         assert sum(trace.x[index] for trace in figure.data) == pytest.approx(100, abs=0.01)
 
 
 def test_parts_of_one_colour_differ_by_their_hatch(result: StudyResult) -> None:
-    looks = [(trace.marker.color, trace.marker.pattern.shape) for trace in step_breakdown(result).data]
+    looks = [
+        (trace.marker.color, trace.marker.pattern.shape)
+        for trace in step_shares(breakdown_table(result)).data
+    ]
     assert len(set(looks)) == len(looks)
 
 
 def test_each_capacity_has_its_own_axis_in_the_unit_of_the_figure(result: StudyResult) -> None:
-    figure = memory(result)
+    figure = memory(memory_table(result))
     assert figure.layout.xaxis.title.text == "GiB per device"
     assert figure.layout.xaxis2.title.text == "GiB per device"
     assert [shape.x0 for shape in figure.layout.shapes] == pytest.approx([80, 40e9 / 2**30])
-    assert [note.text for note in figure.layout.annotations] == ["capacity 80 GiB", "capacity 37.3 GiB"]
+    assert [note.text for note in figure.layout.annotations] == ["capacity 80.0 GiB", "capacity 37.3 GiB"]
     assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
 
 
 def test_memory_stacks_to_the_sum_of_its_parts(result: StudyResult) -> None:
-    gpus = [trace for trace in memory(result).data if trace.xaxis == "x"]
+    gpus = [trace for trace in memory(memory_table(result)).data if trace.xaxis == "x"]
     first_stage = sum(trace.x[0] for trace in gpus)
     expected = sum(result.candidates[0].memory[0].parts_bytes.values()) / 2**30
     assert first_stage == pytest.approx(expected, abs=1e-3)
 
 
 def test_wafers_that_hold_the_same_are_drawn_once(result: StudyResult) -> None:
-    places = [row[1] for row in memory_table(result).rows]
+    table = memory_table(result)
+    places = [row[1] for row in table.shown()]
     assert places == ["stage 0", "stage 1", "stage 2", "stage 3", "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
-    assert "16 CS-2, weight-streaming: 29.5 GiB of 37.3 GiB in wafer 0 to 15" in memory_alt(result)
+    words = "16 CS-2, wafer 0 to 15: total 29.5 GiB (79.2 % of the capacity), capacity 37.3 GiB"
+    assert words in table.words("total", "capacity")
 
 
 def test_a_timeline_has_a_lane_for_each_stream_and_a_trace_for_each_category(result: StudyResult) -> None:
@@ -104,34 +109,19 @@ def test_a_timeline_has_a_lane_for_each_stream_and_a_trace_for_each_category(res
     }
 
 
-def test_bars_over_the_budget_are_cut_at_one_moment_for_all_lanes(
-    result: StudyResult, factory: ModuleType
-) -> None:
-    long = replace(result.candidates[0], timeline=factory.pipeline_timeline(4, 500, 0.004))
-    small = result.candidates[1]
-    cut, whole = cut_timelines([long, small], budget=1000)
-    assert len(cut.bars) + len(whole.bars) == 1000
-    assert whole.left_out == 0
-    assert cut.left_out == len(long.timeline) - len(cut.bars)
-    latest = max(bar.start_s for bar in cut.bars)
-    assert cut.left_out == sum(bar not in cut.bars for bar in long.timeline)
-    assert all(bar.start_s >= latest for bar in set(long.timeline) - set(cut.bars))
-
-
 def test_a_timeline_shows_two_steps_at_most(result: StudyResult) -> None:
     wafer = result.candidates[1]
     later = [
         replace(bar, start_s=bar.start_s + 5 * wafer.step_time_s, end_s=math.inf) for bar in wafer.timeline
     ]
-    (cut,) = cut_timelines([replace(wafer, timeline=(*wafer.timeline, *later))])
-    assert len(cut.bars) == len(wafer.timeline)
-    assert cut.left_out == len(later)
+    (cut,) = timelines([replace(wafer, timeline=(*wafer.timeline, *later))])
+    assert len(cut.bars) == cut.left_out == len(wafer.timeline)
 
 
-def test_the_note_counts_the_bars_that_are_missing(result: StudyResult) -> None:
+def test_a_timeline_says_what_it_leaves_out(result: StudyResult) -> None:
     bars = result.candidates[1].timeline[:2]
-    assert CutTimeline(bars, 0).note() == ""
-    assert CutTimeline(bars, 1234).note().startswith("1,234 bars")
+    assert DrawnTimeline(bars).note == ""
+    assert DrawnTimeline(bars, 1234).note.startswith("1,234 bars")
 
 
 def test_a_tooltip_says_how_long_a_bar_takes_and_not_when_it_ends(result: StudyResult) -> None:
@@ -148,7 +138,7 @@ def test_a_tooltip_says_how_long_a_bar_takes_and_not_when_it_ends(result: StudyR
 
 def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyResult) -> None:
     gpus = result.candidates[0]
-    rows = {(row[0], row[1]): row[2] for row in timeline_table(gpus).rows}
+    rows = {(row[0], row[1]): row[2] for row in timeline_table(gpus).shown()}
     assert rows["stage 0/compute", "forward"] == "192"
     assert rows["stage 3/compute", "optimizer"] == "1"
 
@@ -156,9 +146,9 @@ def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyRes
 def test_every_figure_has_a_title_with_a_unit(result: StudyResult) -> None:
     wafer = result.candidates[1]
     figures = [
-        time_to_accuracy(result),
-        step_breakdown(result),
-        memory(result),
+        batch_curves(batch_table(result), result),
+        step_shares(breakdown_table(result)),
+        memory(memory_table(result)),
         timeline(wafer, wafer.timeline),
     ]
     titles = [figure.layout.title.text for figure in figures]
@@ -173,9 +163,9 @@ def test_every_figure_has_a_title_with_a_unit(result: StudyResult) -> None:
 def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
     first = hostile.candidates[0]
     figures = [
-        time_to_accuracy(hostile),
-        step_breakdown(hostile),
-        memory(hostile),
+        batch_curves(batch_table(hostile), hostile),
+        step_shares(breakdown_table(hostile)),
+        memory(memory_table(hostile)),
         timeline(first, first.timeline),
     ]
     for figure in figures:
@@ -185,9 +175,9 @@ def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
 
 
 def test_a_candidate_with_nothing_to_draw_breaks_no_figure(sparse: StudyResult) -> None:
-    assert len(time_to_accuracy(sparse).data) == 4 + 3
+    assert len(batch_curves(batch_table(sparse), sparse).data) == 4 + 3
     assert len(memory_table(sparse).rows) == 4
-    assert step_breakdown_table(sparse).rows[1][1] == "150 s"
+    assert breakdown_table(sparse).shown()[1][1] == "150 s"
 
 
 def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step(result: StudyResult) -> None:
@@ -197,9 +187,8 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
     )
     asked = replace(result, resilience=curves)
     table = resilience_table(asked)
-    assert [row[-1] for row in table.rows] == ["6.00 s (1.500)", NONE]
+    assert [row[-1] for row in table.shown()] == ["6.00 s (1.500)", NONE]
     assert len(table.columns) == 1 + 3
-    assert [len(row) for row in table.rows] == [4, 4]
     assert resilience_sentence(asked) == (
         "A step of gpus takes 1.50 times as long with one device 2 times as slow (waits that are there "
         "anyway hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
@@ -213,7 +202,7 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
 
 
 def test_every_curve_is_named_in_place_and_names_do_not_cover_one_another(result: StudyResult) -> None:
-    figure = time_to_accuracy(result)
+    figure = batch_curves(batch_table(result), result)
     names = [note.text for note in figure.layout.annotations[1:]]
     assert names == ["128 A100-80GB (16 DGX)", "1 CS-2", "4 CS-2", "16 CS-2"]
     assert figure.layout.showlegend is False
@@ -247,10 +236,9 @@ def test_timelines_together_keep_to_the_budget_without_losing_the_end(
     result: StudyResult, factory: ModuleType
 ) -> None:
     long = replace(result.candidates[0], timeline=factory.pipeline_timeline(4, 500, 0.004))
-    joined, small = shared([long, result.candidates[1]], budget=2000)
-    assert len(joined.timeline) + len(small.timeline) <= 2000
-    assert small.timeline == result.candidates[1].timeline
-    assert joined.timeline[-1].end_s == pytest.approx(max(bar.end_s for bar in long.timeline), rel=0.02)
-    assert sum(bar.tasks for bar in joined.timeline) == len(long.timeline)
-    (cut,) = cut_timelines([joined])
-    assert cut.note().startswith(f"{len(long.timeline):,} tasks are drawn as {len(joined.timeline):,} bars")
+    joined, small = timelines([long, result.candidates[1]], budget=2000)
+    assert len(joined.bars) + len(small.bars) <= 2000
+    assert set(small.bars) == set(result.candidates[1].timeline)
+    assert joined.bars[-1].end_s == pytest.approx(max(bar.end_s for bar in long.timeline), rel=0.02)
+    assert sum(bar.tasks for bar in joined.bars) == len(long.timeline)
+    assert joined.note.startswith(f"{len(long.timeline):,} tasks are drawn as {len(joined.bars):,} bars")

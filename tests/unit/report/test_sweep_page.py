@@ -7,22 +7,23 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markupsafe import escape
 
 from perfsim.report.sweep import (
+    MAX_ON_TERMINAL,
     head_of,
     headline,
-    map_sections,
     matches_table,
     points_table,
-    rows_of,
+    scale_of,
     sweep_document,
+    sweep_lines,
     sweep_sections,
     write_sweep,
 )
-from perfsim.report.terminal_study import MOST_ROWS, sweep_lines
 from perfsim.report.text import encodable
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
@@ -83,7 +84,7 @@ def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResu
         for point in result.points
     ]
     lines = sweep_lines(replace(result, points=tuple(many), title="T" * 200))
-    assert sum("CS-2" in line and "%" in line for line in lines) <= MOST_ROWS
+    assert sum("CS-2" in line and "%" in line for line in lines) <= MAX_ON_TERMINAL
     assert max(map(len, lines)) <= 100
     assert any("more points are in the report" in line for line in lines)
 
@@ -126,8 +127,14 @@ def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult)
     assert min(days) == pytest.approx(min(figure.data[0].y))
 
 
+def maps_of(result: SweepResult) -> list[Any]:
+    """The cells of every map of a page."""
+    sections = sweep_sections(result)
+    return [own.figure.data[0] for own in sections if own.figure and own.anchor.startswith("map")]
+
+
 def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None:
-    (trace,) = map_sections(result.analysis.maps)[0].figure.data
+    trace = maps_of(result)[0]
     assert (list(trace.x), list(trace.y)) == (["1", "2", "4"], ["2", "96"])
     assert [value is None for value in trace.z[0]] == [False, False, True]
     assert None not in trace.z[1]
@@ -135,20 +142,19 @@ def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None
 
 def test_another_field_goes_down_where_the_batch_does_not_vary(tmp_path: Path) -> None:
     result = answer(tmp_path, "  system.memoryx.server.bandwidth: [4 GB/s, 1 TB/s]\n  batch_sizes: [[8]]\n")
-    (trace,) = map_sections(result.analysis.maps)[0].figure.data
+    trace = maps_of(result)[0]
     assert list(trace.y) == ["4 GB/s", "1 TB/s"]
 
 
 def test_machines_go_down_where_nothing_else_varies(tmp_path: Path) -> None:
-    (section,) = map_sections(answer(tmp_path, "  batch_sizes: [[8]]\n").analysis.maps)
-    (trace,) = section.figure.data
+    (trace,) = maps_of(answer(tmp_path, "  batch_sizes: [[8]]\n"))
     assert list(trace.y) == ["cs-2", "slow"]
     assert trace.z[1][1] is None
 
 
 def test_a_point_without_a_plan_stands_in_the_table_with_its_reason(result: SweepResult) -> None:
     table = points_table(result)
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    rows = [dict(zip(table.heads(), row, strict=True)) for row in table.shown()]
     assert len(rows) == 10
     without = [row for row in rows if row["reason"]]
     assert {row["reason"] for row in without} == {"global_batch_size 2 gives some of 4 systems nothing"}
@@ -157,9 +163,9 @@ def test_a_point_without_a_plan_stands_in_the_table_with_its_reason(result: Swee
 
 def test_the_table_of_equals_bounds_what_the_grid_cannot_tell(result: SweepResult) -> None:
     table = matches_table(result.analysis.matches)
-    assert table.columns[2] == "as many CS-2"
-    assert table.rows[0][2] == "\u2264 1"
-    assert table.rows[-1][0] == "4 devices of slow"
+    assert table.columns[2].name == "as many CS-2"
+    assert table.shown()[0][2] == "\u2264 1 (\u2264 1 to 1.34)"
+    assert table.shown()[-1][0] == "4 devices of slow"
 
 
 def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> None:
@@ -204,7 +210,7 @@ def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_cha
     bars = sections["variants"].figure
     assert {name for trace in bars.data for name in trace.y} == {"half the servers"}
     assert sections["differences"].table is not None
-    assert any("memoryx.servers" in cell for row in sections["differences"].table.rows for cell in row)
+    assert any("memoryx.servers" in cell for row in sections["differences"].table.shown() for cell in row)
     lines = sweep_lines(swept)
     assert any("change" in line for line in lines)
     assert sum("half the servers" in line for line in lines) >= 2, "a row for each variant"
@@ -220,44 +226,40 @@ def test_every_step_of_a_sweep_is_told_by_cause(result: SweepResult) -> None:
 
 
 def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None:
-    series = result.analysis.series
-    cards, note = rows_of(result.analysis)
-    times = {
-        card.name: min(point.target_time.time_s for point in member.points)
-        for card, member in zip(cards, series, strict=True)
-    }
-    (marked,) = (card.name for card in cards if card.marked)
-    assert marked == min(times, key=times.__getitem__)
+    scale, note = scale_of(result.analysis)
+    assert scale is not None
+    times = {row[0].value: row[1].number for row in scale.rows}
+    assert [row[0].value for row in scale.rows if row[1].mark] == [min(times, key=times.__getitem__)]
     assert "Marked: the fastest." in note
-    cards, note = rows_of(
-        Analysis(
-            tuple(
-                replace(point, settings={**point.settings, "x": number})
-                for number in range(6)
-                for point in result.points
-            )
-        )
+    many = tuple(
+        replace(point, settings={**point.settings, "x": number})
+        for number in range(6)
+        for point in result.points
     )
-    assert len(cards) == 8
+    scale, note = scale_of(Analysis(many))
+    assert scale is not None
+    assert len(scale.rows) == 8
     assert "the fastest 8 of 12" in note
-    assert sum(card.marked for card in cards) == 1
+    assert sum(row[1].mark for row in scale.rows) == 1
 
 
-def test_no_card_wins_across_models_and_the_page_tells_what_the_planner_changed(tmp_path: Path) -> None:
+def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_changed(tmp_path: Path) -> None:
     text = "variants:\n  small: {model: gpt3_xl}\n  large: {model: gpt3_6p7b}\n"
     path = tmp_path / "tiny.yaml"
     path.write_text(SWEEP.replace("[1, 4]", "[1]").replace(", 4]", "]") + text, encoding="utf-8")
     swept = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
-    cards, note = rows_of(swept.analysis)
-    assert [card.marked for card in cards] == [True, False, True, False]
+    scale, note = scale_of(swept.analysis)
+    assert scale is not None
+    assert [row[1].mark for row in scale.rows] == [True, False, True, False]
     assert "Targets differ" in note
     ones = [own for own in swept.points if own.num_devices == 1]
     assert headline(Analysis(tuple(ones))) == "1 CS-2 is first to all 2 targets."
     mixed = [own for own in swept.points if own not in ones or own.variant == "small" or own.system == "slow"]
     mixed = [own for own in mixed if (own.variant, own.num_devices) != ("small", 2)]
     assert headline(Analysis(tuple(mixed))) == "1 to 2 CS-2 are first to all 2 targets."
-    alone, note = rows_of(Analysis(tuple(point for point in swept.points if point.system == "cs-2")))
-    assert not any(card.marked for card in alone)
+    alone, note = scale_of(Analysis(tuple(point for point in swept.points if point.system == "cs-2")))
+    assert alone is not None
+    assert not any(row[1].mark for row in alone.rows)
     assert "Marked" not in note
     same_size = replace(swept, points=tuple(ones))
     sections = {section.anchor: section for section in sweep_sections(same_size)}
@@ -295,6 +297,7 @@ def test_the_head_says_the_answer_in_one_sentence_and_nothing_twice(result: Swee
     head = head_of(result)
     assert head.headline.startswith("4 CS-2 reach the target first, in ")
     assert "the target first" not in head.verdict
-    assert head.badge is not None
-    assert head.badge.text not in head.verdict
-    assert [row.marked for row in head.scale.rows].count(True) == 1
+    assert head.trust
+    assert head.trust not in head.verdict
+    assert head.scale is not None
+    assert sum(row[1].mark for row in head.scale.rows) == 1

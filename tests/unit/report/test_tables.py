@@ -1,4 +1,4 @@
-"""Tables in files: CSV and Parquet hold the rows that they were given."""
+"""One table and its writers: text for terminal and page, Markdown, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -12,12 +12,59 @@ import pytest
 
 from perfsim.api.questions import Rows
 from perfsim.base.errors import InputError, PerfsimError
-from perfsim.report.table import write_table
+from perfsim.report.page import Head, Section, markdown
+from perfsim.report.table import Cell, Table, markdown_table, write_table
+from perfsim.report.text import COUNT, SHARE, TIME, Unit
 
+DAYS = Unit("days", 86400.0)
+TABLE = Table.of(
+    {"machine": None, "time": DAYS, "share": SHARE, "devices": COUNT},
+    [
+        ("one", Cell(32 * 86400.0, (86400.0, 64 * 86400.0), mark=True), Cell(0.5, note="of all"), 1024),
+        ("two", None, None, Cell(90.0, unit=TIME)),
+    ],
+)
 ROWS: list[dict[str, Any]] = [
     {"name": 'a, "b"', "seconds": 0.1 + 0.2, "steps": 3, "fits": True, "note": None, "mixed": 1},
     {"name": "=cmd()", "seconds": None, "steps": 10**12, "fits": False, "note": None, "mixed": "x"},
 ]
+
+
+def test_a_unit_stands_in_the_heading_and_a_cell_may_have_its_own() -> None:
+    assert TABLE.heads() == ["machine", "time (days)", "share", "devices"]
+    assert TABLE.shown() == [
+        ["one", "32.0 (1.00 to 64.0)", "50.0 % of all", "1,024"],
+        ["two", "\N{EN DASH}", "\N{EN DASH}", "90.0 s"],
+    ]
+
+
+def test_turned_columns_are_rows_that_keep_units_and_marks() -> None:
+    turned = TABLE.turned()
+    assert turned.heads() == ["", "one", "two"]
+    assert turned.shown()[0] == ["time", "32.0 days (1.00 to 64.0)", "\N{EN DASH}"]
+    assert turned.rows[0][1].mark
+
+
+def test_some_columns_in_another_order_are_a_table_too() -> None:
+    assert TABLE.only("devices", "machine").shown() == [["1,024", "one"], ["90.0 s", "two"]]
+    assert [cell.value for cell in TABLE.column("devices")] == [1024, 90.0]
+    with pytest.raises(TypeError, match="no number"):
+        _ = TABLE.rows[0][0].number
+
+
+def test_in_words_marked_rows_are_told_else_the_first() -> None:
+    assert TABLE.words("time", "devices") == "one: time 32.0 days (1.00 to 64.0), devices 1,024"
+    assert TABLE.words("devices", most=1) == "one: 1,024; and 1 more"
+
+
+def test_markdown_has_headings_leads_and_aligned_tables() -> None:
+    table = Table.of({"what": None, "much": COUNT}, [["a\nb", 1]], "A caption.")
+    sections = [Section("One", "A lead.", table=table, level=3)]
+    assert markdown("Title", sections, Head("Question?", footer="End.")) == (
+        "# Title\n\nQuestion?\n\n### One\n\nA lead.\n\n"
+        "| what | much |\n| --- | ---: |\n| a b | 1 |\n\nA caption.\n\nEnd.\n"
+    )
+    assert markdown_table(Table.of(("x",), [["a|b"]])).endswith("| a\\|b |")
 
 
 def test_a_csv_file_has_every_digit_and_no_formula(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from perfsim.api.questions import predict
 from perfsim.network.topology import Cables, NetworkMap, Place, network_map
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.why import LinkUse
-from perfsim.report.figures.machine import network_use, topology
-from perfsim.report.page import Drawing, render_page
-from perfsim.report.study import study_page
+from perfsim.report.figures.machine import Drawing, network_table, network_use, topology
+from perfsim.report.page import render_page
+from perfsim.report.study_page import study_page
 from perfsim.report.text import percent
 from perfsim.studies.answers import StudyResult
 
@@ -86,5 +86,5 @@ def test_a_page_draws_the_first_two_and_keeps_the_table_of_all(
 def test_a_peak_above_the_capacity_is_inside_the_figure(result: StudyResult) -> None:
     first, *others = result.candidates
     over = replace(first, utilisation={"nic": LinkUse(0.1, 1.08)})
-    figure = network_use(replace(result, candidates=(over, *others)))
+    figure = network_use(network_table(replace(result, candidates=(over, *others))))
     assert figure.layout.xaxis.range[1] > 108

@@ -16,10 +16,7 @@ from perfsim.cli import main
 from perfsim.evidence.accuracy_page import AccuracyPage, step_accuracy
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.score import validate_cases
-from perfsim.report.page import Head, Section, markdown, table_lines
-from perfsim.report.table import Table
-from perfsim.report.terminal_study import validation_lines
-from perfsim.report.validation import write_validation
+from perfsim.report.validation import validation_lines, write_validation
 
 MODEL = {
     "num_layers": 2,
@@ -114,16 +111,6 @@ def test_names_of_runs_are_escaped(tmp_path: Path) -> None:
     )
     assert "<script>x</script>" not in html
     assert "\\<script>x\\</script>\\|\\*a\\*" in text
-
-
-def test_markdown_has_headings_leads_and_aligned_tables() -> None:
-    table = Table(("what", "much"), [["a\nb", "1"]], "A caption.", frozenset({1}))
-    sections = [Section("One", "A lead.", table=table, level=3)]
-    assert markdown("Title", sections, Head("Question?", footer="End.")) == (
-        "# Title\n\nQuestion?\n\n### One\n\nA lead.\n\n"
-        "| what | much |\n| --- | ---: |\n| a b | 1 |\n\nA caption.\n\nEnd.\n"
-    )
-    assert table_lines(Table(("x",), [["a|b"]])).endswith("| a\\|b |")
 
 
 def test_leaving_out_needs_a_file_of_step_times(repository: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.catalog import Catalog
 from perfsim.evidence.accuracy_page import fitted_constants
-from perfsim.report.validation import _tables_quantity, constants_table
+from perfsim.report.validation import constants_table, quantity
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ from perfsim.report.validation import _tables_quantity, constants_table
     ],
 )
 def test_a_constant_is_shown_in_the_unit_of_its_name(name: str, value: float, shown: str) -> None:
-    assert _tables_quantity(name, value) == shown
+    assert quantity(name, value) == shown
 
 
 def test_every_constant_of_whole_steps_stands_with_its_value_and_its_standard_error() -> None:
     constants = fitted_constants(Catalog())
-    rows = {row[0]: row[1:] for row in constants_table(constants).rows}
+    rows = {row[0]: row[1:] for row in constants_table(constants).shown()}
     exposed = next(each for each in constants if each.name == "exchange_slowdown of megatron-core-te")
     assert rows["exchange slowdown, megatron-core-te"][0] == f"{exposed.value:.2f}"
     assert rows["host, a kernel, megatron-2021"][0].endswith("µs")

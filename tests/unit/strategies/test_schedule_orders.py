@@ -16,10 +16,6 @@ def text(name: str, pipeline: int, virtual: int, microbatches: int) -> list[str]
     ]
 
 
-def test_gpipe_runs_all_forwards_first() -> None:
-    assert text("gpipe", 2, 1, 2) == ["F0 F1 B0 B1"] * 2
-
-
 def test_1f1b_warms_up_then_alternates() -> None:
     assert text("1f1b", 3, 1, 4) == [
         "F0 F1 F2 B0 F3 B1 B2 B3",
@@ -70,22 +66,6 @@ def test_zbv_turns_on_the_last_rank_and_ends_on_the_first() -> None:
     ]
     places = SCHEDULES["zbv"].placement(2, 2)
     assert [places.rank(number) for number in range(4)] == [0, 1, 1, 0]
-
-
-def test_zbv_needs_two_chunks() -> None:
-    with pytest.raises(LayoutError, match="schedule zbv needs virtual_pipeline 2, not 1"):
-        schedule("zbv", 4, 1, 8)
-
-
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb1p", "zb2p"])
-def test_chunks_need_the_interleaved_schedule(name: str) -> None:
-    with pytest.raises(LayoutError, match="virtual_pipeline 2"):
-        schedule(name, 2, 2, 4)
-
-
-def test_interleaved_needs_whole_groups() -> None:
-    with pytest.raises(LayoutError, match=r"micro-batches \(5\) in multiples of pipeline \(2\)"):
-        schedule("interleaved", 2, 2, 5)
 
 
 def test_an_unknown_schedule_lists_the_known_ones() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.report import text
-from perfsim.report.study import study_page
-from perfsim.report.study_files import study_document, write_study_page
+from perfsim.report.study_page import study_document, study_page, write_study_page
 from perfsim.studies.answers import StudyResult
 from perfsim.studies.batches import suggested_batches, target_of
 from perfsim.studies.loading import load_study

@@ -13,7 +13,7 @@ from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.convergence.laws import BESIROGLU
-from perfsim.report.comparison import comparison_table
+from perfsim.report.validation import comparison_table
 from perfsim.studies.comparisons import Comparison, is_comparison, least_flop
 
 LOSSES = """\

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.base.errors import CatalogError, InputError
-from perfsim.report.study import laws_section
+from perfsim.report.study_page import study_page
 from perfsim.studies.answers import StudyResult
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -57,10 +57,10 @@ def test_every_law_has_each_candidates_best_batch_and_says_where_they_disagree(a
     for row, candidate in zip(result.laws[0].rows, result.candidates, strict=True):
         assert row.global_batch_size == candidate.global_batch_size
         assert row.time_s == pytest.approx(candidate.time_to_accuracy_s)
-    (section,) = laws_section(result)
+    (section,) = (own for own in study_page(result)[1] if own.slug == "laws")
     assert section.table is not None
     assert len(section.table.rows) == 3
-    assert "recalled" in section.table.rows[1][-1]
+    assert "recalled" in section.table.shown()[1][-1]
     firsts = {own.first for own in result.laws}
     assert ("All put" if len(firsts) == 1 else "They disagree") in section.lead
 

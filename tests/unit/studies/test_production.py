@@ -12,8 +12,8 @@ from perfsim.api.answers import study
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.evidence.production import production_runs
-from perfsim.report.study import study_page
-from perfsim.report.terminal_study import study_lines
+from perfsim.report.study import study_lines
+from perfsim.report.study_page import study_page
 from perfsim.studies.answers import COVERED_ONCE, Production, recorded
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -52,7 +52,7 @@ def test_the_record_is_of_the_three_published_runs_and_no_others() -> None:
 def test_the_recorded_ratio_is_the_default_of_every_machine_and_moves_no_comparison(tmp_path: Path) -> None:
     answer = study(loaded(tmp_path, GPUS, WAFER))
     without = study(loaded(tmp_path, GPUS, WAFER, study="production: none"))
-    assert answer.result.ratio_bands == without.result.ratio_bands
+    assert answer.ratio_bands == without.ratio_bands
     for candidate, plain in zip(answer.candidates, without.candidates, strict=True):
         assert candidate.production == recorded()
         assert candidate.time_to_accuracy_s == plain.time_to_accuracy_s
@@ -78,19 +78,19 @@ def test_it_stands_beside_the_healthy_days_at_every_outlet(tmp_path: Path) -> No
         assert row["production_band_s"] == [outcome["wall_s"]["low"], outcome["wall_s"]["high"]]
     assert answer.rows()[0]["production_time_s"] == answer.candidates[0].production_time_s
     text = recorded().text
-    said = " ".join(study_lines(answer.result))
+    said = " ".join(study_lines(answer))
     assert f"on the wall: at {text} of the rate of healthy steps, as in published production runs" in said
-    _, sections, head = study_page(answer.result)
+    _, sections, head = study_page(answer)
     verdict = next(section for section in sections if section.slug == "verdict")
     assert text in head.cards_note
     assert verdict.table is not None
-    assert [row[0] for row in verdict.table.rows[2:4]] == ["time in production", "its 90 % band"]
+    assert [row[0].value for row in verdict.table.rows[:2]] == ["time", "time in production"]
     assert [item.kind for item in answer.assumptions if item.topic == "production"] == ["fit", "assumption"]
 
 
 def test_switched_off_no_outlet_names_it(tmp_path: Path) -> None:
     answer = study(loaded(tmp_path, GPUS, study="production: none"))
-    assert "of the rate" not in " ".join(study_lines(answer.result))
+    assert "of the rate" not in " ".join(study_lines(answer))
     assert not [item for item in answer.assumptions if item.topic == "production"]
 
 

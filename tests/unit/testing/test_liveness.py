@@ -83,13 +83,6 @@ def test_context_ranks_agree_too(toys: ModuleType, exchange: str) -> None:
     assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
 
 
-def test_uneven_stages_agree_too(toys: ModuleType) -> None:
-    layout = ParallelLayout(pipeline=4, layers_per_stage=(5, 7, 7, 5))
-    plan = planned(toys, layout, 8)
-    alive = peak_live_bytes(run(toys, plan), {SAVED})
-    assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
-
-
 @pytest.mark.parametrize(("name", "p", "v", "m"), LAYOUTS)
 def test_all_that_is_alive_is_little_more(toys: ModuleType, name: str, p: int, v: int, m: int) -> None:
     """Three hidden activations of the layer at work, and what an interleaved neighbour sent early."""

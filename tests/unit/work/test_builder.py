@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import GraphError
-from perfsim.work import GraphBuilder, Port, Slots, TaskGraph, Template
-
-
-def columns(graph: TaskGraph) -> dict[str, object]:
-    """Everything a graph holds, as plain lists."""
-    plain = ("work", "stream", "tag", "block", "first_write")
-    lists = {name: getattr(graph, name).tolist() for name in plain}
-    ragged = {name: [part.tolist() for part in getattr(graph, name)] for name in ("reads", "after")}
-    return {**lists, **ragged, "works": graph.works, "streams": graph.streams, "steps": graph.step_ends}
+from perfsim.work import GraphBuilder, Slots, Template
 
 
 def test_handles_count_tasks_and_tensors_from_the_first_one(toys: ModuleType) -> None:
@@ -76,65 +68,6 @@ def backward(builder: GraphBuilder, toys: ModuleType) -> Template:
     done = template.task(toys.compute("back"), "gpu/compute", reads, [template.port("entry")])
     template.output("gradient", done.tensor)
     return template
-
-
-def stamped(toys: ModuleType, microbatches: int) -> TaskGraph:
-    """An input, then F0 F1 ... B0 B1 ..., and a task that reads the last gradient."""
-    builder = GraphBuilder()
-    builder.task(toys.compute("before"), "host")
-    templates = [entry(builder, toys), forward(builder, toys), backward(builder, toys)]
-    numbers = np.arange(microbatches)
-    own = np.concatenate([np.full(1 + microbatches, -1), 1 + numbers])
-    slots = Slots(
-        template=np.array([0] + [1] * microbatches + [2] * microbatches),
-        tag=np.concatenate([[-1], numbers, numbers]),
-        sources={
-            "moved": (own, "moved"),
-            "kept": (own, "kept"),
-            "entry": (np.zeros_like(own), "entry"),
-        },
-    )
-    where = builder.stamp(templates, slots)
-    builder.task(toys.compute("end"), "host", [where.tensor(2 * microbatches, "gradient")])
-    return builder.build()
-
-
-def by_hand(toys: ModuleType, microbatches: int) -> TaskGraph:
-    """The same graph without templates."""
-    builder = GraphBuilder()
-    builder.task(toys.compute("before"), "host")
-    builder.task(toys.compute("first", writes=2), "host", block=7)
-    given = builder.task(toys.compute("input"), "host")
-    kept = []
-    moved = []
-    gradient = -1
-    for number in range(microbatches):
-        begun = builder.task(toys.compute("begin", writes=2), "gpu/compute", [given.tensor], (), tag=number)
-        reads = [begun.tensor + 1, given.tensor]
-        sent = builder.task(toys.compute("move"), "gpu/link", reads, [begun.id], tag=number)
-        kept.append(begun.tensor)
-        moved.append(sent.tensor)
-    for number in range(microbatches):
-        reads = [moved[number], kept[number], moved[number]]
-        back = toys.compute("back")
-        gradient = builder.task(back, "gpu/compute", reads, [given.id], tag=number).tensor
-    builder.task(toys.compute("end"), "host", [gradient])
-    return builder.build()
-
-
-@pytest.mark.parametrize("microbatches", [1, 2, 5])
-def test_stamping_gives_the_same_columns_as_single_tasks(toys: ModuleType, microbatches: int) -> None:
-    left = stamped(toys, microbatches)
-    right = by_hand(toys, microbatches)
-    assert columns(left) == columns(right)
-    assert left.digest() == right.digest()
-    assert left.dependencies.values.tolist() == right.dependencies.values.tolist()
-
-
-def test_a_port_asked_for_twice_is_the_same_port() -> None:
-    template = GraphBuilder().template()
-    assert template.port("a") == template.port("a") == Port(-1)
-    assert template.port("b") == Port(-2)
 
 
 def one_slot(builder: GraphBuilder, template: Template, sources: dict[str, object]) -> None:

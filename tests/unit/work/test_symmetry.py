@@ -10,7 +10,7 @@ import pytest
 from perfsim.base.errors import GraphError
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph, peer_classes, unfold
 from perfsim.work.graph import rank_of
-from perfsim.work.symmetry import ALONE, Meeting, meetings_of
+from perfsim.work.unfold import ALONE, Meeting, meeting_of
 
 
 def folded(toys: ModuleType, tensor: int, data: int, pipeline: int = 2) -> TaskGraph:
@@ -33,7 +33,7 @@ def folded(toys: ModuleType, tensor: int, data: int, pipeline: int = 2) -> TaskG
 def test_peers_meet_in_tensor_groups_and_in_data_groups(toys: ModuleType) -> None:
     graph = folded(toys, tensor=4, data=2)
     assert graph.width == 8
-    assert meetings_of(graph) == [ALONE, Meeting(1, 4), Meeting(4, 2)]
+    assert {meeting_of(work, 8) for work in graph.works} == {ALONE, Meeting(1, 4), Meeting(4, 2)}
     assert list(Meeting(1, 4).offsets(6)) == [4, 5, 6, 7]
     assert list(Meeting(4, 2).offsets(6)) == [2, 6]
 

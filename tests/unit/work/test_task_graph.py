@@ -11,42 +11,6 @@ from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.work.kernels import gemm
 
 
-def rows(graph: TaskGraph) -> list[tuple[int, ...]]:
-    return [graph.dependencies.row(task) for task in range(len(graph))]
-
-
-def test_a_task_waits_for_the_writers_of_what_it_reads_each_once(toys: ModuleType) -> None:
-    builder = GraphBuilder()
-    a = builder.task(toys.compute("a", writes=2), "s0")
-    b = builder.task(toys.compute("b"), "s1")
-    builder.task(toys.compute("c"), "s2", [b.tensor, a.tensor, a.tensor + 1], [b.id])
-    assert rows(builder.build()) == [(), (), (0, 1)]
-
-
-def test_tasks_of_one_stream_run_in_order_and_older_ones_are_implied(toys: ModuleType) -> None:
-    builder = GraphBuilder()
-    first = builder.task(toys.compute("a"), "s").tensor
-    builder.task(toys.compute("b"), "s")
-    builder.task(toys.compute("c"), "s", [first])
-    assert rows(builder.build()) == [(), (0,), (1,)]
-
-
-def test_control_dependencies_count_like_data(toys: ModuleType) -> None:
-    builder = GraphBuilder()
-    a = builder.task(toys.compute("a"), "s0")
-    builder.task(toys.compute("b"), "s1", (), [a.id])
-    assert rows(builder.build()) == [(), (0,)]
-
-
-def test_successors_are_dependencies_turned_round(toys: ModuleType) -> None:
-    builder = GraphBuilder()
-    a = builder.task(toys.compute("a"), "s0").tensor
-    b = builder.task(toys.compute("b"), "s1", [a]).tensor
-    builder.task(toys.compute("c"), "s2", [a, b])
-    graph = builder.build()
-    assert [graph.successors.row(task) for task in range(3)] == [(1, 2), (2,), ()]
-
-
 def test_waiting_for_a_later_task_is_refused_by_name(toys: ModuleType) -> None:
     builder = GraphBuilder()
     builder.task(toys.compute("early"), "s0", [1])

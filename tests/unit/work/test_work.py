@@ -15,10 +15,6 @@ def work() -> Work:
     return Work("w", Kind.COMP, "op", "forward", kernels=kernels, writes=(TensorClass("t", 1.0),))
 
 
-def test_equal_works_are_one_key() -> None:
-    assert {work(): 1}[work()] == 1
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -43,14 +39,6 @@ def test_work_sums_over_its_kernels() -> None:
     assert work().flop == 2 * 4 * 5 * 6
     assert work().bytes_accessed == 2 * (4 * 6 + 6 * 5 + 4 * 5) + 100
     assert work().launches == 4
-
-
-@pytest.mark.parametrize(
-    ("group", "ranks"),
-    [(RankGroup(8, 1, 3), [8, 9, 10]), (RankGroup(0, 16, 2), [0, 16]), (RankGroup(16, -16, 2), [16, 0])],
-)
-def test_a_group_lists_its_ranks_from_its_start(group: RankGroup, ranks: list[int]) -> None:
-    assert list(group.ranks) == ranks
 
 
 def test_only_sends_receives_and_collectives_communicate() -> None:

@@ -12,8 +12,8 @@ import yaml
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
+from perfsim.interop import model_named
 from perfsim.interop.formats import import_file, read_model
-from perfsim.interop.models import model_named
 from perfsim.work.counts import parameters
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"

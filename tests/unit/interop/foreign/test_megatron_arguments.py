@@ -2,73 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfsim.base.errors import InputError
-from perfsim.interop.emit import emit
-from perfsim.interop.formats import import_file, read
-from perfsim.interop.source import Source
-from perfsim.strategies import Plan
-from perfsim.work.counts import parameters
+from perfsim.interop.formats import import_file
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"
 SCRIPT = (SAMPLES / "megatron_175b.sh").read_text("utf-8")
 DUMP = (SAMPLES / "megatron_70b.log").read_text("utf-8")
-LAYOUTS = (
-    "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=selective",
-    "tp=8,pp=4,dp=2,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true",
-    "tp=2,pp=8,dp=4,mbs=1,layers_per_stage=5-6-6-5-5-6-6-5",
-    "tp=8,pp=4,dp=2,mbs=1,vpp=2,layers_per_stage=5-6-6-5-5-6-6-5",
-    "tp=8,dp=8,mbs=3,zero=2,recompute=full",
-    "dp=64,mbs=1,zero=3,recompute=full",
-    "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=full,recompute_every=3",
-    "dp=64,mbs=3",
-)
 
 
 def imported(tmp_path: Path, text: str, **options: Any) -> Any:
     path = tmp_path / "train.sh"
     path.write_text(text, encoding="utf-8")
     return import_file(path, **options)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_perfsim_emits_is_read_back_whole(planned: Callable[..., Plan], layout: str) -> None:
-    plan = planned(layout, grad_bucket="25 MB", attention="flash", dropout=False)
-    name, reading = read(Source(Path("flags.sh"), emit("megatron", plan)))
-    assert (name, reading.settings.unused()) == ("megatron", ())
-    assert (reading.layout, reading.devices, reading.gaps) == (plan.layout, 64, ())
-    assert reading.shape is not None
-    assert reading.shape.parameters == parameters(plan.job.model).total
-    recipe = plan.job.recipe
-    assert reading.recipe["global_batch_size"] == 192
-    assert reading.recipe["attention"] == recipe.runtime.attention
-    for field in ("seq_length", "precision", "dropout"):
-        assert reading.recipe[field] == getattr(recipe, field)
-    assert reading.recipe["grad_bucket"] == "25000000 B"
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "tp=2,cp=4,dp=8,zero=1,sp=true",
-        "cp=2,dp=32,context_exchange=all_to_all,zero=1",
-        "tp=2,dp=32,zero=1,shard_group=8",
-        "tp=2,pp=2,dp=16,zero=1,offload_optimizer=cpu",
-        "pp=2,dp=32,pipeline_layout=Et*24|t*20L",
-        "pp=2,dp=32,pipeline_layout=Et*12|t*12|t*12|t*8L",
-    ],
-)
-def test_context_groups_and_uneven_chunks_are_read_back(planned: Callable[..., Plan], layout: str) -> None:
-    overlaps = {"overlap_grad_reduce": True, "overlap_param_gather": True}
-    plan = planned(layout, attention="flash", dropout=False, **overlaps)
-    _, reading = read(Source(Path("flags.sh"), emit("megatron", plan)))
-    assert (reading.settings.unused(), reading.layout, reading.devices) == ((), plan.layout, 64)
-    assert reading.recipe.get("overlap_param_gather", False) == (plan.layout.zero_stage > 0)
 
 
 def test_stages_count_embedding_and_loss_as_megatron_does(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_same_steps_as_yaml_have_the_same_scale(run: Path, tmp_path: Path) -
         (
             log(line(1, 100), group_query_attention=True, num_query_groups=5),
             "dgx-a100-80gb",
-            "cannot be expressed: small vectors",
+            "cannot be expressed: 5 key and value heads",
         ),
         (log(line(1, 100), line(2, 100)), "dgx-a100", "no system with device 'dgx-a100'"),
         (

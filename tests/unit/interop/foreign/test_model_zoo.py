@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,8 @@ import pytest
 import yaml
 
 from perfsim.base.errors import InputError
-from perfsim.interop.emit import emit
-from perfsim.interop.formats import import_file, read
+from perfsim.interop.formats import import_file
 from perfsim.interop.imported import Imported
-from perfsim.interop.source import Source
-from perfsim.strategies import Plan
-from perfsim.work.counts import parameters
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"
 SHAPE = {
@@ -130,16 +125,6 @@ def test_anchors_and_repeated_keys_are_read(tmp_path: Path) -> None:
     text = yaml.safe_dump({"model": {**SHAPE, **BIASES, "vocab_size": 50257}})
     text += "a: &a {steps: 1, steps: 2}\nb: *a\nc: 1.0e-5\nd: 1e-5\n"
     assert imported(tmp_path, text).parameters == XL
-
-
-def test_what_perfsim_emits_is_read_back_whole(planned: Callable[..., Plan]) -> None:
-    plan = planned("mbs=24", system="cs-2", devices=4)
-    name, reading = read(Source(Path("params.yaml"), emit("modelzoo", plan)))
-    assert (name, reading.settings.unused()) == ("modelzoo", ())
-    assert (reading.layout, reading.devices) == (plan.layout, 4)
-    assert reading.shape is not None
-    assert reading.shape.parameters == parameters(plan.job.model).total
-    assert (reading.recipe["global_batch_size"], reading.recipe["precision"]) == (192, "bf16")
 
 
 def test_a_missing_width_is_named_at_both_places(tmp_path: Path) -> None:

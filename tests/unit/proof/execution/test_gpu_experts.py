@@ -27,7 +27,7 @@ from perfsim.proof.prove import (
 )
 from perfsim.proof.serial import MAX_NORM
 from perfsim.proof.tensors import pieces
-from perfsim.report.terminal import proof_lines
+from perfsim.report.proven import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
 from perfsim.strategies.three_d.data import Replicas
 from perfsim.work import WAIT_OF_EXPERTS

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.report.table import Table
+from perfsim.report.table import Cell, Table
 from perfsim.report.terminal import row_lines, table_lines, terminal_width
+from perfsim.report.text import COUNT, Unit
 
 
 def test_columns_line_up_under_their_names_and_figures_flush_right() -> None:
-    table = Table(("name", "value\ns"), [["a", "44"], ["long name", "6144"]], numeric=frozenset({1}))
+    table = Table.of(
+        {"name": None, "value": Unit("s", digits="{:.0f}".format)}, [["a", 44], ["long name", 6144]]
+    )
     assert table_lines(table, 80) == [
         "           value",
         "name           s",
@@ -20,17 +23,17 @@ def test_columns_line_up_under_their_names_and_figures_flush_right() -> None:
 
 
 def test_the_best_cells_have_a_star_and_a_caption_stands_below() -> None:
-    table = Table(("name", "x"), [["a", "1"], ["b", "2"]], "A caption.", best=frozenset({(1, 0)}))
+    table = Table.of(("name", "x"), [["a", "1"], [Cell("b", mark=True), "2"]], "A caption.")
     assert table_lines(table, 80) == [" name  x", "--------", " a     1", "*b     2", "A caption."]
 
 
 def test_a_table_without_names_has_no_heading() -> None:
-    assert table_lines(Table(("", ""), [["a", "1"]]), 80) == ["a  1"]
+    assert table_lines(Table.of(("", " "), [["a", "1"]]), 80) == ["a  1"]
 
 
 def test_names_wrap_under_themselves_and_nothing_is_lost() -> None:
     words = [f"word{number}" for number in range(60)]
-    lines = table_lines(Table(("name", "source"), [["a", " ".join(words)]]), 80)
+    lines = table_lines(Table.of(("name", "source"), [["a", " ".join(words)]]), 80)
     assert len(lines) > 3
     assert all(len(line) <= 80 for line in lines)
     assert all(line.startswith("     word") for line in lines[3:])
@@ -38,23 +41,23 @@ def test_names_wrap_under_themselves_and_nothing_is_lost() -> None:
 
 
 def test_figures_never_wrap_however_narrow_the_terminal_is() -> None:
-    table = Table(("name", "figure"), [["n" * 40, "1" * 40]], numeric=frozenset({1}))
+    table = Table.of({"name": None, "figure": COUNT}, [["n" * 40, "1" * 40]])
     lines = table_lines(table, 72)
     assert "1" * 40 in lines[2]
     assert max(map(len, lines)) <= 72
 
 
 def test_an_empty_cell_leaves_no_blanks_at_the_end_of_a_line() -> None:
-    assert table_lines(Table(("name", "source"), [["a", ""]]), 80)[2] == "a"
+    assert table_lines(Table.of(("name", "source"), [["a", ""]]), 80)[2] == "a"
 
 
 def test_where_figures_have_no_room_each_row_becomes_lines_of_names_and_values() -> None:
-    table = Table(("name", "step\ns", "share"), [["a", "1" * 30, "x" * 30]], numeric=frozenset({1, 2}))
+    table = Table.of({"name": None, "step": Unit("s"), "share": COUNT}, [["a", "1" * 30, "x" * 30]])
     assert table_lines(table, 50) == ["a", f"  step {'1' * 30} s; share", f"  {'x' * 30}"]
 
 
 def test_a_row_with_nothing_but_a_name_is_a_heading_and_may_be_wider_than_the_column() -> None:
-    table = Table(("name", "x", "y"), [["one group of rows", "", ""], ["  a", "1", "2"]])
+    table = Table.of(("name", "x", "y"), [["one group of rows", "", ""], ["  a", "1", "2"]])
     assert table_lines(table, 40)[2:] == ["one group of rows", "  a   1  2"]
 
 

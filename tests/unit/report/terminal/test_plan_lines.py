@@ -7,7 +7,7 @@ import re
 import pytest
 
 import perfsim as ps
-from perfsim.report.terminal_study import plan_lines
+from perfsim.report.plan import plan_lines
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def test_lines_fit_and_no_name_is_cut(
     answer: ps.PlanAnswer, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines = plan_lines(answer.result)
+    lines = plan_lines(answer)
     whole = f"1 in full: --layout {answer.best.layout_text}"
     assert whole in lines
     assert all(len(line) <= columns for line in lines if line != whole)
@@ -33,7 +33,7 @@ def test_lines_fit_and_no_name_is_cut(
 
 
 def test_the_answer_says_error_experiment_headroom_and_reasons(answer: ps.PlanAnswer) -> None:
-    words = " ".join(" ".join(plan_lines(answer.result)).split())
+    words = " ".join(" ".join(plan_lines(answer)).split())
     assert re.search(r"gpt3_20b on 64 A100-80GB \(8 DGX\), 3d: batch 64 sequences; [\d,]+ layouts in", words)
     assert "between two layouts" in words
     assert "94.0 % of memory" in words or "above 94" in words
@@ -43,4 +43,4 @@ def test_the_answer_says_error_experiment_headroom_and_reasons(answer: ps.PlanAn
 
 def test_cost_says_that_prices_are_not_known() -> None:
     answer = ps.plan(model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, objective="cost", shown=1)
-    assert "Prices in money are not known" in " ".join(plan_lines(answer.result))
+    assert "Prices in money are not known" in " ".join(plan_lines(answer))

@@ -10,21 +10,21 @@ import pytest
 
 from perfsim.prediction.disturbed import Perturbed
 from perfsim.prediction.run import Training
-from perfsim.report.study import study_page
-from perfsim.report.terminal_study import MOST_CANDIDATES, study_lines
+from perfsim.report.study import MOST_CANDIDATES, study_lines
+from perfsim.report.study_page import study_page
 from perfsim.report.text import encodable
 from perfsim.studies.answers import Infeasible, StudyResult
 
 GOLDEN = """\
 GPT-3 20B: GPUs or wafers: gpt3_20b, 20.2 billion parameters, 400 billion tokens at small batch
 
-                                                      step   MFU  memory   steps              days
- machine                     layout            batch     s     %     GiB  (1000)            (band)
---------------------------------------------------------------------------------------------------
-*128 A100-80GB (16 DGX), 3d  tp8 pp4 dp4 mbs1    768  10.2  48.1    33.7     271  32.0 (31.2-37.1)
- 1 CS-2, weight-streaming    dp1 mbs30           240   150  27.0    29.5     830  1450 (1430-1520)
- 4 CS-2, weight-streaming    dp4 mbs30           480  76.1  27.0    29.5     423     373 (367-411)
- 16 CS-2, weight-streaming   dp16 mbs30          960  38.9  27.0    29.5     220   99.0 (96.0-119)
+                                                      step   MFU  memory     steps              time
+ machine                     layout            batch     s     %     GiB  thousand       days (band)
+----------------------------------------------------------------------------------------------------
+*128 A100-80GB (16 DGX), 3d  tp8 pp4 dp4 mbs1    768  10.2  48.1    33.7       271  32.0 (31.2-37.1)
+ 1 CS-2, weight-streaming    dp1 mbs30           240   150  27.0    29.5       830  1450 (1430-1520)
+ 4 CS-2, weight-streaming    dp4 mbs30           480  76.1  27.0    29.5       423     373 (367-411)
+ 16 CS-2, weight-streaming   dp16 mbs30          960  38.9  27.0    29.5       220   99.0 (96.0-119)
 * first at the target; all figures are at each candidate's own best batch
 verified: 96 matrix products, at least 97 % of a step's FLOPs, right; error 0.1 of its bound
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.report.terminal_study import validation_lines
+from perfsim.report.validation import validation_lines
 
 FIGURES = {"n": 3, "median_ape": 0.0432, "p90_ape": 0.25, "mape": 0.1, "bias": -0.0512}
 

@@ -11,7 +11,7 @@ from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.streaming_layout import StreamingLayout
-from perfsim.strategies.streaming.device import Store, kept_parameters, streamed_bytes, update_kernel
+from perfsim.strategies.streaming.memory import Store, kept_parameters, streamed_bytes, update_kernel
 from perfsim.work.counts import parameters
 
 

@@ -55,8 +55,7 @@ def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(run: ps
 
 def test_layers_keep_what_their_kinds_keep(toys: ModuleType) -> None:
     from perfsim.specs.streaming_layout import StreamingLayout
-    from perfsim.strategies.streaming.device import WAFER
-    from perfsim.strategies.streaming.memory import activation_parts_bytes
+    from perfsim.strategies.streaming.memory import WAFER, activation_parts_bytes
 
     def kept(model: TransformerConfig) -> float:
         job = Job(model, toys.job().recipe, 4)

@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from perfsim.specs.streaming_layout import StreamingLayout
-from perfsim.strategies.streaming.device import WAFER
 from perfsim.strategies.streaming.memory import (
+    WAFER,
     activation_parts_bytes,
     even_micro_batch,
     largest_micro_batch,
@@ -47,16 +47,6 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) ->
         for size, fits in ((largest, True), (largest + 1, False)):
             layout = with_policy(StreamingLayout(), size, group)
             assert wafer_memory(job, layout, system, 4096)[0].fits == fits
-
-
-def test_recompute_allows_larger_micro_batches(toys: ModuleType) -> None:
-    job = toys.job(4096)
-    system = toys.wafer_cluster()
-    assert largest_micro_batch(job, system, 4096, 1) > largest_micro_batch(job, system, 4096, 0)
-
-
-def test_no_micro_batch_is_larger_than_the_systems_batch(toys: ModuleType) -> None:
-    assert largest_micro_batch(toys.job(4), toys.wafer_cluster(), 4, 0) == 4
 
 
 def test_a_wafer_too_small_for_one_sequence_has_no_micro_batch(toys: ModuleType) -> None:
@@ -131,8 +121,3 @@ def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter(toys: ModuleT
     assert wafer_memory(job, layout, there, 8)[0].parts_bytes["gradients"] == 4 * parameters(job.model).total
     assert "gradients" not in wafer_memory(job, layout, there, 4)[0].parts_bytes
     assert "gradients" not in wafer_memory(job, layout, system, 8)[0].parts_bytes
-
-
-@pytest.mark.parametrize(("group", "name"), [(0, "spill"), (2, "recompute every 2 layers, inputs spilled")])
-def test_spilling_is_part_of_the_name(group: int, name: str) -> None:
-    assert policy_name(StreamingLayout(recompute_layers=group, spill=True), 1) == name

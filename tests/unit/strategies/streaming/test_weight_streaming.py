@@ -15,7 +15,7 @@ from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.streaming.device import _size_text
+from perfsim.strategies.streaming.memory import _size_text
 from perfsim.work import TaskGraph, Work
 
 BLOCKS = 8 + 2

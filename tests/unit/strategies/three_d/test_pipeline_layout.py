@@ -6,13 +6,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perfsim.base.errors import LayoutError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.interop.megatron import MEGATRON
 from perfsim.machines import machine
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.strategies import strategy
@@ -55,17 +52,6 @@ def test_patterns_are_read_as_megatron_core_reads_them(pattern: str, layers: tup
 def test_patterns_that_no_graph_follows_are_refused_in_words(pattern: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         layers_of_stages(pattern)
-
-
-@given(st.lists(st.integers(0, 5), min_size=2, max_size=8).filter(lambda counts: len(set(counts)) > 1))
-def test_what_is_written_for_megatron_is_read_as_the_same_stages(counts: list[int]) -> None:
-    settings = dict(MEGATRON.settings)
-
-    class Plan:
-        layout = ParallelLayout(pipeline=len(counts), layers_per_stage=tuple(counts))
-
-    pattern = settings["--pipeline-model-parallel-layout"](Plan())  # type: ignore[arg-type]
-    assert layers_of_stages(pattern) == tuple(counts)
 
 
 def test_a_layout_takes_the_notation_and_the_chunks_follow_from_it() -> None:

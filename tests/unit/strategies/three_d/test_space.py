@@ -90,27 +90,6 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
     assert set(listed) == legal
 
 
-@pytest.mark.parametrize(
-    ("free", "expected"),
-    [
-        (("data",), {(1, 1, 16)}),
-        (("tensor",), {(16, 1, 1)}),
-        (("pipeline",), set()),  # 16 stages for 8 layers
-    ],
-)
-def test_plain_strategies_have_one_way_or_none(
-    toys: ModuleType, free: tuple[str, ...], expected: set[tuple[int, int, int]]
-) -> None:
-    listed = layouts(space(toys, toys.job(64), free=free))
-    assert {(layout.tensor, layout.pipeline, layout.data) for layout in listed} == expected
-
-
-def test_tensor_groups_are_inside_a_node_or_over_whole_nodes(toys: ModuleType) -> None:
-    job = toys.job(48, num_attention_heads=48, hidden_size=3072, ffn_hidden_size=12288)
-    listed = layouts(space(toys, job, 48))
-    assert {layout.tensor for layout in listed} == {1, 2, 4, 8, 16, 24, 48}
-
-
 @pytest.mark.parametrize(("free", "combinations"), [(ALL, 15), (("tensor",), 1), (("pipeline", "data"), 5)])
 @pytest.mark.parametrize("batch", [16, 24])
 def test_combinations_of_degrees_without_a_layout_are_counted(
@@ -120,13 +99,6 @@ def test_combinations_of_degrees_without_a_layout_are_counted(
     legal = layout_space(toys.job(batch), toys.topology(16), free)
     pairs = {(layout.tensor, layout.pipeline) for layout in layouts(legal.rows())}
     assert indivisible_degrees(legal, toys.topology(16), free) == combinations - len(pairs)
-
-
-def test_every_micro_batch_that_divides_the_batch_is_in_the_space(toys: ModuleType) -> None:
-    listed = layouts(space(toys, toys.job(24), 8, ("data",)))
-    assert {layout.micro_batch_size for layout in listed} == {1, 3}
-    listed = layouts(space(toys, toys.job(24), 8, ("tensor",)))
-    assert {layout.micro_batch_size for layout in listed} == set(divisors(24))
 
 
 def test_layers_that_do_not_divide_are_spread_with_fewer_on_the_last_stage() -> None:
@@ -139,11 +111,6 @@ def test_intervals_of_recompute_each_leave_another_number_of_layers() -> None:
     assert recompute_intervals(1) == [1]
     assert recompute_intervals(12) == [1, 2, 3, 4, 6, 12]
     assert recompute_intervals(32) == [1, 2, 3, 4, 6, 8, 12, 16, 32]
-
-
-def test_a_fixed_stage_of_zero_is_the_only_one(toys: ModuleType) -> None:
-    columns = layout_space(toys.job(16), toys.topology(8), ("tensor", "data"), 3).rows()
-    assert {layout.zero_stage for layout in layouts(columns)} == {3}
 
 
 @pytest.mark.parametrize(

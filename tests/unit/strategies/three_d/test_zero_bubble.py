@@ -12,10 +12,8 @@ import pytest
 
 from perfsim.base.errors import MemoryCapacityError
 from perfsim.costs.price import price
-from perfsim.engine import critical_path, simulate
+from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
-from perfsim.machines import network_of
-from perfsim.machines.placement import shared_links
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
@@ -126,15 +124,6 @@ def test_controlled_memory_costs_its_bubble_in_passes_of_one_layer(
     assert strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL)) == expected
 
 
-@pytest.mark.parametrize("schedule", ["zb2p", "zbv"])
-def test_without_bubble_no_device_idles_in_its_own_window(toys: ModuleType, schedule: str) -> None:
-    job = toys.job(16, tied_embeddings=False)
-    trace = run(toys, graph(toys, layout(schedule), job), EQUAL)
-    for seconds in trace.device_breakdowns().values():
-        assert seconds["bubble"] == pytest.approx(0.0)
-        assert sum(seconds.values()) == pytest.approx(trace.step_time_s)
-
-
 def test_a_tied_embedding_on_two_ranks_makes_them_end_together(toys: ModuleType) -> None:
     steps = {}
     for tied in (False, True):
@@ -144,27 +133,6 @@ def test_a_tied_embedding_on_two_ranks_makes_them_end_together(toys: ModuleType)
         assert estimate == pytest.approx(steps[tied])
     late_start_of_the_last_stage = 3 * 2.0
     assert steps[True] - steps[False] == pytest.approx(late_start_of_the_last_stage)
-
-
-@pytest.mark.parametrize("schedule", SPLIT)
-@pytest.mark.parametrize("changes", [{}, {"data": 4, "zero_stage": 1}, {"tensor": 2, "recompute": "full"}])
-@pytest.mark.parametrize(("overlap", "tied"), [(False, True), (True, False)])
-@pytest.mark.parametrize("microbatches", [4, 8, 24])
-def test_the_screening_formula_is_within_15_percent_of_the_simulation(
-    toys: ModuleType, schedule: str, changes: dict[str, Any], overlap: bool, tied: bool, microbatches: int
-) -> None:
-    batch = microbatches * changes.get("data", 1)
-    job = toys.job(batch, {"overlap_grad_reduce": overlap}, num_layers=16, tied_embeddings=tied)
-    plan = toys.plan("3d", job, layout(schedule, **changes))
-    written = toys.graph_of(plan)
-    costs = toys.ToyCosts(plan.system)
-    durations = price(written, costs)
-    links = shared_links(written, network_of(plan.topology))
-    simulated = simulate(written, durations, links.flows, links.capacities).step_time_s
-    assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated, rel=0.15)
-    alone = simulate(written, durations)
-    path = critical_path(written, durations)
-    assert alone.end_s.tobytes() == path.end_s.tobytes()
 
 
 # ------------------------------------------------------------------------------------ placement

@@ -1,0 +1,208 @@
+"""The nearest model of perfsim to a model of a foreign file, and the parameters that it lacks.
+
+A file may hold what `TransformerConfig` does not: experts in irregular layers, sinks, gates of shared
+experts, norms with other vectors. They are counted here and named as gaps of the description, so that the
+count of the file is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from perfsim.interop.source import Gap
+from perfsim.specs.model import TransformerConfig
+from perfsim.work.counts import parameters
+
+SMALL = 0.005
+"""Share of the parameters up to which a difference is a remark and not another model."""
+_MOST_INTERVAL = 64
+"""Largest interval of layers with experts that is looked for."""
+_ALWAYS = ("position_embedding", "gated_mlp", "tied_embeddings", "bias")
+"""Fields that are written although they may have their default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beyond:
+    """What decides the parameters of a model and is no field of `TransformerConfig`."""
+
+    norm_vectors: int = 2
+    """Vectors of a norm: 2 with scale and shift, 1 for RMSNorm, 0 without parameters."""
+    norms: int = 2
+    """Of one layer, norms of queries and keys apart."""
+    final_norm: bool = True
+    qk_norm: int = 0
+    """Parameters of the norms of queries and keys of one layer."""
+    output_bias: bool | None = None
+    """Of the attention's output; None: as queries, keys and values have one."""
+    expert_layers: tuple[bool, ...] = ()
+    """Whether each layer has experts."""
+    shared_gate: bool = False
+    """Whether a vector of hidden width weighs the shared expert."""
+    router_bias: bool = False
+    extra_positions: int = 0
+    """Rows of the position table beyond the longest sequence (OPT has 2)."""
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """Further parts with their parameters: projections of the embedding, token types, sinks."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The description of a model, with what it counts otherwise than the file."""
+
+    fields: Mapping[str, Any]
+    """Of a `TransformerConfig`, without its name."""
+    lacking: Mapping[str, int]
+    """Parts that the description counts otherwise, with the parameters that it lacks."""
+    remarks: Sequence[Gap] = ()
+
+    @property
+    def described(self) -> int:
+        """Parameters of the description, without layers that predict further tokens."""
+        counts = parameters(TransformerConfig.model_validate({"name": "nearest", **self.fields}))
+        return counts.total - counts.mtp
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the file's model, without layers that predict further tokens."""
+        return self.described + sum(self.lacking.values())
+
+    def gaps(self) -> list[Gap]:
+        """What the description cannot say."""
+        lacking = sum(self.lacking.values())
+        if not lacking:
+            return list(self.remarks)
+        described = self.described
+        count = described + lacking
+        words = f"{', '.join(self.lacking)}: the description has {described:,} parameters, the file {count:,}"
+        return [*self.remarks, Gap(words, changes_model=abs(described / count - 1) > SMALL)]
+
+
+def nearest_model(given: Mapping[str, Any]) -> Nearest:
+    """The nearest model to one with these fields of `TransformerConfig` and of `Beyond`.
+
+    `bias` is whether the MLP has biases, and `attention_bias` whether queries, keys and values have.
+    """
+    beyond = Beyond(**{name.name: given[name.name] for name in fields(Beyond) if name.name in given})
+    model = {name: value for name, value in given.items() if name in TransformerConfig.model_fields}
+    layers, hidden, heads = (model[name] for name in ("num_layers", "hidden_size", "num_attention_heads"))
+    width = model.get("head_dim") or max(1, hidden // heads)
+    groups = model.get("num_query_groups") or heads
+    mlp_bias = model.get("bias", True)
+    qkv_bias = model.get("attention_bias", mlp_bias)
+    latent = model.get("latent_attention")
+    experts = model.get("experts") if any(beyond.expert_layers) else None
+    causal = model.get("causal", True)
+    shifts = beyond.norm_vectors == 2
+    lacking: dict[str, int] = {}
+    remarks: list[Gap] = []
+
+    # Norms have shifts where a model has biases, so a model of experts alone leaves its biases to them.
+    bias = mlp_bias and (shifts or experts is None or not all(beyond.expert_layers))
+    if experts is not None:
+        routed = sum(beyond.expert_layers)
+        first, interval = _regular(beyond.expert_layers)
+        if _in_layers(layers, first, interval) != beyond.expert_layers:
+            remarks.append(_irregular(beyond.expert_layers, first, interval))
+        expert_bias = {"bias": True} if mlp_bias and not shifts else {}
+        has_bias = bool(expert_bias) or bias
+        experts = _without_usual(
+            {**experts, **_groups(experts), "first_dense_layers": first, "interval": interval, **expert_bias},
+            {
+                "shared_ffn_hidden_size": 0,
+                "first_dense_layers": 0,
+                "interval": 1,
+                "groups": 1,
+                "top_groups": 1,
+            },
+        )
+        lacking["a gate of the shared experts"] = routed * hidden * beyond.shared_gate
+        lacking["biases of the router"] = routed * experts["num_experts"] * (beyond.router_bias - has_bias)
+    divisor = next(count for count in range(min(heads, groups), 0, -1) if heads % count == 0)
+    qk_layernorm = latent is None and beyond.qk_norm == 2 * width
+    if latent is None:
+        pairs = 2 * (groups - divisor) * width * (hidden + qkv_bias)
+        lacking[f"{groups} key and value heads"] = layers * pairs
+        lacking["norms of queries and keys"] = layers * (beyond.qk_norm if not qk_layernorm else 0)
+        output_bias = qkv_bias if beyond.output_bias is None else beyond.output_bias
+        alone = "query, key and value" if qkv_bias else "the attention output"
+        lacking[f"biases of {alone} alone"] = layers * hidden * (output_bias - qkv_bias)
+    elif qkv_bias:
+        # Biases of the projections to the latents and of the output, not of those from the latents.
+        outputs = 2 * latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"] + latent["v_head_dim"]
+        lacking["biases behind the latents"] = -layers * heads * outputs
+    shared_norm = beyond.norms == 1 and experts is None
+    counted = (beyond.norms * layers + beyond.final_norm) * beyond.norm_vectors
+    described = ((1 if shared_norm else 2) * layers + 1) * (2 if bias else 1)
+    lacking[", ".join(_norm_words(beyond, mlp_bias=mlp_bias)) or "norms"] = hidden * (counted - described)
+    if model.get("position_embedding", "learned") == "learned":
+        lacking[f"{beyond.extra_positions} more rows of positions"] = beyond.extra_positions * hidden
+    lacking |= beyond.parts
+    window = model.get("sliding_window") if causal else None
+    mapped = {
+        **model,
+        "num_query_groups": None if latent is not None or divisor == heads else divisor,
+        "head_dim": None if latent is not None or heads * width == hidden else width,
+        "qk_layernorm": qk_layernorm,
+        "sliding_window": window,
+        "sliding_window_pattern": None if window is None else model.get("sliding_window_pattern"),
+        "experts": experts,
+        "mtp_num_layers": model.get("mtp_num_layers", 0) if causal else 0,
+        "position_embedding": model.get("position_embedding", "learned"),
+        "gated_mlp": model.get("gated_mlp", False),
+        "tied_embeddings": model.get("tied_embeddings", True),
+        "bias": bias,
+        "attention_bias": None if qkv_bias == bias else qkv_bias,
+        "norms_per_layer": 1 if shared_norm else 2,
+    }
+    usual = {
+        name: info.default for name, info in TransformerConfig.model_fields.items() if name not in _ALWAYS
+    }
+    missing = {name: count for name, count in lacking.items() if count}
+    return Nearest(_without_usual(mapped, usual), missing, remarks)
+
+
+def _without_usual(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+
+
+def _groups(experts: Mapping[str, Any]) -> dict[str, int]:
+    """The groups of experts, or one where a token could not reach enough experts in them."""
+    count, groups, top_groups = (experts.get(name, 1) for name in ("num_experts", "groups", "top_groups"))
+    reached = top_groups * count // groups
+    fits = count % groups == 0 and top_groups <= groups and reached >= experts["top_k"]
+    return {"groups": groups if fits else 1, "top_groups": top_groups if fits else 1}
+
+
+def _norm_words(beyond: Beyond, *, mlp_bias: bool) -> Iterator[str]:
+    if beyond.norms > 2:
+        yield f"{beyond.norms} norms a layer"
+    if beyond.norm_vectors != (2 if mlp_bias else 1):
+        yield ("norms without parameters", "norms without shifts", "norms with shifts")[beyond.norm_vectors]
+    if not beyond.final_norm:
+        yield "no final norm"
+
+
+def _irregular(pattern: tuple[bool, ...], first: int, interval: int) -> Gap:
+    numbers = ", ".join(str(layer) for layer, has in enumerate(pattern, 1) if has)
+    shown = f"{numbers[:60]}{'...' * (len(numbers) > 60)}"
+    return Gap(f"experts in layers {shown}; described in every {interval}. layer after the first {first}")
+
+
+def _in_layers(layers: int, first: int, interval: int) -> tuple[bool, ...]:
+    return tuple(layer >= first and (layer + 1) % interval == 0 for layer in range(layers))
+
+
+def _regular(pattern: tuple[bool, ...]) -> tuple[int, int]:
+    """Layers before the first with experts and their interval, that give this pattern or as many layers."""
+    first = pattern.index(True)
+    layers = len(pattern)
+    intervals = range(1, min(layers, _MOST_INTERVAL) + 1)
+    candidates = [(start, interval) for start in (first, 0) for interval in intervals]
+    candidates.append((layers - sum(pattern), 1))
+    made = {candidate: _in_layers(layers, *candidate) for candidate in candidates}
+    exact = (candidate for candidate, layers_of in made.items() if layers_of == pattern)
+    as_many = (candidate for candidate, layers_of in made.items() if sum(layers_of) == sum(pattern))
+    first_dense, interval = next(exact, None) or next(as_many)
+    return (first_dense if first_dense >= interval or interval == 1 else 0), interval

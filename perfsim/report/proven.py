@@ -1,0 +1,101 @@
+"""What `perfsim prove` found: layouts on a terminal, and which inserted faults are detected as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perfsim.report.table import Table, markdown_table
+from perfsim.report.terminal import paragraph, paragraphs, table_lines
+from perfsim.report.text import COUNT, NONE, Unit, counted, integer
+
+
+def proof_lines(answer: Mapping[str, Any]) -> list[str]:
+    """A row for each layout, the faults of those that are wrong, and the conclusion."""
+    proofs = [
+        (strategy, layout)
+        for strategy, proven in answer["strategies"].items()
+        for layout in proven["layouts"]
+    ]
+    table = Table.of(
+        {
+            "strategy": None,
+            "layout": None,
+            **dict.fromkeys(("ranks", "tasks", "orders"), COUNT),
+            "error": Unit(digits="{:.1e}".format),
+        },
+        (
+            (
+                strategy,
+                *(layout[name] for name in ("layout", "ranks", "tasks", "orders")),
+                layout["max_relative_error"] if layout["passed"] else "WRONG",
+            )
+            for strategy, layout in proofs
+        ),
+    )
+    faults = [
+        f"* {name}, {layout['layout']}: {fault}" for name, layout in proofs for fault in layout["faults"]
+    ]
+    lines = [*table_lines(table), *paragraphs(faults), "", *paragraph(_conclusion(answer, proofs))]
+    left_out = dict.fromkeys(part for _, layout in proofs for part in layout["not_executed"])
+    return [*lines, *(paragraph(f"Not executed: {', '.join(left_out)}.") if left_out else [])]
+
+
+def _conclusion(answer: Mapping[str, Any], proofs: list[tuple[str, Mapping[str, Any]]]) -> str:
+    wrong = sum(not layout["passed"] for _, layout in proofs)
+    done = f"{integer(answer['tasks'])} tasks on all ranks, {answer['steps']} optimizer steps"
+    if wrong:
+        return f"{answer['target']}: {wrong} of {counted(len(proofs), 'layout')} WRONG ({done})."
+    error = answer["max_relative_error"]
+    return (
+        f"{answer['target']}: {counted(len(proofs), 'layout')} proven ({done}): no dependency is missing, "
+        f"and {integer(sum(layout['compared'] for _, layout in proofs))} arrays (loss, gradients, weights) "
+        f"equal those of serial training in {counted(answer['orders'], 'random order')} and in the simulated "
+        f"one; largest relative error {NONE if error is None else f'{error:.1e}'}."
+    )
+
+
+def mutations_page(answer: Mapping[str, Any]) -> str:
+    """The page of `perfsim prove --mutations`."""
+    sample = "every fault" if answer["every"] == 1 else f"one fault in {answer['every']}"
+    command = f"perfsim prove {answer['target']} --mutations FILE --every {answer['every']}"
+    counts = {"inserted": COUNT, "detected": COUNT}
+    kinds = Table.of(
+        {"fault": None, **counts},
+        ((name, count["injected"], count["caught"]) for name, count in sorted(answer["kinds"].items())),
+    )
+    keys = ("strategy", "layout", "injected", "caught")
+    layouts = Table.of(
+        {"strategy": None, "layout": None, **counts},
+        ([own[key] for key in keys] for own in answer["layouts"]),
+    )
+    survivors = [
+        *(
+            f"- {own['count']} \u00d7 {own['why']} For example: {own['example']}."
+            for own in answer["survivors"]
+        ),
+        *(f"- **missed**: {fault}" for fault in answer["unexplained"]),
+    ]
+    blocks = [
+        "# Which faults a proof detects",
+        f"Made by `make mutations`: `{command}`.",
+        f"Each fault is one change to a correct schedule; {sample} was tried.",
+        f"**{mutations_sentence(answer)}**",
+        markdown_table(kinds),
+        "## Faults that are not detected",
+        "\n".join(survivors) or "None.",
+        "## By layout",
+        markdown_table(layouts),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def mutations_sentence(answer: Mapping[str, Any]) -> str:
+    """The outcome of all faults, in a sentence."""
+    explained = sum(group["count"] for group in answer["survivors"])
+    return (
+        f"{integer(answer['injected'])} faults inserted into {len(answer['layouts'])} correct schedules: "
+        f"{integer(answer['caught'])} detected ({answer['share']:.1%}), each with its task and tensor; "
+        f"{integer(explained)} that change no result (explained); "
+        f"{integer(len(answer['unexplained']))} missed."
+    )

@@ -1,0 +1,183 @@
+"""What is emitted for a tool is read back as the plan that it was, but for the gaps that the text names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from perfsim.base.errors import LayoutError, PerfsimError
+from perfsim.catalog import default_catalog
+from perfsim.interop import WRITTEN, emit, tool_named
+from perfsim.interop.formats import read
+from perfsim.interop.imported import Reading, layout_text
+from perfsim.interop.source import Source
+from perfsim.prediction.planner import plan_of
+from perfsim.prediction.question import Question
+from perfsim.specs.layout import ParallelLayout
+from perfsim.strategies import Plan
+
+BATCH = 192
+DENSE = ["gpt3_xl", "llama_7b"]
+KNOWN = {
+    "megatron": (
+        [*DENSE, "qwen3_30b_a3b"],
+        ["adam", "adamw", "sgd", "muon"],
+        ["bf16", "fp16", "fp32", "fp8"],
+    ),
+    "deepspeed": ([*DENSE, "qwen3_30b_a3b"], ["adam", "adamw", "sgd"], ["bf16", "fp16", "fp32"]),
+    "torchtitan": (DENSE, ["adam", "adamw"], ["bf16", "fp32"]),
+}
+"""Models, optimizers and precisions of each tool; others are refused."""
+SCHEDULES = {"megatron": ["1f1b", "interleaved"], "torchtitan": ["1f1b", "interleaved", "gpipe"]}
+
+
+@st.composite
+def layouts(draw: st.DrawFn, name: str, experts: bool) -> ParallelLayout:
+    """Layouts whose every setting says something: no sharding over one rank, no order of one stage."""
+    pipeline = draw(st.sampled_from([1, 2, 4]))
+    context = draw(st.sampled_from([1, 1, 2]))
+    data = draw(st.sampled_from([2, 4, 8]))
+    zero = draw(st.integers(0, 3))
+    schedule = draw(st.sampled_from(SCHEDULES.get(name, ["1f1b"]))) if pipeline > 1 else "1f1b"
+    offloads = {"offload_optimizer": "cpu"} if zero and name != "torchtitan" and draw(st.booleans()) else {}
+    tensor = draw(st.sampled_from([1, 2, 4]))
+    recompute = draw(st.sampled_from(["none", "selective", "full"]))
+    uneven = draw(st.booleans()) and (
+        (pipeline == 4 and schedule == "1f1b") or (pipeline == 2 and schedule == "interleaved")
+    )
+    return ParallelLayout(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        virtual_pipeline=4 // pipeline if uneven else 3 if schedule == "interleaved" else 1,
+        sequence_parallel=tensor > 1 and (experts or draw(st.booleans())),
+        zero_stage=zero,
+        schedule=schedule,
+        micro_batch_size=draw(st.sampled_from([1, 2, 3])),
+        recompute=recompute,
+        layers_per_stage=(5, 7, 7, 5) if uneven else None,
+        recompute_every=draw(st.sampled_from([1, 2, 3])) if recompute == "full" else 1,
+        context=context,
+        context_exchange=draw(st.sampled_from(["ring", "all_to_all"])) if context > 1 else "ring",
+        shard_group=draw(st.sampled_from([None, 2])) if zero and data > 2 and context == 1 else None,
+        expert=draw(st.sampled_from([1, 2])) if experts else 1,
+        **offloads,
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn, name: str) -> Plan:
+    """Legal plans on GPUs, and recipes that differ in what tools say of them."""
+    catalog = default_catalog()
+    models, optimizers, precisions = KNOWN[name]
+    model = draw(st.sampled_from(models))
+    layout = draw(layouts(name, experts=catalog.model(model).experts is not None))
+    bucket = draw(st.sampled_from([None, "25 MB"]))
+    recipe = catalog.recipes["gpt3_pretraining"].with_(
+        optimizer=draw(st.sampled_from(optimizers)),
+        precision=draw(st.sampled_from(precisions)),
+        dropout=draw(st.booleans()),
+        reduce_precision=draw(st.sampled_from([None, "bf16"])),
+        **{
+            "runtime.attention": draw(st.sampled_from(["flash", "standard"])),
+            "runtime.overlap_grad_reduce": draw(st.booleans()),
+            **({} if bucket is None else {"runtime.grad_bucket": bucket}),
+        },
+    )
+    return planned(layout_text(layout), model, recipe, "dgx-h100", layout.num_devices)
+
+
+def planned(layout: str, model: str, recipe: Any, system: str, devices: int) -> Plan:
+    catalog = default_catalog()
+    question = Question(
+        model=catalog.model(model),
+        recipe=recipe,
+        system=catalog.systems[system],
+        devices=devices,
+        strategy="",
+        batch=BATCH,
+        layout=layout,
+        must_fit=False,
+    )
+    try:
+        return plan_of(question)
+    except PerfsimError:
+        assume(False)
+        raise
+
+
+def read_back(name: str, plan: Plan) -> tuple[Reading, set[str]]:
+    """What is read from the emitted text, and the fields of which the text says that it lacks them."""
+    try:
+        text = emit(name, plan)
+    except LayoutError:
+        assume(False)
+        raise
+    suffix = {"megatron": "sh", "deepspeed": "json", "torchtitan": "toml", "modelzoo": "yaml"}[name]
+    found, reading = read(Source(Path(f"plan.{suffix}"), text, model=plan.job.model.name))
+    assert (found, reading.settings.unused()) == (name, ())
+    lacking = {row.field for row in tool_named(name).rows if row.gap is not None and row.gap(plan)}
+    return reading, lacking
+
+
+def same_recipe(reading: Reading, plan: Plan, lacking: set[str]) -> None:
+    recipe = plan.job.recipe
+    assert reading.recipe["global_batch_size"] == BATCH
+    for field in ("seq_length", "precision", "dropout", "reduce_precision"):
+        if reading.recipe.get(field) is not None and f"recipe.{field}" not in lacking:
+            assert reading.recipe[field] == getattr(recipe, field), field
+    if "attention" in reading.recipe and "runtime.attention" not in lacking:
+        assert reading.recipe["attention"] == recipe.runtime.attention
+    if reading.recipe.get("grad_bucket"):
+        assert reading.recipe["grad_bucket"] == "25000000 B"
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@given(st.data())
+def test_a_plan_is_read_back_but_for_its_gaps(name: str, data: st.DataObject) -> None:
+    plan = data.draw(plans(name))
+    reading, lacking = read_back(name, plan)
+    assert isinstance(reading.layout, ParallelLayout)
+    if "layout.pipeline" in lacking:  # code has the stages, with all that divides them
+        lacking |= {"layout.layers_per_stage"}
+    if "layout.context" in lacking:
+        lacking |= {"layout.context_exchange"}
+    if "layout.recompute" in lacking:
+        lacking |= {"layout.recompute_every"}
+    for field in ParallelLayout.__dataclass_fields__:
+        if f"layout.{field}" not in lacking:
+            assert getattr(reading.layout, field) == getattr(plan.layout, field), field
+    if not any(field in lacking for field in ("layout.pipeline", "layout.context", "layout.tensor")):
+        assert reading.devices == plan.layout.num_devices
+    same_recipe(reading, plan, lacking | ({"recipe.seq_length"} if name == "deepspeed" else set()))
+    optimizer = reading.recipe["optimizer"]
+    assert optimizer == plan.job.recipe.optimizer or (name, optimizer) == ("megatron", "adam")
+    if name == "megatron":
+        assert reading.model is not None
+        described_by = {"name", "description", "sources", "assumed", "released"}
+        described = type(plan.job.model).model_validate({"name": "read", **reading.model.fields})
+        assert described.model_dump(exclude=described_by) == plan.job.model.model_dump(exclude=described_by)
+
+
+@given(
+    st.sampled_from(["gpt3_xl", "llama_7b", "gptj_6b"]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([8, 12, 48]),
+    st.sampled_from(["bf16", "fp16"]),
+)
+def test_a_plan_for_wafers_is_read_back(model: str, systems: int, micro: int, precision: str) -> None:
+    recipe = default_catalog().recipes["gpt3_pretraining"].with_(precision=precision, dropout=False)
+    plan = planned(f"mbs={micro}", model, recipe, "cs-2", systems)
+    reading, lacking = read_back("modelzoo", plan)
+    assert reading.layout is not None
+    assert reading.devices == systems
+    assert (reading.layout.data, reading.layout.micro_batch_size) == (systems, micro)
+    same_recipe(reading, plan, lacking)
+
+
+def test_every_tool_that_is_written_has_a_round_trip() -> None:
+    assert {*KNOWN, "modelzoo"} == set(WRITTEN)
