@@ -239,7 +239,7 @@ def _head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
 def _send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
     """Messages between pipeline ranks; `node` is 0 where all devices are in one."""
     stage = _stage(job, kind, degrees)
-    framework = job.runtime.framework
+    framework = job.runtime.stack
     return {
         "send_inside": (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else (),
         "send_across": (transfer_work(stage, RankGroup(0, node, 2)),) if node else (),
