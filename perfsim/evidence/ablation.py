@@ -1,9 +1,10 @@
 """Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
 
 A removal is a wrapper around the prices; graphs do not change. Mechanisms that were tried and dropped are
-put in the same way (`TRIED`). Fitted constants do not change either; `leave_out.refitted` gives the scores
-after a new fit, of all runs and of each family left out. Step times are those of the critical path, which
-leaves out only the contention for links, times the slowdown of compute beside communication.
+put in the same way (`TRIED`). Fitted constants do not change either; `left_out.refitted` gives the scores
+after a new fit, of all runs and of each family left out. A step time is the length
+of the critical path, which leaves out only the contention for links, times the slowdown of compute during
+communication.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import BaseModel
 
-from perfsim.base.arrays import Floats
+from perfsim.base.arrays import Bools, Floats
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts, narrow_gemm
@@ -27,19 +28,20 @@ from perfsim.strategies import Plan
 from perfsim.work import WAIT_OF_HOST, RankGroup, TaskGraph, Work
 from perfsim.work.kernels import Kernel
 
-Mask = NDArray[np.bool_]
-
-LARGER_MEMORY = "a100-sxm4"
-SMALLER_MEMORY = "a100-sxm4-40gb"
+_LARGER_MEMORY = "a100-sxm4"
+_SMALLER_MEMORY = "a100-sxm4-40gb"
 """Calibrations of one chip with two memories."""
 NOTHING = "nothing"
 """Key of the prediction with every mechanism in place."""
-ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
-HEAD_AND_EMBEDDING = ("embedding.", "head.")
+_ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
+_HEAD_AND_EMBEDDING = ("embedding.", "head.")
+
+Change = Callable[[GpuCosts, Plan], None]
+"""A change of the prices of a plan."""
 
 
 @dataclass(frozen=True)
-class Removal:
+class _Removal:
     """A mechanism and the change of prices that removes it."""
 
     key: str
@@ -51,27 +53,23 @@ class Removal:
     """Kernels that take no time on the device; the host still launches them."""
     factor: Callable[[Kernel, GpuCosts], float] = lambda _, __: 1.0
     """Factor on the time of a kernel."""
-    tasks: Callable[[TaskGraph], Mask] | None = None
+    tasks: Callable[[TaskGraph], Bools] | None = None
     """Tasks that take no time, if other tasks of their class do."""
-    change: Callable[[GpuCosts], None] = lambda _: None
-    """A change of the prices' constants."""
-    change_for: Callable[[GpuCosts, Plan], None] = lambda _, __: None
-    """The same where it depends on the layout."""
+    change: Change = lambda _, __: None
     one_tier: bool = False
     alone: bool = False
-    """Communication takes nothing from the compute beside it."""
+    """Communication takes nothing from the compute that runs at the same time."""
     constants: tuple[str, ...] = ()
     """Fitted constants of the mechanism, which a new fit leaves out."""
 
 
-class WithoutMechanism(GpuCosts):
+class _WithoutMechanism(GpuCosts):
     """The prices of a plan without one mechanism."""
 
-    def __init__(self, plan: Plan, removal: Removal) -> None:
+    def __init__(self, plan: Plan, removal: _Removal) -> None:
         super().__init__(gpu_plan(plan).topology, plan.job.recipe)
         self.removal = removal
-        removal.change(self)
-        removal.change_for(self, plan)
+        removal.change(self, plan)
 
     def duration_s(self, work: Work) -> float:
         return 0.0 if self.removal.work(work) else super().duration_s(work)
@@ -91,7 +89,30 @@ class WithoutMechanism(GpuCosts):
         return Group.inside_node(ranks.size) if self.removal.one_tier else super().group(ranks)
 
 
-class GemmWithoutWaves(GemmModel):
+def _of_category(category: str) -> Callable[[Work], bool]:
+    return lambda work: work.category == category
+
+
+def _set(part: str, **values: object) -> Change:
+    """Other values in one part of the prices: its framework, its calibration of the GPU."""
+
+    def change(costs: GpuCosts, _plan: Plan) -> None:
+        known: BaseModel = getattr(costs, part)
+        setattr(costs, part, known.model_copy(update=values))
+
+    return change
+
+
+def _ceiling(value: Callable[[GpuCosts, Plan], float]) -> Change:
+    """Another ceiling of the fraction of peak in matrix products, at most 1."""
+
+    def change(costs: GpuCosts, plan: Plan) -> None:
+        costs.gemm = replace(costs.gemm, sustained_fraction=min(1.0, value(costs, plan)))
+
+    return change
+
+
+class _GemmWithoutWaves(GemmModel):
     """GEMMs without wave quantisation: tiles over compute units, not rounded up."""
 
     def geometry(self, m: Floats, n: Floats, k: Floats, batch: Floats) -> Geometry:
@@ -101,48 +122,26 @@ class GemmWithoutWaves(GemmModel):
         return replace(geometry, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
 
 
-def _no_waves(costs: GpuCosts) -> None:
+def _no_waves(costs: GpuCosts, _plan: Plan) -> None:
     values = {field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)}
-    costs.gemm = GemmWithoutWaves(**values)
+    costs.gemm = _GemmWithoutWaves(**values)
 
 
-def _no_host(costs: GpuCosts) -> None:
-    nothing = {"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0}
-    costs.framework = costs.framework.model_copy(update=nothing)
-
-
-def _no_power_limit(costs: GpuCosts) -> None:
-    costs.gemm = replace(costs.gemm, sustained_fraction=1.0)
-
-
-def _all_exposed(costs: GpuCosts) -> None:
+def _all_exposed(costs: GpuCosts, _plan: Plan) -> None:
     costs.recipe = costs.recipe.ran_with(overlap_tensor=False)
 
 
-def _old_attention(costs: GpuCosts) -> None:
-    costs.framework = costs.framework.model_copy(update={"attention": "synchronous"})
-
-
-def _fractions_of_16_bits(costs: GpuCosts) -> None:
+def _fractions_of_16_bits(costs: GpuCosts, _plan: Plan) -> None:
     gpu = costs.gpu.model_copy(update={"narrow": {}})
     device = costs.topology.system.device
     costs.narrow = {name: narrow_gemm(costs.gemm, gpu, device, name) for name in costs.narrow}
 
 
-def _no_narrow_ceiling(costs: GpuCosts) -> None:
+def _no_narrow_ceiling(costs: GpuCosts, _plan: Plan) -> None:
     costs.narrow = {name: replace(gemm, sustained_fraction=1.0) for name, gemm in costs.narrow.items()}
 
 
-def _whole_ceiling(costs: GpuCosts) -> None:
-    share = 1.0 if costs.gpu.asynchronous_attention is None else costs.framework.ceiling_share
-    costs.gemm = replace(costs.gemm, sustained_fraction=min(1.0, costs.gemm.sustained_fraction / share))
-
-
-def _any_length(costs: GpuCosts) -> None:
-    costs.gpu = costs.gpu.model_copy(update={"attention_half_length": 0.0})
-
-
-def _no_bridge(costs: GpuCosts) -> None:
+def _no_bridge(costs: GpuCosts, _plan: Plan) -> None:
     calibration = costs.collectives.nic.calibration
     if calibration is None or calibration.network is None:
         return
@@ -153,27 +152,32 @@ def _no_bridge(costs: GpuCosts) -> None:
     costs.collectives = replace(costs.collectives, nic=nic)
 
 
-def _any_rows(costs: GpuCosts) -> None:
+def _any_rows(costs: GpuCosts, _plan: Plan) -> None:
     costs.vector_flop_per_s = None
 
 
-def _no_cache(costs: GpuCosts) -> None:
+def _no_cache(costs: GpuCosts, _plan: Plan) -> None:
     costs.cache_bytes = 0.0
 
 
-def _mean_ceiling(costs: GpuCosts) -> None:
-    costs.gemm = replace(costs.gemm, sustained_fraction=costs.gpu.sustained_fraction)
+def _of_newer_libraries(costs: GpuCosts, _plan: Plan) -> float:
+    share = 1.0 if costs.gpu.asynchronous_attention is None else costs.framework.ceiling_share
+    return costs.gemm.sustained_fraction / share
 
 
-def _larger_memorys_ceiling(costs: GpuCosts) -> None:
-    larger = default_catalog().calibration(LARGER_MEMORY)
-    if isinstance(larger, GpuCalibration) and costs.gpu.name == SMALLER_MEMORY:
-        ratio = larger.sustained_fraction / costs.gpu.sustained_fraction
-        costs.gemm = replace(costs.gemm, sustained_fraction=ratio * costs.gemm.sustained_fraction)
+def _of_larger_memory(costs: GpuCosts, _plan: Plan) -> float:
+    larger = default_catalog().calibration(_LARGER_MEMORY)
+    if not isinstance(larger, GpuCalibration) or costs.gpu.name != _SMALLER_MEMORY:
+        return costs.gemm.sustained_fraction
+    return larger.sustained_fraction / costs.gpu.sustained_fraction * costs.gemm.sustained_fraction
 
 
-def _all_instructions_at_peak(costs: GpuCosts) -> None:
-    costs.gpu = costs.gpu.model_copy(update={"attention_instruction_fraction": 1.0})
+def _of_idle_time(costs: GpuCosts, plan: Plan) -> float:
+    """The ceiling rises by the cube root of busy time, since power grows with the cube of the clock."""
+    layout = gpu_plan(plan).layout
+    waves = layout.virtual_pipeline * plan.num_microbatches
+    busy = waves / (waves + layout.pipeline - 1)
+    return costs.gemm.sustained_fraction * float(busy ** (-1 / 3))
 
 
 def _passes_in_fp32(kernel: Kernel, costs: GpuCosts) -> float:
@@ -183,29 +187,12 @@ def _passes_in_fp32(kernel: Kernel, costs: GpuCosts) -> float:
     return {"cross_entropy": 38 / 2, "cross_entropy.backward": 14 / 4}.get(kernel.name, 1.0)
 
 
-def _power_of_idle_time(costs: GpuCosts, plan: Plan) -> None:
-    """The ceiling rises by the cube root of busy time, since power grows with the cube of the clock."""
-    layout = gpu_plan(plan).layout
-    waves = layout.virtual_pipeline * plan.num_microbatches
-    busy = waves / (waves + layout.pipeline - 1)
-    ceiling = min(1.0, costs.gemm.sustained_fraction * busy ** (-1 / 3))
-    costs.gemm = replace(costs.gemm, sustained_fraction=ceiling)
-
-
-def _slower_weight_gradients(costs: GpuCosts) -> None:
-    costs.gpu = costs.gpu.model_copy(update={"wgrad_factor": 1.1})
-
-
 def _half_of_the_scores(kernel: Kernel, _costs: GpuCosts) -> float:
     """A causal softmax reads scores up to the diagonal and writes all: 3 of 4 bytes, 4 of 6 backward."""
     return {"softmax": 3 / 4, "softmax.backward": 4 / 6}.get(kernel.name, 1.0)
 
 
-def _of_category(category: str) -> Callable[[Work], bool]:
-    return lambda work: work.category == category
-
-
-def recomputed_collectives(graph: TaskGraph) -> Mask:
+def _recomputed_collectives(graph: TaskGraph) -> Bools:
     """Tensor-parallel collectives after a block that is recomputed before its backward."""
     recomputes = np.array([work.category == "recompute" for work in graph.works])[graph.work]
     communicates = np.array([work.category == "tensor_communication" for work in graph.works])
@@ -218,87 +205,100 @@ def recomputed_collectives(graph: TaskGraph) -> Mask:
 
 
 REMOVALS = (
-    Removal("tensor-parallel collectives", "free", work=_of_category("tensor_communication")),
-    Removal("collectives of recompute", "free", tasks=recomputed_collectives),
-    Removal("hierarchical collectives", "every group inside one node", one_tier=True),
-    Removal(
+    _Removal("tensor-parallel collectives", "free", work=_of_category("tensor_communication")),
+    _Removal("collectives of recompute", "free", tasks=_recomputed_collectives),
+    _Removal("hierarchical collectives", "every group inside one node", one_tier=True),
+    _Removal(
         "data-parallel and FSDP traffic",
         "free",
         work=_of_category("data_communication"),
         constants=("partial_node_rank_bytes_per_s",),
     ),
-    Removal(
+    _Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
         change=_no_bridge,
         constants=("partial_node_rank_bytes_per_s",),
     ),
-    Removal("compute beside communication", "no slower", alone=True),
-    Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
-    Removal(
+    _Removal("compute beside communication", "no slower", alone=True),
+    _Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
+    _Removal(
         "host-launch floor",
         "the host takes no time",
-        change=_no_host,
+        change=_set("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
         constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
-    Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
-    Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
-    Removal("last-level cache", "none", change=_no_cache),
-    Removal(
+    _Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
+    _Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
+    _Removal("last-level cache", "none", change=_no_cache),
+    _Removal(
         "attention core",
         "free",
-        kernel=lambda kernel: kernel.name.startswith(ATTENTION_CORE),
+        kernel=lambda kernel: kernel.name.startswith(_ATTENTION_CORE),
         constants=("attention_fraction", "attention_half_length"),
     ),
-    Removal(
+    _Removal(
         "fused attention by length",
         "as in long sequences",
-        change=_any_length,
+        change=_set("gpu", attention_half_length=0.0),
         constants=("attention_half_length",),
     ),
-    Removal("instructions of fused attention", "all at peak", change=_all_instructions_at_peak),
-    Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(HEAD_AND_EMBEDDING)),
-    Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
-    Removal("optimizer", "free", work=_of_category("optimizer")),
-    Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
-    Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
-    Removal(
-        "sustained power ceiling", "1.0 of peak", change=_no_power_limit, constants=("sustained_fraction",)
+    _Removal(
+        "instructions of fused attention",
+        "all at peak",
+        change=_set("gpu", attention_instruction_fraction=1.0),
     ),
-    Removal(
+    _Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
+    _Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
+    _Removal("optimizer", "free", work=_of_category("optimizer")),
+    _Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
+    _Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
+    _Removal(
+        "sustained power ceiling",
+        "1.0 of peak",
+        change=_ceiling(lambda *_: 1.0),
+        constants=("sustained_fraction",),
+    ),
+    _Removal(
         "tensor communication that products hide",
         "all exposed",
         change=_all_exposed,
         constants=("exchange_slowdown",),
     ),
-    Removal(
+    _Removal(
         "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)
     ),
-    Removal("asynchronous attention", "the A100's instructions", change=_old_attention),
-    Removal("casts to fewer bits", "free", kernel=lambda kernel: kernel.name.endswith(".cast")),
-    Removal("tables of narrow products", "16 bits' fractions of peak", change=_fractions_of_16_bits),
-    Removal(
+    _Removal(
+        "asynchronous attention", "the A100's instructions", change=_set("framework", attention="synchronous")
+    ),
+    _Removal("casts to fewer bits", "free", kernel=lambda kernel: kernel.name.endswith(".cast")),
+    _Removal("tables of narrow products", "16 bits' fractions of peak", change=_fractions_of_16_bits),
+    _Removal(
         "narrow power ceiling",
         "1.0 of peak",
         change=_no_narrow_ceiling,
         constants=("narrow_sustained_fraction",),
     ),
-    Removal(
+    _Removal(
         "libraries older than the device",
         "all of its ceiling",
-        change=_whole_ceiling,
+        change=_ceiling(_of_newer_libraries),
         constants=("ceiling_share",),
     ),
-    Removal("slowest of many GPUs", "all at the mean ceiling", change=_mean_ceiling),
-    Removal("ceiling of the A100 with 40 GB", "that with 80 GB", change=_larger_memorys_ceiling),
+    _Removal(
+        "slowest of many GPUs",
+        "all at the mean ceiling",
+        change=_ceiling(lambda costs, _: costs.gpu.sustained_fraction),
+    ),
+    _Removal("ceiling of the A100 with 40 GB", "that with 80 GB", change=_ceiling(_of_larger_memory)),
 )
 """In the order of the table: communication, host, memory, parts of the model, matrix products."""
 
 
 TRIED = (
-    Removal("power saved in idle time", "a ceiling that rises", change_for=_power_of_idle_time),
-    Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores),
-    Removal("slower weight gradients", "1.1 times", change=_slower_weight_gradients),
+    _Removal("power saved in idle time", "a ceiling that rises", change=_ceiling(_of_idle_time)),
+    _Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores),
+    _Removal("slower weight gradients", "1.1 times", change=_set("gpu", wgrad_factor=1.1)),
 )
 """Mechanisms that were tried and dropped: each is put in, with `instead` as what it does."""
 
@@ -312,7 +312,7 @@ def ablate(placed: PlacedCase) -> tuple[dict[str, float], Trace]:
     trace = step.run(contention=False)
     steps = {NOTHING: placed.slowed * trace.step_time_s}
     for removal in (*REMOVALS, *TRIED):
-        duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
+        duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
             duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
         # A mechanism that changes no duration needs no new simulation.

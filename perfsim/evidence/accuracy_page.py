@@ -9,9 +9,10 @@ wrong by the factor 1 - e / ((1 + e) s), where e is the error; it is named if th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,24 +39,28 @@ from perfsim.evidence.step_fit import OF_HOST, OF_KERNEL
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.machines.wafer_cluster import wafer_plan
 
-MOST_CAUSES = 2
-HEAD_MULTIPLE = 8
+_MOST_CAUSES = 2
+_HEAD_MULTIPLE = 8
 """Attention's matrix products read 16-byte rows only if the head size is a multiple of this."""
-FEWEST_ROWS = 16_000
+_FEWEST_ROWS = 16_000
 """A smaller vocabulary is unlikely to have been used."""
-FAMILY_BIAS = 0.05
+_FAMILY_BIAS = 0.05
 """Mean error above which a whole family counts as biased."""
-LEAST_SHARE = 0.02
+_LEAST_SHARE = 0.02
 """Least share of the step for an unusual fact to matter."""
-MUCH_IDLE = 0.2
+_MUCH_IDLE = 0.2
 
-MECHANISMS = (
-    "tensor-parallel collectives",
+_COLLECTIVES = "tensor-parallel collectives"
+_HOST = "host-launch floor"
+_ATTENTION = "attention core"
+_ENDS = "embedding, head and loss"
+_MECHANISMS = (
+    _COLLECTIVES,
     "data-parallel and FSDP traffic",
-    "host-launch floor",
+    _HOST,
     "memory-bound kernels",
-    "attention core",
-    "embedding, head and loss",
+    _ATTENTION,
+    _ENDS,
     "optimizer",
     "stage-to-stage transfers",
     "bubble",
@@ -64,7 +69,7 @@ MECHANISMS = (
     "movement over the mesh",
 )
 """Disjoint removals of the ablation and categories of the breakdown."""
-COMPUTING = ("forward", "backward", "recompute")
+_COMPUTING = ("forward", "backward", "recompute")
 
 
 @dataclass(frozen=True)
@@ -91,135 +96,66 @@ class Facts:
 
     def explains(self, mechanism: str) -> bool:
         """Whether the mechanism alone can explain the error."""
-        return self.share(mechanism) > LEAST_SHARE and 0.0 <= self.factor(mechanism) <= 2.0
+        return self.share(mechanism) > _LEAST_SHARE and 0.0 <= self.factor(mechanism) <= 2.0
 
-
-class Cause(NamedTuple):
-    """A cause in words, and its mechanism, if it has one."""
-
-    text: str
-    mechanism: str = ""
-
-
-Rule = Callable[[Facts], Cause | None]
+    def words(self, mechanism: str, name: str = "") -> str:
+        """A mechanism and its share, with the parenthesis left open."""
+        name = name or mechanism.replace("_", " ").replace("bubble", "pipeline bubble")
+        return f"{name} ({100 * self.share(mechanism):.0f} % of the step"
 
 
 def likely_cause(facts: Facts) -> str:
     """At most two causes, the most likely first."""
-    causes = [cause for rule in UNUSUAL if (cause := rule(facts)) is not None][:MOST_CAUSES]
-    blamed = {cause.mechanism for cause in causes}
-    heavy = sorted(set(MECHANISMS) - blamed, key=lambda name: (-facts.share(name), name))
-    causes += [_by_weight(facts, mechanism) for mechanism in heavy if facts.explains(mechanism)]
-    texts = [cause.text for cause in causes[:MOST_CAUSES]]
-    return "; ".join(texts) or "no single mechanism besides the matrix products is large enough"
+    causes = list(islice(_unusual(facts), _MOST_CAUSES))
+    blamed = {mechanism for _, mechanism in causes}
+    heavy = sorted(set(_MECHANISMS) - blamed, key=lambda name: (-facts.share(name), name))
+    texts = [text for text, _ in causes]
+    texts += [
+        f"{facts.words(mechanism)}, right at {facts.factor(mechanism):.2f} times)"
+        for mechanism in heavy
+        if facts.explains(mechanism)
+    ]
+    return (
+        "; ".join(texts[:_MOST_CAUSES]) or "no single mechanism besides the matrix products is large enough"
+    )
 
 
-def _by_weight(facts: Facts, mechanism: str) -> Cause:
-    factor = facts.factor(mechanism)
-    return Cause(f"{_share(facts, mechanism)}, right at {factor:.2f} times)", mechanism)
-
-
-def _share(facts: Facts, mechanism: str, name: str = "") -> str:
-    """A mechanism and its share, with the parenthesis left open."""
-    words = name or mechanism.replace("_", " ").replace("bubble", "pipeline bubble")
-    return f"{words} ({100 * facts.share(mechanism):.0f} % of the step"
-
-
-def _weak_evidence(facts: Facts) -> Cause | None:
-    if facts.case.scored:
-        return None
-    notes = [part.strip() for part in facts.case.notes.split(";")]
-    reasons = [part.removeprefix("weak:").strip() for part in notes if part.startswith("weak:")]
-    assumed = [re.split(r"[:(]", part)[0].strip() for part in facts.case.assumed]
-    why = reasons[0] if reasons else f"not printed: {', '.join(assumed)}" if assumed else ""
-    return Cause(f"weak evidence ({why})" if why else "weak evidence")
-
-
-def _head_size(facts: Facts) -> Cause | None:
-    model = facts.case.model
-    mechanism = "attention core"
+def _unusual(facts: Facts) -> Iterator[tuple[str, str]]:
+    """What is unusual about a run, the most likely cause first, each with its mechanism, if it has one."""
+    case = facts.case
+    model = case.model
+    if not case.scored:
+        notes = [part.strip() for part in case.notes.split(";")]
+        reasons = [part.removeprefix("weak:").strip() for part in notes if part.startswith("weak:")]
+        assumed = [re.split(r"[:(]", part)[0].strip() for part in case.assumed]
+        why = reasons[0] if reasons else f"not printed: {', '.join(assumed)}" if assumed else ""
+        yield (f"weak evidence ({why})" if why else "weak evidence"), ""
     size = model.hidden_size // model.num_attention_heads
-    if size % HEAD_MULTIPLE == 0 or facts.share(mechanism) < LEAST_SHARE:
-        return None
-    how = "slower still than" if facts.error < 0 else "faster than"
-    return Cause(
-        f"head size {size} is no multiple of {HEAD_MULTIPLE}: attention {how} without matrix cores", mechanism
-    )
-
-
-def _tensor_across_nodes(facts: Facts) -> Cause | None:
-    mechanism = "tensor-parallel collectives"
-    if not facts.tensor_across_nodes or facts.share(mechanism) < LEAST_SHARE:
-        return None
-    return Cause(f"{_share(facts, mechanism, 'tensor parallelism between nodes')})", mechanism)
-
-
-def _assumed_vocabulary(facts: Facts) -> Cause | None:
-    mechanism = "embedding, head and loss"
-    rows = facts.factor(mechanism) * facts.case.model.vocab_size
-    if "vocab" not in facts.case.assumed or not FEWEST_ROWS <= rows < facts.case.model.vocab_size:
-        return None
-    return Cause(
-        f"{_share(facts, mechanism)} at a vocabulary that is assumed; right with about {rows:,.0f} rows "
-        f"in place of {facts.case.model.vocab_size:,})",
-        mechanism,
-    )
-
-
-def _shared_by_family(facts: Facts) -> Cause | None:
-    bias = facts.family_bias
-    if abs(bias) < FAMILY_BIAS or bias * facts.error <= 0:
-        return None
-    return Cause(f"shared by its family ({100 * bias:+.1f} % on average in its other runs)")
-
-
-def _host_blocking(facts: Facts) -> Cause | None:
-    mechanism = "host-launch floor"
-    if not facts.case.training.host_blocking or not facts.explains(mechanism):
-        return None
-    return Cause(f"{_share(facts, mechanism, 'a host that waits for every kernel')})", mechanism)
-
-
-def _uneven_stages(facts: Facts) -> Cause | None:
-    inferred = any(text.startswith("layers_per_stage") for text in facts.case.assumed)
-    return Cause("which stages are short is inferred", "bubble") if inferred else None
-
-
-def _last_stage(facts: Facts) -> Cause | None:
-    mechanism = "embedding, head and loss"
-    if facts.case.parallel.pipeline == 1 or not facts.explains(mechanism):
-        return None
-    return Cause(f"{_share(facts, mechanism, 'embedding, or head and loss on the last stage')})", mechanism)
-
-
-def _idle(facts: Facts) -> Cause | None:
-    if facts.share("bubble") < MUCH_IDLE:
-        return None
-    return Cause(f"{_share(facts, 'bubble')})", "bubble")
-
-
-def _release(facts: Facts) -> Cause | None:
-    release = facts.case.system.software_release
-    share = sum(facts.share(category) for category in COMPUTING)
-    if release is None or share <= 0:
-        return None
-    return Cause(
-        f"computing ({100 * share:.0f} % of the step) at one efficiency for all of release {release}"
-    )
-
-
-UNUSUAL: tuple[Rule, ...] = (
-    _weak_evidence,
-    _head_size,
-    _tensor_across_nodes,
-    _assumed_vocabulary,
-    _shared_by_family,
-    _host_blocking,
-    _uneven_stages,
-    _last_stage,
-    _idle,
-    _release,
-)
+    if size % _HEAD_MULTIPLE and facts.share(_ATTENTION) >= _LEAST_SHARE:
+        how = "slower still than" if facts.error < 0 else "faster than"
+        text = f"head size {size} is no multiple of {_HEAD_MULTIPLE}: attention {how} without matrix cores"
+        yield text, _ATTENTION
+    if facts.tensor_across_nodes and facts.share(_COLLECTIVES) >= _LEAST_SHARE:
+        yield f"{facts.words(_COLLECTIVES, 'tensor parallelism between nodes')})", _COLLECTIVES
+    rows = facts.factor(_ENDS) * model.vocab_size
+    if "vocab" in case.assumed and _FEWEST_ROWS <= rows < model.vocab_size:
+        fitting = f"right with about {rows:,.0f} rows in place of {model.vocab_size:,}"
+        yield f"{facts.words(_ENDS)} at a vocabulary that is assumed; {fitting})", _ENDS
+    if abs(facts.family_bias) >= _FAMILY_BIAS and facts.family_bias * facts.error > 0:
+        yield f"shared by its family ({100 * facts.family_bias:+.1f} % on average in its other runs)", ""
+    if case.training.host_blocking and facts.explains(_HOST):
+        yield f"{facts.words(_HOST, 'a host that waits for every kernel')})", _HOST
+    if any(text.startswith("layers_per_stage") for text in case.assumed):
+        yield "which stages are short is inferred", "bubble"
+    if case.parallel.pipeline > 1 and facts.explains(_ENDS):
+        yield f"{facts.words(_ENDS, 'embedding, or head and loss on the last stage')})", _ENDS
+    if facts.share("bubble") >= _MUCH_IDLE:
+        yield f"{facts.words('bubble')})", "bubble"
+    release = case.system.software_release
+    computing = sum(facts.share(category) for category in _COMPUTING)
+    if release is not None and computing > 0:
+        share = f"{100 * computing:.0f} % of the step"
+        yield f"computing ({share}) at one efficiency for all of release {release}", ""
 
 
 @dataclass(frozen=True)
@@ -241,7 +177,7 @@ class Removed:
 
 
 @dataclass(frozen=True)
-class Examined:
+class _Examined:
     """The parts of one case's predicted step."""
 
     id: str
@@ -249,8 +185,8 @@ class Examined:
     """Step time by removed mechanism; empty for a wafer."""
     shares: dict[str, float]
     """Fraction of the step by mechanism and by category of the breakdown."""
-    tensor_across_nodes: bool
-    tangent: Tangent | None
+    tensor_across_nodes: bool = False
+    tangent: Tangent | None = None
 
 
 @dataclass(frozen=True)
@@ -305,12 +241,12 @@ def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
             launched = field in OF_HOST and bool(getattr(owner, "launcher", ""))
             if launched or path in owner.assumed or not isinstance(value, float):
                 continue
-            if record.command.startswith(FIT_OF_STEPS):
+            if record.command.startswith(_FIT_OF_STEPS):
                 found[name] = FittedConstant(name, value, record.standard_errors[field], record.points)
     return list(found.values())
 
 
-FIT_OF_STEPS = "perfsim calibrate framework"
+_FIT_OF_STEPS = "perfsim calibrate framework"
 """How the command of a fit to whole steps begins."""
 
 
@@ -360,21 +296,22 @@ def step_accuracy(
     )
 
 
-def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined | None:
+def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> _Examined | None:
     """The parts of one case; None if it cannot be predicted."""
     try:
         placed = place_case(case, catalog)
-        examine_kind = _EXAMINES.get(placed.plan.system.kind)
-        return examine_kind and examine_kind(placed, leaves_out=leaves_out and case.scored)
+        if placed.plan.system.kind == "wafer-cluster":
+            return _examine_wafers(placed)
+        return _examine_gpus(placed, leaves_out=leaves_out and case.scored)
     except PerfsimError:
         return None
 
 
-def _examine_gpus(placed: PlacedCase, *, leaves_out: bool) -> Examined:
+def _examine_gpus(placed: PlacedCase, *, leaves_out: bool) -> _Examined:
     plan = gpu_plan(placed.plan)
     steps, trace = ablate(placed)
     idle = trace.mean_breakdown()["bubble"] / trace.step_time_s
-    return Examined(
+    return _Examined(
         placed.case.id,
         steps,
         {**shares(steps), "bubble": idle},
@@ -383,22 +320,18 @@ def _examine_gpus(placed: PlacedCase, *, leaves_out: bool) -> Examined:
     )
 
 
-def _examine_wafers(placed: PlacedCase, *, leaves_out: bool) -> Examined:  # noqa: ARG001
+def _examine_wafers(placed: PlacedCase) -> _Examined:
     costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
     trace = placed.step(costs).run(contention=False)
     parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
     costs.mesh = replace(costs.mesh, link_s_per_element=0.0)
     without_s = placed.step(costs).run(contention=False).step_time_s
     parts["movement over the mesh"] = 1.0 - without_s / trace.step_time_s
-    return Examined(placed.case.id, {}, parts, False, None)
-
-
-_EXAMINES = {"gpu-cluster": _examine_gpus, "wafer-cluster": _examine_wafers}
-"""By kind of machine."""
+    return _Examined(placed.case.id, {}, parts)
 
 
 def _causes(
-    cases: Sequence[StepCase], result: Mapping[str, Any], examined: Mapping[str, Examined]
+    cases: Sequence[StepCase], result: Mapping[str, Any], examined: Mapping[str, _Examined]
 ) -> dict[str, str]:
     errors = {row["id"]: row["error"] for row in result["cases"] if row["error"] is not None}
     causes = {}
@@ -427,7 +360,7 @@ def _causes(
 
 
 def _ablation(
-    cases: Sequence[StepCase], examined: Mapping[str, Examined], tangents: Sequence[Tangent] = ()
+    cases: Sequence[StepCase], examined: Mapping[str, _Examined], tangents: Sequence[Tangent] = ()
 ) -> list[Removed]:
     """The score with every mechanism in place and without each one, over the GPU cases.
 
@@ -439,36 +372,45 @@ def _ablation(
         if case.id in examined and examined[case.id].steps_s
     ]
 
-    def without(key: str) -> list[Scored]:
-        return [replace(case, predicted_s=steps[key]) for case, steps in on_gpus]
+    def scores(key: str, constants: Sequence[str]) -> _Scores:
+        runs = [replace(run, predicted_s=steps_s[key]) for run, steps_s in on_gpus]
+        if not tangents:
+            return _Scores(runs, None, None)
+        predicted_s = {run.id: steps_s[key] for run, steps_s in on_gpus}
 
-    whole = without(NOTHING)
-    rows = [Removed(NOTHING, "", summary(whole), "", None, *_after_fit(whole, tangents, ()))]
-    before = families(whole)
+        def after_fit(*, leave_out: bool) -> Mapping[str, Any]:
+            fitted_s = refitted(tangents, predicted_s, constants, leave_out=leave_out)
+            return summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
+
+        return _Scores(runs, after_fit(leave_out=False), after_fit(leave_out=True))
+
+    whole = scores(NOTHING, ())
+    rows = [Removed(NOTHING, "", summary(whole.runs), "", None, whole.refitted, whole.left_out)]
+    before = {name: figures["mape"] for name, figures in families(whole.runs).items()}
     for removal in (*REMOVALS, *TRIED):
-        changed = without(removal.key)
-        after = {name: figures["mape"] for name, figures in families(changed).items() if figures["n"]}
-        hurt = max(after, key=lambda name: after[name] - before[name]["mape"], default="")
-        if hurt and after[hurt] <= before[hurt]["mape"]:
+        changed = scores(removal.key, removal.constants)
+        after = {name: figures["mape"] for name, figures in families(changed.runs).items() if figures["n"]}
+        hurt = max(after, key=lambda name: after[name] - before[name], default="")
+        if hurt and after[hurt] <= before[hurt]:
             hurt = ""
-        hurt_mape = after[hurt] if hurt else None
-        scores = (summary(changed), hurt, hurt_mape, *_after_fit(changed, tangents, removal.constants))
-        rows.append(Removed(removal.key, removal.instead, *scores, tried=removal in TRIED))
+        rows.append(
+            Removed(
+                mechanism=removal.key,
+                instead=removal.instead,
+                summary=summary(changed.runs),
+                most_hurt=hurt,
+                most_hurt_mape=after[hurt] if hurt else None,
+                refitted=changed.refitted,
+                left_out=changed.left_out,
+                tried=removal in TRIED,
+            )
+        )
     return rows
 
 
-def _after_fit(
-    changed: Sequence[Scored], tangents: Sequence[Tangent], without: Sequence[str]
-) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Scores of `changed` after a new fit to all runs, and to other families; None without tangents."""
-    if not tangents:
-        return None, None
-    steps_s = {run.id: run.predicted_s for run in changed if run.predicted_s is not None}
+class _Scores(NamedTuple):
+    """Runs without a mechanism, and their scores after a new fit to all runs, and to other groups."""
 
-    def score(fitted_s: Mapping[str, float]) -> Mapping[str, Any]:
-        return summary([replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in changed])
-
-    return (
-        score(refitted(tangents, steps_s, without)),
-        score(refitted(tangents, steps_s, without, leave_out=True)),
-    )
+    runs: list[Scored]
+    refitted: Mapping[str, Any] | None
+    left_out: Mapping[str, Any] | None

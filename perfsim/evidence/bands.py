@@ -113,9 +113,9 @@ def _group_on_record(case: StepCase, kind: str, catalog: Catalog) -> str:
 
 
 def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> float | None:
-    """Step time with the constants fitted without a group; None where they are those of another fit.
+    """Step time with the constants fitted without a group; None where another fit made the constants.
 
-    On GPUs that of the critical path, without contention, as in the fit.
+    On GPUs the critical path without contention, as in the fit.
     """
     record = left_out_of(kind, group)
     calibration = case_system(case, catalog).device.calibration

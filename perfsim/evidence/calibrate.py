@@ -15,9 +15,8 @@ import yaml
 
 from perfsim.base.errors import InputError, Problem
 from perfsim.base.files import write_file
-from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.units import format_quantity
-from perfsim.catalog import Catalog, default_catalog
+from perfsim.catalog import default_catalog
 from perfsim.evidence.collective_fit import fit_collectives
 from perfsim.evidence.convergence_fit import fit_convergence
 from perfsim.evidence.gemm_fit import fit_gemm, fit_like, is_own
@@ -29,7 +28,6 @@ from perfsim.machines import machine_of
 from perfsim.specs.calibration import (
     Calibration,
     CollectiveCalibration,
-    GemmConstants,
     GpuCalibration,
     MemoryConstants,
 )
@@ -40,9 +38,18 @@ _UNMEASURED_CEILING = (
     "no training run is measured: that of long kernels in the table, less as on A100 and H100"
 )
 SUSTAINED_OVER_BURST = 0.91
-"""Ceiling in training over that of long kernels in a short benchmark, the geometric mean over A100 with 80
+"""Ceiling in training over the ceiling of long kernels in a short benchmark: geometric mean of A100 with 80
 and with 40 GB and H100."""
-GEMM_DEVICES = ("gpu",)
+_OF_THE_A100 = (
+    "memory",
+    "kernel_latency_s",
+    "sustained_spread",
+    "wgrad_factor",
+    "attention_fraction",
+    "attention_half_length",
+    "attention_instruction_fraction",
+)
+_GEMM_DEVICES = ("gpu",)
 """Kinds of device whose model is fitted to tables of GEMM times."""
 _DERIVED = {
     "broadcast": "a pipelined ring, like the all-gather whose lines it takes; not measured",
@@ -59,7 +66,7 @@ def calibrate_gemm(
     InputError for a bad table, an unknown device, or without SciPy.
     """
     measured = default_catalog().device(device)
-    if measured.kind not in GEMM_DEVICES:
+    if measured.kind not in _GEMM_DEVICES:
         raise InputError(f"{device} is a {measured.kind}; GEMM tables are of GPUs (wafers: calibrate wafer)")
     if not like:
         return _deliver(gpu_calibration(table, measured, source=source), out)
@@ -74,45 +81,31 @@ def calibrate_collectives(
 ) -> str:
     """Fit a link of the catalogue to tables; returns the YAML, or the path of the file.
 
-    Raises InputError for a bad table, an unknown link, or without SciPy.
+    Raises InputError for a bad table, an unknown link or one between nodes, because tables are measured
+    inside one, and without SciPy.
     """
     catalog = default_catalog()
-    _refuse_link_between_nodes(link, catalog)
-    return _deliver(collective_calibration(tables, catalog.link(link), source=source), out)
-
-
-def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
-    """Raise InputError for a link between nodes, because tables are measured inside one."""
     systems = [catalog.system(name) for name in catalog.names("system")]
     links = [machine_of(system).links(system) for system in systems]
-    inside = sorted({inner.name for own in links for inner in own.inside_node})
-    if link in {outer.name for own in links for outer in own.between_nodes} - set(inside):
+    inside = sorted({inner.name for each in links for inner in each.inside_node})
+    if link in {outer.name for each in links for outer in each.between_nodes} - set(inside):
         raise InputError(
             f"{link} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
         )
+    return _deliver(collective_calibration(tables, catalog.link(link), source=source), out)
 
 
 def calibrate_framework(
-    cases: Sequence[Path],
-    device: str | None = None,
-    out: Path | None = None,
-    *,
-    device_only: bool = False,
-    only: Sequence[str] = (),
-    most_devices: int = MOST_DEVICES,
-    source: str = "",
+    cases: Sequence[Path], device: str | None = None, out: Path | None = None, **options: Any
 ) -> str:
     """Fit constants of framework, network and devices to whole steps: one YAML file each.
 
-    `out` is a directory; `only` and `most_devices` are those of `fit_steps`. Raises InputError for a bad
-    file, an unknown device or constant, or without SciPy.
+    `out` is a directory; `fit_steps` tells the options. Raises InputError for a bad file, an unknown
+    device or constant, or without SciPy.
     """
-    calibrations = fit_steps(
-        cases, device, device_only=device_only, only=only, most_devices=most_devices, source=source
-    )
     return "\n".join(
         _deliver(calibration, None if out is None else out / f"{calibration.name}.yaml")
-        for calibration in calibrations
+        for calibration in fit_steps(cases, device, **options)
     )
 
 
@@ -151,16 +144,8 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
     """The device's calibration with a new GEMM model; other constants are kept."""
     present = device.calibration
     constants, record, undetermined = fit_gemm(table, device, source=source)
+    assumed = undetermined.assumed_in("gemm")
     if not isinstance(present, GpuCalibration):
-        unmeasured = (
-            "memory",
-            "kernel_latency_s",
-            "sustained_spread",
-            "wgrad_factor",
-            "attention_fraction",
-            "attention_half_length",
-            "attention_instruction_fraction",
-        )
         return GpuCalibration(
             name=device.name,
             description=f"Kernels on {device.name}",
@@ -169,9 +154,11 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             kernel_latency_s=3e-6,
             sustained_fraction=rounded(SUSTAINED_OVER_BURST * constants.burst_fraction),
             sustained_spread=0.02,
-            assumed=dict.fromkeys(unmeasured, _UNMEASURED)
-            | {"sustained_fraction": _UNMEASURED_CEILING}
-            | undetermined.assumed_in("gemm"),
+            assumed={
+                **dict.fromkeys(_OF_THE_A100, _UNMEASURED),
+                "sustained_fraction": _UNMEASURED_CEILING,
+                **assumed,
+            },
             fit={"gemm": record},
         )
     kept = {key: reason for key, reason in present.assumed.items() if not key.startswith("gemm.")}
@@ -181,7 +168,7 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             "description": present.description if is_own(device, present) else words,
             "gemm": constants,
             "fit": {**present.fit, "gemm": record},
-            "assumed": kept | undetermined.assumed_in("gemm"),
+            "assumed": kept | assumed,
         }
     )
 
@@ -191,35 +178,25 @@ def _calibration_like(
 ) -> GpuCalibration:
     """A calibration with products fitted as factors on the tiles of `base`; other constants are its own."""
     gemm, narrow, records = fit_like(table, device, base, source=source)
-    own = device.calibration
-    present = own if isinstance(own, GpuCalibration) and is_own(device, own) else base
+    known = device.calibration
+    present = known if isinstance(known, GpuCalibration) and is_own(device, known) else base
     kept = {name: why for name, why in present.assumed.items() if not name.startswith("narrow")}
     if "gemm" in records:
         errors = records["gemm"].standard_errors
         kept = {name: why for name, why in kept.items() if not name.startswith("gemm.")}
         kept |= {
             name: f"as in {base.name}, whose tiles the table's own factors scale"
-            for name in _paths_of(gemm)
-            if not any(f".{name}".endswith(f".{known}") for known in errors)
+            for name in present.model_copy(update={"gemm": gemm}).constants()
+            if name.startswith("gemm.") and not any(f".{name}".endswith(f".{known}") for known in errors)
         }
     return present.model_copy(
         update={
             "gemm": gemm,
             "narrow": narrow,
-            "fit": {**(present.fit if present is own else {}), **records},
+            "fit": {**(present.fit if present is known else {}), **records},
             "assumed": kept,
         }
     )
-
-
-def _paths_of(gemm: GemmConstants) -> list[str]:
-    """The paths of the constants of matrix products in a calibration."""
-    tiles = [
-        f"gemm.tiles.{tile.label}.{name}"
-        for tile in gemm.tiles
-        for name in ("efficiency", "choice_efficiency", "overhead_k")
-    ]
-    return [*tiles, *(f"gemm.{name}" for name in GemmConstants.model_fields if name != "tiles")]
 
 
 def collective_calibration(

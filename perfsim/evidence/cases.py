@@ -51,7 +51,7 @@ class CaseSystem(CaseSpec):
     devices_per_node: Devices | None = None
     inter_node: BytesPerSecond | None = None
     nvlink_domain: Devices | None = None
-    """Devices that one NVLink network joins; None: those of a node."""
+    """Devices that one NVLink network joins; None: the devices of a node."""
     software_release: Release | None = None
 
     @property

@@ -56,7 +56,7 @@ _DISAGREEMENT = 0.25
 
 
 @dataclass(frozen=True)
-class CollectiveTable:
+class _Table:
     """Measured times of one operation; rows of all tables, one array per column."""
 
     size: Floats
@@ -70,12 +70,12 @@ class CollectiveTable:
         """Rounded binary logarithm of the message size."""
         return np.round(np.log2(self.n_bytes)).astype(np.intp)
 
-    def rows(self, keep: NDArray[np.bool_]) -> CollectiveTable:
+    def rows(self, keep: NDArray[np.bool_]) -> _Table:
         """The rows to keep."""
-        return CollectiveTable(self.size[keep], self.n_bytes[keep], self.time_s[keep], self.table[keep])
+        return _Table(self.size[keep], self.n_bytes[keep], self.time_s[keep], self.table[keep])
 
 
-def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, CollectiveTable]:
+def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
     """Rows by operation of CSV files `collective,num_gpus,bytes,time_us` or of outputs of nccl-tests.
 
     Raises InputError for a file that is neither, and for an unknown operation.
@@ -91,7 +91,7 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
             size, n_bytes, time_us = (float(row[name]) for name in ("num_gpus", "bytes", "time_us"))
             rows[op].append((size, n_bytes, time_us * 1e-6, index))
     arrays = {op: np.array(values).T for op, values in rows.items()}
-    return {op: CollectiveTable(a[0], a[1], a[2], a[3].astype(np.intp)) for op, a in arrays.items()}
+    return {op: _Table(a[0], a[1], a[2], a[3].astype(np.intp)) for op, a in arrays.items()}
 
 
 def fit_collectives(
@@ -132,17 +132,25 @@ def fit_collectives(
 
 
 def _lines_account(
-    segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: CollectiveTable, link: LinkSpec
+    segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: _Table, link: LinkSpec
 ) -> Account:
     """Standard errors of an operation's lines at the rows that they were fitted to.
 
     By the sandwich estimator of the soft L1 loss, with the sizes of one octave as a cluster. A bandwidth at
-    the link's line rate, the bound of the fit, is that of the link and not an estimate.
+    the link's line rate, the bound of the fit, is a fact of the link and not an estimate.
     """
     names = [f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments]
     logs = np.log(_values(segments)).ravel()
-    bounded = _at_bound(names, logs, link)
-    free = np.array([name not in bounded for name in names])
+    _, low, high = _start_and_bounds(link.bandwidth)
+    near = np.log(1 + 1e-3)
+    reasons: dict[str, str] = {}
+    for name, value, least, most in zip(names, logs, low, high, strict=True):
+        if value > most - near:
+            reasons[name] = _AT_LINE_RATE.format(link=link.name)
+        elif value < least + near:
+            reasons[name] = _AT_FLOOR
+    free_names = [name for name in names if name not in reasons]
+    free = np.isin(names, free_names)
 
     def predict(free_logs: Floats) -> Floats:
         all_logs = logs.copy()
@@ -153,19 +161,9 @@ def _lines_account(
     error = predict(logs[free]) - np.log(rows.time_s)
     bend = 1 + weight * error**2 / _OUTLIER**2
     loss = Loss(weight * error / bend**0.5, weight / bend**1.5, cluster_of(*_cells(rows)))
-    free_names = [name for name in names if name not in bounded]
     estimates = account(free_names, log_jacobian(predict, logs[free]), loss)
-    reasons = bounded | estimates.assumed
+    reasons |= estimates.assumed
     return Account(estimates.errors, {name: reasons[name] for name in names if name in reasons})
-
-
-def _at_bound(names: Sequence[str], logs: Floats, link: LinkSpec) -> dict[str, str]:
-    """Reasons for the values of constants at a bound of the fit."""
-    _, low, high = _start_and_bounds(link.bandwidth)
-    near = np.log(1 + 1e-3)
-    bounded = {name: _AT_FLOOR for name, at in zip(names, logs < low + near, strict=True) if at}
-    at_most = zip(names, logs > high - near, strict=True)
-    return bounded | {name: _AT_LINE_RATE.format(link=link.name) for name, at in at_most if at}
 
 
 def _with_derived(
@@ -177,18 +175,13 @@ def _with_derived(
         complete.setdefault("broadcast", segments["all_gather"])
     if "all_to_all" in segments:
         # An all-to-all of two sends half of each message: the same lines with half the local bandwidth.
-        halved = [_halve_local(segment) for segment in segments["all_to_all"]]
-        complete.setdefault("send_recv", tuple(halved))
+        values = _values(segments["all_to_all"]) / np.array([[1.0], [1.0], [1.0], [2.0]])
+        complete.setdefault("send_recv", _segments(values))
     return complete
 
 
-def _halve_local(segment: ProtocolSegment) -> ProtocolSegment:
-    local = segment.local_bytes_per_s
-    return segment.model_copy(update={"local_bytes_per_s": None if local is None else local / 2})
-
-
 def _fit_lines(
-    op: CollectiveOp, rows: CollectiveTable, weight: Floats, line_rate: float
+    op: CollectiveOp, rows: _Table, weight: Floats, line_rate: float
 ) -> tuple[ProtocolSegment, ...]:
     """The best of several starts; every line's bus bandwidth stays below the link's."""
     optimize = scipy("optimize")
@@ -223,7 +216,7 @@ def _start_and_bounds(line_rate: float) -> tuple[Floats, Floats, Floats]:
     return np.log(start).ravel(), np.log(low).ravel(), np.log(high).ravel()
 
 
-def _predict(values: Floats, op: CollectiveOp, rows: CollectiveTable) -> Floats:
+def _predict(values: Floats, op: CollectiveOp, rows: _Table) -> Floats:
     """Seconds by the fastest of the lines whose base, step, bandwidth and local rate are given."""
     sizes, index = np.unique(rows.size, return_inverse=True)
     steps = np.array([num_steps(op, int(size)) for size in sizes])[index]
@@ -238,26 +231,17 @@ def _segments(values: Floats) -> tuple[ProtocolSegment, ...]:
     """Lines sorted by their latency."""
     order = np.argsort(values[0] + 4 * values[1])
     return tuple(
-        ProtocolSegment(
-            name=name,
-            latency_base_s=rounded(base),
-            latency_per_step_s=rounded(step),
-            bandwidth_bytes_per_s=rounded(rate),
-            local_bytes_per_s=rounded(local),
-        )
-        for name, (base, step, rate, local) in zip(_NAMES, values.T[order].tolist(), strict=True)
+        ProtocolSegment(name=name, **dict(zip(_CONSTANTS, map(rounded, line), strict=True)))
+        for name, line in zip(_NAMES, values.T[order].tolist(), strict=True)
     )
 
 
 def _values(segments: Sequence[ProtocolSegment]) -> Floats:
-    columns = [
-        (s.latency_base_s, s.latency_per_step_s, s.bandwidth_bytes_per_s, s.local_bytes_per_s or np.inf)
-        for s in segments
-    ]
-    return np.array(columns).T
+    """One row for each of `_CONSTANTS`, one column for each line."""
+    return np.array([[getattr(line, name) or np.inf for line in segments] for name in _CONSTANTS])
 
 
-def _agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
+def _agreeing_rows(rows: _Table) -> _Table:
     """Rows of the first table, and of later ones in octaves whose medians agree with it."""
     keep = np.ones(rows.time_s.size, dtype=bool)
     for table in range(1, int(rows.table.max()) + 1):
@@ -271,11 +255,11 @@ def _agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
     return rows.rows(keep)
 
 
-def _per_byte(rows: CollectiveTable, mask: NDArray[np.bool_]) -> Floats:
+def _per_byte(rows: _Table, mask: NDArray[np.bool_]) -> Floats:
     return rows.time_s[mask] / rows.n_bytes[mask]
 
 
-def _octave_weight(rows: CollectiveTable) -> Floats:
+def _octave_weight(rows: _Table) -> Floats:
     """Weights that give every octave of every table and group size the total 1."""
     _, index, counts = np.unique(
         np.stack(_cells(rows), axis=1), axis=0, return_inverse=True, return_counts=True
@@ -284,7 +268,7 @@ def _octave_weight(rows: CollectiveTable) -> Floats:
     return weight
 
 
-def _cells(rows: CollectiveTable) -> tuple[Floats, Floats, Floats]:
+def _cells(rows: _Table) -> tuple[Floats, Floats, Floats]:
     return rows.table.astype(float), rows.size, rows.octave.astype(float)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
-from perfsim.costs.gemm import GemmModel
+from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import narrow_constants
 from perfsim.evidence.tables import (
     Account,
@@ -133,6 +134,10 @@ class GemmTable:
         """The rows with these indices."""
         return GemmTable(self.m[index], self.n[index], self.k[index], self.time_s[index])
 
+    def geometry(self, model: GemmModel) -> Geometry:
+        """Tiles and waves of the rows, which do not depend on fitted constants."""
+        return model.geometry(self.m, self.n, self.k, np.ones(self.m.shape))
+
     def sample(self, count: int) -> GemmTable:
         """So many rows at random, always the same, since a table may be sorted."""
         return self.rows(np.random.default_rng(0).permutation(self.time_s.size)[:count])
@@ -166,7 +171,7 @@ def fit_gemm(
     """Constants of the device's GEMM library, fitted to half of the table and judged on the rest.
 
     Minimises the robust log error from two starts: a library that overrates its large tiles, and one that
-    ranks tiles correctly. The record's residuals are those of the rows left out, training sizes only; then
+    ranks tiles correctly. The record has the residuals of the rows left out, training sizes only; then
     the constants are refined with all rows, to which their standard errors apply.
     Raises InputError for a bad table or without SciPy.
     """
@@ -232,8 +237,7 @@ def _model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
 
 def _loss_of_table(table: GemmTable, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
     model = _model(_START, device)
-    # Tiles and waves do not depend on the fitted constants.
-    geometry = model.geometry(table.m, table.n, table.k, np.ones(table.m.shape))
+    geometry = table.geometry(model)
 
     def log_errors(logs: Floats) -> Floats:
         return np.asarray(np.log(replace(model, constants=_constants(logs)).price(geometry) / table.time_s))
@@ -300,11 +304,11 @@ def _constants(logs: Floats) -> GemmConstants:
 def _estimates(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Account:
     """Standard errors of the constants at the rows of a table, in the order of the calibration file.
 
-    The loss is that of the fit: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
+    The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
     and split, which jump with the constants.
     """
     model = _model(constants, device)
-    geometry = model.geometry(table.m, table.n, table.k, np.ones(table.time_s.shape))
+    geometry = table.geometry(model)
     values = _values(constants)
     plain = [name for name in values if "choice" not in name]
     chosen = model.choice(geometry)
@@ -322,31 +326,22 @@ def _estimates(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -
     found = account(plain, log_jacobian(predict, logs), loss)
     errors = dict(found.errors)
     assumed = dict(found.assumed)
-    for name in values:
-        if name not in plain:
-            width = profile(_loss_along(name, model, table), cluster)
-            if width < MOST_STANDARD_ERROR:
-                errors[name] = rounded(width, 2)
-            else:
-                assumed[name] = _LOOSE
+
+    def losses(name: str, step: float) -> Floats:
+        changed = _with(constants, {name: values[name] * float(np.exp(step))})
+        seconds = replace(model, constants=changed).price(geometry)
+        return np.asarray(weight * np.hypot(np.log(seconds / table.time_s), _ERROR_FLOOR))
+
+    for name in [name for name in values if name not in plain]:
+        width = profile(partial(losses, name), cluster)
+        if width < MOST_STANDARD_ERROR:
+            errors[name] = rounded(width, 2)
+        else:
+            assumed[name] = _LOOSE
     return Account(
         {name: errors[name] for name in values if name in errors},
         {name: assumed[name] for name in values if name in assumed} | _FIXED,
     )
-
-
-def _loss_along(name: str, model: GemmModel, table: GemmTable) -> Callable[[float], Floats]:
-    """The loss of each row after a step of the log of one constant."""
-    geometry = model.geometry(table.m, table.n, table.k, np.ones(table.time_s.shape))
-    value = _values(model.constants)[name]
-
-    def losses(step: float) -> Floats:
-        changed = replace(model, constants=_with(model.constants, {name: value * float(np.exp(step))}))
-        return np.asarray(
-            table.weight * np.hypot(np.log(changed.price(geometry) / table.time_s), _ERROR_FLOOR)
-        )
-
-    return losses
 
 
 _SIXTEEN: Precision = "bf16"
@@ -385,7 +380,7 @@ def fit_like(
 
         def of_sixteen(values: dict[str, float], rows: GemmTable) -> Floats:
             model = _like(device, _scaled(like.gemm, values), _SIXTEEN)
-            return np.asarray(model.price(model.geometry(rows.m, rows.n, rows.k, np.ones(rows.m.shape))))
+            return np.asarray(model.price(rows.geometry(model)))
 
         values, records["gemm"] = fitted(tables[_SIXTEEN], _START_OF_SIXTEEN, of_sixteen)
         gemm = _scaled(gemm, values)
@@ -422,12 +417,11 @@ def _seconds_of_narrow(
     start = NarrowGemmConstants(**_START_OF_NARROW)
 
     def seconds(values: dict[str, float], rows: GemmTable) -> Floats:
-        geometry = model.geometry(rows.m, rows.n, rows.k, np.ones(rows.m.shape))
         bounded = {
             name: min(value, 1.0) if name.endswith("fraction") else value for name, value in values.items()
         }
         constants = start.model_copy(update=bounded)
-        product = replace(model, constants=narrow_constants(gemm, constants)).price(geometry)
+        product = replace(model, constants=narrow_constants(gemm, constants)).price(rows.geometry(model))
         cast = values["cast_s"] + values["cast_bytes"] * rows.m * rows.k / device.memory.bandwidth
         return np.asarray(product + cast)
 

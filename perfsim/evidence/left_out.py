@@ -308,7 +308,7 @@ def refitted(
     """Step times by case after a new fit, given those with the recorded constants in `steps_s`.
 
     `without` names fields that the model no longer has; with `leave_out` each group is predicted by a fit
-    to the others. Slopes are those of the unchanged model.
+    to the others. Slopes are of the unchanged model.
     """
     moved = [
         replace(run, scored=replace(run.scored, predicted_s=steps_s[run.scored.id]))
@@ -356,15 +356,15 @@ class _Fit:
 
 def _borrows(run: Tangent, fit: _Fit) -> bool:
     """Whether the ceiling of a run's device comes from other devices."""
-    own = _CEILING + run.calibration
-    return bool(fit.ceilings) and own in run.constants and own not in fit.change
+    ceiling = _CEILING + run.calibration
+    return bool(fit.ceilings) and ceiling in run.constants and ceiling not in fit.change
 
 
 def _change(run: Tangent, known: Sequence[Tangent], fit: _Fit) -> dict[str, float]:
     """Change of a run's log constants by a fit to the `known` runs."""
     change = {name: fit.change.get(name, 0.0) for name in run.constants}
     if _borrows(run, fit):
-        own = _CEILING + run.calibration
+        ceiling = _CEILING + run.calibration
         first = {other.calibration: other for other in reversed(known)}
         ratio = geometric_mean(
             first[name].constants[_CEILING + name]
@@ -372,7 +372,7 @@ def _change(run: Tangent, known: Sequence[Tangent], fit: _Fit) -> dict[str, floa
             / first[name].benchmark_ceiling
             for name in fit.ceilings
         )
-        change[own] = float(np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[own]))
+        change[ceiling] = float(np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[ceiling]))
     return change
 
 

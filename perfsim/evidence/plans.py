@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from perfsim.base.errors import InputError, PerfsimError, Problem
+from perfsim.base.errors import InputError, Problem
 from perfsim.catalog import Catalog
 from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits
@@ -20,7 +20,7 @@ from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
-from perfsim.specs.calibration import Calibration, Dispatcher, FrameworkCalibration, GpuCalibration
+from perfsim.specs.calibration import Calibration, Dispatcher
 from perfsim.specs.hardware import GpuClusterSpec, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.precisions import PRECISIONS, StatePrecision
@@ -147,7 +147,8 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
     tensor-parallel communication either, unless it says so.
     """
     training = case.training
-    framework = _framework(case, catalog)
+    framework = catalog.framework(case.framework or suggested(case)[0])
+    fused = () if training.compiled is False else framework.fused
     sharded = case.strategy == "zero3"
     overlap = training.overlap_grad_reduce
     overlaps = sharded if overlap is None else overlap
@@ -162,8 +163,11 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
         dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
         grouped_products=training.moe_grouped_gemm is not False,
         recompute_keeps="qkv" if _KEEPS_QKV in (training.recompute_detail or "") else "nothing",
-        fused_cross_entropy="cross_entropy" in framework.fused,
+        fused=fused,
+        fused_cross_entropy="cross_entropy" in fused,
         framework=framework,
+        attention_kernel=training.attention_kernel,
+        cuda_graph=_replays(case),
         host_blocking=training.host_blocking,
         software_release=case.system.software_release,
     )
@@ -183,22 +187,14 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
     )
 
 
-def _framework(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
-    """The framework of a run, with the settings that the run gives; CatalogError for an unknown name."""
-    chosen = catalog.framework(case.framework or suggested(case)[0])
+def _replays(case: StepCase) -> bool | None:
+    """Whether a run replays whole steps from a CUDA graph, as it says or as its container does."""
     training = case.training
-    changes: dict[str, object] = {}
-    if training.cuda_graph is not None:
-        changes["cuda_graph"] = training.cuda_graph
-    elif training.precision == "mxfp8" and case.container is not None:
-        domain = case.system.nvlink_domain or case.system.devices_per_node
-        one_domain = domain is None or case.system.num_devices <= domain
-        changes["cuda_graph"] = case.container >= _GRAPHED and one_domain
-    if training.attention_kernel is not None:
-        changes["attention"] = training.attention_kernel
-    if training.compiled is False:
-        changes["fused"] = ()
-    return chosen.model_copy(update=changes) if changes else chosen
+    if training.cuda_graph is not None or training.precision != "mxfp8" or case.container is None:
+        return training.cuda_graph
+    domain = case.system.nvlink_domain or case.system.devices_per_node
+    one_domain = domain is None or case.system.num_devices <= domain
+    return case.container >= _GRAPHED and one_domain
 
 
 def suggested(case: StepCase) -> tuple[str, str]:
@@ -250,10 +246,10 @@ class PlacedCase:
 
     @cached_property
     def slowed(self) -> float:
-        """Step time with compute slowed by communication beside it, over the time of the longest path.
+        """Step time with compute slowed by simultaneous communication, over the time of the longest path.
 
         It hardly depends on the constants that are fitted, so it is found once, with the recorded ones. Only
-        where gradients or parameters travel on a stream of their own does anything run beside compute. Where
+        where gradients or parameters travel on a stream of their own does anything run during compute. Where
         several nodes are one NVLink domain, communications of all kinds meet in its ports.
         """
         if not self.plan.job.runtime.overlap_grad_reduce:
@@ -270,23 +266,6 @@ def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
     """Plan a case and place its graph. Raises PerfsimError if it cannot be planned."""
     plan = plan_of(case_question(case, catalog))
     return PlacedCase(case, plan, place(graph_of(plan), plan.topology, contention=False))
-
-
-def place_cases(cases: Sequence[StepCase], calibration: str | None, catalog: Catalog) -> list[PlacedCase]:
-    """The scored cases that can be planned and whose device has that calibration; None: any of a GPU."""
-    placed = []
-    for case in cases:
-        try:
-            constants = case_system(case, catalog).device.calibration
-            if (
-                case.scored
-                and isinstance(constants, GpuCalibration)
-                and calibration in (None, constants.name)
-            ):
-                placed.append(place_case(case, catalog))
-        except PerfsimError:
-            continue
-    return placed
 
 
 Item = TypeVar("Item")

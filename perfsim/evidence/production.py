@@ -1,4 +1,4 @@
-"""Production runs and published ratios of speeds, which score nothing, beside what is predicted for them.
+"""Production runs and published ratios of speeds next to what is predicted for them; they score nothing.
 
 What could explain a scaling over many wafer-scale systems below the predicted one: gradients that take longer
 to add up over more systems, slower links between them, or one system that is slower than the others, on which
@@ -84,7 +84,7 @@ def healthy_tokens_per_s(run: ProductionRun) -> float:
 _Ratio = Annotated[float, *number(1e-6, 1e6)]
 
 
-class RatioRun(Spec):
+class _RatioRun(Spec):
     """One run, with its speed as a ratio to that of the first run of the file."""
 
     name: str
@@ -92,13 +92,13 @@ class RatioRun(Spec):
     systems: Devices
     global_batch_size: Sequences
     ratio: _Ratio
-    """Tokens a second and system over those of the first run."""
+    """Tokens a second and system over the first run's."""
     assumed: dict[str, str] = Field(default_factory=dict)
     """By field, the reason for a value on which sources differ."""
 
 
 class _Efficiency(Spec):
-    """Throughput of many systems over as many times that of fewer."""
+    """Throughput of many systems over as many times the throughput of fewer."""
 
     name: str
     fewer: Devices
@@ -116,12 +116,12 @@ class ScalingFile(Spec):
     recipe: TrainingRecipe
     system: SerializeAsAny[SystemSpec]
     source: str
-    runs: Annotated[tuple[RatioRun, ...], Field(min_length=2, max_length=MOST_CASES)]
+    runs: Annotated[tuple[_RatioRun, ...], Field(min_length=2, max_length=MOST_CASES)]
     efficiencies: Annotated[tuple[_Efficiency, ...], Field(max_length=MOST_CASES)] = ()
 
     def step(
         self,
-        run: RatioRun,
+        run: _RatioRun,
         *,
         systems: int | None = None,
         system: SystemSpec | None = None,
@@ -158,7 +158,7 @@ _HALVINGS = 12
 
 @lru_cache(maxsize=1)
 def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
-    """Published ratios beside predicted ones: `runs`, `efficiencies`, and what would `explain` the worst.
+    """Published ratios next to predicted ones: `runs`, `efficiencies`, and what would `explain` the worst.
 
     Ratios of tokens a second and system are compared with every run on one system.
     """
@@ -174,8 +174,8 @@ def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
     }
 
 
-def _row(run: RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """Tokens a second and system of a run over those of each earlier one on one system, with a band."""
+def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """Tokens a second and system of a run over each earlier run on one system, with a band."""
     against = []
     rate, run_width = _rate_and_width(steps[run.name])
     for base in published.runs[: published.runs.index(run)]:
@@ -204,8 +204,8 @@ def _rate_and_width(step: Evaluation) -> tuple[float, float]:
     return step.tokens_per_s / step.plan.topology.num_devices, math.log1p(unshared)
 
 
-def _efficiency(claim: _Efficiency, run: RatioRun, published: ScalingFile) -> dict[str, Any]:
-    """A published efficiency beside that of a run with the same batch of each system and its band."""
+def _efficiency(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> dict[str, Any]:
+    """A published efficiency next to the efficiency and the band of a run with the same batch per system."""
     fewer, more = (published.step(run, systems=count) for count in (claim.fewer, claim.systems))
     predicted = fewer.step_time_s / more.step_time_s
     lost = _lost(more) - _lost(fewer)
@@ -227,7 +227,7 @@ def _lost(step: Evaluation) -> float:
     return sum(unknown.log_width for unknown in unknowns_of(step.plan) if unknown.code == "devices-outside")
 
 
-def explanations(claim: _Efficiency, run: RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
+def explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
     """What each cause alone would have to be for a step as slow as a published efficiency says.
 
     Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`.

@@ -1,7 +1,7 @@
 """The records that the package quotes, written by `perfsim validate --record` in a checkout.
 
 They hold the errors of each family of public cases with and without the family in the fit, the utilisation
-that the public runs reached, and the rates of production runs beside those of their predicted healthy steps.
+that the public runs reached, and the rates of production runs with those of their predicted healthy steps.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def record_of(results: Iterable[Mapping[str, Any]], outside: Runs | None = None)
 def outside_of(
     path: Path, found: Sequence[LeavingOut], catalog: Catalog
 ) -> tuple[LeavingOut, Sequence[LeftOutRun]]:
-    """The runs that make the bands of a file, of those that `left_out` gives, also with their traits."""
+    """The runs of `left_out` that make the bands of a file, as scores and with their traits."""
     leaving = found[-1]
     return leaving, leaving.with_traits(read_cases(path, StepCase, catalog).cases, catalog)
 
@@ -220,7 +220,7 @@ def write_records(
     """Record the errors of `results`, with and without each group in the fit, and the utilisation reached.
 
     `known` has, by file, what `left_out` gives for it, where that is known already. The bands of a file with
-    wafers are those of its logs.
+    wafers come from its logs.
     """
     catalog = default_catalog()
     outside = {

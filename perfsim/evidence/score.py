@@ -180,7 +180,7 @@ _GIB = 2**30
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     """Score one file of cases, step times or convergence; a malformed row stands in `failed`.
 
-    Published ratios for more systems stand beside logs of wafers, under `scaling`.
+    Published ratios for more systems stand next to logs of wafers, under `scaling`.
     """
     catalog = catalog or default_catalog()
     rows = load_mapping(path, catalog).data.get("cases") or []

@@ -35,7 +35,7 @@ from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.catalog.reader import Loc
 from perfsim.costs.gpu import GpuCosts
 from perfsim.evidence.cases import StepCase, case_system, read_cases
-from perfsim.evidence.plans import PlacedCase, evaluate_case, place_cases
+from perfsim.evidence.plans import PlacedCase, evaluate_case, place_case
 from perfsim.evidence.tables import (
     Loss,
     family_weight,
@@ -216,7 +216,7 @@ def fit_steps(
 ) -> list[Calibration]:
     """Calibrations with constants fitted to the scored cases of files, all or those on `device`; needs scipy.
 
-    `device_only` keeps all but those of devices, for a device with too few runs; `only` all but these fields.
+    `device_only` fits constants of devices alone, for a device with too few runs; `only` these fields.
     Where these are of experts alone, the runs are those with experts. Raises InputError for an unknown field.
     """
     if unknown := [field for field in only if field not in FIELDS]:
@@ -252,7 +252,7 @@ def _cases(
 ) -> list[PlacedCase]:
     """The scored cases of a file on GPUs: all, or those whose device has the calibration of `device`.
 
-    `sparse` leaves only those of models with experts.
+    `sparse` leaves only runs of models with experts.
     """
     wanted = None
     if device is not None:
@@ -260,12 +260,20 @@ def _cases(
         if not isinstance(calibration, GpuCalibration):
             raise InputError(f"{device} has no GPU calibration")
         wanted = calibration.name
-    chosen = [
-        case
-        for case in read_cases(path, StepCase, catalog).cases
-        if case.system.num_devices <= most_devices and (case.model.experts is not None or not sparse)
-    ]
-    cases = place_cases(chosen, wanted, catalog)
+    cases = []
+    for case in read_cases(path, StepCase, catalog).cases:
+        if (
+            not case.scored
+            or case.system.num_devices > most_devices
+            or (sparse and case.model.experts is None)
+        ):
+            continue
+        try:
+            constants = case_system(case, catalog).device.calibration
+            if isinstance(constants, GpuCalibration) and wanted in (None, constants.name):
+                cases.append(place_case(case, catalog))
+        except PerfsimError:  # a run that cannot be planned determines nothing
+            continue
     if not cases:
         text = f"no scored case runs on a device with calibration {wanted or 'of a GPU'}"
         raise InputError([Problem(text, str(path), 1)])

@@ -40,7 +40,7 @@ _MEASURABLE = {
 """Range of a column; of any other (the sides of a matrix) 1 to 1e9."""
 
 
-def table_text(path: Path) -> str:
+def _table_text(path: Path) -> str:
     """The text of a file of measurements; raises InputError where it cannot be read or is no text."""
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -53,7 +53,7 @@ def table_text(path: Path) -> str:
 
 def table_columns(path: Path) -> list[str]:
     """The columns that the first line of a CSV table names."""
-    return list(csv.DictReader(io.StringIO(table_text(path), newline="")).fieldnames or [])
+    return list(csv.DictReader(io.StringIO(_table_text(path), newline="")).fieldnames or [])
 
 
 def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[dict[str, str]]:
@@ -62,7 +62,7 @@ def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) ->
     Raises InputError with `file:line` for a missing file or column, and for each value that cannot have been
     measured.
     """
-    reader = csv.DictReader(io.StringIO(table_text(path), newline=""))
+    reader = csv.DictReader(io.StringIO(_table_text(path), newline=""))
     problems: list[Problem] = []
     rows = []
     try:
@@ -117,7 +117,7 @@ def read_collectives(path: Path, operations: Sequence[str]) -> list[dict[str, st
     one of `operations`. Raises InputError for an output of several nodes or groups, and for one that does not
     name its operation or ranks.
     """
-    text = table_text(path)
+    text = _table_text(path)
     header = _HEADER.search(text)
     if header is None:
         return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))
@@ -223,7 +223,7 @@ class Loss:
     cluster: NDArray[np.intp]
 
     def errors(self, jacobian: Floats, *, few: bool = True) -> Floats:
-        """Standard errors of log constants; `few` allows for a number of clusters near that of constants."""
+        """Standard errors of log constants; `few` allows for few clusters per constant."""
         count = int(self.cluster.max()) + 1
         scores = np.zeros((count, jacobian.shape[1]))
         np.add.at(scores, self.cluster, jacobian * self.slope[:, None])

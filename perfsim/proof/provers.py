@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 from perfsim.base.errors import InputError, Problem
 from perfsim.network import Topology
-from perfsim.proof.gpu import GpuCompiler
-from perfsim.proof.prices import GpuPrices, Prices, StreamingPrices
+from perfsim.proof.gpu_program import GpuCompiler
 from perfsim.proof.program import Compiler
+from perfsim.proof.promises import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
-from perfsim.proof.wafer import WaferCompiler
+from perfsim.proof.wafer_program import WaferCompiler
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS

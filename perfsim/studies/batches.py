@@ -155,6 +155,26 @@ def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
     ]
 
 
+def batches_of(spec: StudySpec, target: Target, question: Question) -> list[int]:
+    """The global batches to try: the recipe's own, else the study's.
+
+    Raises InputError for a grid around the critical batch where a law gives none.
+    """
+    given = spec.recipe.batch_over(question.devices)
+    if given is not None:
+        return [given]
+    if spec.batch_sizes == "auto":
+        if target.critical.given_length:
+            raise InputError(
+                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
+                "recipe.global_batch_size or batch_sizes"
+            )
+        layout = question.given_layout
+        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
+        return batch_grid(target, spec.recipe.seq_length, unit)
+    return list(spec.batch_sizes)
+
+
 def _time_at(question: Question, target: Target, global_batch_size: int) -> BatchChoice:
     """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits."""
     asked = question.at(global_batch_size)
@@ -203,13 +223,13 @@ def batch_curve(
             refused[batch] = error
         if extend and curve and not wanted:
             tried = {*(point.plan.job.global_batch_size for point in curve), *refused}
-            wanted.extend(past_the_end(best_of(curve), tried))
+            wanted.extend(_past_the_end(best_of(curve), tried))
     if not curve:
         raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
     return sorted(curve, key=lambda point: point.answer.batch_tokens), refused
 
 
-def past_the_end(best: int, tried: set[int]) -> list[int]:
+def _past_the_end(best: int, tried: set[int]) -> list[int]:
     """The batch to try next where the best one is the smallest or the largest of those tried."""
     if len(tried) >= MOST_TRIED:
         return []

@@ -54,7 +54,7 @@ from perfsim.studies.batches import (
     BatchChoice,
     Target,
     batch_curve,
-    batch_grid,
+    batches_of,
     best_of,
     choice_of_run,
     ramp_of,
@@ -128,7 +128,7 @@ def answer_candidate(
     question = question_of_candidate(spec, candidate, devices)
     if tables is not None:
         tables.lend(question)
-    batches = _batches(spec, target, question)
+    batches = batches_of(spec, target, question)
     best = batches[0]
     curve = list[BatchChoice]()
     dropped = dict[int, PerfsimError]()
@@ -174,30 +174,13 @@ def answer_candidate(
     return replace(answered, evaluation=disturbed, choice=choice_of_run(disturbed, target))
 
 
-def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
-    """The global batches to try: the recipe's own, else the study's."""
-    given = spec.recipe.batch_over(question.devices)
-    if given is not None:
-        return [given]
-    if spec.batch_sizes == "auto":
-        if target.critical.given_length:
-            raise InputError(
-                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
-                "recipe.global_batch_size or batch_sizes"
-            )
-        layout = question.given_layout
-        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
-        return batch_grid(target, spec.recipe.seq_length, unit)
-    return list(spec.batch_sizes)
-
-
 def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:
     """A candidate under the perturbations that apply to it; remarks are added to the notes of its plan.
 
     Raises InputError, naming the candidate, if dead links leave no route.
     """
     plan = evaluation.plan
-    applicable, remarks = restricted(spec, plan.topology)
+    applicable, remarks = _restricted(spec, plan.topology)
     try:
         disturbed = perturbed(evaluation, applicable)
     except InputError as error:
@@ -209,7 +192,7 @@ def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Ev
     return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
 
 
-def restricted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
+def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
     """The perturbations that apply to one system, and remarks on those that do not.
 
     Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
@@ -358,7 +341,7 @@ def _refusal(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Ta
     """Why a candidate has no answer at any batch, as far as that is known without its memory."""
     question = question_of_candidate(spec, candidate, devices)
     check_question(question)
-    refused = [refusal(question.at(batch)) for batch in _batches(spec, target, question)]
+    refused = [refusal(question.at(batch)) for batch in batches_of(spec, target, question)]
     return refused[0] if all(refused) else None
 
 
@@ -549,7 +532,7 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
     stored: dict[str, Stored] = {}
     if store_path.exists():
         with Store(store_path) as store:
-            stored = dict(store.intact(points))
+            stored = dict(store.find(points))
     times_s: dict[str, list[float]] = {}
     for digest, answer in stored.items():
         times_s.setdefault(points[digest].candidate.strategy, []).append(answer.seconds)
@@ -595,7 +578,7 @@ def run_sweep(
     if not store_path.exists():  # a scheduler that does not answer leaves no file
         executor = executor_for(jobs, scheduler, most=len(points), tell=tell)
     with Store(store_path) as store:
-        results = {key: reader.result(points[key], stored.text) for key, stored in store.intact(points)}
+        results = {key: reader.result(points[key], stored.text) for key, stored in store.find(points)}
         pending = {key: point for key, point in points.items() if key not in results}
         if store.damaged:
             tell(f"{store.path}: {len(store.damaged)} stored points are damaged and are computed again")

@@ -390,11 +390,6 @@ class Digests:
         return known[1]
 
 
-def digest_of(study: StudySpec) -> str:
-    """The digest of one study."""
-    return Digests().of(study)
-
-
 def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, allow_nan=False).encode("utf-8")).hexdigest()
 

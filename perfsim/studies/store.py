@@ -95,12 +95,11 @@ class Store:
             row = (digest, answer.text, answer.seconds)
             self._connection.execute("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", (*row, _sum(*row)))
 
-    def find(self, digests: Iterable[str]) -> dict[str, Stored]:
-        """The stored answers among these digests, by digest, without those that are damaged."""
-        return dict(self.intact(digests))
+    def find(self, digests: Iterable[str]) -> Iterator[tuple[str, Stored]]:
+        """The stored answers among these digests, without those that are damaged.
 
-    def intact(self, digests: Iterable[str]) -> Iterator[tuple[str, Stored]]:
-        """`find`, one answer after the other, since all together may need much memory."""
+        One answer after the other, since all together may need much memory.
+        """
         with _explained(self.path):
             for digest in dict.fromkeys(digests):
                 row = self._connection.execute(

@@ -16,7 +16,7 @@ from perfsim.costs.gemm import GemmModel
 from perfsim.evidence import calibrate
 from perfsim.evidence.collective_fit import fit_collectives
 from perfsim.evidence.gemm_fit import GemmTable, absolute_errors, fit_gemm
-from perfsim.evidence.tables import Account
+from perfsim.evidence.tables import Account, read_table
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, GpuCalibration
@@ -203,3 +203,11 @@ def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed
     burst = a100_gpu().gemm.burst_fraction
     assert calibration.sustained_fraction == pytest.approx(calibrate.SUSTAINED_OVER_BURST * burst, rel=1e-3)
     assert all(path.startswith("gemm.") for path in calibration.unaccounted()), "no fit of them is given"
+
+
+def test_a_table_that_is_not_utf_8_is_refused_at_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"m,time\n1,\xff\n")
+    with pytest.raises(InputError, match="is not a CSV table") as caught:
+        read_table(path, ["m", "time"])
+    assert caught.value.problems[0].line == 2

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from perfsim.catalog import Catalog
 from perfsim.evidence import left_out as module
 from perfsim.evidence.cases import StepCase
-from perfsim.evidence.left_out import ALL, LeavingOut, LeftOut, Tangent, leave_out, tangent
+from perfsim.evidence.left_out import ALL, FEWEST, LeavingOut, LeftOut, Tangent, leave_out, tangent
 from perfsim.evidence.plans import place_case
-from perfsim.evidence.score import Scored
+from perfsim.evidence.score import Scored, summary
 from perfsim.evidence.step_fit import predict_with, recorded_constants
 
 HOST = "host_s_per_kernel of eager"
@@ -155,3 +156,19 @@ def test_slopes_are_those_of_the_priced_step() -> None:
     at = recorded_constants(written)
     assert found.scored.predicted_s == predict_with(written, at)
     assert module._predict((case, at), Catalog()) == predict_with(written, at)
+
+
+def logs(errors: list[float]) -> list[Scored]:
+    return [Scored(f"r{i}", "f", "A", None, "", 1.0, 1.0 + error) for i, error in enumerate(errors)]
+
+
+def test_few_errors_give_students_band_in_place_of_a_percentile() -> None:
+    errors = [0.1, -0.1, 0.1, -0.1, 0.1]
+    expected = stats.t.ppf(0.95, 5) * 0.1 * np.sqrt(1.2)
+    assert LeavingOut("release", (), tuple(logs(errors))).summary["p90_ape"] == pytest.approx(expected)
+    assert expected > 2 * summary(logs(errors))["p90_ape"]
+
+
+def test_many_errors_keep_their_percentile() -> None:
+    many = logs([0.01 * number for number in range(FEWEST)])
+    assert LeavingOut("release", (), tuple(many)).summary == summary(many)

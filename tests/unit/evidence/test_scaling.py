@@ -9,7 +9,6 @@ import pytest
 
 import perfsim as ps
 from perfsim.evidence.production import (
-    RatioRun,
     ScalingFile,
     expected_maximum,
     explanations,
@@ -112,5 +111,4 @@ def test_the_slowest_of_some_systems_is_as_far_from_the_mean_as_the_largest_of_n
 
 def test_a_bound_on_a_machine_without_a_tree_has_no_explanation(published: ScalingFile) -> None:
     elsewhere = published.model_copy(update={"system": CATALOG.systems["dgx-a100-80gb"]})
-    run: RatioRun = published.runs[-1]
-    assert explanations(published.efficiencies[0], run, elsewhere) == []
+    assert explanations(published.efficiencies[0], published.runs[-1], elsewhere) == []

@@ -18,7 +18,7 @@ from perfsim.evidence.step_fit import fit_cluster
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.studies.spec import digest_of
+from perfsim.studies.spec import Digests
 
 MODEL = {
     "num_layers": 4,
@@ -251,7 +251,7 @@ def test_another_scale_is_another_question(scaled_study: Path) -> None:
     assert candidate.cluster_calibration is not None
     other = candidate.cluster_calibration.model_copy(update={"scale": 1.3})
     candidates = (candidate.model_copy(update={"cluster_calibration": other}),)
-    assert digest_of(spec.model_copy(update={"candidates": candidates})) != digest_of(spec)
+    assert Digests().of(spec.model_copy(update={"candidates": candidates})) != Digests().of(spec)
 
 
 def test_a_scale_beyond_what_a_factor_mends_is_refused(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +10,6 @@ import perfsim as ps
 from perfsim.base.errors import InputError
 from perfsim.prediction.prediction import document_of, prediction_of, run_document
 from perfsim.prediction.run import Evaluation
-from perfsim.studies import timeline as outcome
 from perfsim.studies.timeline import timeline
 
 GPUS = {
@@ -60,11 +57,6 @@ def test_a_gpu_layout_has_the_names_of_the_yaml(gpus: Evaluation) -> None:
     }
 
 
-def test_uneven_stages_are_told(gpus: Evaluation) -> None:
-    uneven = replace(gpus.plan, layout=replace(gpus.plan.layout, layers_per_stage=(11, 13)))
-    assert uneven.layout.as_dict(8)["layers_per_stage"] == [11, 13]
-
-
 def test_a_wafer_layout_says_nothing_of_what_wafers_have_not(wafers: Evaluation) -> None:
     fields = wafers.plan.layout.as_dict(wafers.plan.num_microbatches)
     of_all = {"data", "micro_batch_size", "num_microbatches", "recompute"}
@@ -73,13 +65,6 @@ def test_a_wafer_layout_says_nothing_of_what_wafers_have_not(wafers: Evaluation)
 
 
 # --------------------------------------------------------------------------------------- metrics
-def test_metrics_agree_with_one_another(run: Evaluation) -> None:
-    answer = document_of(prediction_of(run))
-    tokens = run.plan.job.tokens_per_step
-    assert answer["tokens_per_s"] * answer["step_time_s"] == pytest.approx(tokens, rel=1e-12)
-    assert sum(answer["step_breakdown_s"].values()) == pytest.approx(answer["step_time_s"], rel=1e-9)
-    assert 0 < answer["mfu"] <= answer["hfu"] <= 1
-    assert answer["bubble_fraction"] + answer["exposed_communication_fraction"] < 1
 
 
 def test_mfu_is_model_flops_over_what_the_peak_could_do(run: Evaluation) -> None:
@@ -90,11 +75,6 @@ def test_mfu_is_model_flops_over_what_the_peak_could_do(run: Evaluation) -> None
 def test_recompute_counts_in_hfu_only(gpus: Evaluation) -> None:
     assert gpus.plan.layout.recompute != "none"
     assert gpus.hfu > gpus.mfu
-
-
-def test_metrics_are_plain_json(run: Evaluation) -> None:
-    answer = document_of(prediction_of(run))
-    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
 
 
 # -------------------------------------------------------------------------------------- timeline
@@ -127,24 +107,6 @@ def test_bars_keep_the_busy_time_of_a_lane(gpus: Evaluation) -> None:
         assert busy == pytest.approx(sum(seconds[category] for category in work), rel=1e-6)
 
 
-def test_neighbours_of_one_kind_become_one_bar(gpus: Evaluation) -> None:
-    bars = timeline(gpus)
-    assert len(bars) < len(gpus.graph.work)
-    by_lane: dict[str, list[outcome.TimelineBar]] = {}
-    for bar in bars:
-        by_lane.setdefault(bar.lane, []).append(bar)
-    for lane in by_lane.values():
-        for before, after in pairwise(lane):
-            same = (before.category, before.microbatch) == (after.category, after.microbatch)
-            assert not same or after.start_s > before.end_s
-
-
-def test_a_timeline_is_bounded_from_its_end(gpus: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = timeline(gpus)
-    monkeypatch.setattr(outcome, "MOST_BARS", 5)
-    assert timeline(gpus) == whole[:5]
-
-
 # ------------------------------------------------------------------------------------------ peak
 @pytest.mark.parametrize("system", ["cs-2-peak", "cs-2"])
 def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(system: str) -> None:
@@ -153,14 +115,6 @@ def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(syst
     bound = system == "cs-2-peak"
     assert answer["system"] == (f"{system} at peak (upper bound, never observed)" if bound else system)
     assert any(caveat["code"] == "release-peak" for caveat in answer["caveats"]) == bound
-
-
-def test_no_release_is_faster_than_peak() -> None:
-    times = {
-        system: run_document(ps.predict(**{**WAFERS, "system": system}))["step_time_s"]
-        for system in ("cs-2", "cs-2-peak")
-    }
-    assert times["cs-2-peak"] < times["cs-2"]
 
 
 # ---------------------------------------------------------------------------------------- detail

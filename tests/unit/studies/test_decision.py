@@ -192,12 +192,6 @@ def test_the_same_seed_gives_the_same_bytes_on_one_and_two_processes() -> None:
     assert other.outcomes != decide(options, "USD", seed=11).outcomes
 
 
-def test_an_input_more_leaves_the_draws_of_the_others() -> None:
-    alone = decide([option("a")], "USD")
-    beside = decide([option("a"), option("b", "wafer")], "USD")
-    assert alone.outcomes[0].steps_s == beside.outcomes[0].steps_s
-
-
 def test_what_moves_the_money_is_moved_by_prices_and_flips_where_both_cost_the_same() -> None:
     prices = [
         Uncertain("price of a device-hour of gpu", 4.0, 5.0, 6.0),
@@ -215,8 +209,3 @@ def test_what_moves_the_money_is_moved_by_prices_and_flips_where_both_cost_the_s
     assert lever.ratio_at_high / lever.ratio_at_low == pytest.approx(50 / 30)
     assert lever.flips_at == pytest.approx(40 / decision.money_ratio.typical, rel=1e-3)
     assert prices[1].name not in {own.name for own in decision.levers}
-
-
-def test_without_both_prices_nothing_moves_money() -> None:
-    decision = decide([option("a"), option("b", "wafer")], "USD")
-    assert (decision.money_ratio, decision.money_levers) == (None, ())

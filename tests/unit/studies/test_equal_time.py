@@ -13,7 +13,7 @@ from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.time_to_accuracy import RatioBand, time_to_accuracy
 from perfsim.prediction.question import Question
 from perfsim.studies import batches
-from perfsim.studies.batches import BatchChoice, Target, batch_curve, best_of, past_the_end
+from perfsim.studies.batches import BatchChoice, Target, batch_curve, best_of
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.studies.scaling import equal_devices
@@ -50,22 +50,6 @@ def test_no_match_is_slower_than_the_study_of_that_machine_and_both_ways_agree()
 
 
 # --------------------------------------------------------------------------------- the best batch
-@pytest.mark.parametrize(
-    ("best", "tried", "following"),
-    [
-        (8, {8, 16}, [4]),
-        (16, {8, 16}, [32]),
-        (12, {8, 12, 16}, []),
-        (3, {3, 6}, []),
-        (5, set(range(1, 99)), []),
-    ],
-)
-def test_a_best_batch_at_an_end_asks_for_the_one_beyond(
-    best: int, tried: set[int], following: list[int]
-) -> None:
-    assert past_the_end(best, tried) == following
-
-
 @pytest.mark.parametrize(("fixed_s", "devices"), [(0.001, 8), (0.1, 64), (20.0, 4096), (0.0, 8)])
 def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
     monkeypatch: pytest.MonkeyPatch, fixed_s: float, devices: int

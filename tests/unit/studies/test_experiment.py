@@ -11,7 +11,7 @@ import pytest
 from perfsim.catalog import Catalog
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
-from perfsim.studies.shortlist import STEPS, Experiment, Trial, fewest_replicas, plan_layouts, rival
+from perfsim.studies.shortlist import fewest_replicas, plan_layouts, rival
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +80,6 @@ def test_wafers_are_tried_on_one_of_them(asked: Callable[..., Question]) -> None
     system = Catalog().systems["cs-2"]
     question = asked("mbs=1", system=system, devices=4, strategy="")
     assert fewest_replicas(question, plan_of(question)).layout.num_devices == 1
-
-
-def test_device_hours_are_those_of_both_runs(asked: Callable[..., Question]) -> None:
-    plan = plan_of(asked("tp=4,dp=4,mbs=2,zero=1,sp=true"))
-    trials = (Trial(1, plan, 16, 3.6), Trial(2, plan, 16, 7.2))
-    experiment = Experiment(trials, 2.0, 0.1)
-    assert experiment.device_hours == pytest.approx(16 * STEPS * (3.6 + 7.2) / 3600)
-    assert not experiment.fewer_replicas
 
 
 def test_a_shortlist_of_several_names_its_experiment(asked: Callable[..., Question]) -> None:

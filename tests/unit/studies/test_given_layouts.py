@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.answers import study
+from perfsim.api.studying import study
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
@@ -55,13 +55,6 @@ def test_a_candidate_runs_with_the_layout_that_it_says(tmp_path: Path, layout: s
     assert any(
         caveat.text.startswith("left at defaults by the layout: zero_stage 0") for caveat in candidate.caveats
     )
-
-
-def test_a_fixed_layout_of_a_wafer_cluster_runs_too(tmp_path: Path) -> None:
-    wafer = 'strategy: weight-streaming, system: cs-2, devices: [2], layout: "mbs=4"'
-    (candidate,) = run_study(loaded(tmp_path, wafer)).result.candidates
-    assert candidate.layout["micro_batch_size"] == 4
-    assert candidate.label == "2 CS-2, weight-streaming, mbs=4"
 
 
 def test_several_layouts_of_one_machine_are_told_apart_everywhere(tmp_path: Path) -> None:
@@ -198,16 +191,6 @@ def test_whatever_fails_in_one_candidate_loses_no_other(
     with pytest.raises(PerfsimError, match="is at fault") as caught:
         run_study(gpus)
     assert caught.value.exit_code == error.exit_code
-
-
-def test_missing_prices_of_one_candidate_lose_no_other(tmp_path: Path) -> None:
-    spec = loaded(tmp_path, GPUS, "strategy: weight-streaming, system: cs-2, devices: [1]")
-    gpus, wafer = spec.candidates
-    device = gpus.system.device.model_copy(update={"calibration": None})
-    bare = gpus.model_copy(update={"system": gpus.system.model_copy(update={"device": device})})
-    result = run_study(spec.model_copy(update={"candidates": (bare, wafer)})).result
-    assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming"]
-    assert "calibration" in result.infeasible[0].reason
 
 
 def test_no_plan_at_all_and_bad_input_keep_their_exit_codes(tmp_path: Path) -> None:

@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from perfsim.base.errors import CatalogError
-from perfsim.catalog import default_catalog
-from perfsim.machines import build_topology
-from perfsim.network import Topology
-from perfsim.specs.perturbations import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.studies.answers import CandidateResult
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import restricted, run_study
+from perfsim.studies.runner import run_study
 
 STUDY = """\
 title: A small model
@@ -35,11 +31,6 @@ perturbations:
 """
 
 
-@pytest.fixture(scope="module")
-def wafer() -> Topology:
-    return build_topology(default_catalog().system("cs-2"), 1)
-
-
 def answered(folder: Path, text: str) -> list[CandidateResult]:
     path = folder / "mixed.yaml"
     path.write_text(text, encoding="utf-8")
@@ -59,17 +50,12 @@ def test_gpus_and_a_wafer_answer_one_study_with_a_slow_rank_and_slow_links(tmp_p
     assert not any("nic0" in note for note in wafer.notes), "named as another system's"
 
 
-def test_of_several_stragglers_beyond_the_last_rank_the_slowest_counts(wafer: Topology) -> None:
-    slow = [StragglerSpec(rank=rank, factor=factor) for rank, factor in ((0, 1.5), (3, 1.2), (9, 2.0))]
-    kept, remarks = restricted(PerturbationSpec(stragglers=tuple(slow)), wafer)
-    assert kept.stragglers == (StragglerSpec(rank=0, factor=2.0),)
-    assert len(remarks) == 2
-
-
-def test_what_fits_is_left_as_it_is(wafer: Topology) -> None:
-    link = LinkSpecLeft(link="swarmx/0/0-memoryx", left=0.5, system="cs-2")
-    spec = PerturbationSpec(stragglers=(StragglerSpec(rank=0, factor=2.0),), links=(link,), jitter=0.1)
-    assert restricted(spec, wafer) == (spec, [])
+def test_of_several_stragglers_beyond_the_last_rank_the_slowest_counts(tmp_path: Path) -> None:
+    slow = ["{rank: 0, factor: 1.5}", "{rank: 3, factor: 1.2}", "{rank: 9, factor: 2.0}"]
+    several = answered(tmp_path, f"{STUDY}perturbations: {{stragglers: [{', '.join(slow)}]}}\n")[1]
+    one = answered(tmp_path, f"{STUDY}perturbations: {{stragglers: [{{rank: 0, factor: 2.0}}]}}\n")[1]
+    assert several.step_time_s == one.step_time_s
+    assert len([note for note in several.notes if "does not exist" in note]) == 2
 
 
 def test_a_link_that_no_candidate_has_is_an_error_at_its_line(tmp_path: Path) -> None:

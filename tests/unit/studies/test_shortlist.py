@@ -95,12 +95,6 @@ def test_degrees_without_a_layout_are_counted(asked: Callable[..., Question]) ->
     assert plan_layouts(replace(asked(), strategy="data"), shown=1).refused[DIVISIBILITY] == 0
 
 
-def test_the_memory_that_an_entry_leaves_is_the_capacity_less_its_peak(planned: Planned) -> None:
-    for entry in planned.shortlist:
-        left = 1 - entry.plan.memory_share
-        assert entry.memory_left_bytes == pytest.approx(left * entry.prediction.memory_capacity_bytes)
-
-
 def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(asked: Callable[..., Question]) -> None:
     whole = plan_layouts(replace(asked(), memory_limit=1.0), shown=1)
     limit = whole.best.plan.memory_share - 0.001
@@ -112,12 +106,6 @@ def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(asked: Call
     assert 0 < planned.above_limit.gain < 1
     assert whole.above_limit is None
     assert whole.refused[MEMORY_LIMIT] == 0
-
-
-def test_where_nothing_is_within_the_limit_what_fits_is_the_answer(asked: Callable[..., Question]) -> None:
-    planned = plan_layouts(replace(asked(), memory_limit=0.01), shown=1)
-    assert planned.best.plan.memory_share > 0.01
-    assert planned.above_limit is None
 
 
 def test_time_to_accuracy_finds_a_batch_where_none_is_given(asked: Callable[..., Question]) -> None:

@@ -171,13 +171,6 @@ def test_points_of_one_machine_with_different_layouts_are_different_series(
     assert "given layout tp=4 mbs=1" in result.points[0].label
 
 
-def test_progress_counts_stored_and_finished_points(path: Path, store: Path) -> None:
-    said: list[str] = []
-    run_sweep(load_sweep(str(path)), store, jobs=1, tell=said.append)
-    assert said[0] == "6 points, 0 of them stored"
-    assert said[-1] == "6 of 6 points"
-
-
 def test_a_plan_writes_nothing_and_expects_less_once_points_are_stored(path: Path, store: Path) -> None:
     sweep = load_sweep(str(path))
     before = plan_sweep(sweep, store, jobs=2)
@@ -197,13 +190,6 @@ def test_the_command_prints_the_same_document_again_and_nothing_else(path: Path,
     document = json.loads(runs[0].stdout)
     assert [point["feasible"] for point in document["points"]] == [True] * 4 + [False, True]
     assert "0 of them stored" in runs[0].stderr
-
-
-def test_a_dry_run_computes_nothing(path: Path, tmp_path: Path) -> None:
-    run = CliRunner().invoke(main, ["sweep", str(path), "--out", str(tmp_path / "out"), "--dry-run"])
-    assert run.exit_code == 0
-    assert run.stdout.startswith("tiny: 6 points, 0 of them stored")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_grid_without_any_plan_writes_its_report_and_ends_with_code_3(

@@ -118,11 +118,6 @@ def test_the_rival_is_another_machine_where_there_is_one() -> None:
     assert "faster than 8 gpus, 3d with 40.0 days" in said
 
 
-def test_sizes_of_one_machine_are_compared_where_there_is_no_other() -> None:
-    said = verdict([wafers(20.0, 8), wafers(10.0, 16), wafers(12.0, 12)])
-    assert "faster than 12 wafers, weight-streaming with 12.0 days" in said
-
-
 def test_two_sizes_of_one_machine_share_a_part_of_the_error_of_their_step_time() -> None:
     answers = [wafers(12.0, 8, error=0.3), wafers(10.0, 16, error=0.3), answer(13.0, error=0.3)]
     bands = ratio_bands(answers)
@@ -132,10 +127,6 @@ def test_two_sizes_of_one_machine_share_a_part_of_the_error_of_their_step_time()
     assert (low, high) == pytest.approx((1.2 / unshared, 1.2 * unshared))
     other_low, other_high = bands["8 gpus, 3d"]
     assert 1 < high / low < other_high / other_low
-
-
-def test_two_layouts_of_one_machine_whose_times_differ_by_little_are_left_open() -> None:
-    assert OPEN in verdict([answer(10.2, error=0.1), answer(10.0, error=0.1, strategy="zero3")])
 
 
 def test_ratio_bands_do_not_depend_on_the_order_asked() -> None:
