@@ -1,20 +1,17 @@
 """The compiled core: the rules of `engine.simpy_engine` over columns, to the bit the same, and far faster.
 
-Tasks under way stand in a heap by the time at which they end. At each instant all tasks that end now are
-taken out, and the tasks that waited for them begin; then `engine.rules` sets the rates. numba compiles the
-functions when they are first used and keeps them on disk, so they are plain loops over the columns of
-`Tables` and of `_State`.
+It is compiled by numba when it is first used, and kept compiled on disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
 
-from perfsim.base.arrays import Bools, Floats, Ints
+from perfsim.base.arrays import Floats, Ints
 from perfsim.engine import rules
 from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess
 
@@ -26,366 +23,275 @@ def _compiled(function: F) -> F:
     return cast(F, njit(cache=True)(function))
 
 
-longest_path = _compiled(rules.longest_path)
 _excess = _compiled(excess)
-_fill = _compiled(rules.fill)
 _reached = _compiled(rules.reached)
+_fill = _compiled(rules.fill)
+longest_path = _compiled(rules.longest_path)
 
 
-class _State(NamedTuple):
-    """A run under way; groups are the flows, then the devices."""
-
-    clock: Floats
-    """By `_NOW` and the names below it: an array, so that functions can change its entries."""
-    tally: Ints
-    """Numbers by `_READY` and the names below it."""
-    start_s: Floats
-    end_s: Floats
-    due_s: Floats
-    """When each task under way ends at its present rate."""
-    heap: Ints
-    """Tasks under way by `due_s`."""
-    place: Ints
-    """Where each task stands in the heap; -1: nowhere."""
-    missing: Ints
-    ready: Ints
-    """Tasks that begin at this instant."""
-    fresh: Ints
-    """Tasks that have begun at this instant and whose rate others decide."""
-    left_s: Floats
-    rate: Floats
-    since_s: Floats
-    head: Ints
-    """The first task under way of each group; `after` and `before` link the others to it."""
-    after: Ints
-    before: Ints
-    live: Ints
-    """Tasks under way of each flow."""
-    fraction: Floats
-    changed_flows: Ints
-    flow_changed: Bools
-    hot: Bools
-    limit: Floats
-    seen_link: Bools
-    seen_flow: Bools
-    touched: Ints
-    by_link: Floats
-    """Scratch columns of `rules.fill`."""
-    taken: Ints
-    """What communication takes from each device, in 1 / UNIT; shape (devices, 2)."""
-    slowing: Floats
-    changed_devices: Ints
-    device_changed: Bools
-
-
-_READY = 0
-_FRESH = 1
-_HEAP = 2
-_FLOWS = 3
-_DEVICES = 4
-_EVENTS = 5
-_HOT = 6
-"""Entries of `_State.tally`: tasks in `ready`, `fresh` and `heap`, flows and devices that have changed, all
-events, and links that are contended."""
-_NOW = 0
-_HOT_SINCE = 1
-_CONTENDED = 2
-"""Entries of `_State.clock`: the present instant, since when links are contended, and for how long before."""
-
-
-def _begun(tables: Tables, start_s: Floats, end_s: Floats) -> _State:
-    """The state before the first instant."""
-    tasks = len(tables.duration_s)
-    flows = len(tables.weight)
-    links = len(tables.capacity)
-    devices = tables.num_devices
-    start_s[:] = -1.0
-    end_s[:] = -1.0
-    return _State(
-        clock=np.zeros(3),
-        tally=np.zeros(7, dtype=np.int64),
-        start_s=start_s,
-        end_s=end_s,
-        due_s=np.full(tasks, np.inf),
-        heap=np.empty(tasks, dtype=np.int64),
-        place=np.full(tasks, NONE),
-        missing=tables.missing.copy(),
-        ready=np.empty(tasks, dtype=np.int64),
-        fresh=np.empty(tasks, dtype=np.int64),
-        left_s=np.zeros(tasks),
-        rate=np.zeros(tasks),
-        since_s=np.zeros(tasks),
-        head=np.full(flows + devices, NONE),
-        after=np.full(tasks, NONE),
-        before=np.full(tasks, NONE),
-        live=np.zeros(flows, dtype=np.int64),
-        fraction=np.ones(flows),
-        changed_flows=np.empty(flows, dtype=np.int64),
-        flow_changed=np.zeros(flows, dtype=np.bool_),
-        hot=np.zeros(links, dtype=np.bool_),
-        limit=tables.capacity * (1.0 + TOLERANCE),
-        seen_link=np.zeros(links, dtype=np.bool_),
-        seen_flow=np.zeros(flows, dtype=np.bool_),
-        touched=np.empty(flows, dtype=np.int64),
-        by_link=np.zeros((4, links)),
-        taken=np.zeros((devices, 2), dtype=np.int64),
-        slowing=np.zeros((devices, 2)),
-        changed_devices=np.empty(devices, dtype=np.int64),
-        device_changed=np.zeros(devices, dtype=np.bool_),
-    )
-
-
-# ------------------------------------------------------------------------------ the heap of ends
 @_compiled
-def _sift_up(state: _State, at: int) -> int:
-    """Move the task at a place toward the top, as far as its end is earlier; its new place."""
-    heap = state.heap
-    task = heap[at]
+def _push(times: Floats, tasks: Ints, size: int, time: float, task: int) -> None:
+    """Add an end to the heap; the columns have room for it."""
+    at = size
     while at > 0:
         above = (at - 1) >> 1
-        if state.due_s[heap[above]] <= state.due_s[task]:
+        if times[above] <= time:
             break
-        heap[at] = heap[above]
-        state.place[heap[at]] = at
+        times[at] = times[above]
+        tasks[at] = tasks[above]
         at = above
-    heap[at] = task
-    state.place[task] = at
-    return at
+    times[at] = time
+    tasks[at] = task
 
 
 @_compiled
-def _sift_down(state: _State, at: int) -> None:
-    """Move the task at a place away from the top, as far as its end is later."""
-    heap = state.heap
-    size = state.tally[_HEAP]
-    task = heap[at]
-    while 2 * at + 1 < size:
-        below = 2 * at + 1
-        if below + 1 < size and state.due_s[heap[below + 1]] < state.due_s[heap[below]]:
-            below += 1
-        if state.due_s[heap[below]] >= state.due_s[task]:
-            break
-        heap[at] = heap[below]
-        state.place[heap[at]] = at
-        at = below
-    heap[at] = task
-    state.place[task] = at
-
-
-@_compiled
-def _set_due(state: _State, task: int, due_s: float) -> None:
-    """Have a task end at another time, or for the first time at some."""
-    state.due_s[task] = due_s
-    at = state.place[task]
-    if at == NONE:
-        at = state.tally[_HEAP]
-        state.tally[_HEAP] += 1
-        state.heap[at] = task
-    _sift_down(state, _sift_up(state, at))
-
-
-@_compiled
-def _pop(state: _State) -> int:
-    """Take out the task that ends first."""
-    task = state.heap[0]
-    state.tally[_HEAP] -= 1
-    state.place[task] = NONE
-    if state.tally[_HEAP]:
-        state.heap[0] = state.heap[state.tally[_HEAP]]
-        _sift_down(state, 0)
-    return int(task)
-
-
-# ------------------------------------------------------------------------------ starts and ends
-@_compiled
-def _take(tables: Tables, state: _State, kind: int, sign: int) -> None:
-    """Take the shares of a kind from its devices (`sign` 1), or leave them (-1)."""
-    for at in range(tables.occupied.first[kind], tables.occupied.first[kind + 1]):
-        device = tables.occupied.values[at]
-        state.taken[device, 0] += sign * tables.taken[kind, 0]
-        state.taken[device, 1] += sign * tables.taken[kind, 1]
-        if not state.device_changed[device]:
-            state.device_changed[device] = True
-            state.changed_devices[state.tally[_DEVICES]] = device
-            state.tally[_DEVICES] += 1
-
-
-@_compiled
-def _change_flow(state: _State, flow: int, sign: int) -> None:
-    """One task more (`sign` 1) or less (-1) of a flow."""
-    state.live[flow] += sign
-    if not state.flow_changed[flow]:
-        state.flow_changed[flow] = True
-        state.changed_flows[state.tally[_FLOWS]] = flow
-        state.tally[_FLOWS] += 1
-
-
-@_compiled
-def _group(tables: Tables, kind: int) -> int:
-    """The group of tasks that get their rates together; -1 for tasks that take their own time."""
-    if tables.flow[kind] != NONE:
-        return int(tables.flow[kind])
-    if tables.device[kind] != NONE:
-        return int(len(tables.weight) + tables.device[kind])
-    return NONE
-
-
-@_compiled
-def _start(tables: Tables, state: _State, task: int) -> None:
-    """Begin a task now."""
-    kind = tables.kind[task]
-    state.start_s[task] = state.clock[_NOW]
-    state.tally[_EVENTS] += 1
-    _take(tables, state, kind, 1)
-    if tables.flow[kind] != NONE:
-        _change_flow(state, tables.flow[kind], 1)
-    if _group(tables, kind) == NONE:
-        _set_due(state, task, state.clock[_NOW] + tables.duration_s[task])
-    else:
-        state.left_s[task] = tables.duration_s[task]
-        state.fresh[state.tally[_FRESH]] = task
-        state.tally[_FRESH] += 1
-
-
-@_compiled
-def _end(tables: Tables, state: _State, task: int) -> None:
-    """End a task now; tasks that waited for it alone are ready."""
-    kind = tables.kind[task]
-    state.end_s[task] = state.clock[_NOW]
-    state.tally[_EVENTS] += 1
-    _take(tables, state, kind, -1)
-    if tables.flow[kind] != NONE:
-        _change_flow(state, tables.flow[kind], -1)
-    group = _group(tables, kind)
-    if group != NONE:
-        if state.before[task] != NONE:
-            state.after[state.before[task]] = state.after[task]
-        else:
-            state.head[group] = state.after[task]
-        if state.after[task] != NONE:
-            state.before[state.after[task]] = state.before[task]
-    for at in range(tables.waiting.first[task], tables.waiting.first[task + 1]):
-        follower = tables.waiting.values[at]
-        state.missing[follower] -= 1
-        if state.missing[follower] == 0:
-            state.ready[state.tally[_READY]] = follower
-            state.tally[_READY] += 1
-
-
-# ------------------------------------------------------------------------- the end of an instant
-@_compiled
-def _proceed(state: _State, task: int, rate: float) -> None:
-    """Run a task at this rate from now on."""
-    now_s = state.clock[_NOW]
-    state.left_s[task] -= (now_s - state.since_s[task]) * state.rate[task]
-    state.since_s[task] = now_s
-    state.rate[task] = rate
-    if rate > 0.0:
-        _set_due(state, task, now_s + max(0.0, state.left_s[task]) / rate)
-    elif state.place[task] != NONE:
-        _set_due(state, task, np.inf)
-
-
-@_compiled
-def _rate(tables: Tables, state: _State, kind: int) -> float:
-    """The rate at which tasks of a kind run now."""
-    if tables.flow[kind] != NONE:
-        return float(state.fraction[tables.flow[kind]])
-    units = state.slowing[tables.device[kind], 0]
-    memory = state.slowing[tables.device[kind], 1]
-    return float(1.0 / (1.0 + tables.bound[kind, 0] * units + tables.bound[kind, 1] * memory))
-
-
-@_compiled
-def _set_rates_of(tables: Tables, state: _State, group: int) -> None:
-    """Give the tasks of a group their rates."""
-    task = state.head[group]
-    while task != NONE:
-        rate = _rate(tables, state, tables.kind[task])
-        if rate != state.rate[task]:
-            state.tally[_EVENTS] += state.rate[task] > 0.0
-            _proceed(state, task, rate)
-        task = state.after[task]
-
-
-@_compiled
-def _set_rates(tables: Tables, state: _State) -> None:
-    """Give all tasks the rates that the starts and ends of this instant leave them."""
-    for number in range(state.tally[_DEVICES]):
-        device = state.changed_devices[number]
-        state.device_changed[device] = False
-        units = _excess(state.taken[device, 0] / UNIT)
-        memory = _excess(state.taken[device, 1] / UNIT)
-        if units != state.slowing[device, 0] or memory != state.slowing[device, 1]:
-            state.slowing[device, 0] = units
-            state.slowing[device, 1] = memory
-            _set_rates_of(tables, state, len(tables.weight) + device)
-    state.tally[_DEVICES] = 0
-    if state.tally[_FLOWS]:
-        _share_links(tables, state)
-    for number in range(state.tally[_FRESH]):
-        task = state.fresh[number]
-        kind = tables.kind[task]
-        group = _group(tables, kind)
-        state.since_s[task] = state.clock[_NOW]
-        _proceed(state, task, _rate(tables, state, kind))
-        state.after[task] = state.head[group]
-        if state.head[group] != NONE:
-            state.before[state.head[group]] = task
-        state.head[group] = task
-    state.tally[_FRESH] = 0
-
-
-@_compiled
-def _share_links(tables: Tables, state: _State) -> None:
-    """Give the flows that the changed ones reach their fair shares of links."""
-    changed = state.changed_flows[: state.tally[_FLOWS]]
-    for flow in changed:
-        state.flow_changed[flow] = False
-    found, more_hot = _reached(
-        tables, state.live, state.hot, changed, state.seen_link, state.seen_flow, state.touched, state.limit
-    )
-    state.tally[_FLOWS] = 0
-    if state.tally[_HOT] == 0 and more_hot > 0:
-        state.clock[_HOT_SINCE] = state.clock[_NOW]
-    if state.tally[_HOT] > 0 and state.tally[_HOT] + more_hot == 0:
-        state.clock[_CONTENDED] += state.clock[_NOW] - state.clock[_HOT_SINCE]
-    state.tally[_HOT] += more_hot
-    joined = state.touched[:found]
-    left, load, taken, tightest = state.by_link
-    _fill(tables, joined, state.live, state.hot, left, load, taken, tightest, state.fraction)
-    for flow in joined:
-        _set_rates_of(tables, state, flow)
-
-
-@_compiled
-def _run(tables: Tables, state: _State) -> None:
-    """Run until nothing is left that can happen."""
-    for task in range(len(state.missing)):
-        if state.missing[task] == 0:
-            state.ready[state.tally[_READY]] = task
-            state.tally[_READY] += 1
+def _pop(times: Floats, tasks: Ints, size: int) -> None:
+    """Remove the earliest end; `size` counts what is left after it."""
+    time = times[size]
+    task = tasks[size]
+    at = 0
     while True:
-        while state.tally[_READY] or (state.tally[_HEAP] and state.due_s[state.heap[0]] <= state.clock[_NOW]):
-            if state.tally[_READY]:
-                state.tally[_READY] -= 1
-                _start(tables, state, state.ready[state.tally[_READY]])
-            else:
-                _end(tables, state, _pop(state))
-        _set_rates(tables, state)
-        if state.tally[_HEAP] == 0 or state.due_s[state.heap[0]] == np.inf:
+        below = 2 * at + 1
+        if below >= size:
             break
-        state.clock[_NOW] = state.due_s[state.heap[0]]
-    if state.tally[_HOT] > 0:
-        state.clock[_CONTENDED] += state.clock[_NOW] - state.clock[_HOT_SINCE]
+        if below + 1 < size and times[below + 1] < times[below]:
+            below += 1
+        if times[below] >= time:
+            break
+        times[at] = times[below]
+        tasks[at] = tasks[below]
+        at = below
+    times[at] = time
+    tasks[at] = task
 
 
+@_compiled
 def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     """Fill in the start and the end of every task; -1 for a task that never starts or ends.
 
-    Returns the number of events (starts, ends, changes of a rate) and the seconds in which a link was
-    contended.
+    Returns the number of events and the seconds in which a link was contended.
     """
-    state = _begun(tables, start_s, end_s)
-    _run(tables, state)
-    return int(state.tally[_EVENTS]), float(state.clock[_CONTENDED])
+    count = len(tables.duration_s)
+    num_flows = len(tables.weight)
+    num_links = len(tables.capacity)
+    groups = num_flows + tables.num_devices
+    missing = tables.missing.copy()
+    start_s[:] = -1.0
+    end_s[:] = -1.0
+    # The heap of ends; an entry counts only while it is the end that its task now has.
+    times = np.empty(64)
+    tasks = np.empty(64, dtype=np.int64)
+    size = 0
+    due_s = np.full(count, np.inf)
+    stack = np.empty(count, dtype=np.int64)
+    # Tasks at a rate that others may change: flows, and computations next to communication.
+    left_s = np.zeros(count)
+    rate = np.zeros(count)
+    since_s = np.zeros(count)
+    head = np.full(groups, NONE)
+    after = np.full(count, NONE)
+    before = np.full(count, NONE)
+    fresh = np.empty(count, dtype=np.int64)
+    num_fresh = 0
+    # Links.
+    live = np.zeros(num_flows, dtype=np.int64)
+    fraction = np.ones(num_flows)
+    changed_flow = np.empty(num_flows, dtype=np.int64)
+    is_changed = np.zeros(num_flows, dtype=np.bool_)
+    num_changed = 0
+    hot = np.zeros(num_links, dtype=np.bool_)
+    limit = tables.capacity * (1.0 + TOLERANCE)
+    seen_link = np.zeros(num_links, dtype=np.bool_)
+    seen_flow = np.zeros(num_flows, dtype=np.bool_)
+    touched = np.empty(num_flows, dtype=np.int64)
+    scratch = np.zeros((4, num_links))
+    num_hot = 0
+    hot_since_s = 0.0
+    contended_s = 0.0
+    # Devices.
+    taken = np.zeros((tables.num_devices, 2), dtype=np.int64)
+    slowing = np.zeros((tables.num_devices, 2))
+    changed_device = np.empty(tables.num_devices, dtype=np.int64)
+    device_is_changed = np.zeros(tables.num_devices, dtype=np.bool_)
+    num_devices = 0
+
+    now_s = 0.0
+    events = 0
+    for task in range(count - 1, -1, -1):
+        if missing[task] == 0:
+            stack[size] = task
+            size += 1
+    num_ready = size
+    size = 0
+    num_ended = 0
+    while True:
+        # -------------------------------------------------- all starts and ends of the instant
+        while num_ready:
+            num_ready -= 1
+            task = stack[num_ready]
+            kind = tables.kind[task]
+            start_s[task] = now_s
+            events += 1
+            for at in range(tables.occupied.first[kind], tables.occupied.first[kind + 1]):
+                device = tables.occupied.values[at]
+                taken[device, 0] += tables.taken[kind, 0]
+                taken[device, 1] += tables.taken[kind, 1]
+                if not device_is_changed[device]:
+                    device_is_changed[device] = True
+                    changed_device[num_devices] = device
+                    num_devices += 1
+            flow = tables.flow[kind]
+            device = tables.device[kind]
+            if flow != NONE or device != NONE:
+                left_s[task] = tables.duration_s[task]
+                fresh[num_fresh] = task
+                num_fresh += 1
+                if flow != NONE:
+                    live[flow] += 1
+                    if not is_changed[flow]:
+                        is_changed[flow] = True
+                        changed_flow[num_changed] = flow
+                        num_changed += 1
+            else:
+                due_s[task] = now_s + tables.duration_s[task]
+                if size == len(times):
+                    times = np.concatenate((times, np.empty(size)))
+                    tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
+                _push(times, tasks, size, due_s[task], task)
+                size += 1
+        if size and times[0] <= now_s:
+            size -= 1
+            task = tasks[0]
+            at_s = times[0]
+            _pop(times, tasks, size)
+            if end_s[task] >= 0.0 or due_s[task] != at_s:
+                continue
+            end_s[task] = now_s
+            num_ended += 1
+            events += 1
+            kind = tables.kind[task]
+            for at in range(tables.occupied.first[kind], tables.occupied.first[kind + 1]):
+                device = tables.occupied.values[at]
+                taken[device, 0] -= tables.taken[kind, 0]
+                taken[device, 1] -= tables.taken[kind, 1]
+                if not device_is_changed[device]:
+                    device_is_changed[device] = True
+                    changed_device[num_devices] = device
+                    num_devices += 1
+            flow = tables.flow[kind]
+            group = flow if flow != NONE else num_flows + tables.device[kind]
+            if flow != NONE or tables.device[kind] != NONE:
+                if before[task] != NONE:
+                    after[before[task]] = after[task]
+                else:
+                    head[group] = after[task]
+                if after[task] != NONE:
+                    before[after[task]] = before[task]
+                if flow != NONE:
+                    live[flow] -= 1
+                    if not is_changed[flow]:
+                        is_changed[flow] = True
+                        changed_flow[num_changed] = flow
+                        num_changed += 1
+            for at in range(tables.waiting.first[task], tables.waiting.first[task + 1]):
+                follower = tables.waiting.values[at]
+                missing[follower] -= 1
+                if missing[follower] == 0:
+                    stack[num_ready] = follower
+                    num_ready += 1
+            continue
+        # -------------------------------------------------- the end of the instant: rates
+        for number in range(num_devices):
+            device = changed_device[number]
+            device_is_changed[device] = False
+            units = _excess(taken[device, 0] / UNIT)
+            memory = _excess(taken[device, 1] / UNIT)
+            if units == slowing[device, 0] and memory == slowing[device, 1]:
+                continue
+            slowing[device, 0] = units
+            slowing[device, 1] = memory
+            task = head[num_flows + device]
+            while task != NONE:
+                kind = tables.kind[task]
+                speed = 1.0 / (1.0 + tables.bound[kind, 0] * units + tables.bound[kind, 1] * memory)
+                if speed != rate[task]:
+                    events += 1
+                    left_s[task] -= (now_s - since_s[task]) * rate[task]
+                    since_s[task] = now_s
+                    rate[task] = speed
+                    due_s[task] = now_s + max(0.0, left_s[task]) / speed
+                    if size == len(times):
+                        times = np.concatenate((times, np.empty(size)))
+                        tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
+                    _push(times, tasks, size, due_s[task], task)
+                    size += 1
+                task = after[task]
+        num_devices = 0
+        if num_changed:
+            for number in range(num_changed):
+                is_changed[changed_flow[number]] = False
+            found, more_hot = _reached(
+                tables, live, hot, changed_flow[:num_changed], seen_link, seen_flow, touched, limit
+            )
+            num_changed = 0
+            if num_hot == 0 and more_hot > 0:
+                hot_since_s = now_s
+            if num_hot > 0 and num_hot + more_hot == 0:
+                contended_s += now_s - hot_since_s
+            num_hot += more_hot
+            joined = touched[:found]
+            _fill(tables, joined, live, hot, scratch[0], scratch[1], scratch[2], scratch[3], fraction)
+            for flow in joined:
+                task = head[flow]
+                while task != NONE:
+                    if fraction[flow] != rate[task]:
+                        events += rate[task] > 0.0
+                        left_s[task] -= (now_s - since_s[task]) * rate[task]
+                        since_s[task] = now_s
+                        rate[task] = fraction[flow]
+                        due_s[task] = np.inf
+                        if rate[task] > 0.0:
+                            due_s[task] = now_s + max(0.0, left_s[task]) / rate[task]
+                            if size == len(times):
+                                times = np.concatenate((times, np.empty(size)))
+                                tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
+                            _push(times, tasks, size, due_s[task], task)
+                            size += 1
+                    task = after[task]
+        for number in range(num_fresh):
+            task = fresh[number]
+            kind = tables.kind[task]
+            flow = tables.flow[kind]
+            if flow != NONE:
+                group = flow
+                rate[task] = fraction[flow]
+            else:
+                device = tables.device[kind]
+                group = num_flows + device
+                units = slowing[device, 0]
+                memory = slowing[device, 1]
+                rate[task] = 1.0 / (1.0 + tables.bound[kind, 0] * units + tables.bound[kind, 1] * memory)
+            since_s[task] = now_s
+            after[task] = head[group]
+            before[task] = NONE
+            if head[group] != NONE:
+                before[head[group]] = task
+            head[group] = task
+            if rate[task] > 0.0:
+                due_s[task] = now_s + left_s[task] / rate[task]
+                if size == len(times):
+                    times = np.concatenate((times, np.empty(size)))
+                    tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
+                _push(times, tasks, size, due_s[task], task)
+                size += 1
+        num_fresh = 0
+        # -------------------------------------------------- the next instant
+        while size and (end_s[tasks[0]] >= 0.0 or due_s[tasks[0]] != times[0]):
+            size -= 1
+            _pop(times, tasks, size)
+        if size == 0:
+            break
+        now_s = times[0]
+    if num_hot > 0:
+        contended_s += now_s - hot_since_s
+    return events, contended_s
