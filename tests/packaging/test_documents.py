@@ -22,7 +22,7 @@ DOCUMENTS = (
     "studies/README.md",
     "workloads/README.md",
 )
-MOST_WORDS_OF_THE_ARCHITECTURE = 1200
+MOST_WORDS_OF_THE_ARCHITECTURE = 2000
 MOST_LINES_OF_A_DECISION = 18
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH_IN_CODE = re.compile(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.(?:py|md|yaml|ipynb|toml)))`")
