@@ -33,7 +33,13 @@ def result() -> dict[str, Any]:
             "ranked": {**FIGURES, "kendall_tau": 0.8619, "regret": 0.021},
             "single": {**FIGURES, "n": 0, "median_ape": None, "kendall_tau": None, "regret": None},
         },
-        "cases": [case("a", 0.01), case("b", -0.4), case("c", 0.2, "C"), case("d", None)],
+        "cases": [
+            case("a", 0.01),
+            case("b", -0.4),
+            case("c", 0.2, "C"),
+            case("d", None),
+            {"id": "g", "error": 0.5},
+        ],
     }
 
 
