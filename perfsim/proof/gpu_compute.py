@@ -25,9 +25,9 @@ from perfsim.proof.layers import (
     losses_of,
     mlp_forward,
 )
-from perfsim.proof.layout import EXPERTS, Share, Weights
 from perfsim.proof.program import Cell, Claim, Compiler, per_rank
 from perfsim.proof.serial import SmallTraining
+from perfsim.proof.shares import EXPERTS, Share, Weights
 from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
@@ -93,7 +93,7 @@ class GpuCompute(Compiler):
         """The recompute mode of a layer; `operators` where selective is by operator."""
         if block not in self.recomputed:
             return "none"
-        framework = self.recipe.runtime.framework
+        framework = self.recipe.runtime.stack
         mode = self.layout.recompute
         by_operator = framework is not None and framework.selective != "core"
         return OPERATORS if mode == "selective" and by_operator else mode
