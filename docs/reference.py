@@ -27,6 +27,7 @@ from pydantic_core import PydanticUndefined
 import perfsim as ps
 from perfsim.api.tools import schema_of
 from perfsim.cli import main
+from perfsim.interop import READ, tool_named
 from perfsim.specs.calibration import Calibration
 
 FOLDER = Path(__file__).parent / "reference"
@@ -321,11 +322,37 @@ def _unit(path: str) -> str:
     return ""
 
 
+def tools_page() -> str:
+    """The rows of every tool: its keys, the field of ours that they say, and in which direction."""
+    intro = "The keys that `perfsim import` reads and `--emit` writes, from the tables of both."
+    parts = [f"# Keys of other tools\n\n{intro} A key in brackets is another spelling, which is only read.\n"]
+    shown: list[Any] = []
+    for tool in map(tool_named, READ):
+        if not tool.rows or tool.rows in shown:  # NeMo has Megatron's
+            continue
+        shown.append(tool.rows)
+        parts.append(f"## {tool.title}\n\n| key | field | read | written |\n|---|---|---|---|")
+        for row in (row for row in tool.rows if row.keys):
+            first, *others = row.keys.split()
+            spelled = f"`{first}`" + (f" ({', '.join(f'`{key}`' for key in others)})" if others else "")
+            read = "yes" if row.read else "follows from others" if row.write else "no effect"
+            field = row.field.strip("()") if row.field.startswith("(") else f"`{row.field}`"
+            written = "yes" if row.write and tool.writer else ""
+            parts.append(f"| {spelled} | {field.replace('|', ' ')} | {read} | {written} |")
+        limited = {row.field: row for row in tool.rows if row.gap or row.refusal}
+        if tool.writer:
+            names = ", ".join(f"`{field}`" for field in limited)
+            parts.append(f"\nRefused or named as a gap where the tool has not their value: {names}.")
+        parts.append("")
+    return "\n".join(parts)
+
+
 PAGES = {
     "commands.md": commands_page,
     "python.md": python_page,
     "files.md": files_page,
     "json.md": json_page,
+    "tools.md": tools_page,
 }
 
 

@@ -17,15 +17,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from perfsim.api.answers import Study as Study
-    from perfsim.api.answers import StudyAnswer as StudyAnswer
-    from perfsim.api.answers import SweepAnswer as SweepAnswer
-    from perfsim.api.answers import comparison as comparison
-    from perfsim.api.answers import study as study
-    from perfsim.api.answers import sweep as sweep
     from perfsim.api.planning import PlanAnswer as PlanAnswer
     from perfsim.api.planning import plan as plan
     from perfsim.api.questions import predict as predict
+    from perfsim.api.studying import Study as Study
+    from perfsim.api.studying import StudyAnswer as StudyAnswer
+    from perfsim.api.studying import SweepAnswer as SweepAnswer
+    from perfsim.api.studying import comparison as comparison
+    from perfsim.api.studying import study as study
+    from perfsim.api.studying import sweep as sweep
     from perfsim.api.tools import Model as Model
     from perfsim.api.tools import Validation as Validation
     from perfsim.api.tools import import_file as import_file
@@ -43,17 +43,17 @@ _HOMES = {
     "PlanAnswer": "perfsim.api.planning",
     "Prediction": "perfsim.prediction.prediction",
     "Question": "perfsim.prediction.question",
-    "Study": "perfsim.api.answers",
-    "StudyAnswer": "perfsim.api.answers",
-    "SweepAnswer": "perfsim.api.answers",
+    "Study": "perfsim.api.studying",
+    "StudyAnswer": "perfsim.api.studying",
+    "SweepAnswer": "perfsim.api.studying",
     "Validation": "perfsim.api.tools",
-    "comparison": "perfsim.api.answers",
+    "comparison": "perfsim.api.studying",
     "import_file": "perfsim.api.tools",
     "plan": "perfsim.api.planning",
     "predict": "perfsim.api.questions",
     "published_cases": "perfsim.api.tools",
-    "study": "perfsim.api.answers",
-    "sweep": "perfsim.api.answers",
+    "study": "perfsim.api.studying",
+    "sweep": "perfsim.api.studying",
     "validate": "perfsim.api.tools",
 }
 """The module in which each public name is found when it is first asked for."""

@@ -27,7 +27,7 @@ from perfsim.base.files import must_exist, write_file
 from perfsim.base.units import parse_quantity
 from perfsim.catalog import FOLDERS, Catalog, default_catalog, parse_file
 from perfsim.catalog.kinds import classes_of
-from perfsim.catalog.reader import place as place_in
+from perfsim.catalog.reader import mark_at
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
 from perfsim.evidence.cases import (
@@ -109,7 +109,7 @@ class Checked:
 def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> Checked:
     """Read a file with all that it names; raises InputError with every mistake.
 
-    `kind` is one of `perfsim.schemas.KINDS`; without it the file's own keys tell it.
+    `kind` is one of `KINDS`; without it the file's own keys tell it.
     """
     path = Path(file)
     catalog = catalog or default_catalog()
@@ -213,7 +213,7 @@ def why_measured(measured: str | float, **asked: Any) -> GapExplained:
         try:
             measured = parse_quantity(measured, "seconds", usual="s")
         except InputError as error:
-            problems = [replace(own, message=f"measured: {own.message}") for own in error.problems]
+            problems = [replace(each, message=f"measured: {each.message}") for each in error.problems]
             raise InputError(problems) from None
     return explain_gap(question_of(asked), measured)
 
@@ -260,7 +260,7 @@ def _no_answer(error: ValidationError, path: Path) -> Problem:
     if said:
         return Problem(text, str(path), int(said[1]), int(said[2]), help="give the study's file")
     try:
-        mark = place_in(read_yaml(path)[0], first["loc"])
+        mark = mark_at(read_yaml(path)[0], first["loc"])
     except CatalogError:
         return Problem(text, str(path), 1, help="give the study's file")
     return mark.problem(text, "give the study's file")
@@ -273,12 +273,12 @@ def diff(first: Named, second: Named) -> Difference:
     Two files `summary.json` are compared as they stand: the times of their candidates, and the inputs that
     differ. Raises InputError for one of each, and what answering the studies raises.
     """
-    answers = [Path(own).suffix == ".json" for own in (first, second)]
+    answers = [Path(each).suffix == ".json" for each in (first, second)]
     if all(answers):
-        return compare_answers(*(_document(Path(own)) for own in (first, second)))
+        return compare_answers(*(_document(Path(each)) for each in (first, second)))
     if any(answers):
         raise InputError("compare two studies or two answers, not one of each")
-    specs = (with_verify(_study_named(own), "off") for own in (first, second))
+    specs = (with_verify(_study_named(each), "off") for each in (first, second))
     return compare_studies(*specs)
 
 
@@ -318,7 +318,7 @@ def import_file(
     return read_file(Path(path), format, part=part, model=str(model), system=system, given=given, more=others)
 
 
-# `perfsim.validate`: predictions beside measured runs.
+# `perfsim.validate`: predictions next to measured runs.
 
 
 @within_floats

@@ -139,15 +139,15 @@ class Catalog:
         folder = folder_of(kind)
         return sorted({path.stem for root in self.roots for path in (root / folder).glob("*.yaml")})
 
-    def find(self, kind: str, name_or_path: str, beside: Path | None = None) -> Path:
+    def find(self, kind: str, name_or_path: str, near: Path | None = None) -> Path:
         """The file of a name; a path (with a separator or ending in .yaml) is taken as it is.
 
-        A relative path is looked up in the folder `beside` first. Raises CatalogError with the nearest
+        A relative path is looked up in the folder `near` first. Raises CatalogError with the nearest
         name for an unknown one.
         """
         folder = folder_of(kind)
         if _is_path(name_or_path):
-            return _existing(name_or_path, beside)
+            return _existing(name_or_path, near)
         for root in self.roots:
             path = root / folder / f"{name_or_path}.yaml"
             if _is_file(path):
@@ -158,9 +158,9 @@ class Catalog:
         help_text = did_you_mean(name_or_path, self.names(kind))
         raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
 
-    def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
+    def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
         """The description of that name or path; CatalogError lists every problem of its file."""
-        path = self.find(kind, name_or_path, beside)
+        path = self.find(kind, name_or_path, near)
         key = (kind, path.resolve())
         if key not in self._specs:
             mapping = read_mapping(path, kind, self)
@@ -217,7 +217,7 @@ class Catalog:
 
 
 def data_root() -> Path:
-    """The folder of perfsim's own YAML: beside the package in a checkout, inside it in a wheel."""
+    """The folder of perfsim's own YAML: next to the package in a checkout, inside it in a wheel."""
     package = Path(__file__).resolve().parents[1]
     shipped = package / "_data"
     return shipped if shipped.is_dir() else package.parent
@@ -271,8 +271,8 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _existing(text: str, beside: Path | None) -> Path:
-    candidates = [*([beside / text] if beside else []), Path(text)]
+def _existing(text: str, near: Path | None) -> Path:
+    candidates = [*([near / text] if near else []), Path(text)]
     for path in candidates:
         if _is_file(path):
             return path
@@ -400,10 +400,10 @@ def _read(path: Path) -> tuple[dict[str, Source], list[Problem]]:
 
 
 def _described(
-    name_or_path: str, kind: str, catalog: Catalog, *, deep: bool, beside: Path | None = None
+    name_or_path: str, kind: str, catalog: Catalog, *, deep: bool, near: Path | None = None
 ) -> list[Row]:
     """One row per value of a description; `deep` adds those of the descriptions that it names."""
-    mapping = read_mapping(catalog.find(kind, name_or_path, beside), kind, catalog)
+    mapping = read_mapping(catalog.find(kind, name_or_path, near), kind, catalog)
     named = _references(mapping, kind, catalog) if deep else {}
     sources = catalog.sources()
     listed: list[Row] = []
@@ -414,7 +414,7 @@ def _described(
         source = sources.get(row.source_id)
         listed.append(replace(row, source_or_assumption=str(source)) if source else row)
         if path in named:
-            inner = _described(row.value_text, named[path], catalog, deep=True, beside=mapping.path.parent)
+            inner = _described(row.value_text, named[path], catalog, deep=True, near=mapping.path.parent)
             listed += [replace(part, path=f"{path}.{part.path}") for part in inner]
     return listed
 

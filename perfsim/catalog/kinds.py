@@ -181,7 +181,7 @@ def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
 
 
 def base_of(kind: str) -> type[BaseModel]:
-    """The class of which every description of a kind is."""
+    """The common class of all descriptions of a kind."""
     return _BASES.get(kind) or _CLASSES[kind][0]
 
 

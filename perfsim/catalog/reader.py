@@ -209,7 +209,7 @@ def complaints(
     return list(problems)
 
 
-def place(node: Node, path: Loc, *, of_key: bool = False) -> Mark:
+def mark_at(node: Node, path: Loc, *, of_key: bool = False) -> Mark:
     """Position of the value (or key) at a path; of the innermost mapping around it where it is absent."""
     mark = node.mark
     for part in path:
@@ -253,14 +253,14 @@ def _problem(
     name = str(path[-1]) if path else ""
     inside = f" in {dotted(parent)}" if parent else ""
     if kind in _MISSING:
-        return place(node, path).problem(f"`{name}` is missing{inside}")
+        return mark_at(node, path).problem(f"`{name}` is missing{inside}")
     if kind in _UNKNOWN:
         help_text = help_of_key(name, records_at(model, parent)) if with_help else ""
-        return place(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
+        return mark_at(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
     of_key = details["loc"][-1:] == ("[key]",)
     message, help_text = _explain(details)
     prefix = f"{dotted(path)}: " if path else ""
-    return place(node, path, of_key=of_key).problem(prefix + message, help_text)
+    return mark_at(node, path, of_key=of_key).problem(prefix + message, help_text)
 
 
 def _explain(details: ErrorDetails) -> tuple[str, str]:
@@ -329,12 +329,13 @@ def extend(child: Node, parent: Node) -> Node:
     ]
     for name in PROVENANCE:
         table = _inherited(parent.mapping.get(name), inherited_paths)
-        own = child.mapping.get(name)
-        if own is not None and not own.is_mapping:
+        written = child.mapping.get(name)
+        if written is not None and not written.is_mapping:
             _put(merged, name, child)
             continue
-        if own is not None:
-            table = replace(own, value={**table.mapping, **own.mapping}, keys={**table.keys, **own.keys})
+        if written is not None:
+            entries = {**table.mapping, **written.mapping}
+            table = replace(written, value=entries, keys={**table.keys, **written.keys})
         if table.mapping:
             merged.mapping[name] = table
             merged.keys[name] = child.keys.get(name, table.mark)
@@ -399,7 +400,7 @@ class LocatedMapping:
 
     def mark(self, path: Loc = ()) -> Mark:
         """Position of the value at a path of keys and indices, or of the mapping that lacks it."""
-        return place(self.node, path)
+        return mark_at(self.node, path)
 
     def problem(self, path: Loc, message: str, help_text: str = "") -> Problem:
         """A problem with the value at a path of keys and indices."""

@@ -166,8 +166,8 @@ class _Writer:
 def _references(schema: Any) -> set[str]:
     """The definitions that a schema names."""
     if isinstance(schema, dict):
-        own = {schema["$ref"].removeprefix(_REF)} if isinstance(schema.get("$ref"), str) else set()
-        return own.union(*(_references(value) for value in schema.values()))
+        named = {schema["$ref"].removeprefix(_REF)} if isinstance(schema.get("$ref"), str) else set()
+        return named.union(*(_references(value) for value in schema.values()))
     if isinstance(schema, list):
         return set().union(*(_references(value) for value in schema))
     return set()

@@ -16,7 +16,7 @@ from perfsim import __version__
 from perfsim.base.errors import InputError, PerfsimError, blamed
 from perfsim.base.text import nearest
 from perfsim.cli import ask as _ask  # noqa: F401  # defines its verbs
-from perfsim.cli import tools as _tools  # noqa: F401
+from perfsim.cli import verbs as _verbs  # noqa: F401
 from perfsim.cli.options import VERBS
 from perfsim.cli.output import refuse, write_error
 

@@ -187,7 +187,7 @@ def _study(study: str, compare: str, verify: Any, how: How) -> None:
 
 
 def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
-    from perfsim.api.answers import study as answer_study
+    from perfsim.api.studying import study as answer_study
     from perfsim.report.study import study_lines
 
     tell = progress(quiet=how.as_json or how.quiet)
@@ -234,7 +234,7 @@ def _print_planned(study: str, names: list[str], how: How) -> None:
 
 def _answer_comparison(name: str, how: How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
-    from perfsim.api.answers import comparison, save_comparison
+    from perfsim.api.studying import comparison, save_comparison
     from perfsim.report.document import plain
     from perfsim.report.validation import comparison_lines
 
@@ -268,7 +268,7 @@ def _sweep(file: Path, how: How) -> None:
 
 def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
-    from perfsim.api.answers import sweep as answer_sweep
+    from perfsim.api.studying import sweep as answer_sweep
     from perfsim.report.sweep import sweep_lines, sweep_text
     from perfsim.studies.axes import load_sweep, only_strategies
     from perfsim.studies.runner import STORE, plan_sweep

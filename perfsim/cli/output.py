@@ -32,7 +32,7 @@ _COUNTED = re.compile(r"([\d,]+) of ([\d,]+) ([^:,]*)")
 class Meter:
     """Shows how far a verb is, with rate and remaining time.
 
-    It draws only when it is told something, so that no thread runs beside processes that are forked; a
+    It draws only when it is told something, so that no thread runs while processes are forked; a
     process that inherits it shows nothing.
     """
 

@@ -481,6 +481,6 @@ def _calibration(system: SystemSpec) -> GpuCalibration:
 
 def _framework(recipe: TrainingRecipe) -> FrameworkCalibration:
     runtime = recipe.runtime
-    if runtime.framework is None:
+    if runtime.stack is None:
         raise CatalogError(f"runtime {runtime.name} names no framework, so launches cannot be priced on GPUs")
-    return runtime.framework
+    return runtime.stack

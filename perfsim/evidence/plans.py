@@ -20,7 +20,7 @@ from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
-from perfsim.specs.calibration import Calibration, Dispatcher, FrameworkCalibration
+from perfsim.specs.calibration import Calibration, Dispatcher
 from perfsim.specs.hardware import GpuClusterSpec, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.precisions import PRECISIONS, StatePrecision
@@ -147,7 +147,8 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
     tensor-parallel communication either, unless it says so.
     """
     training = case.training
-    framework = _framework(case, catalog)
+    framework = catalog.framework(case.framework or suggested(case)[0])
+    fused = () if training.compiled is False else framework.fused
     sharded = case.strategy == "zero3"
     overlap = training.overlap_grad_reduce
     overlaps = sharded if overlap is None else overlap
@@ -162,8 +163,11 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
         dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
         grouped_products=training.moe_grouped_gemm is not False,
         recompute_keeps="qkv" if _KEEPS_QKV in (training.recompute_detail or "") else "nothing",
-        fused_cross_entropy="cross_entropy" in framework.fused,
+        fused=fused,
+        fused_cross_entropy="cross_entropy" in fused,
         framework=framework,
+        attention_kernel=training.attention_kernel,
+        cuda_graph=_replays(case),
         host_blocking=training.host_blocking,
         software_release=case.system.software_release,
     )
@@ -183,22 +187,14 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
     )
 
 
-def _framework(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
-    """The framework of a run, with the settings that the run gives; CatalogError for an unknown name."""
-    chosen = catalog.framework(case.framework or suggested(case)[0])
+def _replays(case: StepCase) -> bool | None:
+    """Whether a run replays whole steps from a CUDA graph, as it says or as its container does."""
     training = case.training
-    changes: dict[str, object] = {}
-    if training.cuda_graph is not None:
-        changes["cuda_graph"] = training.cuda_graph
-    elif training.precision == "mxfp8" and case.container is not None:
-        domain = case.system.nvlink_domain or case.system.devices_per_node
-        one_domain = domain is None or case.system.num_devices <= domain
-        changes["cuda_graph"] = case.container >= _GRAPHED and one_domain
-    if training.attention_kernel is not None:
-        changes["attention"] = training.attention_kernel
-    if training.compiled is False:
-        changes["fused"] = ()
-    return chosen.model_copy(update=changes) if changes else chosen
+    if training.cuda_graph is not None or training.precision != "mxfp8" or case.container is None:
+        return training.cuda_graph
+    domain = case.system.nvlink_domain or case.system.devices_per_node
+    one_domain = domain is None or case.system.num_devices <= domain
+    return case.container >= _GRAPHED and one_domain
 
 
 def suggested(case: StepCase) -> tuple[str, str]:

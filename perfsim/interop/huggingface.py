@@ -18,7 +18,7 @@ from perfsim.catalog import default_catalog
 from perfsim.interop.imported import Reading
 from perfsim.interop.nearest_model import Nearest, nearest_model
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Row, Tool, Values, found, part_of, read_rows, same, when
+from perfsim.interop.tool import Row, Tool, Values, dense_ffn, experts, found, part_of, read_rows, same, when
 from perfsim.specs.model import TransformerConfig
 
 Fields = Mapping[str, Any]
@@ -304,11 +304,6 @@ def _width(_: Settings, values: Values) -> Any:
     return max(1, values["model.hidden_size"] // _heads(values))
 
 
-def _expert_count(settings: Settings, _: Values) -> int | None:
-    count = settings.integer(*EXPERTS.split(), least=0, most=MOST_WIDTH)
-    return count if count and count > 1 else None
-
-
 def _shared_width(settings: Settings, values: Values) -> int:
     """Width of all shared experts together."""
     width: int = values["model.experts.ffn_hidden_size"]
@@ -364,14 +359,13 @@ BLOCKS: tuple[Row, ...] = (
         same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
         same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
     ),
-    found("model.experts.num_experts", EXPERTS, _expert_count),
-    *when(
-        lambda _, values: "model.experts.num_experts" in values,
+    *experts(
+        EXPERTS,
         same("model.experts.top_k", ACTIVE, needed=True),
         same(
             "model.experts.ffn_hidden_size",
             "moe_intermediate_size expert_ffn_hidden_size",
-            default=lambda _, values: values["model.ffn_hidden_size"],
+            default=dense_ffn,
         ),
         found("model.experts.shared_ffn_hidden_size", "n_shared_experts", _shared_width),
         found("model.ffn_hidden_size", "intermediate_size_mlp", _dense_width),

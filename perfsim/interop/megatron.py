@@ -18,7 +18,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from perfsim.base.sizes import MOST_DEVICES, MOST_HEADS, MOST_LAYERS, MOST_VOCABULARY, MOST_WIDTH
+from perfsim.base.sizes import MOST_DEVICES, MOST_HEADS, MOST_LAYERS, MOST_VOCABULARY
 from perfsim.interop.imported import Reading, Step
 from perfsim.interop.nearest_model import nearest_model
 from perfsim.interop.shell import UNKNOWN, flags_of
@@ -32,10 +32,14 @@ from perfsim.interop.tool import (
     Write,
     Writer,
     commented,
+    dense_ffn,
+    experts,
     found,
     grad_bucket,
+    has_experts,
     known,
     lacks,
+    longest,
     named,
     noted,
     number,
@@ -57,17 +61,11 @@ SCHEDULES = ("1f1b", "interleaved")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 GATED = ("swiglu", "fast-swiglu", "geglu", "reglu")
 VOCABULARIES = {
-    "gpt2bpetokenizer": 50257,
-    "megatron-gpt-345m": 50257,
+    **dict.fromkeys(("gpt2bpetokenizer", "megatron-gpt-345m", "gpt2"), 50257),
     "bertwordpiecelowercase": 30522,
     "bertwordpiececase": 28996,
-    "llama2tokenizer": 32000,
-    "llama-2": 32000,
-    "llama-3": 128256,
-    "llama3": 128256,
-    "mixtral": 32000,
-    "mistral-7b": 32000,
-    "gpt2": 50257,
+    **dict.fromkeys(("llama2tokenizer", "llama-2", "mixtral", "mistral-7b"), 32000),
+    **dict.fromkeys(("llama-3", "llama3"), 128256),
 }
 """Vocabularies by the name of the tokenizer or of its file."""
 DROPOUT = 0.1
@@ -200,15 +198,6 @@ def _write_expert_layers(chosen: Chosen) -> str | None:
     return "[" + ",".join(str(int(kind.experts)) for kind in kinds) + "]"
 
 
-def _expert_count(settings: Settings, _: Values) -> int | None:
-    count = settings.integer("num_experts", "num_moe_experts", least=0, most=MOST_WIDTH)
-    return count if count and count > 1 else None
-
-
-def _has_experts(_: Settings, values: Values) -> bool:
-    return "model.experts.num_experts" in values
-
-
 def _with_experts(chosen: Chosen) -> bool:
     return chosen.job.model.experts is not None
 
@@ -229,14 +218,6 @@ def _write_embedding(chosen: Chosen) -> str | None:
 
 def _write_norm(chosen: Chosen) -> str | None:
     return None if chosen.job.model.bias else "RMSNorm"  # without biases norms have no shifts
-
-
-def _dense_ffn(_: Settings, values: Values) -> Any:
-    return values["model.ffn_hidden_size"]
-
-
-def _longest(_: Settings, values: Values) -> Any:
-    return values["model.max_position_embeddings"]
 
 
 def _if(test: Callable[[Chosen], Any]) -> Write:
@@ -269,23 +250,22 @@ MODEL: tuple[Row, ...] = (
         same("model.sliding_window_pattern", "window_attn_skip_freq"),
     ),
     replace(same("model.mtp_num_layers", "mtp_num_layers", usual=0), read=_further_tokens),
-    replace(same("model.experts.num_experts", "num_experts num_moe_experts"), read=_expert_count),
-    *when(
-        _has_experts,
+    *experts(
+        "num_experts num_moe_experts",
         same("model.experts.top_k", "moe_router_topk", default=2),
-        same("model.experts.ffn_hidden_size", "moe_ffn_hidden_size", default=_dense_ffn),
+        same("model.experts.ffn_hidden_size", "moe_ffn_hidden_size", default=dense_ffn),
         same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
         Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
         found("model.shared_gate", "moe_shared_expert_gate", lambda s, _: s.flag("moe_shared_expert_gate")),
     ),
     *when(
-        _has_experts,
+        has_experts,
         same("model.experts.groups", "moe_router_num_groups"),
         same("model.experts.top_groups", "moe_router_group_topk"),
         of=_in_groups,
     ),
     *when(
-        _has_experts,
+        has_experts,
         same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
         Row(
             "runtime.dispatcher",
@@ -452,7 +432,7 @@ def _offload(chosen: Chosen) -> str:
 
 
 LAYOUT: tuple[Row, ...] = (
-    same("recipe.seq_length", "seq_length encoder_seq_length", default=_longest),
+    same("recipe.seq_length", "seq_length encoder_seq_length", default=longest),
     same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
     same("recipe.global_batch_size", "global_batch_size"),
     TENSOR,

@@ -26,6 +26,8 @@ from perfsim.interop.tool import (
     Values,
     Writer,
     commented,
+    dense_ffn,
+    experts,
     found,
     lacks,
     nested,
@@ -37,7 +39,6 @@ from perfsim.interop.tool import (
     refuses,
     same,
     told,
-    when,
     whole,
 )
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -154,12 +155,6 @@ def _parts(settings: Settings, values: Values) -> dict[str, int]:
     return {"a norm of the embedding": 2 * values["model.hidden_size"]} if has else {}
 
 
-def _expert_count(settings: Settings, _: Values) -> int | None:
-    keys = ("model.moe_params.num_experts", "model.num_experts", "model.moe.num_experts")
-    count = settings.integer(*keys, least=0, most=MOST_WIDTH)
-    return count if count and count > 1 else None
-
-
 def _shared(settings: Settings, values: Values) -> int:
     count = settings.integer("model.moe_params.num_shared_experts", default=0, least=0)
     return count * int(values["model.ffn_hidden_size"])
@@ -242,11 +237,10 @@ ROWS: tuple[Row, ...] = (
     found("model.norm_vectors", "model.norm_type", _norm_vectors),
     found("model.norms", "model.norm_first_sandwich", _norms),
     found("model.parts", "model.embedding_layer_norm", _parts),
-    found("model.experts.num_experts", "model.moe_params.num_experts", _expert_count),
-    *when(
-        lambda _, values: "model.experts.num_experts" in values,
+    *experts(
+        "model.moe_params.num_experts model.num_experts model.moe.num_experts",
         same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
-        found("model.experts.ffn_hidden_size", "", lambda _, values: values["model.ffn_hidden_size"]),
+        found("model.experts.ffn_hidden_size", "", dense_ffn),
         found("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", _shared),
         found("model.expert_layers", "", lambda _, values: (True,) * values["model.num_layers"]),
     ),

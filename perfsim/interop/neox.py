@@ -17,15 +17,17 @@ from perfsim.interop.tool import (
     Row,
     Tool,
     Values,
+    dense_ffn,
+    experts,
     found,
     grad_bucket,
     known,
+    longest,
     named,
     optimizer,
     part_of,
     read_rows,
     same,
-    when,
     whole,
 )
 from perfsim.specs.layout import ParallelLayout
@@ -104,11 +106,6 @@ def _qk_norm(settings: Settings, values: Values) -> int:
     return values["model.norm_vectors"] * 2 * width if settings.flag("use_qk_layernorm") else 0
 
 
-def _expert_count(settings: Settings, _: Values) -> int | None:
-    count = settings.integer("moe_num_experts", "num_experts", least=0, most=MOST_WIDTH)
-    return count if count and count > 1 else None
-
-
 def _expert_layers(settings: Settings, values: Values) -> tuple[bool, ...]:
     layers: int = values["model.num_layers"]
     every = min(layers, settings.integer("moe_expert_interval", "expert_interval", default=1))
@@ -137,10 +134,6 @@ STAGES = whole("pipe_parallel_size", default=1, least=0)
 ZERO = whole("zero_optimization.stage zero_stage", default=0, least=0, most=3)
 
 
-def _dense_ffn(_: Settings, values: Values) -> Any:
-    return values["model.ffn_hidden_size"]
-
-
 ROWS: tuple[Row, ...] = (
     same("layout.tensor", "model_parallel_size", default=1),
     same("model.hidden_size", "hidden_size", needed=True),
@@ -166,11 +159,10 @@ ROWS: tuple[Row, ...] = (
     same("model.attention_bias", "use_bias_in_attn_linear", default=True),
     same("model.bias", "use_bias_in_mlp", default=lambda s, _: s.text("mlp_type") != "llama"),
     same("model.head_bias", "final_linear_bias"),
-    found("model.experts.num_experts", "moe_num_experts num_experts", _expert_count),
-    *when(
-        lambda _, values: "model.experts.num_experts" in values,
+    *experts(
+        "moe_num_experts num_experts",
         same("model.experts.top_k", "moe_top_k", default=1),
-        found("model.experts.ffn_hidden_size", "intermediate_size", _dense_ffn),
+        found("model.experts.ffn_hidden_size", "", dense_ffn),
         found("model.expert_layers", "moe_expert_interval expert_interval", _expert_layers),
     ),
     found("layout.pipeline", "pipe_parallel_size", lambda *read: max(1, STAGES(*read))),
@@ -178,7 +170,7 @@ ROWS: tuple[Row, ...] = (
     found("layout.zero_stage", "zero_optimization.stage zero_stage", ZERO),
     named("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
     known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
-    same("recipe.seq_length", "seq_length", default=lambda _, v: v["model.max_position_embeddings"]),
+    same("recipe.seq_length", "seq_length", default=longest),
     found("recipe.precision", "precision bf16.enabled fp16.enabled", _precision),
     optimizer("neox", "optimizer.type optimizer_type"),
     found("runtime.attention", "attention_config", _attention),

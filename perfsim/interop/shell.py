@@ -25,22 +25,21 @@ _VARIABLE = re.compile(
 )
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _SUBSTITUTION = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
-_BRANCHES = (
-    "if",
-    "elif",
-    "else",
-    "fi",
-    "then",
-    "case",
-    "esac",
-    "for",
-    "while",
-    "until",
-    "do",
-    "done",
-    "{",
-    "}",
+_TOKEN = re.compile(
+    r"""(?P<comment>(?<![^\s;&|()<>])\#[^\n]*)
+    | (?P<blank>[ \t]+)
+    | (?P<operator>[\n;&|()<>])
+    | '(?P<single>[^']*)(?:'|\Z)
+    | "(?P<double>(?:\\.|[^"\\])*+)(?:"|\Z)
+    | (?P<expansion>\$\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\)? | \$\{(?:[^{}]++|\{[^{}]*+\})*+\}?)
+    | \\(?P<escaped>.)
+    | (?P<plain>.)""",
+    re.VERBOSE | re.DOTALL,
 )
+"""A part of a word, or what ends one; an expansion may hold brackets."""
+_BRANCHES = ("if", "elif", "else", "fi", "then", "case", "esac", "for", "while", "until", "do", "done")
+_PREFIXES = (*_BRANCHES, "{", "}", "!", "time", "export", "local", "readonly", "declare")
+"""Words that may stand before a command."""
 _TESTS: Mapping[str, Callable[[float, float], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
@@ -101,7 +100,7 @@ class Script:
         self._close()
 
     def _statement(self, words: list[Word]) -> None:
-        while words and words[0].text in (*_BRANCHES, "!", "time", "export", "local", "readonly", "declare"):
+        while words and words[0].text in _PREFIXES:
             head = words[0].text
             words = words[1:]
             if head in ("if", "elif", "else", "fi"):
@@ -285,62 +284,24 @@ def _statements(words: Iterator[Word]) -> Iterator[tuple[str, list[Word]]]:
 
 def _words(text: str) -> Iterator[Word]:
     """The words and operators of a shell script, comments left out."""
-    text = text.replace("\\\n", " ")
-    place = 0
-    end = len(text)
     current: list[str] = []
-    quoted = literal = False
-    while place < end:
-        char = text[place]
-        if char in "'\"":
-            close = _closing(text, place)
-            content = text[place + 1 : close]
-            literal = literal or (char == "'" and "$" in content)
-            quoted = True
-            current.append(content.replace('\\"', '"') if char == '"' else content)
-            place = close + 1
-        elif char == "$" and text[place : place + 2] in ("$(", "${"):
-            close = _bracket(text, place + 1)
-            current.append(text[place : close + 1])
-            place = close + 1
-        elif char == "#" and not current and not quoted:
-            place = text.find("\n", place)
-            place = end if place < 0 else place
-        elif char in " \t" or char in "\n;&|()<>":
-            if current or quoted:
-                yield Word("".join(current), literal, quoted)
-            current = []
-            quoted = False
-            literal = False
-            if char not in " \t":
-                yield Word(char)
-            place += 1
-        else:
-            current.append(text[place + 1 : place + 2] if char == "\\" else char)
-            place += 2 if char == "\\" else 1
-    if current or quoted:
-        yield Word("".join(current), literal, quoted)
-
-
-def _closing(text: str, place: int) -> int:
-    """The place of the quote that closes the one at `place`; the end where none does."""
-    quote = text[place]
-    close = text.find(quote, place + 1)
-    while quote == '"' and close > 0 and text[close - 1] == "\\":
-        close = text.find(quote, close + 1)
-    return len(text) if close < 0 else close
-
-
-def _bracket(text: str, place: int) -> int:
-    """The place of the bracket that closes the one at `place`."""
-    opening = text[place]
-    closing = {"(": ")", "{": "}"}[text[place]]
-    depth = 0
-    for index in range(place, len(text)):
-        depth += (text[index] == opening) - (text[index] == closing)
-        if depth == 0:
-            return index
-    return len(text) - 1
+    quoted = False
+    literal = False
+    for match in _TOKEN.finditer(text.replace("\\\n", " ") + "\n"):
+        kind = str(match.lastgroup)
+        part = match[kind]
+        if kind not in ("blank", "operator", "comment"):
+            quoted = quoted or kind in ("single", "double")
+            literal = literal or (kind == "single" and "$" in part)
+            current.append(part.replace('\\"', '"') if kind == "double" else part)
+            continue
+        if current or quoted:
+            yield Word("".join(current), literal, quoted)
+        current = []
+        quoted = False
+        literal = False
+        if kind == "operator":
+            yield Word(part)
 
 
 def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, str]]:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Protocol, get_args, get_type_hints
 
 from perfsim.base.errors import InputError, LayoutError, Problem
-from perfsim.base.sizes import MOST_DEVICES
+from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
 from perfsim.interop.imported import Reading
 from perfsim.interop.nearest_model import Beyond
 from perfsim.interop.source import Settings, Source
@@ -210,6 +210,31 @@ def when(has: Read, *rows: Row, of: Callable[[Chosen], Any] | None = None) -> tu
         return write and (lambda chosen: write(chosen) if of is None or of(chosen) else None)
 
     return tuple(replace(row, read=read_if(row), write=write_if(row)) for row in rows)
+
+
+def has_experts(_: Settings, values: Values) -> bool:
+    """Whether the model that is read has experts."""
+    return "model.experts.num_experts" in values
+
+
+def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
+    """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some."""
+
+    def read(settings: Settings, _: Values) -> int | None:
+        count = settings.integer(*keys.split(), least=0, most=MOST_WIDTH)
+        return count if count and count > 1 else None
+
+    return (replace(same("model.experts.num_experts", keys), read=read), *when(has_experts, *rows))
+
+
+def dense_ffn(_: Settings, values: Values) -> Any:
+    """The width of the MLP, which experts have where a file gives them no other."""
+    return values["model.ffn_hidden_size"]
+
+
+def longest(_: Settings, values: Values) -> Any:
+    """The longest sequence, which a run has where a file gives no other."""
+    return values["model.max_position_embeddings"]
 
 
 def read_rows(rows: Sequence[Row], settings: Settings, before: Mapping[str, Any] | None = None) -> Values:

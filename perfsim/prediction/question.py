@@ -456,7 +456,7 @@ def described(given: Any, kind: str, catalog: Catalog) -> Any:
 
 
 def _recipe_for(given: TrainingRecipe | None, model: TransformerConfig, catalog: Catalog) -> TrainingRecipe:
-    """The recipe that is given, else that of the model's age; the latter has the model's positions."""
+    """The recipe that is given, else the one of the model's age with sequences that the model can have."""
     released = model.released or ""
     recipe = given or catalog.recipe(next(name for since, name in ERAS if released >= since))
     if recipe.name not in {name for _, name in ERAS}:
@@ -512,7 +512,7 @@ class _Machine:
     lent: int = 0
 
     def suits(self, question: Question, recipe: TrainingRecipe) -> bool:
-        """Whether its prices are those of a question."""
+        """Whether a question has its prices."""
         return self.devices == question.devices and self.recipe == recipe and self.system == question.system
 
 
@@ -523,7 +523,7 @@ class PriceTables:
         self._machines: list[_Machine] = []
 
     def lend(self, question: Question) -> None:
-        """Give a question the network and prices of an earlier one on the same machine, or keep its own."""
+        """Give a question the network and prices of an earlier one on the same machine, or keep these."""
         recipe = priced_part(question.job.recipe)
         machine = next((known for known in self._machines if known.suits(question, recipe)), None)
         if machine is None:

@@ -192,7 +192,7 @@ class Evaluation:
         recipe = self.plan.job.recipe
         runtime = self.plan.job.runtime
         has_host = isinstance(self.plan.system.device.calibration, GpuCalibration)
-        framework = runtime.framework.name if runtime.framework and has_host else ""
+        framework = runtime.stack.name if runtime.stack and has_host else ""
         return Training(
             recipe.name, recipe.seq_length, recipe.precision, runtime.attention, recipe.dropout, framework
         )

@@ -519,7 +519,7 @@ def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
         if suspect is not None:
             yield suspect
     runtime = asked.job.runtime
-    framework = runtime.framework
+    framework = runtime.stack
     if framework is not None and not framework.cuda_graph:
 
         def slower_host(factor: float) -> Question:
@@ -561,10 +561,9 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
         value = not getattr(runtime, field)
         yield f"{field} {str(value).lower()}", run_by(**{field: value})
     yield f"dropout {str(not recipe.dropout).lower()}", with_recipe(dropout=not recipe.dropout)
-    if runtime.framework is not None:
-        graph = not runtime.framework.cuda_graph
-        framework = runtime.framework.model_copy(update={"cuda_graph": graph})
-        yield f"cuda_graph {str(graph).lower()}", run_by(framework=framework)
+    if runtime.stack is not None:
+        graph = not runtime.stack.cuda_graph
+        yield f"cuda_graph {str(graph).lower()}", run_by(cuda_graph=graph)
     if asked.model.experts is not None:
         for name in get_args(Dispatcher):
             if name != asked.job.recipe.expert_dispatcher:

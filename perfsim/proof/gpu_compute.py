@@ -93,7 +93,7 @@ class GpuCompute(Compiler):
         """The recompute mode of a layer; `operators` where selective is by operator."""
         if block not in self.recomputed:
             return "none"
-        framework = self.recipe.runtime.framework
+        framework = self.recipe.runtime.stack
         mode = self.layout.recompute
         by_operator = framework is not None and framework.selective != "core"
         return OPERATORS if mode == "selective" and by_operator else mode

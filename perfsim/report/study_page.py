@@ -401,11 +401,12 @@ def _rooflines(named: study.Named) -> Iterator[Section]:
         )
         yield Section("Roofline of the kernels", lead, slug="roofline", short="Roofline")
     for index, (name, roofline) in enumerate(fastest.values()):
+        table = machine.roofline_table(roofline)
         yield Section(
             name,
             "",
-            machine.roofline(roofline),
-            machine.roofline_table(roofline),
+            machine.roofline(table, roofline),
+            table,
             "Roofline of a device, with the kernels of a step",
             ("share", "reach"),
             slug=f"roofline-{index}",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from perfsim.report.terminal import caveat_lines, paragraph, table_lines
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import outcome_of, verb
 from perfsim.studies.scaling import Match, Series, TimeMap
-from perfsim.studies.variants import Analysis, Change, SweepResult, first_sentence
+from perfsim.studies.variants import Analysis, SweepResult, first_sentence
 from perfsim.version import __version__
 
 MAX_NAMED = 3
@@ -141,55 +143,31 @@ def _map_table(time_map: TimeMap, unit: text.Unit) -> Table:
     )
 
 
-def _series_table(analysis: Analysis) -> Table:
-    """The fastest points of the series, each under its name, every column in one unit."""
-    points = [(own, point) for own in analysis.series for point in own.points]
-    ranked = sorted(points, key=lambda pair: _time_s(pair[1]))[:MAX_ON_TERMINAL]
-    kept = [pair for pair in points if pair in ranked]
-    rows: list[Sequence[Cell | Value]] = []
-    for place, (own, point) in enumerate(kept):
-        if place == 0 or own is not kept[place - 1][0]:
-            rows.append([own.label, *[""] * 6])
-        rows.append([f"  {point.machine}", *_terminal_cells(point, own.efficiency(point))])
-    more = f"{len(points) - len(kept)} more points are in the report, all slower."
-    columns = _terminal_columns("machine", [point for _, point in kept], {"efficiency": text.WHOLE_SHARE})
-    return Table.of(columns, rows, more if len(points) > len(kept) else "")
-
-
-def _changes_table(analysis: Analysis) -> Table:
-    """The variants below what they have in common, the largest effect first."""
-    most = max(2, MAX_ON_TERMINAL // max(len(analysis.changes), 1))
-    rows: list[Sequence[Cell | Value]] = []
-    kept: list[Change] = []
-    for name, (first, *others) in analysis.changes.items():
-        own = [first, *sorted(others, key=lambda change: -max(change.ratio, 1 / change.ratio))][:most]
-        kept += own
-        rows.append([name, *[""] * 6])
-        for change in own:
-            ratio = None if change.point is change.base else change.ratio - 1
-            cell = Cell(ratio, note="*" if change.policy else "")
-            rows.append([f"  {change.point.variant}", *_terminal_cells(change.point, cell)])
-    notes = ["* the planner's policy changed too."] if any(change.policy for change in kept) else []
-    if (more := sum(map(len, analysis.changes.values())) - len(kept)) > 0:
-        notes.append(f"{more} more variants, of less effect, are in the report.")
-    columns = _terminal_columns("variant", [change.point for change in kept], {"change": text.CHANGE})
-    return Table.of(columns, rows, " ".join(notes))
-
-
-def _terminal_columns(
-    name: str, points: Sequence[PointResult], effect: dict[str, text.Unit]
-) -> dict[str, text.Unit | None]:
-    unit = text.time_unit(map(_time_s, points))
-    step = text.time_unit([max((point.prediction.step_time_s for point in points), default=1.0)])
-    before = {name: None, "batch": text.COUNT, "step": step, "MFU": text.WHOLE_SHARE}
-    return before | effect | {"time": unit, "wall": unit}
-
-
-def _terminal_cells(point: PointResult, effect: Cell | Value) -> list[Cell | Value]:
-    prediction = point.prediction
-    band = Cell(_time_s(point), point.target_time.band_s)
-    step = [prediction.global_batch_size, prediction.step_time_s, prediction.mfu]
-    return [*step, effect, band, prediction.wall_s]
+def _on_terminal(analysis: Analysis) -> Table:
+    """The fastest points of each series, or the variants of most effect in each group."""
+    if analysis.changes:
+        table = step.change_table(analysis.changes)
+        most = max(2, MAX_ON_TERMINAL // len(analysis.changes))
+        names = ("in common", "variant", "batch", "step", "MFU", "change", "time", "wall")
+        seen = Counter[object]()
+        rows = []
+        for row in table.rows:
+            seen[row[0].value] += 1
+            rows += [row] if seen[row[0].value] <= most else []
+        left_out = "more variants, of less effect, are in the report."
+    else:
+        table = scaling.series_table(analysis.series)
+        names = ("series", "machine", "batch", "step", "MFU", "efficiency", "time", "wall")
+        times = sorted(cell.number for cell in table.column("time"))[:MAX_ON_TERMINAL]
+        rows = [
+            row
+            for row, cell in zip(table.rows, table.column("time"), strict=True)
+            if cell.number <= times[-1]
+        ][:MAX_ON_TERMINAL]
+        left_out = "more points are in the report, all slower."
+    more = len(table.rows) - len(rows)
+    caption = " ".join([table.caption, *([f"{more} {left_out}"] if more else [])])
+    return replace(table, rows=rows, caption=caption).only(*names).grouped()
 
 
 def _time_s(point: PointResult) -> float:
@@ -205,12 +183,11 @@ def sweep_lines(result: SweepResult) -> list[str]:
     count = f"{len(result.points):,} points"
     if infeasible:
         count += f", {infeasible:,} without a feasible plan"
-    analysis = result.analysis
-    table = _changes_table(analysis) if analysis.changes else _series_table(analysis)
+    table = _on_terminal(result.analysis) if result.feasible else None
     return [
         *paragraph(f"{result.title} ({count})"),
         "",
-        *(table_lines(table) if table.rows else []),
+        *(table_lines(table) if table is not None else []),
         *caveat_lines(result.caveats, result.verdict),
         "",
         *paragraph(" ".join([result.verdict, *_production_notes(result.feasible)])),
@@ -383,14 +360,14 @@ def _drawn(analysis: Analysis) -> Iterator[Section]:
 
 def _scaling(series: Sequence[Series]) -> Section:
     left_out = len(series) - MAX_SERIES
-    table = scaling.scaling_table(series[:MAX_SERIES])
+    table = scaling.series_table(series[:MAX_SERIES])
     return Section(
         "Scaling",
         "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
         "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid."
         + (f" {left_out} more lines are among all points below." if left_out > 0 else ""),
         scaling.scaling_curve(table),
-        table,
+        table.only("series", "devices", "batch", "time", "efficiency", "layout"),
         "Time to the target by number of devices, both logarithmic",
         ("devices", "time"),
         slug="scaling",
@@ -525,7 +502,16 @@ def _changed_steps(analysis: Analysis) -> Section:
         "Shows which part of the machine a step depends on. Each bar is the change relative to "
         f"\u201c{analysis.variants[0]}\u201d, {equal}",
         step.change_bars(table),
-        table,
+        table.only(
+            "in common",
+            "variant",
+            "machine",
+            "step",
+            "change",
+            "policy changed",
+            "limited by",
+            "nearest remedy",
+        ),
         "Bars of the change of the step time",
         ("change",),
         slug="variants",
@@ -534,12 +520,12 @@ def _changed_steps(analysis: Analysis) -> Section:
 
 def _times(series: Sequence[Series]) -> Section:
     """Time to the target of each variant with its band, where variants differ in what they train."""
-    table = step.times_table(series)
+    table = scaling.series_table(series)
     return Section(
         "Time by variant",
         "Helps to plan: the time to the target of each variant, with its 90 % band.",
         step.time_dots(table),
-        table,
+        table.only("series", "batch", "steps", "step", "time", "layout"),
         "Time to the target of each variant",
         ("time",),
         slug="times",

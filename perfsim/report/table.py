@@ -71,6 +71,17 @@ class Table:
         rows = [[row[place] for place in places] for row in self.rows]
         return replace(self, columns=[self.columns[place] for place in places], rows=rows)
 
+    def grouped(self) -> Table:
+        """Each value of the first column as a heading above its rows, which the second column names."""
+        rows: list[Sequence[Cell]] = []
+        before: Value = None
+        for first, second, *others in self.rows:
+            if first.value != before:
+                rows.append([first, *[Cell("")] * len(others)])
+            before = first.value
+            rows.append([replace(second, value=f"  {second.value}"), *others])
+        return replace(self, columns=self.columns[1:], rows=rows)
+
     def column(self, name: str) -> list[Cell]:
         """The cells of the column of this name."""
         place = self._place(name)

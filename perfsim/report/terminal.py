@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import textwrap
@@ -169,30 +168,20 @@ def _records(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[st
 
 
 def _squeeze(widths: list[int], rows: Sequence[Sequence[str]], fixed: frozenset[int], room: int) -> None:
-    """Narrow columns of names until all fit or none can give way, so that few cells have to wrap."""
+    """Narrow columns of words, the widest first, until all fit or none can give way."""
     least = [
-        size if index in fixed else max(map(_longest_word, column))
-        for index, (size, column) in enumerate(zip(widths, zip(*rows, strict=True), strict=False))
+        size if place in fixed else max(map(_longest_word, column))
+        for place, (size, column) in enumerate(zip(widths, zip(*rows, strict=True), strict=True))
     ]
-    while sum(widths) > room:
-        names = [index for index, size in enumerate(least) if widths[index] > size]
-        if not names:
-            return
-        widths[min(names, key=lambda index: (_lines(rows, widths, index), -widths[index], -index))] -= 1
+    while sum(widths) > room and any(map(int.__lt__, least, widths)):
+        widest = max((size, place) for place, size in enumerate(widths) if size > least[place])
+        widths[widest[1]] -= 1
 
 
 def _longest_word(cell: str) -> int:
     """Length of the longest part that cannot wrap; very long words, such as addresses, are broken."""
     indent = len(cell) - len(cell.lstrip(f"{MARK} "))
     return min(MAX_WORD, indent + max(map(len, re.split(_BREAK, cell[indent:]))))
-
-
-def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int], narrowed: int) -> int:
-    """About how many lines the rows take with one column narrower by one."""
-    sizes = [max(width - (index == narrowed), 1) for index, width in enumerate(widths)]
-    return sum(
-        max(math.ceil(len(cell) / size) for cell, size in zip(row, sizes, strict=True)) for row in rows
-    )
 
 
 def _wrapped(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:

@@ -326,6 +326,7 @@ class WaferCalibration(Calibration):
     """Which peak the efficiency is a fraction of."""
 
 
+FusedAttention = Literal["synchronous", "asynchronous", "one_block"]
 Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
 """How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
 Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
@@ -364,7 +365,7 @@ class FrameworkCalibration(Calibration):
     """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""
     dropout: bool = True
     """Whether attention that keeps its scores drops some of them, as models of the era did."""
-    attention: Literal["synchronous", "asynchronous", "one_block"] = "synchronous"
+    attention: FusedAttention = "synchronous"
     """Its fused attention: with the matrix instructions of the A100, with the fastest of each device, or in a
     kernel that holds all keys of a head (Apex FMHA)."""
     ceiling_share: Fraction = 1.0

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from perfsim.base.spec import CatalogSpec, Name
 from perfsim.base.units import quantity
-from perfsim.specs.calibration import Dispatcher, FrameworkCalibration
+from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion
 from perfsim.specs.hardware import Release
 from perfsim.specs.model import Positions, RecomputeKeeps
 
@@ -18,6 +18,8 @@ class Runtime(CatalogSpec):
 
     name: Name = "default"
     attention: Attention = "standard"
+    attention_kernel: FusedAttention | None = None
+    """Which fused attention runs, as with `NVTE_FUSED_ATTN=0` (synchronous); None: the framework's."""
     attention_length: Positions | None = None
     """Keys that fused attention computes for each position of unequal samples, with padding that
     its kernel does not skip; None: seq_length."""
@@ -36,6 +38,8 @@ class Runtime(CatalogSpec):
     Engine, asynchronous tensor parallelism of PyTorch)."""
     grad_bucket: Annotated[float, *quantity("bytes", least=1.0)] | None = None
     """Size of a bucket of overlapped gradient reduction, in whole layers; None: one layer."""
+    fused: tuple[Fusion, ...] | None = None
+    """Kernels that are merged with others; None: those that the framework merges."""
     fused_cross_entropy: bool = False
     """Loss and its gradient in one kernel each, on the logits as the LM head writes them.
 
@@ -44,7 +48,18 @@ class Runtime(CatalogSpec):
     """
     host_blocking: bool = False
     """Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
+    cuda_graph: bool | None = None
+    """Whether whole steps are replayed from a CUDA graph; None: as the framework usually does."""
     framework: FrameworkCalibration | None = None
     """Host-side costs of the training framework; required on GPUs."""
     software_release: Release | None = None
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
+
+    @property
+    def stack(self) -> FrameworkCalibration | None:
+        """The constants of the framework with the settings that are given here instead; None without one."""
+        given = {"attention": self.attention_kernel, "fused": self.fused, "cuda_graph": self.cuda_graph}
+        changes = {name: value for name, value in given.items() if value is not None}
+        if self.framework is None or not changes:
+            return self.framework
+        return self.framework.model_copy(update=changes)

@@ -18,7 +18,7 @@ from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.kinds import is_named, members
-from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, place
+from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, mark_at
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import changed_part, changes_by_root, priced_part
@@ -77,11 +77,11 @@ class SweepSpec(CatalogSpec):
 class _StudyCatalog(Catalog):
     """A catalogue that also loads studies, so that a sweep can name one."""
 
-    def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
+    def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
         """The description of a kind, including studies."""
         if kind == "study":
-            return parse_file(self.find(kind, name_or_path, beside), StudySpec, self)
-        return super().load(kind, name_or_path, beside)
+            return parse_file(self.find(kind, name_or_path, near), StudySpec, self)
+        return super().load(kind, name_or_path, near)
 
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
@@ -159,7 +159,7 @@ def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list
             node = mapping.node
             for part in (*where, path):
                 node = node.mapping[part]
-            key = place(mapping.node, (*where, path), of_key=True)
+            key = mark_at(mapping.node, (*where, path), of_key=True)
             axis = _Axis(str(path), key, (node,) if name else tuple(node.sequence), name)
             if axis.root not in (*MACHINE_ROOTS, *STUDY_ROOTS):
                 known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]

@@ -221,7 +221,7 @@ def model_flop_per_step(job: Job) -> float:
 def _whole_layer(job: Job, kind: LayerKind) -> LayerSlice:
     """A layer of a kind for one sequence, with what its recompute keeps."""
     recipe = job.recipe
-    framework = job.runtime.framework
+    framework = job.runtime.stack
     return LayerSlice(
         job.model,
         recipe.seq_length,

@@ -36,7 +36,7 @@ def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     points = [("gpu", 8 * 2**i, 100 / 1.9**i, 0.95**i, "") for i in range(6)]
-    columns = {"series": None, "devices": COUNT, "time": Unit("days"), "efficiency": SHARE, "note": None}
+    columns = {"series": None, "devices": COUNT, "time": Unit("days"), "efficiency": SHARE, "layout": None}
     names = ("id", "family", "evidence", "measured_s", "predicted_s", "error")
     cases = [(f"case {i}", "megatron", "A", 10.0 + i, 11.0 + i, 0.1) for i in range(5)]
     cells = Table.of(

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from perfsim.costs.memory import MemoryUse
 from perfsim.network.topology import Cables, NetworkMap, Place
-from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, LinkUse, Roofline
+from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, LinkUse, Roofline
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Cell, Table
@@ -218,26 +218,98 @@ HEADROOM = 5
 """How far above the highest ceiling the figure ends, for labels."""
 
 
-def roofline(own: Roofline) -> go.Figure:
-    """Points of kernels sized by time, below the ceilings of memory and of each precision."""
-    kernels = _drawn(own)
-    spots = [_spot(kernel) for kernel in kernels]
-    peak = max(own.peaks_flop_per_s.values(), default=max(y for _, y in spots))
+def roofline_table(own: Roofline) -> Table:
+    """Every kind of kernel with its time, work and rates."""
+    total_s = sum(kernel.time_s for kernel in own.kernels)
+    columns = {
+        "kernels": None,
+        "kind": None,
+        "time a step": text.TIME,
+        "share": text.SHARE,
+        "work": text.FLOP,
+        "memory": text.BYTES,
+        "FLOP per byte": text.NUMBER,
+        "rate": text.FLOP_PER_S,
+        "reach": None,
+    }
+    rows = []
+    for kernel in own.kernels:
+        rate = kernel.flop / kernel.time_s
+        peak = own.peaks_flop_per_s.get(kernel.precision or "")
+        of_memory = kernel.n_bytes / kernel.time_s / own.memory_bytes_per_s
+        nearest = max((of_memory, "memory"), (rate / peak if peak else 0.0, f"{kernel.precision} peak"))
+        precise = kernel.precision and kernel.kind != UPDATE and len(own.peaks_flop_per_s) > 1
+        name = f"{kernel.name}, {kernel.precision}" if precise else kernel.name
+        intensity = kernel.flop / kernel.n_bytes or None
+        reach = f"{text.percent(nearest[0], 0)} of {nearest[1]}"
+        shares = (kernel.time_s, kernel.time_s / total_s)
+        rows.append((name, kernel.kind, *shares, kernel.flop, kernel.n_bytes, intensity, rate, reach))
+    caption = "Sums over one device and step, forward, backward and recomputation together."
+    return Table.of(columns, rows, caption)
+
+
+def roofline(table: Table, own: Roofline) -> go.Figure:
+    """The kernels of `roofline_table` as points sized by time, below the ceilings of their device."""
+    points = [_Point(table, row) for row in table.rows if row[3].number >= LEAST]
+    peak = max(own.peaks_flop_per_s.values(), default=max(point.y for point in points))
     ridge = peak / own.memory_bytes_per_s
-    x_ends = min(ridge / 8, *(x / 2.5 for x, _ in spots)), 4 * max(ridge, *(x for x, _ in spots))
-    y_ends = min(peak / 20, *(y / 4 for _, y in spots)), HEADROOM * peak
-    traces: list[Any] = [_line([x_ends[0], ridge], own.memory_bytes_per_s)]
+    x_ends = (
+        min(ridge / 8, *(point.x / 2.5 for point in points)),
+        4 * max(ridge, *(point.x for point in points)),
+    )
+    y_ends = min(peak / 20, *(point.y / 4 for point in points)), HEADROOM * peak
+    # Memory gives a slope up to the ridge, each precision a level line beyond its own ridge.
+    lines = [([x_ends[0], ridge], [own.memory_bytes_per_s * x_ends[0], peak], "solid")]
     for flop_per_s in own.peaks_flop_per_s.values():
-        traces.append(_line([flop_per_s / own.memory_bytes_per_s, x_ends[1]], 0.0, flop_per_s))
-    traces += [_points(own, kind) for kind in LOOKS if any(kernel.kind == kind for kernel in kernels)]
+        lines.append(([flop_per_s / own.memory_bytes_per_s, x_ends[1]], [flop_per_s] * 2, "dash"))
+    look = {"mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    traces = [
+        go.Scatter(x=x, y=y, line={"color": base.GREY, "width": 2, "dash": dash}, **look)
+        for x, y, dash in lines
+    ]
+    for kind, (colour, symbol) in LOOKS.items():
+        if own_points := [point for point in points if point.kind == kind]:
+            traces.append(
+                go.Scatter(
+                    x=[base.rounded(point.x) for point in own_points],
+                    y=[base.rounded(point.y) for point in own_points],
+                    name=kind,
+                    mode="markers",
+                    marker={
+                        "color": base.translucent(colour, 0.75),
+                        "symbol": symbol,
+                        "size": [point.size_px for point in own_points],
+                        "line": {"width": 1, "color": colour},
+                    },
+                    customdata=[point.hover for point in own_points],
+                    hovertemplate="%{customdata}<extra></extra>",
+                )
+            )
     style = base.layout(
         "FLOP/s of a device by FLOPs per byte",
         height=460,
         xaxis=_axis("FLOP per byte of device memory", x_ends, "{:,g}".format),
         yaxis=_axis("FLOP/s", y_ends, lambda tick: text.si(tick, "")),
-        annotations=[*_ceilings(own, x_ends), *_labels(own, kernels, x_ends, y_ends)],
+        annotations=[*_ceilings(own, x_ends), *_labels(points, base.Canvas(x_ends, y_ends))],
     )
     return go.Figure(traces, style)
+
+
+class _Point:
+    """A kernel in the figure: FLOP per byte and FLOP/s, one FLOP a number where FLOPs are not counted."""
+
+    def __init__(self, table: Table, row: Sequence[Cell]) -> None:
+        name, kind, time, share, work, memory, *_ = row
+        flop = work.number or memory.number / NUMBER_BYTES
+        self.kind = kind.value
+        self.x = flop / memory.number
+        self.y = flop / time.number
+        self.label = f"{name.value}: {text.percent(share.number, 0)}"
+        # The area of a point follows the time.
+        self.size_px = round(max(SMALLEST_PX, LARGEST_PX * math.sqrt(share.number)), 1)
+        told = [table.text(cell, column) for cell, column in zip(row, table.columns, strict=True)]
+        words = [told[0], f"{told[2]} a step, {told[3]} of kernel time", f"{told[4]}, {told[7]}", *told[5::3]]
+        self.hover = "<br>".join(map(base.esc, words))
 
 
 def _axis(title: str, ends: tuple[float, float], written: Callable[[float], str]) -> dict[str, Any]:
@@ -246,78 +318,6 @@ def _axis(title: str, ends: tuple[float, float], written: Callable[[float], str]
     ticks = [10.0**power for power in range(math.ceil(low), math.floor(high) + 1)]
     shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [written(tick) for tick in ticks]}
     return base.axis(title, type="log", range=[low, high], **shown)
-
-
-def _drawn(own: Roofline) -> list[KernelUse]:
-    total_s = sum(kernel.time_s for kernel in own.kernels)
-    return [kernel for kernel in own.kernels if kernel.time_s >= LEAST * total_s]
-
-
-def _spot(kernel: KernelUse) -> tuple[float, float]:
-    """FLOP per byte and FLOP/s; one FLOP a number where FLOPs are not counted."""
-    flop = kernel.flop or kernel.n_bytes / NUMBER_BYTES
-    return flop / kernel.n_bytes, flop / kernel.time_s
-
-
-def _line(x: Sequence[float], bytes_per_s: float, flop_per_s: float = 0.0) -> Any:
-    """A ceiling: of memory where `bytes_per_s` is given, else of arithmetic."""
-    y = [bytes_per_s * at if bytes_per_s else flop_per_s for at in x]
-    line = {"color": base.GREY, "width": 2, "dash": "solid" if bytes_per_s else "dash"}
-    return go.Scatter(x=list(x), y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False)
-
-
-def _points(own: Roofline, kind: str) -> Any:
-    kernels = [kernel for kernel in _drawn(own) if kernel.kind == kind]
-    colour, symbol = LOOKS[kind]
-    spots = [_spot(kernel) for kernel in kernels]
-    return go.Scatter(
-        x=[float(f"{x:.5g}") for x, _ in spots],
-        y=[float(f"{y:.5g}") for _, y in spots],
-        name=kind,
-        mode="markers",
-        marker={
-            "color": base.translucent(colour, 0.75),
-            "symbol": symbol,
-            "size": [_size_px(own, kernel) for kernel in kernels],
-            "line": {"width": 1, "color": colour},
-        },
-        customdata=["<br>".join([base.esc(_named(own, kernel)), *_said(own, kernel)]) for kernel in kernels],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
-
-
-def _size_px(own: Roofline, kernel: KernelUse) -> float:
-    """The diameter of a point, whose area follows the time."""
-    return round(max(SMALLEST_PX, LARGEST_PX * math.sqrt(_share(own, kernel))), 1)
-
-
-def _share(own: Roofline, kernel: KernelUse) -> float:
-    return kernel.time_s / sum(other.time_s for other in own.kernels)
-
-
-def _named(own: Roofline, kernel: KernelUse) -> str:
-    """The name, with the precision where several are used."""
-    told = kernel.precision and kernel.kind != UPDATE and len(own.peaks_flop_per_s) > 1
-    return f"{kernel.name}, {kernel.precision}" if told else kernel.name
-
-
-def _said(own: Roofline, kernel: KernelUse) -> list[str]:
-    """Time, FLOPs, bytes, and how near the ceilings a kernel is."""
-    words = [f"{text.duration(kernel.time_s)} a step, {text.percent(_share(own, kernel))} of kernel time"]
-    if kernel.flop:
-        words.append(f"{text.si(kernel.flop, 'FLOP')}, {text.si(kernel.flop / kernel.time_s, 'FLOP/s')}")
-    rate = kernel.n_bytes / kernel.time_s
-    words.append(f"{text.si(kernel.n_bytes, 'B')}, {text.si(rate, 'B/s')}")
-    return [*words, _reach(own, kernel)]
-
-
-def _reach(own: Roofline, kernel: KernelUse) -> str:
-    """What a kernel reaches of the ceiling that it is nearest to."""
-    memory = kernel.n_bytes / kernel.time_s / own.memory_bytes_per_s
-    peak = own.peaks_flop_per_s.get(kernel.precision or "")
-    compute = kernel.flop / kernel.time_s / peak if peak else 0.0
-    nearest, ceiling = max((memory, "memory"), (compute, f"{kernel.precision} peak"))
-    return f"{text.percent(nearest, 0)} of {ceiling}"
 
 
 def _ceilings(own: Roofline, x_ends: tuple[float, float]) -> list[dict[str, Any]]:
@@ -335,63 +335,25 @@ def _ceilings(own: Roofline, x_ends: tuple[float, float]) -> list[dict[str, Any]
     return [*notes, plain | memory | {"text": words, "yshift": 26}]
 
 
-def _labels(
-    own: Roofline, kernels: Sequence[KernelUse], x_ends: tuple[float, float], y_ends: tuple[float, float]
-) -> list[dict[str, Any]]:
+def _labels(points: Sequence[_Point], canvas: base.Canvas) -> list[dict[str, Any]]:
     """A label with a leader for each point, the longest first; left out where it would hide another one."""
-    canvas = base.Canvas(x_ends, y_ends)
-    taken = [canvas.around(*_spot(kernel), _size_px(own, kernel)) for kernel in kernels]
-    peak = canvas.at(x_ends[0], y_ends[1] / HEADROOM)[1]
+    taken = [canvas.around(point.x, point.y, point.size_px) for point in points]
+    peak = canvas.at(canvas.x_ends[0], canvas.y_ends[1] / HEADROOM)[1]
     taken.append((base.WIDE_PX / 2, peak, base.WIDE_PX, peak + 2 * base.LABEL_LINE_PX))
     asked = []
-    for kernel in kernels:
-        words = f"{_named(own, kernel)}: {text.percent(_share(own, kernel), 0)}"
-        spots = [base.Spot(*_spot(kernel), *offset) for offset in _offsets(base.half_px(words))]
-        asked.append((words, spots, {"standoff": _size_px(own, kernel) / 2}))
+    for point in points:
+        half = base.half_px(point.label)
+        # Nearest first: pixels to the right and up.
+        near = [(0.0, -34.0), (0.0, 34.0), (-half - 28, 0.0), (half + 28, 0.0)]
+        far = [
+            (side * half, sign * up)
+            for up in (52.0, 74.0, 96.0, 118.0)
+            for sign in (-1, 1)
+            for side in (0, -1, 1)
+        ]
+        spots = [base.Spot(point.x, point.y, *offset) for offset in (*near, *far)]
+        asked.append((point.label, spots, {"standoff": point.size_px / 2}))
     return base.notes(canvas, asked, taken, always=False)
-
-
-def _offsets(half: float) -> list[tuple[float, float]]:
-    """Where a label may stand next to its point, nearest first: pixels to the right and up."""
-    near = [(0.0, -34.0), (0.0, 34.0), (-half - 28, 0.0), (half + 28, 0.0)]
-    return near + [
-        (side * half, sign * up)
-        for up in (52.0, 74.0, 96.0, 118.0)
-        for sign in (-1, 1)
-        for side in (0, -1, 1)
-    ]
-
-
-def roofline_table(own: Roofline) -> Table:
-    """Every kind of kernel with its time, work and rates."""
-    return Table.of(
-        {
-            "kernels": None,
-            "kind": None,
-            "time a step": text.TIME,
-            "share": text.SHARE,
-            "work": text.FLOP,
-            "memory": text.BYTES,
-            "FLOP per byte": text.NUMBER,
-            "rate": text.FLOP_PER_S,
-            "reach": None,
-        },
-        (
-            (
-                _named(own, kernel),
-                kernel.kind,
-                kernel.time_s,
-                _share(own, kernel),
-                kernel.flop,
-                kernel.n_bytes,
-                kernel.flop / kernel.n_bytes or None,
-                kernel.flop / kernel.time_s,
-                _reach(own, kernel),
-            )
-            for kernel in own.kernels
-        ),
-        "Sums over one device and step, forward, backward and recomputation together.",
-    )
 
 
 # A drawn network, devices at the bottom: what repeats is drawn once, with what the step uses of links.

@@ -9,7 +9,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perfsim.prediction.prediction import Prediction
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Cell, Table
@@ -30,28 +29,46 @@ SAME = 0.02
 IDEAL = {"color": base.GREY, "width": 1.5, "dash": "dot"}
 
 
-def scaling_table(series: Sequence[Series]) -> Table:
-    """Every point with its time to the target and its efficiency."""
-    unit = text.time_unit(point.target_time.time_s for member in series for point in member.points)
-    return Table.of(
-        {"series": None, "devices": text.COUNT, "time": unit, "scaling efficiency": text.SHARE, "note": None},
+def series_table(series: Sequence[Series]) -> Table:
+    """Every point of the series at its best batch, every column in one unit."""
+    points = [(own, point) for own in series for point in text.thinned(own.points, MAX_MARKS)]
+    unit = text.time_unit(point.target_time.time_s for _, point in points)
+    step = text.time_unit([max((point.prediction.step_time_s for _, point in points), default=1.0)])
+    columns = {
+        "series": None,
+        "machine": None,
+        "devices": text.COUNT,
+        "batch": text.COUNT,
+        "steps": text.COUNT,
+        "step": step,
+        "MFU": text.WHOLE_SHARE,
+        "efficiency": text.WHOLE_SHARE,
+        "time": unit,
+        "wall": unit,
+        "layout": None,
+    }
+    rows = (
         (
-            (
-                member.label,
-                point.num_devices,
-                Cell(point.target_time.time_s, point.target_time.band_s),
-                member.efficiency(point),
-                _plan(point.prediction),
-            )
-            for member in series
-            for point in text.thinned(member.points, MAX_MARKS)
-        ),
-        "Scaling efficiency is relative to the smallest machine of the series.",
+            own.label,
+            point.machine,
+            point.num_devices,
+            point.prediction.global_batch_size,
+            point.target_time.steps,
+            point.prediction.step_time_s,
+            point.prediction.mfu,
+            own.efficiency(point),
+            Cell(point.target_time.time_s, point.target_time.band_s),
+            point.prediction.wall_s,
+            text.layout_short(point.prediction.layout),
+        )
+        for own, point in points
     )
+    return Table.of(columns, rows, "Efficiency is relative to the smallest machine of the series.")
 
 
 def scaling_curve(table: Table) -> go.Figure:
-    """A line for each series of `scaling_table` with its band, and dotted the ideal from its first point."""
+    """A line for each series of `series_table` with its band, and dotted the ideal from its first point."""
+    table = table.only("series", "devices", "time", "efficiency", "layout")
     unit = table.columns[2].unit or text.TIME
     series = _by_series(table)
     lines: list[go.Scatter] = []
@@ -114,27 +131,17 @@ def scaling_curve(table: Table) -> go.Figure:
 
 def efficiency_table(scalings: Sequence[Scaling]) -> Table:
     """Every point with its efficiency in throughput and in time to the target."""
-    return Table.of(
-        {
-            "series": None,
-            "devices": text.COUNT,
-            "in throughput": text.SHARE,
-            "in time to the target": text.SHARE,
-            "note": None,
-        },
+    columns = {"series": None, "devices": text.COUNT, "in throughput": text.SHARE}
+    rows = (
         (
-            (
-                own.series.label,
-                point.num_devices,
-                own.efficiency(point),
-                own.series.efficiency(point),
-                f"{_plan(point.prediction)}, {point.prediction.why.cause}",
-            )
-            for own in scalings
-            for point in text.thinned(own.series.points, MAX_MARKS)
-        ),
-        "Relative to the smallest machine of the series.",
+            *(own.series.label, point.num_devices, own.efficiency(point), own.series.efficiency(point)),
+            f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}",
+        )
+        for own in scalings
+        for point in text.thinned(own.series.points, MAX_MARKS)
     )
+    caption = "Relative to the smallest machine of the series."
+    return Table.of(columns | {"in time to the target": text.SHARE, "note": None}, rows, caption)
 
 
 def efficiency_curve(table: Table) -> go.Figure:
@@ -173,10 +180,6 @@ def efficiency_curve(table: Table) -> go.Figure:
         showlegend=True,
     )
     return go.Figure(traces, style)
-
-
-def _plan(step: Prediction) -> str:
-    return f"batch {text.integer(step.global_batch_size)}, {text.layout_short(step.layout)}"
 
 
 def _by_series(table: Table) -> dict[str, list[Sequence[Cell]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import CandidateResult, StudyResult
-from perfsim.studies.scaling import Series
 from perfsim.studies.timeline import TimelineBar, grouped
 from perfsim.studies.variants import Change
 from perfsim.work.graph import computes
@@ -381,66 +380,82 @@ def waterfall(table: Table) -> go.Figure:
 
 
 def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
-    """Every variant in every group: its step, the change, and what limits its step."""
-    return Table.of(
-        {
-            "in common": None,
-            "variant": None,
-            "machine": None,
-            "step": text.TIME,
-            "change": text.CHANGE,
-            "policy changed": None,
-            "limited by": None,
-            "nearest remedy": None,
-        },
+    """Every variant in every group, the largest effect first: its step, the change, and what limits it."""
+    known = [
+        (group, change)
+        for group, (first, *others) in changes.items()
+        for change in [first, *sorted(others, key=lambda own: -max(own.ratio, 1.0 / own.ratio))]
+    ]
+    points = [change.point for _, change in known]
+    unit = text.time_unit(point.target_time.time_s for point in points)
+    step = text.time_unit([max((point.prediction.step_time_s for point in points), default=1.0)])
+    columns = {
+        "in common": None,
+        "variant": None,
+        "machine": None,
+        "batch": text.COUNT,
+        "step": step,
+        "MFU": text.WHOLE_SHARE,
+        "change": text.CHANGE,
+        "time": unit,
+        "wall": unit,
+        "policy changed": None,
+        "limited by": None,
+        "nearest remedy": None,
+    }
+    rows = (
         (
-            (
-                group,
-                change.point.variant,
-                change.point.machine,
-                change.point.prediction.step_time_s,
-                None if change.point is change.base else change.ratio - 1.0,
-                change.policy or None,
-                change.point.prediction.why.cause,
-                change.point.prediction.why.remedy,
-            )
-            for group, own in changes.items()
-            for change in own
-        ),
-        "The first variant of each group is what the others are compared with.",
+            *(group, change.point.variant, change.point.machine),
+            change.point.prediction.global_batch_size,
+            change.point.prediction.step_time_s,
+            change.point.prediction.mfu,
+            Cell(None)
+            if change.point is change.base
+            else Cell(change.ratio - 1.0, note="*" if change.policy else ""),
+            Cell(change.point.target_time.time_s, change.point.target_time.band_s),
+            change.point.prediction.wall_s,
+            change.policy or None,
+            change.point.prediction.why.cause,
+            change.point.prediction.why.remedy,
+        )
+        for group, change in known
     )
+    caption = "Changes are relative to the first variant of each group. * the planner's policy changed too."
+    return Table.of(columns, rows, caption)
 
 
 def change_bars(table: Table) -> go.Figure:
     """Horizontal bars of `change_table` in per cent, the largest first, one colour a group."""
+    table = table.only("in common", "variant", "step", "change", "policy changed")
+    step = table.columns[2].unit or text.TIME
     groups: dict[str, dict[str, Sequence[Cell]]] = {}
     effects: dict[str, float] = {}
     for row in table.rows:
         name = str(row[1].value)
         groups.setdefault(str(row[0].value), {})[name] = row
-        if row[4].value is not None:
-            ratio = 1.0 + row[4].number
+        if row[3].value is not None:
+            ratio = 1.0 + row[3].number
             effects[name] = max(ratio, 1.0 / ratio, effects.get(name, 0.0))
     names = sorted(effects, key=lambda name: -effects[name])
     traces = []
     values = [0.0]
     for index, (group, rows) in enumerate(groups.items()):
-        before = next(iter(rows.values()))[3].number
-        drawn = [rows[name] for name in names if name in rows and rows[name][4].value is not None]
-        values += [100.0 * row[4].number for row in drawn]
+        before = step.text(next(iter(rows.values()))[2].number)
+        drawn = [rows[name] for name in names if name in rows and rows[name][3].value is not None]
+        values += [100.0 * row[3].number for row in drawn]
         traces.append(
             go.Bar(
                 orientation="h",
                 name=base.esc(group),
                 y=[base.in_lines(str(row[1].value)) for row in drawn],
-                x=[round(100.0 * row[4].number, 4) for row in drawn],
+                x=[round(100.0 * row[3].number, 4) for row in drawn],
                 marker={"color": base.series_style(index)["color"]},
-                text=[text.CHANGE.text(row[4].number) + (" *" if row[5].value else "") for row in drawn],
+                text=[table.text(row[3], table.columns[3]) for row in drawn],
                 textposition="outside",
                 cliponaxis=False,
                 customdata=[
-                    f"{text.duration(before)} to {text.duration(row[3].number)}"
-                    + (f"<br>policy changed: {base.esc(row[5].value)}" if row[5].value else "")
+                    f"{before} to {step.text(row[2].number)}"
+                    + (f"<br>policy changed: {base.esc(row[4].value)}" if row[4].value else "")
                     for row in drawn
                 ],
                 hovertemplate="<b>%{y}</b><br>%{customdata} (%{text})<extra>%{fullData.name}</extra>",
@@ -462,29 +477,11 @@ def change_bars(table: Table) -> go.Figure:
     return go.Figure(traces, style)
 
 
-def times_table(series: Iterable[Series]) -> Table:
-    """Every point of the series: batch, steps, time of a step and to the target."""
-    points = [(member.label, point) for member in series for point in member.points]
-    unit = text.time_unit(point.target_time.time_s for _, point in points)
-    return Table.of(
-        {"": None, "batch": text.COUNT, "steps": text.COUNT, "step": text.TIME, "time": unit, "layout": None},
-        (
-            (
-                name,
-                point.prediction.global_batch_size,
-                point.target_time.steps,
-                point.target_time.step_time_s,
-                Cell(point.target_time.time_s, point.target_time.band_s),
-                text.layout_long(point.prediction.layout),
-            )
-            for name, point in points
-        ),
-    )
-
-
 def time_dots(table: Table) -> go.Figure:
-    """One dot with its 90 % band for every row of `times_table`, on a logarithmic axis of time."""
-    unit = table.columns[4].unit or text.TIME
+    """One dot with its 90 % band for every row of a table of series, on a logarithmic axis of time."""
+    table = table.only("series", "steps", "step", "time")
+    unit = table.columns[3].unit or text.TIME
+    step = table.columns[2].unit or text.TIME
     names = [base.in_lines(str(row[0].value)) for row in table.rows]
     times = [cell.number / unit.scale for cell in table.column("time")]
     ends = [[end / unit.scale for end in cell.band or ()] for cell in table.column("time")]
@@ -501,8 +498,8 @@ def time_dots(table: Table) -> go.Figure:
             "color": base.GREY,
         },
         customdata=[
-            f"{unit.text(row[4].number, row[4].band)}, {text.integer(row[2].number)} steps of "
-            f"{text.duration(row[3].number)}"
+            f"{unit.text(row[3].number, row[3].band)}, {text.integer(row[1].number)} steps of "
+            f"{step.text(row[2].number)}"
             for row in table.rows
         ],
         hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>",

@@ -63,7 +63,9 @@ def batch_curves(table: Table, result: StudyResult) -> go.Figure:
         for index, (name, rows) in enumerate(curves.items())
         for trace in _curve(name, rows, base.series_style(index), unit)
     ]
-    x_ends = _ends([row[2].number for row in table.rows], result.critical_batch_tokens, 1.4)
+    tokens = [row[2].number for row in table.rows]
+    critical = _critical_batch(result, tokens)
+    x_ends = _ends(tokens, result.critical_batch_tokens, 1.4)
     y_ends = _ends([end / unit.scale for row in table.rows for end in row[5].band or ()], 0.0, 1.15)
     points = {
         name: [(row[2].number, row[5].number / unit.scale) for row in rows if math.isfinite(row[5].number)]
@@ -76,8 +78,8 @@ def batch_curves(table: Table, result: StudyResult) -> go.Figure:
         yaxis=base.log_axis(
             f"time to the target ({unit.name})", y_ends, range=[math.log10(end) for end in y_ends]
         ),
-        shapes=_critical_shapes(result),
-        annotations=[*_critical_note(result), *_curve_names(points, base.Canvas(x_ends, y_ends))],
+        shapes=critical["shapes"],
+        annotations=[*critical["annotations"], *_curve_names(points, base.Canvas(x_ends, y_ends))],
         showlegend=False,
     )
     return go.Figure(traces, style)
@@ -177,9 +179,11 @@ def _curve(
     return [*band, line, *stars]
 
 
-def _critical_shapes(result: StudyResult) -> list[dict[str, Any]]:
-    if not result.critical_batch_tokens > 0:
-        return []
+def _critical_batch(result: StudyResult, tokens: Sequence[float]) -> dict[str, list[dict[str, Any]]]:
+    """The critical batch as a line in its band, with its name; nothing where no batch wastes tokens."""
+    critical = result.critical_batch_tokens
+    if not critical > 0:
+        return {"shapes": [], "annotations": []}
     low, high = result.critical_batch_band_tokens
     common: dict[str, Any] = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     band = {
@@ -189,137 +193,88 @@ def _critical_shapes(result: StudyResult) -> list[dict[str, Any]]:
         "fillcolor": "rgba(128,128,128,0.15)",
         "line": {"width": 0},
     }
-    at = result.critical_batch_tokens
-    line = {"type": "line", "x0": at, "x1": at, "line": {"width": 2, "dash": "dash", "color": base.GREY}}
-    return [common | band, common | line]
-
-
-def _critical_note(result: StudyResult) -> list[dict[str, Any]]:
-    critical = result.critical_batch_tokens
-    if not critical > 0:
-        return []
-    tokens = [point.batch_tokens for candidate in result.candidates for point in candidate.batch_curve]
+    dashed = {"width": 2, "dash": "dash", "color": base.GREY}
+    line = {"type": "line", "x0": critical, "x1": critical, "line": dashed}
     on_the_left = bool(tokens) and critical**2 < min(tokens) * max(tokens)
-    return [
-        {
-            "x": math.log10(critical),
-            "xref": "x",
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "top",
-            "xanchor": "left" if on_the_left else "right",
-            "showarrow": False,
-            "align": "left" if on_the_left else "right",
-            "text": f" critical batch <br> {text.large(critical)} ",
-        }
-    ]
+    note = {
+        "x": math.log10(critical),
+        "xref": "x",
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "top",
+        **dict.fromkeys(("xanchor", "align"), "left" if on_the_left else "right"),
+        "showarrow": False,
+        "text": f" critical batch <br> {text.large(critical)} ",
+    }
+    return {"shapes": [common | band, common | line], "annotations": [note]}
 
 
 # How many devices of two machines finish on the same day: a curve with its 90 % band.
 
 
 def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure:
-    """Devices of the first machine over those of the other, from the counts of both.
+    """Devices of the first machine over those of the other, from the counts of both, with 90 % bands.
 
-    `forward` matches the other machine's counts by the first, `backward` the first's by the other. The band
-    is vertical for the former and horizontal for the latter.
+    `forward` matches the other machine's counts by the first, `backward` the first's by the other. The bands
+    are vertical for the former and horizontal for the latter.
     """
-    first = forward[0].series.devices_noun
-    rival = backward[0].series.devices_noun
-    up = _inside(forward)
-    across = _inside(backward)
-    points = sorted(
-        [(match.rival.num_devices, match.equal.typical) for match in up]
-        + [(match.equal.typical, match.rival.num_devices) for match in across]
+    first = base.esc(forward[0].series.devices_noun)
+    rival = base.esc(backward[0].series.devices_noun)
+    up, across = (
+        [match for match in matches if (match.equal.typical or 0.0) > match.series.counts[0]]
+        for matches in (forward, backward)
     )
-    banded = [match for match in up if None not in (match.equal.low, match.equal.high)]
-    xs = [match.rival.num_devices for match in banded]
-    band = go.Scatter(
-        x=[*xs, *reversed(xs)],
-        y=[*(match.equal.high for match in banded), *(match.equal.low for match in reversed(banded))],
-        fill="toself",
-        fillcolor=base.translucent(base.BLUE),
-        line={"width": 0},
-        mode="lines",
-        name="90 % band",
-        hoverinfo="skip",
+    points = sorted(
+        [(match.rival.num_devices, match.equal.typical or 0.0) for match in up]
+        + [(match.equal.typical or 0.0, match.rival.num_devices) for match in across]
     )
     line = go.Scatter(
-        x=[float(x) for x, _ in points if x],
-        y=[float(y) for _, y in points if y],
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
         mode="lines",
         line={"color": base.BLUE, "width": 2},
         name="on the same day",
         hoverinfo="skip",
     )
     style = base.layout(
-        f"{base.esc(first)} and {base.esc(rival)} that finish on the same day",
+        f"{first} and {rival} that finish on the same day",
         height=440,
-        xaxis=base.log_axis(base.esc(rival), [float(x) for x, _ in points if x]),
-        yaxis=base.log_axis(base.esc(first), [float(y) for _, y in points if y]),
+        xaxis=base.log_axis(rival, [x for x, _ in points]),
+        yaxis=base.log_axis(first, [y for _, y in points]),
     )
-    marks = [
-        _marks(up, base.BLUE, "circle", across=False),
-        _marks(across, base.VERMILLION, "square", across=True),
-    ]
-    return go.Figure([band, line, *marks], style)
+    looks = (
+        (up, base.BLUE, "circle", "xy", f"counts of {rival}"),
+        (across, base.VERMILLION, "square", "yx", f"counts of {first}"),
+    )
+    return go.Figure([line, *(_marks(*look) for look in looks if look[0])], style)
 
 
-def _inside(matches: Sequence[Match]) -> list[Match]:
-    """Those whose number of devices lies between two that were tried."""
-    return [match for match in matches if (match.equal.typical or 0.0) > match.series.counts[0]]
-
-
-def _marks(matches: Sequence[Match], colour: str, symbol: str, *, across: bool) -> go.Scatter:
-    """The matches of one direction; `across` puts their band on the horizontal axis."""
-    counts = [match.rival.num_devices for match in matches]
-    equal = [match.equal.typical or 0.0 for match in matches]
-    error = {
-        "type": "data",
-        "symmetric": False,
-        "array": [_reach(match.equal.high, at) for match, at in zip(matches, equal, strict=True)],
-        "arrayminus": [_reach(match.equal.low, at) for match, at in zip(matches, equal, strict=True)],
-        "color": colour,
-        "thickness": 1,
+def _marks(matches: Sequence[Match], colour: str, symbol: str, axes: str, name: str) -> go.Scatter:
+    """The matches of one direction: counts on the first of `axes`, equal numbers with bands on the other."""
+    equal = [match.equal for match in matches]
+    middles = [own.typical or 0.0 for own in equal]
+    ends = {"array": [own.high for own in equal], "arrayminus": [own.low for own in equal]}
+    reach = {
+        side: [0.0 if end is None else abs(end - middle) for end, middle in zip(values, middles, strict=True)]
+        for side, values in ends.items()
     }
-    bars = {"error_x": error} if across else {}
-    series = matches[0].series if matches else None
+    hover = [
+        f"{match.rival.machine} ({text.duration(match.rival.target_time.time_s)}): "
+        f"{text.NUMBER.text(middle)} {match.series.devices_noun}"
+        for match, middle in zip(matches, middles, strict=True)
+    ]
     return go.Scatter(
-        x=equal if across else counts,
-        y=counts if across else equal,
+        **{axes[0]: [match.rival.num_devices for match in matches], axes[1]: middles},
+        **{f"error_{axes[1]}": {"type": "data", "symmetric": False, "color": colour, "thickness": 1} | reach},
         mode="markers",
         marker={"color": colour, "symbol": symbol, "size": 8},
-        name=f"counts of {base.esc(matches[0].rival.devices_noun)}" if matches else "",
-        customdata=[base.esc(_hover(match)) for match in matches],
+        name=name,
+        customdata=list(map(base.esc, hover)),
         hovertemplate="%{customdata}<extra></extra>",
-        showlegend=series is not None,
-        **bars,
     )
-
-
-def _reach(end: float | None, middle: float) -> float:
-    return 0.0 if end is None else abs(end - middle)
-
-
-def _hover(match: Match) -> str:
-    rival = match.rival
-    equal = match.equal
-    low, middle, high = (
-        "?" if value is None else text.number(value) for value in (equal.low, equal.typical, equal.high)
-    )
-    time = text.duration(rival.target_time.time_s)
-    return f"{rival.machine} ({time}): {middle} {match.series.devices_noun} ({low} to {high})"
 
 
 # What a shorter time takes: money or device-days over the time to the target.
-
-
-def worth_taking(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """For each (time, cost), whether no other is at most as slow and as dear, and better in one of both."""
-    return [
-        not any(time <= own[0] and cost <= own[1] and (time, cost) != own for time, cost in points)
-        for own in points
-    ]
 
 
 def cost_table(points: Sequence[tuple[str, str, float, float, bool]], cost: text.Unit) -> Table:

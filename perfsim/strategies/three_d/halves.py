@@ -77,7 +77,7 @@ def fullest_rank(experts: int, ranks: int, spread: float) -> float:
 
 def waits_for_rows(recipe: TrainingRecipe) -> bool:
     """Whether the host must learn how many rows go where: not with a fixed capacity or in a CUDA graph."""
-    framework = recipe.runtime.framework
+    framework = recipe.runtime.stack
     if framework is None or framework.cuda_graph or recipe.expert_capacity is not None:
         return False
     return framework.expert_pass_s > 0
@@ -129,10 +129,10 @@ def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> Layer
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
         fused_cross_entropy=recipe.runtime.fused_cross_entropy,
-        fused=() if recipe.runtime.framework is None else recipe.runtime.framework.fused,
+        fused=() if recipe.runtime.stack is None else recipe.runtime.stack.fused,
         precisions=recipe.narrow_kernels,
         keeps=recipe.runtime.recompute_keeps,
-        selective="core" if recipe.runtime.framework is None else recipe.runtime.framework.selective,
+        selective="core" if recipe.runtime.stack is None else recipe.runtime.stack.selective,
         recompute_stops_early=layout.zero_stage == SHARDED,
         context=layout.context,
         context_exchange=layout.context_exchange,

@@ -239,7 +239,7 @@ def _head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
 def _send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
     """Messages between pipeline ranks; `node` is 0 where all devices are in one."""
     stage = _stage(job, kind, degrees)
-    framework = job.runtime.framework
+    framework = job.runtime.stack
     return {
         "send_inside": (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else (),
         "send_across": (transfer_work(stage, RankGroup(0, node, 2)),) if node else (),
@@ -628,12 +628,8 @@ def data_prices(
         for row in of_degrees.tolist()
     }
 
-    def works_of(*key: int) -> Named:
-        works = _data_terms(base, shapes[key[0], key[-1]], _ReplicaKey(*key))
-        return dict(zip(DataPrices._fields, works, strict=True))
-
     terms = Terms(DataPrices._fields, len(columns))
-    terms.add(keys, works_of)
+    terms.add(keys, lambda *key: _data_terms(base, shapes[key[0], key[-1]], _ReplicaKey(*key)))
     return DataPrices(*terms.sums(durations(terms.works))[:, :, None])
 
 
@@ -670,7 +666,7 @@ class _ReplicaKey(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Sequence[Sequence[Work]]:
+def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
     zero = key.zero
     data = key.data
     first = shapes.embedding
@@ -698,33 +694,30 @@ def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Sequence[Sequenc
     def gather(held: Held, wanted: bool) -> list[Work]:
         return replicas.gather_works(held) if wanted else []
 
+    tie: list[Work] = []
+    if key.last_rank and job.model.tied_embeddings:
+        group = group_of(job, ParallelLayout(tensor=key.tensor), 0)
+        ends_of_pipeline = RankGroup(0, key.last_rank * key.tensor * data, 2)
+        grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
+        tie = [tied_embedding_work(group, ends_of_pipeline, grad_bytes)]
     scatters = zero >= GRADIENTS_SHARDED
     updates_shard = 0 < zero < SHARDED
-    return (
-        reduce(whole),
-        gather(whole, updates_shard and not key.ahead),
-        [replicas.optimizer_work()],
-        reduce(Held(ends), job.runtime.overlap_grad_reduce),
-        reduce(layer * key.bucket),
-        reduce(layer * key.rest),
-        reduce(layer, scatters),
-        reduce(Held(shapes.embedding), scatters),
-        reduce(Held(shapes.head), scatters),
-        reduce(Held(shapes.both), scatters),
-        gather(layer, zero == SHARDED),
-        gather(Held(shapes.both), zero == SHARDED),
-        across(shapes.layer),
-        across(shapes.both),
-        gather(layer * key.ahead, updates_shard and key.ahead > 0),
-        gather(Held(first), updates_shard and key.ahead > 0),
-        _tie_works(job, replicas, key),
-    )
-
-
-def _tie_works(job: Job, replicas: Replicas, key: _ReplicaKey) -> list[Work]:
-    """The sum of a tied embedding's gradient over the first and the last stage, if these are apart."""
-    if not key.last_rank or not job.model.tied_embeddings:
-        return []
-    group = group_of(job, ParallelLayout(tensor=key.tensor), 0)
-    grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
-    return [tied_embedding_work(group, RankGroup(0, key.last_rank * key.tensor * key.data, 2), grad_bytes)]
+    return {
+        "reduce": reduce(whole),
+        "gather": gather(whole, updates_shard and not key.ahead),
+        "update": [replicas.optimizer_work()],
+        "reduce_ends": reduce(Held(ends), job.runtime.overlap_grad_reduce),
+        "reduce_bucket": reduce(layer * key.bucket),
+        "reduce_rest": reduce(layer * key.rest),
+        "reduce_layer": reduce(layer, scatters),
+        "reduce_embedding": reduce(Held(shapes.embedding), scatters),
+        "reduce_head": reduce(Held(shapes.head), scatters),
+        "reduce_both": reduce(Held(shapes.both), scatters),
+        "gather_layer": gather(layer, zero == SHARDED),
+        "gather_both": gather(Held(shapes.both), zero == SHARDED),
+        "across_layer": across(shapes.layer),
+        "across_both": across(shapes.both),
+        "ahead_bucket": gather(layer * key.ahead, updates_shard and key.ahead > 0),
+        "ahead_ends": gather(Held(first), updates_shard and key.ahead > 0),
+        "tie": tie,
+    }

@@ -46,7 +46,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     places = placement_of(layout)
     kinds = layer_kinds(job.model)
     layers = division_of(job, layout).layers
-    framework = job.runtime.framework
+    framework = job.runtime.stack
     waits = framework is not None and framework.pass_s > 0
     spans = [(sum(layers[:number]), count) for number, count in enumerate(layers)]
     # Layers of multi-token prediction are with the LM head.

@@ -688,7 +688,7 @@ def test_an_interrupted_run_ends_in_words(perfsim: Run, monkeypatch: pytest.Monk
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("perfsim.api.answers.run_study", interrupt)
+    monkeypatch.setattr("perfsim.api.studying.run_study", interrupt)
     monkeypatch.setattr("perfsim.api.questions.predict", interrupt)
     refused(perfsim("study", "study.yaml", "--json"), 130, "error: interrupted")
     refused(perfsim(*WAFERS, "--devices", "1"), 130, "error: interrupted")

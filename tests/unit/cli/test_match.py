@@ -16,7 +16,7 @@ def test_equal_time_is_printed_and_in_json() -> None:
     asked = [*ASKED, "--recipe", "chinchilla", "--match", "cs-2"]
     shown = CliRunner().invoke(main, asked)
     assert shown.exit_code == 0, shown.output
-    assert "each at its own best batch. Tried: 1 " in " ".join(shown.output.split())
+    assert "each at its best batch. Tried: 1 " in " ".join(shown.output.split())
     document = json.loads(CliRunner().invoke(main, [*asked, "--json"]).output)
     match = document["match"]
     assert match["system"] == "cs-2"

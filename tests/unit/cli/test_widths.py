@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.answers import StudyAnswer, SweepAnswer
+from perfsim.api.studying import StudyAnswer, SweepAnswer
 from perfsim.cli import VERBS, main
 
 WIDTHS = (60, 80, 120, 200)
@@ -48,8 +48,8 @@ ANSWERS = {
 
 
 ASKED_ONCE = (
-    ("perfsim.api.answers", "study"),
-    ("perfsim.api.answers", "sweep"),
+    ("perfsim.api.studying", "study"),
+    ("perfsim.api.studying", "sweep"),
     ("perfsim.api.questions", "predict"),
     ("perfsim.api.planning", "plan"),
     ("perfsim.api.tools", "why_measured"),

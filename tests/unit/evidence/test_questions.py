@@ -60,7 +60,7 @@ def asked(**changes: Any) -> Question:
 
 
 def framework_of(**changes: Any) -> FrameworkCalibration:
-    framework = asked(**changes).recipe.runtime.framework
+    framework = asked(**changes).recipe.runtime.stack
     assert framework is not None
     return framework
 

@@ -11,7 +11,7 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.engine import simulate
 from perfsim.machines import build_topology, network_of
-from perfsim.machines.gpu_cluster import FatTreeNetwork, port_demand
+from perfsim.machines.gpu_cluster import FatTreeNetwork
 from perfsim.machines.machine import PeerClasses, Traffic
 from perfsim.machines.placement import shared_links
 from perfsim.network import FatTree, Group, Topology, degraded
@@ -68,15 +68,6 @@ def test_a_reduction_and_a_send_inside_a_node_share_the_ports_of_their_ranks(
     assert run(at_once(ring, (send(toys, "s", 4, 5), "gpu4/send")), tree) == [SECONDS, SECONDS]
     short = (send(toys, "s", 3, 4, n_bytes=1e4), "gpu3/send")
     assert run(at_once((summed(toys, RankGroup(0, 1, 4), 1e6), "gpu0/nccl"), short), tree) == [SECONDS] * 2
-
-
-def test_a_collective_alone_in_its_node_leaves_ports_out(toys: ModuleType, tree: FatTree) -> None:
-    written = at_once(*((summed(toys, RankGroup(8 * n, 1, 8)), f"gpu{8 * n}/nccl-tensor") for n in range(4)))
-    collectives = CollectiveModel.of_tree(tree)
-    rate = collectives.port_bytes_per_s("all_reduce", LONG, 8)
-    assert port_demand(written, tree, collectives) == rate <= tree.system.node.scale_up.bandwidth
-    network = network_of(tree).of_graph(written)
-    assert network.traffic(written.works[0], ALONE) is None
 
 
 def test_inside_a_node_every_rank_sends_and_receives_once_at_the_bus_rate(

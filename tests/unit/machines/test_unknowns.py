@@ -41,10 +41,6 @@ def test_every_release_from_a_measured_one_adds_what_one_release_changed_in_the_
     assert width(release) == pytest.approx(releases * math.log(1.2))
 
 
-def test_no_release_exceeds_peak() -> None:
-    assert width("r2.10") == pytest.approx(-math.log(0.2 * 1.2**2))
-
-
 def test_a_wafer_at_its_peak_and_one_release_that_says_nothing_of_growth_have_no_such_width() -> None:
     assert width("peak") == 0.0
     alone = MEASURED.model_copy(update={"efficiency": {"r2.0": 0.4}})

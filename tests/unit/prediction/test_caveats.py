@@ -393,11 +393,6 @@ def test_only_settings_that_matter_for_the_degrees_are_listed() -> None:
     ]
 
 
-@pytest.mark.parametrize("named", ["sp=true,zero=1,recompute=full", "sp=false,zero=0,recompute=none"])
-def test_what_was_named_is_no_default_whatever_its_value(named: str) -> None:
-    assert defaults(f"tp=2,pp=2,mbs=1,schedule=gpipe,{named}") == []
-
-
 def test_the_planners_own_choice_and_wafers_leave_nothing_unsaid() -> None:
     assert defaults("") == []
     assert defaults("dp=1", devices=1, system="cs-2", strategy="weight-streaming") == []
@@ -415,14 +410,3 @@ def test_a_batch_at_the_edge_of_the_grid_says_so(best: int, words: str) -> None:
     texts = [caveat.text for caveat in edge_batch([8, 16, 32], best)]
     assert len(texts) == bool(words)
     assert all(text.startswith(words) for text in texts)
-
-
-def test_a_batch_that_was_given_has_no_edge() -> None:
-    assert edge_batch([16], 16) == []
-    assert edge_batch([], 16) == []
-
-
-def test_a_study_keeps_the_edge_of_its_batches_under_its_own_key_too() -> None:
-    candidate = studied("batch-at-edge")
-    assert "of 2 tried (128 to 256 sequences)" in candidate.batch_at_edge
-    assert candidate.batch_at_edge not in candidate.notes

@@ -9,7 +9,6 @@ import pytest
 
 import perfsim as ps
 from perfsim.engine.trace import Trace
-from perfsim.machines import machine_of
 from perfsim.prediction.bands import Hidden, accuracy_of, hidden_of, recorded_errors
 from perfsim.prediction.run import Evaluation, hidden_share
 from perfsim.work import GraphBuilder, Kind, Work
@@ -72,13 +71,6 @@ def test_what_hides_beyond_published_runs_costs_the_multiprocessors_that_a_colle
     assert unknown.log_width == pytest.approx(math.log1p(0.4 * 0.42))
     assert unknown.words == "52 % of the step hides communication, at most 12 % in any run"
     assert Hidden(0.12, 0.12, 0.42).unknown() == []
-
-
-def test_compute_beside_a_collective_of_32_channels_has_76_of_108_multiprocessors() -> None:
-    gpus = CATALOG.systems["dgx-a100-80gb"]
-    wafers = CATALOG.systems["cs-2"]
-    assert 1 + machine_of(gpus).overlap_slowdown(gpus) == pytest.approx(108 / 76)
-    assert machine_of(wafers).overlap_slowdown(wafers) == 0.0
 
 
 def test_a_band_widens_with_communication_beyond_that_of_published_runs_and_not_below() -> None:

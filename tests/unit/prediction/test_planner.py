@@ -91,13 +91,6 @@ def test_kinds_of_layouts_that_the_closed_form_favours_leave_room_for_others() -
     assert best_plan(asked).step_time_s <= best.step_time_s * 1.005
 
 
-def test_batches_of_three_times_a_power_of_two_get_micro_batches_of_three() -> None:
-    """At batch 96 a micro-batch of 3 beats powers of two."""
-    search_96 = search(question("gpt3_20b", 32, 96))
-    sizes = {search_96.screening.layout(index).micro_batch_size for index in search_96.order[:50].tolist()}
-    assert any(size % 3 == 0 for size in sizes)
-
-
 # ------------------------------------------------------------------------------------------- screening
 def test_the_screening_ranks_every_layout_that_fits_best_first(toys: ModuleType, topology: Topology) -> None:
     found = screened(toys, "3d", toys.job(64), topology)
@@ -175,21 +168,11 @@ def test_a_layout_above_the_memory_limit_is_no_answer_and_its_gain_is_said(toys:
     assert fastest.short in note
 
 
-def test_the_memory_limit_is_a_setting(toys: ModuleType) -> None:
-    asked, fastest = tight(toys, 0.97)
-    assert best_plan(replace(asked, memory_limit=0.98)).plan.layout == fastest
-
-
 def test_where_nothing_is_within_the_limit_what_fits_is_answered(toys: ModuleType) -> None:
     asked, _ = tight(toys, 0.97)
     assert search(asked).above_limit > 0
     chosen = best_plan(replace(asked, memory_limit=0.01)).plan
     assert "no plan leaves more than 99% of memory free" in chosen.notes
-
-
-def test_a_given_layout_above_the_limit_is_answered(toys: ModuleType) -> None:
-    asked, fastest = tight(toys, 0.97)
-    assert best_plan(replace(asked, layout=fastest)).plan.layout == fastest
 
 
 def test_memory_that_is_laid_out_in_advance_has_no_limit(toys: ModuleType) -> None:

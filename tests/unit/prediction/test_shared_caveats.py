@@ -64,7 +64,3 @@ def test_a_verdict_quotes_the_worst_caveat_up_to_its_first_semicolon(severity: s
     assert (
         confidence([SharedCaveat("memory-tight", "info", "mild", ("c",), ("1 c",), ("c",)), worst]) == clause
     )
-
-
-def test_without_caveats_nothing_is_quoted() -> None:
-    assert confidence([]) == ""

@@ -12,7 +12,6 @@ from perfsim.base.errors import VerificationError
 from perfsim.catalog import default_catalog
 from perfsim.numerics import Cut, execute_partitioned, sample_gemms
 from perfsim.numerics.partitions import Matrix
-from perfsim.prediction.prediction import prediction_of
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import (
     SamplingSpec,
@@ -185,18 +184,3 @@ def test_a_step_passes_and_says_what_was_covered(step: Evaluation) -> None:
     assert 0 < summary.worst_relative_error <= summary.bound
     assert 0 < summary.flop_share <= 1
     assert {"column", "row"} <= set(summary.by_partition), "tensor parallelism cuts both ways"
-
-
-def test_the_same_seed_draws_the_same_tasks(step: Evaluation) -> None:
-    assert sample_step(step, SamplingSpec(tasks=2, seed=3)) == sample_step(
-        step, SamplingSpec(tasks=2, seed=3)
-    )
-    assert sample_step(step, SamplingSpec(tasks=2, seed=3)) != sample_step(
-        step, SamplingSpec(tasks=2, seed=4)
-    )
-
-
-def test_nothing_is_sampled_where_nothing_is_wanted(step: Evaluation) -> None:
-    assert sample_step(step, SamplingSpec(tasks=0)) is None
-    assert sample_step(step, SamplingSpec(mode="off")) is None
-    assert verified(prediction_of(step), "off") is None

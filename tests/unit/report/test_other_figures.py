@@ -27,7 +27,7 @@ CASES = [
 def scaling(points: Sequence[Sequence[Cell | str | float]], third: str = "time") -> Table:
     unit = Unit("days") if third == "time" else SHARE
     return Table.of(
-        {"series": None, "devices": COUNT, third: unit, "efficiency": SHARE, "note": None}, points
+        {"series": None, "devices": COUNT, third: unit, "efficiency": SHARE, "layout": None}, points
     )
 
 

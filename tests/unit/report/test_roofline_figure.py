@@ -24,7 +24,7 @@ OWN = Roofline(
 
 
 def test_points_lie_at_flops_per_byte_and_flops_per_second() -> None:
-    products = next(trace for trace in roofline(OWN).data if trace.name == PRODUCT)
+    products = next(trace for trace in roofline(roofline_table(OWN), OWN).data if trace.name == PRODUCT)
     assert products.x == pytest.approx([4e14 / 1.5e11, 2e14 / 8e10], rel=1e-4)
     assert products.y == pytest.approx([2e14, 2e14], rel=1e-4)
     big, small = products.marker.size
@@ -32,12 +32,12 @@ def test_points_lie_at_flops_per_byte_and_flops_per_second() -> None:
 
 
 def test_kernels_without_flops_are_as_far_below_the_slope_as_from_the_memorys_bandwidth() -> None:
-    (point,) = (trace for trace in roofline(OWN).data if trace.name == ELEMENTWISE)
+    (point,) = (trace for trace in roofline(roofline_table(OWN), OWN).data if trace.name == ELEMENTWISE)
     assert point.y[0] / (point.x[0] * OWN.memory_bytes_per_s) == pytest.approx(1.5e12 / 0.8 / 2e12)
 
 
 def test_ceilings_are_named_and_points_are_labelled_in_place() -> None:
-    figure = roofline(OWN)
+    figure = roofline(roofline_table(OWN), OWN)
     words = [note.text for note in figure.layout.annotations]
     assert words[:2] == ["bf16 peak 300 TFLOP/s", "memory 2 TB/s"]
     assert sorted(words[2:]) == ["MLP: 53 %", "element-wise: 21 %", "projections: 26 %"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.answers import study
+from perfsim.api.studying import study
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.catalog import default_catalog
 from perfsim.cli import main

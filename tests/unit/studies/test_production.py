@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.api.answers import study
+from perfsim.api.studying import study
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.evidence.production import production_runs

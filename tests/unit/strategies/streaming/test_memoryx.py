@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -67,13 +66,6 @@ def test_dram_is_used_while_it_lasts_weights_first(
     assert places == ["MemoryX DRAM", "MemoryX flash"][: 1 + state_in_flash]
 
 
-def test_a_system_may_say_where_things_lie(toys: ModuleType) -> None:
-    changes = {"memoryx.weights_in": "flash", "memoryx.optimizer_state_in": "dram"}
-    store = Store(toys.job(), system(toys, **changes))
-    assert (store.weights_in_flash, store.state_in_flash) == (True, False)
-    assert store.note.startswith("MemoryX holds 1.02 GB of weights in flash and 8.16 GB of optimizer state")
-
-
 # ------------------------------------------------------------------------ what passes flash a step
 def flash_bytes(toys: ModuleType, *, tied: bool = True, **places: str) -> dict[str, float]:
     """Bytes of one step that the flash reads and writes."""
@@ -121,8 +113,3 @@ def test_every_parameter_is_updated_once_a_step(toys: ModuleType, tied: bool) ->
     updates = [graph.works[work] for work in graph.work.tolist() if graph.works[work].op == "memoryx_update"]
     moved = sum(work.comm_bytes for work in updates) / len(graph.step_ends)
     assert moved == pytest.approx(28 * parameters(job.model).total)
-
-
-def test_a_tree_node_forwards_some_bytes_at_once(toys: ModuleType) -> None:
-    with pytest.raises(InputError, match=r"swarmx\.chunk"):
-        system(toys, **{"swarmx.chunk": 0})

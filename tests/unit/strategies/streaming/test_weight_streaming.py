@@ -15,7 +15,6 @@ from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.streaming.memory import _size_text
 from perfsim.work import TaskGraph, Work
 
 BLOCKS = 8 + 2
@@ -103,13 +102,6 @@ def test_the_next_step_waits_for_the_update_of_its_first_weights(toys: ModuleTyp
 def test_recompute_runs_each_layers_forward_again(toys: ModuleType) -> None:
     graph = toys.graph_of(planned(toys, recompute_layers=2, recompute="full"))
     assert names(graph, "cs0/compute").count("layer.recompute") == 8
-
-
-def test_one_wafer_stands_for_all(toys: ModuleType) -> None:
-    graph = toys.graph_of(planned(toys, systems=4, batch=128))
-    assert [stream for stream in graph.streams if stream.endswith("/compute")] == ["cs0/compute"]
-    groups = {work.group for work in graph.works if work.kind.is_communication}
-    assert [group.size for group in groups if group is not None] == [4]
 
 
 def test_matrices_are_streamed_and_attention_is_not_a_weight(toys: ModuleType) -> None:
@@ -231,8 +223,3 @@ def test_a_plan_says_how_many_weights_are_zero(toys: ModuleType) -> None:
     layout = StreamingLayout(data=1, micro_batch_size=2)
     plan = toys.plan("weight-streaming", toys.job(2, {"weight_sparsity": 0.75}), layout, toys.wafer_cluster())
     assert any(note.startswith("75 % of the layers' weights are zero") for note in plan.notes)
-
-
-@pytest.mark.parametrize(("n_bytes", "text"), [(999e9, "999 GB"), (1e12, "1 TB"), (1.5e12, "1.5 TB")])
-def test_sizes_from_a_terabyte_on_are_in_terabytes(n_bytes: float, text: str) -> None:
-    assert _size_text(n_bytes) == text

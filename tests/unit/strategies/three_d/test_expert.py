@@ -13,7 +13,6 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.machines import machine_of
-from perfsim.machines.layout_text import parsed_settings, text_of
 from perfsim.network import FatTree
 from perfsim.prediction.run import graph_of
 from perfsim.specs.layout import ParallelLayout
@@ -179,24 +178,11 @@ def test_degrees_that_do_not_divide_are_refused(toys: ModuleType, layout: Parall
         planned(toys, job_of(toys), layout)
 
 
-def test_a_model_without_experts_has_no_expert_degree(toys: ModuleType) -> None:
-    with pytest.raises(LayoutError, match="has none"):
-        planned(toys, toys.job(8, FUSED), ON_EIGHT)
-
-
 def test_the_planner_tries_degrees_that_divide_the_experts(toys: ModuleType) -> None:
     job = job_of(toys, 16)
     topology = toys.topology(16, toys.gpu_cluster(gpus=8, nics=8))
     degrees = {layout.expert for layout in strategy("3d").layouts(job, topology)}
     assert degrees == {1, 2, 4, 8}
-
-
-def test_a_layout_is_written_and_read_with_its_expert_degrees() -> None:
-    layout = ParallelLayout(tensor=4, sequence_parallel=True, data=4, expert=8, expert_tensor=2)
-    assert "ep=8" in text_of(layout)
-    assert ParallelLayout(**parsed_settings(text_of(layout), ParallelLayout)) == layout
-    assert "ep8 etp2" in layout.short
-    assert layout.as_dict(1)["expert"] == 8
 
 
 # --------------------------------------------------------------------------------------- imbalance

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -45,27 +44,6 @@ def test_the_closed_form_is_exact_whatever_takes_longer(
     plan = planned(toys, layout, 2 * microbatches, grad_bucket=bucket)
     estimated, simulated = both(toys, plan, {**LAYERS, "data.all_gather": gather})
     assert estimated == pytest.approx(simulated)
-
-
-def test_fast_gathers_expose_the_embedding_and_the_first_layer_only(toys: ModuleType) -> None:
-    layout = ParallelLayout(data=2, zero_stage=1)
-    seconds = {**LAYERS, "data.all_gather": 2.0}
-    _, ahead = both(toys, planned(toys, layout, 2), seconds)
-    _, after = both(toys, planned(toys, layout, 2, overlap_param_gather=False), seconds)
-    assert ahead == 8 * 6.0 + 2 * 2.0
-    assert after == 8 * 6.0 + 2.0  # all parameters in one message of this price
-
-
-@pytest.mark.parametrize("changes", [{"zero_stage": 0}, {"zero_stage": 3}, {"zero_stage": 1, "data": 1}])
-def test_nothing_changes_where_no_parameters_are_gathered_after_an_update(
-    toys: ModuleType, changes: dict[str, int]
-) -> None:
-    layout = replace(ParallelLayout(data=2), **changes)
-    ahead, after = (
-        toys.graph_of(planned(toys, layout, 4, overlap_param_gather=overlap)).digest()
-        for overlap in (True, False)
-    )
-    assert ahead == after
 
 
 def test_all_parameters_are_gathered_once(toys: ModuleType) -> None:

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 import perfsim as ps
 from perfsim.base.errors import LayoutError, MemoryCapacityError
-from perfsim.costs.gpu import HostCosts
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
-from perfsim.machines import machine, network_of
+from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.prediction.planner import search
 from perfsim.specs.hardware import GpuClusterSpec
@@ -58,14 +57,6 @@ def test_a_system_without_a_host_refuses_offload_and_names_the_field(toys: Modul
         toys.plan("3d", toys.job(), parameters_of_zero_1, system(toys))
 
 
-def test_offload_is_a_setting_of_a_layout_by_the_names_of_deepspeed() -> None:
-    layout = machine("gpu-cluster").parse_layout("zero=3,offload_optimizer=nvme,offload_param=cpu", 4)
-    assert layout == replace(INFINITY, data=4, offload_optimizer="nvme")
-    assert layout.short.endswith("offload_optimizer nvme offload_param cpu")
-    assert layout.as_dict(1)["offload_param"] == "cpu"
-    assert "offload_param" not in ParallelLayout().as_dict(1)
-
-
 # ------------------------------------------------------------------------------------- memory
 @given(
     st.sampled_from([0, 1, 2, 3]),
@@ -89,12 +80,6 @@ def test_states_are_on_the_device_or_off_it_and_never_on_both(
         assert moved == 0.0 or device.parts_bytes[state] == 0.0
     assert device.parts_bytes["optimizer"] == 0.0
     assert not any(use.on_device for use in others)
-
-
-def test_what_a_host_cannot_hold_is_refused_with_its_name(toys: ModuleType) -> None:
-    small = system(toys, capacity=1e9)
-    with pytest.raises(MemoryCapacityError, match="host memory of 1 devices needs"):
-        strategy("3d").plan(toys.job(), toys.topology(1, small), CPU)
 
 
 # --------------------------------------------------------------------------------------- time
@@ -138,13 +123,6 @@ def test_with_a_fast_host_the_step_is_that_without_offload(toys: ModuleType) -> 
     usual, _ = run(toys, toys.job(8), without, on)
     assert trace.step_time_s <= usual.step_time_s
     assert trace.step_time_s == pytest.approx(usual.step_time_s, rel=0.05)
-
-
-def test_devices_of_a_host_share_its_memory_and_drives(toys: ModuleType) -> None:
-    on = system(toys, link_bytes_per_s=1e12, drives=1e13)
-    alone, eight = (HostCosts(on, devices) for devices in (1, 8))
-    assert alone.rate_bytes_per_s("host.load") == 8 * eight.rate_bytes_per_s("host.load") == 400e9
-    assert alone.rate_bytes_per_s("nvme.load") == 8 * eight.rate_bytes_per_s("nvme.load") == 40e9
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

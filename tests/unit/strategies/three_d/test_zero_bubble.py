@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.base.errors import MemoryCapacityError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
@@ -238,25 +237,6 @@ def test_memory_in_closed_form_is_what_is_alive_in_the_run(
         parts = uses[rank].parts_bytes
         planned = parts["activations"] + parts["weight gradient inputs"]
         assert live_bytes(written, trace, f"gpu{rank}") == pytest.approx(planned, rel=0.05)
-
-
-def test_full_recompute_saves_little_where_weight_gradients_are_put_off(toys: ModuleType) -> None:
-    job = toys.job(32)
-    cluster = toys.gpu_cluster()
-
-    def activations(schedule: str, rank: int) -> float:
-        parts = stage_memory(job, layout(schedule, recompute="full"), cluster)[rank].parts_bytes
-        return parts["activations"] + parts.get("weight gradient inputs", 0.0)
-
-    assert activations("zb1p", 3) > 10 * activations("1f1b", 3)
-    assert activations("zb1p", 0) < 8 * activations("1f1b", 0)
-
-
-def test_a_plan_too_large_for_its_weight_gradients_is_sent_back_to_1f1b(toys: ModuleType) -> None:
-    chosen = layout("zb2p", recompute="full", micro_batch_size=8)
-    topology = toys.topology(4, toys.gpu_cluster(capacity=16 * toys.GIB))
-    with pytest.raises(MemoryCapacityError, match=r"weight gradient inputs .* try schedule zb2p → 1f1b"):
-        strategy("3d").plan(toys.job(128), topology, chosen)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 5, 16])

@@ -1,4 +1,4 @@
-"""The verbs that need no question of one's own: fits, checks, lists, proofs, and explanations."""
+"""The verbs that ask nothing new: fits, checks, lists, proofs and explanations."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ Examples:
   perfsim check my_cluster.yaml my_gpu.yaml
 """,
 )
-@_files("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--kind", default="", help="device, system, model, ... [default: told by the file's keys]")
 @json_option
 def _check(files: tuple[Path, ...], kind: str, as_json: bool) -> None:
@@ -254,9 +254,9 @@ def _check(files: tuple[Path, ...], kind: str, as_json: bool) -> None:
     if problems:
         raise InputError(problems)
     if as_json:
-        print_json([{"file": own.file, "kind": own.kind, "holds": own.words} for own in checked])
+        print_json([{"file": each.file, "kind": each.kind, "holds": each.words} for each in checked])
     else:
-        print_prose(*(f"{own.file}: {own.kind}, no mistakes ({own.words})" for own in checked))
+        print_prose(*(f"{each.file}: {each.kind}, no mistakes ({each.words})" for each in checked))
 
 
 # `perfsim diff`: two studies or two answers side by side.
@@ -356,9 +356,9 @@ def _import(
     """Read a model, a recipe or measured steps from FILE of another tool, as YAML of perfsim.
 
     Formats: config.json of Hugging Face; scripts and logs of Megatron-LM; YAML of the Cerebras Model Zoo,
-    NeMo, Megatron-Bridge and GPT-NeoX; TOML or log of torchtitan; DeepSpeed JSON beside a config.json; MLPerf
-    logs, of which several may be given; Chakra traces, for a summary. The output says how many parameters the
-    model has, which keys were not used, and what perfsim cannot express.
+    NeMo, Megatron-Bridge and GPT-NeoX; TOML or log of torchtitan; DeepSpeed JSON with a config.json; one or
+    several MLPerf logs; Chakra traces, for a summary. The output says how many parameters the model has,
+    which keys were not used, and what perfsim cannot express.
     """
     from perfsim.api.questions import writing
     from perfsim.api.tools import import_file
@@ -686,7 +686,7 @@ Examples:
 def _validate(
     files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
 ) -> None:
-    """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
+    """Predict published runs (FILES, or the public cases) and compare the errors with a baseline."""
     from perfsim.api.tools import validate as answer
     from perfsim.evidence.cases import public_cases
     from perfsim.report.validation import validation_lines

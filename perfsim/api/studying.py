@@ -1,4 +1,4 @@
-"""`perfsim.comparison`: published figures beside a law or equations."""
+"""`perfsim.study`, `perfsim.sweep` and `perfsim.comparison`, with their answers."""
 
 from __future__ import annotations
 
@@ -241,12 +241,12 @@ class StudyFigures:
 
         Raises InputError for a machine whose kernels have no price of their own.
         """
-        from perfsim.report.figures.machine import roofline
+        from perfsim.report.figures.machine import roofline, roofline_table
 
         chosen = self._candidate(candidate)
         if chosen.roofline is None or not chosen.roofline.kernels:
             raise InputError(f"candidate {candidate}: {chosen.label} has no roofline")
-        return roofline(chosen.roofline)
+        return roofline(roofline_table(chosen.roofline), chosen.roofline)
 
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""
