@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
 
-from perfsim.api.questions import Named, Row, Rows, Tabular, names_of, values_of, writing
+from perfsim.api.questions import Named, Rows, Tabular, names_of, values_of, writing
 from perfsim.base.errors import InputError, Problem, within_floats
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import DAY_S
@@ -22,12 +22,12 @@ from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.text import layout_short
 from perfsim.studies.answers import (
     CandidateResult,
-    PointResult,
     StudyResult,
+    quantities,
 )
 from perfsim.studies.axes import Sweep, changed_study, load_sweep, only_strategies
 from perfsim.studies.comparisons import Comparison, compare, load_comparison
-from perfsim.studies.decision import ratio_of
+from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import load_study, study_from
 from perfsim.studies.runner import STORE, StudyRun, run_study, run_sweep
@@ -154,15 +154,7 @@ class StudyAnswer(StudyResult, Tabular):
                 "system": candidate.system,
                 "num_devices": candidate.num_devices,
                 "layout": layout_short(candidate.layout),
-                "global_batch_size": candidate.global_batch_size,
-                "step_time_s": candidate.step_time_s,
-                "mfu": candidate.mfu,
-                "peak_memory_bytes": candidate.peak_memory_bytes,
-                "steps": candidate.steps,
-                "time_to_accuracy_s": candidate.time_to_accuracy_s,
-                "low_s": candidate.time_to_accuracy_band_s[0],
-                "high_s": candidate.time_to_accuracy_band_s[1],
-                "production_time_s": candidate.production_time_s,
+                **quantities(candidate, candidate.outcome),
             }
             for candidate in self.candidates
         )
@@ -287,19 +279,6 @@ def _plain(name: str) -> str:
 
 # `perfsim.sweep`: a study's question at every point of a grid.
 
-ANSWER = (
-    "layout",
-    "global_batch_size",
-    "step_time_s",
-    "mfu",
-    "steps",
-    "time_to_accuracy_s",
-    "low_s",
-    "high_s",
-    "production_time_s",
-)
-"""The columns of a point's answer."""
-
 
 @within_floats
 def sweep(
@@ -343,7 +322,8 @@ class SweepAnswer(SweepResult, Tabular):
                 "system": point.system,
                 "num_devices": point.num_devices,
                 **{path: point.settings.get(path) for path in settings},
-                **_answer(point),
+                "layout": layout_short(point.answer.layout) if point.answer else None,
+                **quantities(point.answer, outcome_of(point) if point.answer else None),
             }
             for point in self.points
         )
@@ -366,25 +346,6 @@ class SweepAnswer(SweepResult, Tabular):
 
     def _repr_html_(self) -> str:
         return f"<p><strong>{escape(self.verdict)}</strong></p>{super()._repr_html_()}"
-
-
-def _answer(point: PointResult) -> Row:
-    """The columns of an answer; all None for a point without a plan."""
-    if not point.feasible:
-        return dict.fromkeys(ANSWER)
-    step = point.prediction
-    time = point.target_time
-    values = (
-        layout_short(step.layout),
-        step.global_batch_size,
-        step.step_time_s,
-        step.mfu,
-        time.steps,
-        time.time_s,
-        *time.band_s,
-        step.production_time_s,
-    )
-    return dict(zip(ANSWER, values, strict=True))
 
 
 @within_floats

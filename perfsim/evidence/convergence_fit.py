@@ -149,8 +149,8 @@ def _of_points(columns: Mapping[str, Sequence[float]]) -> _Runs:
 
 def _of_file(paths: Sequence[Path]) -> _Runs:
     sources = [Source.read(path) for path in paths]
-    if all(mllog.recognise(source.text) for source in sources):
-        readings = [mllog.read(source, source.text) for source in sources]
+    if all(mllog.TOOL.recognise(source.text) for source in sources):
+        readings = [mllog.TOOL.read(source, source.text) for source in sources]
         points = [point for reading in readings for point in (reading.points or {})["cases"][0]["points"]]
         return _Runs(tuple(p[0] for p in points), tuple(p[1] for p in points), "samples")
     if len(paths) > 1 or paths[0].suffix == ".csv":

@@ -36,7 +36,7 @@ PLACED = ("weights", "gradients", "parameters", "norm")
 """Tensors of the graph that are no activations."""
 
 
-class Counter(NamedTuple):
+class _Counter(NamedTuple):
     """A quantity of a device as a step function: each value holds from its moment to the next."""
 
     device: str
@@ -46,7 +46,7 @@ class Counter(NamedTuple):
     values: Floats
 
 
-def _counters(graph: TaskGraph, start_ns: Ints, end_ns: Ints) -> Iterator[Counter]:
+def _counters(graph: TaskGraph, start_ns: Ints, end_ns: Ints) -> Iterator[_Counter]:
     """All counters, device by device."""
     owner = [stream.split("/", 1)[0] for stream in graph.streams]
     devices = list(dict.fromkeys(owner))
@@ -62,7 +62,7 @@ def _counters(graph: TaskGraph, start_ns: Ints, end_ns: Ints) -> Iterator[Counte
 
 def _memory(
     graph: TaskGraph, start_ns: Ints, end_ns: Ints, devices: list[str], device_of_stream: Ints
-) -> Iterator[Counter]:
+) -> Iterator[_Counter]:
     """From the start of the task that writes a tensor to the end of the last one that reads it.
 
     What is sent lies on the device of its first reader.
@@ -102,7 +102,7 @@ def _memory(
             )
 
 
-def _links(graph: TaskGraph, start_ns: Ints, end_ns: Ints, owner: list[str]) -> Iterator[Counter]:
+def _links(graph: TaskGraph, start_ns: Ints, end_ns: Ints, owner: list[str]) -> Iterator[_Counter]:
     """Bytes of each communication over its duration, by the stream that carries it."""
     carried = np.array([work.comm_bytes for work in graph.works])[graph.work]
     for number, stream in enumerate(graph.streams):
@@ -113,7 +113,7 @@ def _links(graph: TaskGraph, start_ns: Ints, end_ns: Ints, owner: list[str]) -> 
             yield _counter(owner[number], name, "GB/s", start_ns[tasks], end_ns[tasks], rates)
 
 
-def _counter(device: str, name: str, unit: str, low_ns: Ints, high_ns: Ints, heights: Floats) -> Counter:
+def _counter(device: str, name: str, unit: str, low_ns: Ints, high_ns: Ints, heights: Floats) -> _Counter:
     """The sum of the heights of all intervals that hold at each moment."""
     moments = np.concatenate([low_ns, high_ns])
     order = np.argsort(moments, kind="stable")
@@ -122,7 +122,7 @@ def _counter(device: str, name: str, unit: str, low_ns: Ints, high_ns: Ints, hei
     last = np.append(moments[1:] != moments[:-1], True) if len(moments) else np.zeros(0, dtype=bool)
     # What is left of rounding after equal heights were added and taken away is nothing.
     values = np.where(np.abs(sums) < 1e-9 * max(1e-9, float(np.abs(heights).max(initial=0.0))), 0.0, sums)
-    return Counter(device, name, unit, moments[last], values[last])
+    return _Counter(device, name, unit, moments[last], values[last])
 
 
 NANOSECONDS = 1e9
@@ -250,7 +250,7 @@ def _arrows(graph: TaskGraph, start_ns: Any, end_ns: Any, pids: list[int]) -> It
         }
 
 
-def _track(counter: Counter, pid: int) -> Iterator[Event]:
+def _track(counter: _Counter, pid: int) -> Iterator[Event]:
     for moment_ns, value in zip(counter.moments_ns.tolist(), counter.values.tolist(), strict=True):
         yield {
             "ph": "C",

@@ -10,7 +10,7 @@ from typing import Any
 from perfsim.base.errors import InputError, Problem
 from perfsim.interop import CHAKRA, GAP, READ, mllog, tool_named
 from perfsim.interop.chakra import is_chakra, read_chakra
-from perfsim.interop.imported import Imported, Reading, layout_text, model_document, recipe_document
+from perfsim.interop.imported import Imported, Reading, layout_text
 from perfsim.interop.megatron import iteration_steps
 from perfsim.interop.source import Source
 from perfsim.specs.layout import ParallelLayout
@@ -46,7 +46,7 @@ def import_file(
         return Imported(CHAKRA, "trace", trace.summary(), None, (), ())
     source = replace(Source.read(path, given), model=model)
     for other in more:
-        if not mllog.recognise(source.text) or not mllog.recognise(Source.read(other).text):
+        if not mllog.TOOL.recognise(source.text) or not mllog.TOOL.recognise(Source.read(other).text):
             raise InputError([Problem("several files can only be logs of MLPerf runs", str(other))])
         source = replace(source, text=f"{source.text}\n{Source.read(other).text}")
     name, reading = read(source, format_name)
@@ -89,8 +89,8 @@ def _imported(format_name: str, reading: Reading, part: str = "", system: str = 
     title = tool_named(format_name).title
     documents: dict[str, dict[str, Any] | None] = {
         "measured": measured_document(reading, system) if system else None,
-        "model": None if reading.model is None else model_document(reading, title),
-        "recipe": recipe_document(reading, title),
+        "model": None if reading.model is None else reading.model_document(title),
+        "recipe": reading.recipe_document(title),
         "convergence": reading.points,
     }
     present = {kind: document for kind, document in documents.items() if document is not None}
@@ -202,7 +202,7 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
         source.refuse(
             "the number of ranks is unknown", "the dump of arguments has world_size; or --set world_size=N"
         )
-    model_document(reading, "")  # refuses numbers that no model can have
+    reading.model_document("")  # refuses numbers that no model can have
     if lacking := [gap.text for gap in reading.gaps if gap.changes_model]:
         raise InputError([source.problem(f"cannot be expressed: {text}") for text in lacking])
     steps = iteration_steps(source.text, PARTS) if alone and len(reading.steps) == 1 else reading.steps

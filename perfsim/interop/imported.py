@@ -69,6 +69,36 @@ class Reading:
             stem = path.resolve().parent.name
         return _safe(self.name) or _safe(stem) or "imported"
 
+    def model_document(self, title: str) -> dict[str, Any]:
+        """The YAML of the nearest model. Raises InputError for numbers that no model can have."""
+        if self.model is None:
+            raise InputError([self.settings.source.problem("there is no model in this file")])
+        document = {"name": self.title, "description": f"Imported from {title}", **self.model.fields}
+        self._validate(TransformerConfig, document)
+        return document
+
+    def recipe_document(self, title: str) -> dict[str, Any] | None:
+        """The YAML of a recipe; None where the file says nothing about training."""
+        fields = {key: value for key, value in self.recipe.items() if value is not None}
+        if not fields:
+            return None
+        described = {"name": self.title, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
+        settings = {key: fields.pop(key) for key in RUNTIME_FIELDS if key in fields}
+        stated = {
+            key: value for key, value in settings.items() if key != "framework"
+        }  # a name of the catalogue
+        self._validate(TrainingRecipe, {"seq_length": 1, **described, **fields, "runtime": stated})
+        runtime = {"name": self.title, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
+        return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}
+
+    def _validate(self, spec: type[CatalogSpec], document: dict[str, Any]) -> None:
+        """Raises InputError for a description that its class refuses."""
+        try:
+            spec.model_validate(document, context=YAML_CONTEXT)
+        except ValidationError as error:
+            source = self.settings.source
+            raise InputError([source.problem(words) for words in refused_values(error.errors())]) from None
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -134,37 +164,6 @@ class Imported:
         comments = [f"# Imported from {self.format}", *(f"# {line}" for line in self.remarks())]
         body = yaml.safe_dump(self.document, sort_keys=False, allow_unicode=True, width=140)
         return "\n".join([*map(_printable, comments), body])
-
-
-def model_document(reading: Reading, title: str) -> dict[str, Any]:
-    """The YAML of the nearest model. Raises InputError for numbers that no model can have."""
-    if reading.model is None:
-        raise InputError([reading.settings.source.problem("there is no model in this file")])
-    document = {"name": reading.title, "description": f"Imported from {title}", **reading.model.fields}
-    _validate(reading, TransformerConfig, document)
-    return document
-
-
-def recipe_document(reading: Reading, title: str) -> dict[str, Any] | None:
-    """The YAML of a recipe; None where the file says nothing about training."""
-    fields = {key: value for key, value in reading.recipe.items() if value is not None}
-    if not fields:
-        return None
-    described = {"name": reading.title, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
-    settings = {key: fields.pop(key) for key in RUNTIME_FIELDS if key in fields}
-    stated = {key: value for key, value in settings.items() if key != "framework"}  # a name of the catalogue
-    _validate(reading, TrainingRecipe, {"seq_length": 1, **described, **fields, "runtime": stated})
-    runtime = {"name": reading.title, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
-    return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}
-
-
-def _validate(reading: Reading, spec: type[CatalogSpec], document: dict[str, Any]) -> None:
-    """Raises InputError for a description that its class refuses."""
-    try:
-        spec.model_validate(document, context=YAML_CONTEXT)
-    except ValidationError as error:
-        source = reading.settings.source
-        raise InputError([source.problem(words) for words in refused_values(error.errors())]) from None
 
 
 def layout_text(layout: Layout | None, *, whole: bool = True) -> str:

@@ -23,7 +23,7 @@ SAMPLES = ("trained_samples", "samples_count", "consumed_samples", "train_sample
 
 
 @dataclass
-class Run:
+class _Run:
     """One run: what was set before it, and what it reached."""
 
     settings: dict[str, Any]
@@ -43,12 +43,12 @@ class Run:
         return self.epochs * dataset if self.epochs is not None and dataset is not None else None
 
 
-def recognise(text: Any) -> bool:
+def _recognise(text: Any) -> bool:
     """Whether a text has lines of MLLOG."""
     return isinstance(text, str) and LINE.search(text) is not None
 
 
-def read(source: Source, _text: Any) -> Reading:
+def _read(source: Source, _text: Any) -> Reading:
     """The convergence points and mean steps of all runs of a log that reached the target."""
     runs = list(_runs(source))
     settings = Settings(source, {name: value for run in runs for name, value in run.settings.items()})
@@ -61,7 +61,7 @@ def read(source: Source, _text: Any) -> Reading:
             else "no run: there is no line with run_start",
             "a run ends with run_stop and the status success",
         )
-    batches: dict[int, list[Run]] = {}
+    batches: dict[int, list[_Run]] = {}
     for run in done:
         batches.setdefault(_batch(source, run), []).append(run)
     points = [point for batch, group in sorted(batches.items()) if (point := _point(batch, group))]
@@ -73,10 +73,10 @@ def read(source: Source, _text: Any) -> Reading:
     return Reading(settings, points={"schema": 1, "cases": [case]}, steps=tuple(steps), name=benchmark)
 
 
-def _runs(source: Source) -> Iterator[Run]:
+def _runs(source: Source) -> Iterator[_Run]:
     """The runs of a log; settings before a run_start belong to it."""
     set_before: dict[str, Any] = {}
-    run: Run | None = None
+    run: _Run | None = None
     for match in LINE.finditer(source.text):
         event = _event(source, match)
         key = str(event.get("key"))
@@ -86,7 +86,7 @@ def _runs(source: Source) -> Iterator[Run]:
         if key == "run_start":
             if run is not None:
                 yield run
-            run = Run(dict(set_before), _number(event.get("time_ms")) or 0.0)
+            run = _Run(dict(set_before), _number(event.get("time_ms")) or 0.0)
         elif run is None or run.stop_ms is not None:
             set_before[key] = value
         if run is None or (run.stop_ms is not None and key != "trained_samples"):
@@ -119,14 +119,14 @@ def _number(value: Any) -> float | None:
     return float(value) if ordinary and 0 <= value < 1e18 else None
 
 
-def _batch(source: Source, run: Run) -> int:
+def _batch(source: Source, run: _Run) -> int:
     batch = _number(run.settings.get("global_batch_size"))
     if batch is None or batch < 1:
         source.refuse("a run without global_batch_size", line=source.line_of("run_start"))
     return int(batch)
 
 
-def _point(batch: int, runs: list[Run]) -> list[float] | None:
+def _point(batch: int, runs: list[_Run]) -> list[float] | None:
     """Batch, mean samples to the target, and with several runs their standard deviation and number."""
     samples = [trained for run in runs if (trained := run.trained)]
     if not samples:
@@ -135,7 +135,7 @@ def _point(batch: int, runs: list[Run]) -> list[float] | None:
     return [float(batch), mean(samples), *spread]
 
 
-def _step(batch: int, runs: list[Run]) -> Step | None:
+def _step(batch: int, runs: list[_Run]) -> Step | None:
     """The mean seconds of a step over whole runs, evaluation included."""
     seconds = [
         ((run.stop_ms - run.start_ms) * 1e-3, run.trained / batch)
@@ -153,6 +153,6 @@ TOOL = Tool(
     title="MLPerf Training log",
     sign="lines that begin with `:::MLLOG`",
     syntaxes=("text",),
-    recognise=recognise,
-    read=read,
+    recognise=_recognise,
+    read=_read,
 )

@@ -51,7 +51,7 @@ _TESTS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 @dataclass(frozen=True)
-class Word:
+class _Word:
     """A word as written, with the part of it that stood in single quotes marked as literal."""
 
     text: str
@@ -60,7 +60,7 @@ class Word:
 
 
 @dataclass
-class Script:
+class _Script:
     """What a script's variables and commands are after all that can be followed."""
 
     variables: dict[str, list[str]] = field(default_factory=dict)
@@ -75,13 +75,13 @@ class Script:
     """Whether the tests of an `if` go on, up to its `then`."""
 
     # ------------------------------------------------------------------------------ statements
-    def run(self, text: str) -> Script:
+    def run(self, text: str) -> _Script:
         """Follow all statements of a script."""
         for separator, statement in _statements(_words(text)):
             self._joined(separator, statement)
         return self
 
-    def _joined(self, separator: str, words: list[Word]) -> None:
+    def _joined(self, separator: str, words: list[_Word]) -> None:
         """A statement after `&&`, `||` or the end of another one."""
         if separator not in ("&&", "||"):
             self.last = True
@@ -99,7 +99,7 @@ class Script:
         self._statement(words)
         self._close()
 
-    def _statement(self, words: list[Word]) -> None:
+    def _statement(self, words: list[_Word]) -> None:
         while words and words[0].text in _PREFIXES:
             head = words[0].text
             words = words[1:]
@@ -125,7 +125,7 @@ class Script:
         elif words:
             self.commands.append([part for word in words for part in self.expand(word)])
 
-    def _branch(self, head: str, words: list[Word]) -> None:
+    def _branch(self, head: str, words: list[_Word]) -> None:
         if head == "if":
             value = self._test(words)
             self.conditions.append(value)
@@ -146,7 +146,7 @@ class Script:
             self.conditions.pop()
             self.decided.pop()
 
-    def _test(self, words: list[Word]) -> bool | None:
+    def _test(self, words: list[_Word]) -> bool | None:
         """The truth of `[ a = b ]`, `[[ -z $a ]]` and the like; None where it cannot be known."""
         parts = [" ".join(self.expand(word)) for word in words]
         if not parts or parts[0] not in ("[", "[[", "test"):
@@ -170,7 +170,7 @@ class Script:
                     return None
         return None
 
-    def _assign(self, match: re.Match[str], words: list[Word]) -> list[Word]:
+    def _assign(self, match: re.Match[str], words: list[_Word]) -> list[_Word]:
         """Set a variable; returns the words after the assignment."""
         name = match[1]
         plus = match[2]
@@ -184,7 +184,7 @@ class Script:
             rest = words[end + 1 :]
         else:
             # Inside quotes a value keeps its blanks, so that it is split where it is used.
-            content = [" ".join(self.expand(Word(value, words[0].literal, quoted=True)))]
+            content = [" ".join(self.expand(_Word(value, words[0].literal, quoted=True)))]
             rest = words[1:]
         before = self.variables.get(name, [])
         if plus:
@@ -199,7 +199,7 @@ class Script:
         return rest
 
     # ----------------------------------------------------------------------------------- words
-    def expand(self, word: Word) -> list[str]:
+    def expand(self, word: _Word) -> list[str]:
         """A word with its variables written out, split at blanks unless it is quoted."""
         if word.literal:
             return [word.text]
@@ -254,16 +254,16 @@ def _either(first: bool | None, second: bool | None, separator: str) -> bool | N
     return None if None in (first, second) else not deciding
 
 
-def _statements(words: Iterator[Word]) -> Iterator[tuple[str, list[Word]]]:
+def _statements(words: Iterator[_Word]) -> Iterator[tuple[str, list[_Word]]]:
     """The words between separators, after the separator; brackets of an array belong to its statement."""
-    statement: list[Word] = []
+    statement: list[_Word] = []
     separator = ""
     in_array = False
     for word in words:
         if word.quoted or word.literal or word.text not in _OPERATORS:
             statement.append(word)
         elif word.text == "(" and statement and statement[-1].text.endswith("=") and not statement[-1].quoted:
-            statement[-1] = Word(statement[-1].text + "(")
+            statement[-1] = _Word(statement[-1].text + "(")
             in_array = True
         elif in_array:
             in_array = word.text != ")"
@@ -282,7 +282,7 @@ def _statements(words: Iterator[Word]) -> Iterator[tuple[str, list[Word]]]:
         yield separator, statement
 
 
-def _words(text: str) -> Iterator[Word]:
+def _words(text: str) -> Iterator[_Word]:
     """The words and operators of a shell script, comments left out."""
     current: list[str] = []
     quoted = False
@@ -296,12 +296,12 @@ def _words(text: str) -> Iterator[Word]:
             current.append(part.replace('\\"', '"') if kind == "double" else part)
             continue
         if current or quoted:
-            yield Word("".join(current), literal, quoted)
+            yield _Word("".join(current), literal, quoted)
         current = []
         quoted = False
         literal = False
         if kind == "operator":
-            yield Word(part)
+            yield _Word(part)
 
 
 def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, str]]:
@@ -310,7 +310,7 @@ def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, s
     A flag without a value is True. Where no command has it, the flags of all variables are taken, so that a
     file of argument arrays can be read. Lines that begin with a flag count as one command.
     """
-    script = Script().run(text)
+    script = _Script().run(text)
     commands = [command for command in script.commands if command and not command[0].startswith("--")]
     bare = [
         word for command in script.commands if command and command[0].startswith("--") for word in command

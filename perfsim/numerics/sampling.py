@@ -3,7 +3,7 @@
 Every sample runs on blocks of bounded cost:
 
 * On random operands in the machine's precision. The result is compared with the unpartitioned
-  product in float64, entry by entry, within the forward-error bound of `bounds.py`.
+  product in float64, entry by entry, within the forward-error bound of `partitions.py`.
 * On small integers, whose products and sums are exact: the two results must be equal, entry by
   entry. The first comparison loses power as k^2 u grows; this one does not.
 * With streamed weights, also on small integers with half of the weights and a quarter of the rows zero,
@@ -20,17 +20,22 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from perfsim.base.errors import InputError, Problem
-from perfsim.numerics.kernels import (
+from perfsim.numerics.partitions import (
+    Cut,
+    Execute,
     GemmPass,
     GemmShape,
+    Matrix,
     Partition,
+    check_parts,
     error_bound,
+    execute_partitioned,
     layer_gemms,
     layer_of,
     partition_of,
+    product,
     relative_error,
 )
-from perfsim.numerics.partitions import Cut, Execute, Matrix, check_parts, execute_partitioned, product
 
 SMALLEST_SIDE = 16
 """A block has at least this many rows and columns, and at least one of each part."""

@@ -53,7 +53,10 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     Raises InputError for a rank or link that does not exist, and where dead links leave no route.
     """
     plan = evaluation.plan
-    _check_ranks(spec, plan.topology)
+    for straggler in spec.stragglers:
+        if straggler.rank >= plan.topology.num_devices:
+            last = plan.topology.num_devices - 1
+            raise InputError(f"straggler {straggler.rank}: the ranks are 0 to {last}")
     if evaluation.perturbed is not None:
         raise InputError("this step is perturbed already")
     topology = degraded(plan.topology, {link.link: link.left for link in spec.links})
@@ -125,12 +128,6 @@ def _note(evaluation: Evaluation, spec: PerturbationSpec) -> str:
     if spec.jitter and not _fits(evaluation):
         return "all replicas have the same jitter, as separate ones are too many tasks: a lower bound"
     return ""
-
-
-def _check_ranks(spec: PerturbationSpec, topology: Topology) -> None:
-    for straggler in spec.stragglers:
-        if straggler.rank >= topology.num_devices:
-            raise InputError(f"straggler {straggler.rank}: the ranks are 0 to {topology.num_devices - 1}")
 
 
 def _run(step_time_s: float, failure: FailureSpec | None, seed: int) -> FailedRun | None:

@@ -11,7 +11,8 @@ import numpy as np
 from perfsim.base.errors import VerificationError
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
-from perfsim.numerics import GemmPass, GemmSample, GemmShape, SampleResult, layer_of, sample_gemms
+from perfsim.numerics.partitions import GemmPass, GemmShape, layer_of
+from perfsim.numerics.sampling import GemmSample, SampleResult, sample_gemms
 from perfsim.prediction.run import Evaluation
 from perfsim.work import TaskGraph
 from perfsim.work.kernels import Kernel

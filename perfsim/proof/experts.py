@@ -21,7 +21,7 @@ from perfsim.proof.layers import (
     outer,
     softmax,
 )
-from perfsim.proof.layout import Share, Weights
+from perfsim.proof.shares import Share, Weights
 from perfsim.specs.model import Experts
 from perfsim.specs.recipe import TrainingRecipe
 

@@ -25,9 +25,9 @@ from perfsim.proof.layers import (
     losses_of,
     mlp_forward,
 )
-from perfsim.proof.layout import EXPERTS, Share, Weights
 from perfsim.proof.program import Cell, Claim, Compiler, per_rank
 from perfsim.proof.serial import SmallTraining
+from perfsim.proof.shares import EXPERTS, Share, Weights
 from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.recipe import TrainingRecipe
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.proof.context import ContextCompute
 from perfsim.proof.experts import (
     BlockKept,
     Routing,
@@ -24,6 +23,7 @@ from perfsim.proof.experts import (
     router_forward,
     shared_forward,
 )
+from perfsim.proof.gpu_attention import ContextCompute
 from perfsim.proof.gpu_compute import Function, Values
 from perfsim.proof.layers import (
     embedding_backward,
@@ -33,8 +33,8 @@ from perfsim.proof.layers import (
     losses_of,
     norm_of_head,
 )
-from perfsim.proof.layout import EXPERTS
 from perfsim.proof.program import Cell, Claim, Message
+from perfsim.proof.shares import EXPERTS
 from perfsim.proof.tensors import pieces, summed
 from perfsim.work import EMBEDDING, HEAD, Task
 

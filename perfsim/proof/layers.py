@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.layout import Share, Weights
+from perfsim.proof.shares import Share, Weights
 from perfsim.specs.model import LatentAttention
 
 # From the input of an attention block to queries, keys and values in NumPy, and back.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from perfsim.base.arrays import Ints
-from perfsim.proof.layout import Share
 from perfsim.proof.serial import SmallTraining
+from perfsim.proof.shares import Share
 from perfsim.work import Task, TaskGraph, block_name
 from perfsim.work.graph import rank_of
 

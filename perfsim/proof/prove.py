@@ -20,10 +20,10 @@ from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.proof.executor import Executor, Outcome
-from perfsim.proof.gpu import GpuCompiler
+from perfsim.proof.gpu_program import GpuCompiler
 from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, order_in_time, random_order
-from perfsim.proof.prices import held_unlike_promised, mispriced
 from perfsim.proof.program import BROKEN, Compiler, Fault, FaultError, Program, failure, origin
+from perfsim.proof.promises import held_unlike_promised, mispriced
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.proof.tensors import Oracle

@@ -34,7 +34,7 @@ from perfsim.proof.layers import (
     mlp_forward,
     norm_of_head,
 )
-from perfsim.proof.layout import EXPERTS, Share, Weights, blocks
+from perfsim.proof.shares import EXPERTS, Share, Weights, blocks
 from perfsim.specs.model import TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.layers import merged_statistics
-from perfsim.proof.layout import Share, Weights, cut, with_experts
 from perfsim.proof.program import Claim
 from perfsim.proof.serial import Record, SmallTraining, train
+from perfsim.proof.shares import Share, Weights, cut, with_experts
 
 # Collectives on arrays: from one array per member to one array per member.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -420,6 +420,35 @@ class Decision:
     """Money of the rival over that of the first; None unless both have a price."""
     money_levers: tuple[Lever, ...] = ()
     """The inputs that move the ratio of money, most first."""
+
+
+QUANTITIES: Mapping[str, Callable[[Answer, Outcome], float | None]] = {
+    "global_batch_size": lambda row, _: row.global_batch_size,
+    "step_time_s": lambda row, _: row.step_time_s,
+    "mfu": lambda row, _: row.mfu,
+    "peak_memory_bytes": lambda row, _: row.peak_memory_bytes,
+    "steps": lambda row, _: row.steps,
+    "time_to_accuracy_s": lambda row, _: row.time_to_accuracy_s,
+    "low_s": lambda row, _: row.time_to_accuracy_band_s[0],
+    "high_s": lambda row, _: row.time_to_accuracy_band_s[1],
+    "production_time_s": lambda row, _: row.production_time_s,
+    "wall_s": lambda _, taken: taken.wall_s.typical,
+    "device_hours": lambda _, taken: taken.device_hours.typical,
+    "energy_kwh": lambda _, taken: _typical(taken.energy_kwh),
+    "money": lambda _, taken: _typical(taken.money),
+}
+"""Columns of a table of answers: SI units, money in the study's currency, None for what is not given."""
+
+
+def _typical(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.typical
+
+
+def quantities(row: Answer | None, taken: Outcome | None) -> dict[str, float | None]:
+    """The columns of a row; all None for a point without a plan."""
+    if row is None or taken is None:
+        return dict.fromkeys(QUANTITIES)
+    return {name: value(row, taken) for name, value in QUANTITIES.items()}
 
 
 @dataclass(frozen=True, slots=True)

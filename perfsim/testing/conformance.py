@@ -22,7 +22,7 @@ from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.network import Topology, WaferTree
 from perfsim.prediction.planner import search
-from perfsim.proof.prices import held_unlike_promised
+from perfsim.proof.promises import held_unlike_promised
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy

@@ -8,8 +8,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.numerics.kernels import GemmPass, GemmShape, Partition, error_bound, layer_gemms, layer_of
-from perfsim.numerics.partitions import execute_partitioned, product
+from perfsim.numerics.partitions import (
+    GemmPass,
+    GemmShape,
+    Partition,
+    error_bound,
+    execute_partitioned,
+    layer_gemms,
+    layer_of,
+    product,
+)
 from perfsim.numerics.sampling import GemmSample, block_of, operands, sample_gemms
 
 partitions = st.sampled_from(["none", "column", "row", "sequence", "heads", "streamed"])

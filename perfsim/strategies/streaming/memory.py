@@ -213,7 +213,9 @@ def activation_parts_bytes(job: Job, layout: StreamingLayout, device: StreamedDe
     part = device.layer_slice(job, layout.micro_batch_size)
     layers = _layer_bytes(job, part, device)
     group = layout.recompute_layers
-    working = 2 * part.activation_bytes if group == 0 else _largest_group(layers, group)
+    working = 2 * part.activation_bytes
+    if group:  # the group of consecutive layers, counted from the first, that keeps most
+        working = max(sum(layers[first : first + group]) for first in range(0, len(layers), group))
     if layout.spill:
         spilled = max(layers) if group == 0 else part.activation_bytes
         return {"activations": IN_FLIGHT * spilled, "working set": working}
@@ -226,11 +228,6 @@ def _layer_bytes(job: Job, part: LayerSlice, device: StreamedDevice) -> list[flo
     kinds = layer_kinds(job.model)
     by_kind = {kind: device.kept_bytes(replace(part, kind=kind)) for kind in dict.fromkeys(kinds)}
     return [by_kind[kind] for kind in kinds]
-
-
-def _largest_group(layers: list[float], group: int) -> float:
-    """Bytes of the group of `group` consecutive layers, counted from the first, that keeps most."""
-    return max(sum(layers[first : first + group]) for first in range(0, len(layers), group))
 
 
 def spilled_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> float:

@@ -257,12 +257,10 @@ class _Rewriter:
         """Whether a task makes gradients that leave: a reduction, or a lone rank's last pass over a block."""
         if not self.alone:
             sums = task.work.category == "data_communication" and task.work.op != "all_gather"
-            return sums and not self._summed_on(task)
+            # Shards of a group of replicas are still to be summed over groups.
+            summed_on = task.work.op == "reduce_scatter" and self.layout.shards < self.layout.replicas
+            return sums and not summed_on
         return task.work.op in COMPLETES and not (task.block == HEAD and self._has(task, EMBEDDING))
-
-    def _summed_on(self, task: Task) -> bool:
-        """Whether shards of a group of replicas are still to be summed over groups."""
-        return task.work.op == "reduce_scatter" and self.layout.shards < self.layout.replicas
 
     def _has(self, task: Task, block: int) -> bool:
         return block in self.devices[task.stream.partition("/")[0]].blocks

@@ -122,11 +122,6 @@ def head_work(stage: VirtualStage, which: LayerPass) -> Work:
     return compute_work(f"head.{which}", category, head_kernels(part, positions, which), made)
 
 
-def _hand_on_work(stage: VirtualStage) -> Work:
-    """No compute: a stage without layers passes on its input within its rank."""
-    return compute_work("stage.hand_on", "forward", (), (stage.hidden,))
-
-
 def pass_work(stage: VirtualStage) -> Work:
     """The start of a pass: the host runs the schedule and waits for the tensor."""
     return Work(
@@ -466,4 +461,5 @@ def _own(template: Template, stage: VirtualStage, tensor: int) -> int:
     """The tensor, copied if it is a port, since outputs must be written by this template."""
     if not isinstance(tensor, Port):
         return tensor
-    return template.task(_hand_on_work(stage), stage.group.compute, [tensor]).tensor
+    work = compute_work("stage.hand_on", "forward", (), (stage.hidden,))  # no compute
+    return template.task(work, stage.group.compute, [tensor]).tensor

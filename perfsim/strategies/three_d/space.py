@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -312,11 +312,6 @@ class Space:
 
     def __len__(self) -> int:
         return sum(int(grid.all_legal().sum()) for grid in self.grids)
-
-    def keeping(self, wanted: Callable[[Columns], Bools]) -> Space:
-        """Only layouts that are wanted, given the columns of a grid."""
-        grids = [replace(grid, legal=grid.legal & wanted(grid.columns)) for grid in self.grids]
-        return replace(self, grids=grids)
 
     def rows(self, chosen: Bools | None = None) -> Columns:
         """The chosen layouts, given one flag for each; None: all."""

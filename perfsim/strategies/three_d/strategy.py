@@ -74,7 +74,8 @@ class ThreeD:
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         space = self.space(job, topology)
         share = _memory_share(job, space, topology)
-        if self._may_share_sequences(job) and not (share <= 1.0).any():
+        may_share = "context" in self.free_degrees and job.runtime.attention == "flash"
+        if may_share and not (share <= 1.0).any():
             space = layout_space(job, topology, self.free_degrees, self.zero_stage, shares_sequences=True)
             share = _memory_share(job, space, topology)
         fits = share <= 1.0
@@ -90,10 +91,6 @@ class ThreeD:
         if len(kept) or not tried_places(job, topology):
             return found
         return offloaded_screening(job, topology, costs, space.rows(), found)
-
-    def _may_share_sequences(self, job: Job) -> bool:
-        """Whether it has context degrees that the recipe's attention allows."""
-        return "context" in self.free_degrees and job.runtime.attention == "flash"
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True

@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import InputError
-from perfsim.numerics.kernels import GemmPass, Partition, error_bound, gamma
-from perfsim.numerics.partitions import Cut, Execute, Matrix, execute_partitioned, streamed_rows
+from perfsim.numerics.partitions import (
+    Cut,
+    Execute,
+    GemmPass,
+    Matrix,
+    Partition,
+    error_bound,
+    execute_partitioned,
+    gamma,
+    streamed_rows,
+)
 from perfsim.numerics.sampling import GemmSample, block_of, operands, sample_gemms
 
 PARTITIONS: tuple[Partition, ...] = ("none", "column", "row", "sequence", "heads", "streamed")

@@ -126,7 +126,9 @@ class Unsharded(ThreeD):
     """A strategy whose space has only layouts without ZeRO."""
 
     def space(self, job: Job, topology: FatTree) -> Space:
-        return super().space(job, topology).keeping(lambda columns: columns.zero == 0)
+        space = super().space(job, topology)
+        grids = [replace(grid, legal=grid.legal & (grid.columns.zero == 0)) for grid in space.grids]
+        return replace(space, grids=grids)
 
 
 # ---------------------------------------------------------------------------------------- confirmation

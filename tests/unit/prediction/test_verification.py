@@ -10,8 +10,8 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import VerificationError
 from perfsim.catalog import default_catalog
-from perfsim.numerics import Cut, execute_partitioned, sample_gemms
-from perfsim.numerics.partitions import Matrix
+from perfsim.numerics.partitions import Cut, Matrix, execute_partitioned
+from perfsim.numerics.sampling import sample_gemms
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import (
     SamplingSpec,

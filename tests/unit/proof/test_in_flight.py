@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.proof.prices import held_unlike_promised
+from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.prove import Request, prove_all
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy

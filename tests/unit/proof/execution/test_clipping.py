@@ -8,9 +8,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.proof.layout import Share, blocks
 from perfsim.proof.provers import Parts, small_model, small_sequence
 from perfsim.proof.serial import SmallTraining, clipping, train
+from perfsim.proof.shares import Share, blocks
 from perfsim.specs.model import LatentAttention, TransformerConfig
 from perfsim.work.counts import parameters
 

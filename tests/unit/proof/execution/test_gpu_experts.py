@@ -11,11 +11,10 @@ import pytest
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.proof import gpu, gpu_experts, layers
+from perfsim.proof import gpu_experts, gpu_program, layers
 from perfsim.proof.experts import Rows, drawn_routing
 from perfsim.proof.faults import missing_dependencies
 from perfsim.proof.layers import Projected, Results
-from perfsim.proof.layout import Share, Weights
 from perfsim.proof.prove import (
     Request,
     catalogue_cases,
@@ -26,6 +25,7 @@ from perfsim.proof.prove import (
     subject_of,
 )
 from perfsim.proof.serial import MAX_NORM
+from perfsim.proof.shares import Share, Weights
 from perfsim.proof.tensors import pieces
 from perfsim.report.proven import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
@@ -91,7 +91,7 @@ def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
 ) -> None:
     """A fault is named without the sum of the router's gradients, or with one peer's positions on both."""
     if wrong == "parts":
-        monkeypatch.setattr(gpu, "summed", lambda parts: parts[0].copy())
+        monkeypatch.setattr(gpu_program, "summed", lambda parts: parts[0].copy())
     else:
         monkeypatch.setattr(
             gpu_experts, "pieces", lambda whole, count, axis: [pieces(whole, count, axis)[0]] * 2

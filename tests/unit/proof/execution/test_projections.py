@@ -12,8 +12,8 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.proof import experts
 from perfsim.proof.layers import every_second, made
-from perfsim.proof.layout import Share
 from perfsim.proof.prove import Request, Subject, plans_of, subject_of
+from perfsim.proof.shares import Share
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.recompute import kept_shares
 

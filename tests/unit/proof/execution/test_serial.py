@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from perfsim.proof.layers import attention_forward
-from perfsim.proof.layout import Share, cut
 from perfsim.proof.serial import (
     BETA1,
     BETA2,
@@ -21,6 +20,7 @@ from perfsim.proof.serial import (
     gradients,
     train,
 )
+from perfsim.proof.shares import Share, cut
 from perfsim.specs.model import TransformerConfig
 
 LATENTS = {

@@ -97,14 +97,3 @@ def test_a_layout_of_a_space_is_the_row_with_its_index() -> None:
         assert space.layout(row) == columns.layout(row)
     with pytest.raises(IndexError, match=f"a space of {len(space)} layouts has no layout {len(space)}"):
         space.layout(len(space))
-
-
-def test_of_a_space_some_layouts_are_kept_in_their_order() -> None:
-    asked = question("no experts")
-    space = layout_space(asked.job, asked.topology, ("tensor", "data"))
-    every = space.rows()
-    kept = space.keeping(lambda columns: columns.zero == 1).rows()
-    wanted = every.rows(every.zero == 1)
-    assert [kept.layout(row) for row in range(len(kept))] == [
-        wanted.layout(row) for row in range(len(wanted))
-    ]

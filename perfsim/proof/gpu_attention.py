@@ -24,8 +24,8 @@ from perfsim.proof.layers import (
     repeated,
     softmax,
 )
-from perfsim.proof.layout import Share
 from perfsim.proof.program import Cell, Message
+from perfsim.proof.shares import Share
 from perfsim.proof.tensors import summed
 from perfsim.work import Task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfsim.numerics.kernels import GemmPass, GemmShape, layer_gemms, partition_of
+from perfsim.numerics.partitions import GemmPass, GemmShape, layer_gemms, partition_of
 
 
 def test_the_three_gemms_of_a_layer_have_the_shapes_of_its_matrix_products() -> None:

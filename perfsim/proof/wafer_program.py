@@ -18,7 +18,6 @@ from perfsim.proof.layers import (
     head_forward,
     losses_of,
 )
-from perfsim.proof.layout import Share, Weights, with_experts
 from perfsim.proof.program import (
     SHARED,
     Cell,
@@ -31,6 +30,7 @@ from perfsim.proof.program import (
     per_rank,
 )
 from perfsim.proof.serial import Moments, SmallTraining, adam, layer_forward
+from perfsim.proof.shares import Share, Weights, with_experts
 from perfsim.proof.tensors import summed
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.streaming_layout import StreamingLayout

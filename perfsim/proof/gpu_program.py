@@ -16,12 +16,12 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import UPDATES
-from perfsim.proof.context import CONTEXT_OPERATIONS
+from perfsim.proof.gpu_attention import CONTEXT_OPERATIONS
 from perfsim.proof.gpu_compute import SHARDED_PARAMETERS, Partial
 from perfsim.proof.gpu_experts import EXPERT_OPERATIONS, ModuleCompute
-from perfsim.proof.layout import EXPERTS, cut
 from perfsim.proof.program import Cell, Claim, Kernel, Message, Values, first_made, first_read, per_rank
 from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
+from perfsim.proof.shares import EXPERTS, cut
 from perfsim.proof.tensors import CLIPPED, NORM, combined, pieces, summed
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
