@@ -22,7 +22,7 @@ from perfsim.prediction.prediction import Prediction
 from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
-from perfsim.studies.answers import CandidateResult, PointResult, StudyResult
+from perfsim.studies.answers import CandidateResult, Outcome, PointResult, StudyResult
 from perfsim.studies.shortlist import Entry, Planned
 from perfsim.studies.variants import SweepResult
 
@@ -40,6 +40,7 @@ ROOTS: Mapping[str, Classes] = {
     "validate.cases": (Scored, CaseBand, StepCase),
     "layout": (ParallelLayout, StreamingLayout, Plan),
     "batch_curve": (Prediction,),
+    "bill": (Outcome,),
     "families_traits": (Traits, Prediction, ParallelLayout),
     **dict.fromkeys(
         ["summary", "summary_predicted", "baseline", "families", "families_baseline"], (Accuracy,)
@@ -61,6 +62,7 @@ NO_FIELD: Mapping[str, str] = {
     "kendall_tau": "Rank correlation of layouts, predicted against measured.",
     "regret": "How much longer the layout takes that is predicted to be the fastest than the fastest.",
     "memory_limit": "Share of a device's memory that a layout may use.",
+    "currency": "Of the money.",
     "screened": "Number of layouts.",
     "feasible": "Number of layouts that fit in memory.",
     "screening_s": "Time in which the layouts were screened.",

@@ -154,7 +154,7 @@ def _kind_of_file(path: Path) -> str:
 def _study(path: Path, catalog: Catalog) -> str:
     spec = load_study(str(path), catalog)
     reasons = {refused.label: f" (no answer: {refused.reason})" for refused in refusals(spec)}
-    labels = [candidate.label(devices) for candidate in spec.candidates for devices in candidate.devices]
+    labels = [candidate.label(devices) for candidate, devices in spec.machines]
     machines = [f"{label}{reasons.get(label, '')}" for label in labels]
     return f"{spec.model.name} by {spec.recipe.name} on {'; '.join(machines)}"
 
@@ -229,11 +229,7 @@ def _study_named(study: Named) -> StudySpec:
         return load_study(str(study)).model_copy(update={"resilience": None})
     document = _document(Path(study))
     spec = load_study(document.study)
-    asked = {
-        (candidate.strategy, candidate.system.name, devices)
-        for candidate in spec.candidates
-        for devices in candidate.devices
-    }
+    asked = {(candidate.strategy, candidate.system.name, devices) for candidate, devices in spec.machines}
     answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
     if document.title not in (None, spec.title) or not answered <= asked:
         text = f"answers another study than the catalogue's {spec.name}"

@@ -87,8 +87,11 @@ class MemoryUse:
     """Peak memory use of one place, by part."""
 
     place: str
+    """The pipeline stage, or the wafer."""
     parts_bytes: Mapping[str, float]
+    """Bytes by part: parameters, gradients, activations, ..."""
     capacity_bytes: float
+    """Memory that one has."""
     on_device: bool = True
     """False for memory outside the devices, such as MemoryX."""
 

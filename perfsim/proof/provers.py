@@ -99,7 +99,7 @@ class _GpuProver:
         return replace(layout, micro_batch_size=size, layers_per_stage=layers)
 
     def small_layers(self, layout: ParallelLayout, modules: int) -> int:
-        """Two per stage if there are few stages; one stage has few with its modules."""
+        """Two a stage if there are few stages; a single stage has few layers with its modules."""
         if layout.layers_per_stage is not None:
             return sum(layout.layers_per_stage)
         if layout.num_stages == 1:
@@ -125,11 +125,9 @@ class _GpuProver:
         return Parts(heads, positions, layout.context > 1, layout.expert, layout.expert_tensor)
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
-        """The executor of GPU graphs."""
         return GpuCompiler(graph, training, plan.layout, plan.job.recipe)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
-        """How GPU graphs count bytes and elements."""
         return GpuPrices(plan)
 
     def max_norm(self, plan: ThreeDPlan) -> float:
@@ -137,7 +135,6 @@ class _GpuProver:
         return math.inf if schedule_called(plan.layout.schedule).skewed else MAX_NORM
 
     def features(self, plan: ThreeDPlan) -> list[str]:
-        """Sequence parallelism, ZeRO, overlap."""
         layout = plan.layout
         words = []
         words += ["sequence parallel"] if layout.sequence_parallel else []
@@ -175,7 +172,6 @@ class _StreamingProver:
         return "with streamed weights"
 
     def parts(self, layout: StreamingLayout) -> Parts:
-        """No parts."""
         return Parts(layout.tensor, layout.tensor)
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> Compiler:
@@ -186,7 +182,6 @@ class _StreamingProver:
         return WaferCompiler(graph, training, plan.layout, slots, system.activation_servers.prefetch)
 
     def prices(self, plan: StreamingPlan) -> Prices:
-        """How streamed graphs count bytes and elements."""
         return StreamingPrices(plan)
 
     def max_norm(self, _: StreamingPlan) -> float:
@@ -194,7 +189,6 @@ class _StreamingProver:
         return math.inf
 
     def features(self, plan: StreamingPlan) -> list[str]:
-        """Experts, and the memory policy."""
         layout = plan.layout
         words = []
         words += [] if plan.job.model.experts is None else ["experts"]

@@ -55,7 +55,7 @@ class TrainedRun(Spec):
 
 
 class LossesSpec(Spec):
-    """Losses of runs over their FLOP, beside a law: a named one, or the line through some of the runs."""
+    """Losses of runs over their FLOP, next to a law: a named one, or the line through some of the runs."""
 
     law: str | None = None
     fitted_to: tuple[str, ...] = ()

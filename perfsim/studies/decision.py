@@ -512,7 +512,7 @@ def chance(probability: float) -> str:
     return "less than 1 %" if probability < 0.005 else f"{100 * probability:.0f} %"
 
 
-# The study's own law of the critical batch beside every general law.
+# The study's own law of the critical batch next to every general law.
 
 GENERAL = ("data_law", "bergsma_2025", "kaplan_loss")
 """Laws that need no measurement of the user's."""

@@ -158,15 +158,14 @@ def _slots(spec: StudySpec) -> list[Slot]:
     run = run_study(spec)
     answered = list(zip(run.answered, run.result.candidates, strict=True))
     slots: list[Slot] = []
-    for candidate in spec.candidates:
-        for devices in candidate.devices:
-            found = None
-            for pair in answered:
-                if pair[0].candidate == candidate and pair[0].question.devices == devices:
-                    found = pair[1]
-                    answered.remove(pair)
-                    break
-            slots.append((candidate.label(devices), found))
+    for candidate, devices in spec.machines:
+        found = None
+        for pair in answered:
+            if pair[0].candidate == candidate and pair[0].question.devices == devices:
+                found = pair[1]
+                answered.remove(pair)
+                break
+        slots.append((candidate.label(devices), found))
     return slots
 
 

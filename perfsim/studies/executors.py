@@ -240,7 +240,7 @@ class _Collection(Generic[Key, Item, Result]):
             self.end(at_once=True)
 
     def _alone(self, key: Key, item: Item) -> Result | Failed:
-        """The answer of an item beside which nothing is computed."""
+        """The answer of an item while nothing else is computed."""
         for _ in range(self._executor.tries_alone):
             self._submit(key, item)
             while self._running:

@@ -90,11 +90,7 @@ def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:
     links = study.perturbations.links if study.perturbations is not None else ()
     if not links:
         return
-    topologies = [
-        build_topology(candidate.system, devices)
-        for candidate in study.candidates
-        for devices in candidate.devices
-    ]
+    topologies = [build_topology(candidate.system, devices) for candidate, devices in study.machines]
     problems = [
         mapping.problem(("perturbations", "links", number, key), message, help_text)
         for number, link in enumerate(links)

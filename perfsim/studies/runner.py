@@ -279,7 +279,7 @@ def _candidate_result(spec: StudySpec, answered: Answered) -> CandidateResult:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """The result of a study beside the runs that led to it, for traces and further questions."""
+    """The result of a study with the runs that led to it, for traces and further questions."""
 
     result: StudyResult
     answered: tuple[Answered, ...]
@@ -302,7 +302,7 @@ def run_study(
     """
     spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
-    asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
+    asked = spec.machines
     for candidate, devices in asked:
         check_question(question_of_candidate(spec, candidate, devices))
     outcomes, stopped = _outcomes(spec, asked, target, progress, executor)
@@ -325,7 +325,7 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
     Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
     """
     target = target_of(spec)
-    asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
+    asked = spec.machines
     errors = [_refusal(spec, candidate, devices, target) for candidate, devices in asked]
     refused = [error for error in errors if error is not None]
     if len(refused) == len(asked):

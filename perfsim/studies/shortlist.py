@@ -64,7 +64,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Two layouts to run beside one another."""
+    """Two layouts to run next to one another."""
 
     trials: tuple[Trial, Trial]
     ratio: float

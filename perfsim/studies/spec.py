@@ -311,7 +311,7 @@ class StudySpec(CatalogSpec):
     """Share of a device's memory above which a planned layout is no answer unless nothing else fits."""
     convergence: ConvergenceSpec = ConvergenceSpec()
     production: ProductionChoice = "recorded"
-    """Rate of production steps over that of healthy steps, for the time in production beside the answer."""
+    """Rate of production steps over that of healthy steps, for the time in production next to the answer."""
     energy: EnergySpec = EnergySpec()
     """Cooling, tariff and carbon of electricity, where given."""
     currency: Currency = "USD"
@@ -323,6 +323,11 @@ class StudySpec(CatalogSpec):
     """Applied to every candidate's step after its batch and layout are chosen without them."""
     resilience: ResilienceSpec | None = None
     """Asks for step time as a function of the severity of one straggler."""
+
+    @property
+    def machines(self) -> list[tuple[CandidateSpec, int]]:
+        """Every candidate with each of its numbers of devices, in the order of the study."""
+        return [(candidate, devices) for candidate in self.candidates for devices in candidate.devices]
 
 
 def question_of_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:

@@ -433,7 +433,7 @@ class SweepResult:
         return " ".join([*self.analysis.sentences, *said])
 
     def head(self) -> dict[str, Any]:
-        """What a document says beside the points."""
+        """What a document says besides the points."""
         return {
             "sweep": self.name,
             "title": self.title,

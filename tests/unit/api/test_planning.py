@@ -80,8 +80,6 @@ def test_a_layout_that_is_not_the_fastest_says_so_in_its_text() -> None:
     [
         ({"objective": "speed"}, "step-time, time-to-accuracy, cost"),
         ({"shown": 0}, "1 or more"),
-        ({"memory_limit": 1.5}, "memory_limit"),
-        ({"devices": 0}, "devices"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any], message: str) -> None:

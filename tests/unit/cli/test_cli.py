@@ -99,29 +99,6 @@ def test_every_verb_that_computes_ends_at_the_limit_of_time(perfsim: Run, verb: 
 
 
 # ------------------------------------------------------------------------------------------ help
-@pytest.mark.parametrize(
-    "verb",
-    [
-        (),
-        ("study",),
-        ("run",),
-        ("plan",),
-        ("validate",),
-        ("show",),
-        ("sweep",),
-        ("import",),
-        ("calibrate",),
-        *(("calibrate", each) for each in ("gemm", "collective", "framework", "wafer")),
-    ],
-)
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_every_verb_explains_itself(perfsim: Run, verb: Sequence[str], flag: str) -> None:
-    result = perfsim(*verb, flag)
-    assert result.exit_code == 0
-    assert "Usage: " in result.stdout
-    assert result.stderr == ""
-
-
 def test_the_first_help_says_where_to_start(perfsim: Run) -> None:
     assert "perfsim study gpt3_20b --compare 3d,weight-streaming" in perfsim("--help").stdout
 
@@ -246,8 +223,6 @@ def test_a_study_prints_a_short_table_that_ends_in_the_verdict(perfsim: Run, els
     ("text", "parts"),
     [
         ("name: x\n  title: [\n", ["bad.yaml:2:", "malformed YAML"]),
-        ("", ["bad.yaml", "empty"]),
-        ("- 1\n- 2\n", ["bad.yaml"]),
         (STUDY.replace("gpt3_xl", "gpt3_xxl"), ["bad.yaml:4:", "gpt3_xxl", "did you mean `gpt3_xl`"]),
         (STUDY.replace("cs-2", "cs2"), ["bad.yaml:8:", "did you mean `cs-2`"]),
         (STUDY.replace("[16]", "[16, -4, x]"), ["bad.yaml:9:", "batch_sizes"]),
@@ -633,11 +608,6 @@ def test_the_network_of_a_system_is_written_as_a_graph(perfsim: Run, elsewhere: 
     }
     refused(perfsim("show", "systems", "cs-2", "--graph", "cs.png"), 2, ".graphml, .dot, .gv")
     refused(perfsim("show", "models", "gpt3_20b", "--graph", "cs.dot"), 2, "show systems NAME --graph")
-
-
-def test_an_unknown_entry_is_bad_input(perfsim: Run) -> None:
-    refused(perfsim("show", "models", "gpt3_20"), 2, "unknown model", "did you mean `gpt3_20b`")
-    refused(perfsim("show", "strategies", "4d", "--json"), 2, "unknown strategy '4d'")
 
 
 # ------------------------------------------------------------------------------ sweep, calibrate
