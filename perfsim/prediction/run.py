@@ -86,6 +86,8 @@ class Training:
     """Whether activations are dropped at random."""
     framework: str = ""
     """Name of the framework whose constants the step has; empty on a machine without any."""
+    runtime: str = ""
+    """Name of the runtime, which gives the settings of the training stack."""
 
     @property
     def settings(self) -> str:
@@ -97,8 +99,9 @@ class Training:
 
     @property
     def words(self) -> str:
-        """The settings and the framework, where there is one."""
-        return f"{self.settings}; framework {self.framework}" if self.framework else self.settings
+        """The settings, and the runtime with its framework, where there is one."""
+        ran = f"; runtime {self.runtime}, framework {self.framework}"
+        return self.settings + (ran if self.framework else "")
 
 
 _EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill", "offload")
@@ -194,7 +197,13 @@ class Evaluation:
         has_host = isinstance(self.plan.system.device.calibration, GpuCalibration)
         framework = runtime.stack.name if runtime.stack and has_host else ""
         return Training(
-            recipe.name, recipe.seq_length, recipe.precision, runtime.attention, recipe.dropout, framework
+            recipe=recipe.name,
+            seq_length=recipe.seq_length,
+            precision=recipe.precision,
+            attention=runtime.attention,
+            dropout=recipe.dropout,
+            framework=framework,
+            runtime=runtime.name,
         )
 
     def _kept_share(self, *, needed: bool) -> float:
