@@ -98,7 +98,7 @@ def schema_text(schema: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Checked:
+class _Checked:
     """A file without mistakes: its kind, and what it holds in words."""
 
     file: str
@@ -106,7 +106,7 @@ class Checked:
     words: str
 
 
-def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> Checked:
+def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> _Checked:
     """Read a file with all that it names; raises InputError with every mistake.
 
     `kind` is one of `KINDS`; without it the file's own keys tell it.
@@ -122,7 +122,7 @@ def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> C
     kind = kind or _kind_of_file(path)
     reader = _READERS.get(kind)
     words = reader(path, catalog) if reader else str(catalog.load(kind, str(path.resolve())).name)
-    return Checked(str(path), kind, words)
+    return _Checked(str(path), kind, words)
 
 
 def _kind_of_file(path: Path) -> str:

@@ -47,7 +47,7 @@ PATH_VARIABLE = "PERFSIM_PATH"
 """Directories searched before perfsim's own, each laid out like the project: hardware/, ..."""
 
 
-class DescriptionsByName(Mapping[str, SpecT]):
+class _DescriptionsByName(Mapping[str, SpecT]):
     """All descriptions of one kind, by name; a path of a YAML file is taken as well."""
 
     def __init__(self, catalog: Catalog, kind: str) -> None:
@@ -83,24 +83,24 @@ class Catalog:
         self._sources: dict[str, Source] | None = None
 
     @property
-    def models(self) -> DescriptionsByName[TransformerConfig]:
+    def models(self) -> _DescriptionsByName[TransformerConfig]:
         """Every model."""
-        return DescriptionsByName(self, "model")
+        return _DescriptionsByName(self, "model")
 
     @property
-    def recipes(self) -> DescriptionsByName[TrainingRecipe]:
+    def recipes(self) -> _DescriptionsByName[TrainingRecipe]:
         """Every recipe."""
-        return DescriptionsByName(self, "recipe")
+        return _DescriptionsByName(self, "recipe")
 
     @property
-    def devices(self) -> DescriptionsByName[DeviceSpec]:
+    def devices(self) -> _DescriptionsByName[DeviceSpec]:
         """Every device."""
-        return DescriptionsByName(self, "device")
+        return _DescriptionsByName(self, "device")
 
     @property
     def systems(self) -> Mapping[str, SystemSpec]:
         """Every system."""
-        return DescriptionsByName(self, "system")
+        return _DescriptionsByName(self, "system")
 
     def device(self, name_or_path: str) -> DeviceSpec:
         """A GPU or a wafer."""

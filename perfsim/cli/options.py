@@ -26,7 +26,7 @@ VERBS: list[click.Command] = []
 _WORD = re.compile(r"'[^']*'|\S+")
 
 
-class Verb(click.Command):
+class _Verb(click.Command):
     """A verb whose examples are broken like shell commands where the terminal is narrow."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
@@ -38,7 +38,7 @@ class Verb(click.Command):
             formatter.write(f"{_shell_lines(command, width)}\n")
 
 
-class VerbGroup(Verb, click.Group):
+class VerbGroup(_Verb, click.Group):
     """The same for a verb of several parts."""
 
 
@@ -54,7 +54,7 @@ def _shell_lines(command: str, width: int) -> str:
 
 
 def verb(
-    short_help: str, examples: str, cls: type[click.Command] = Verb
+    short_help: str, examples: str, cls: type[click.Command] = _Verb
 ) -> Callable[[Callable[..., None]], Any]:
     """Make a function a verb of its name, with one line of help and with examples below their heading."""
 

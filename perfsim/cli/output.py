@@ -173,7 +173,7 @@ def metered() -> Iterator[Meter]:
         meter.stop()
 
 
-def present_meter() -> Meter:
+def _present_meter() -> Meter:
     """The meter of the verb that runs."""
     return _RUNNING[-1] if _RUNNING else Meter()
 
@@ -301,14 +301,14 @@ def open_page(page: Path) -> None:
 
 def _needs_output() -> None:
     """Remove the bar, whose line the answer would share; PerfsimError where standard output is closed."""
-    present_meter().stop()
+    _present_meter().stop()
     if sys.stdout is None:
         raise PerfsimError("standard output is closed: the answer cannot be printed")
 
 
 def progress(*, quiet: bool, in_a_log: bool = False) -> Callable[[str], None]:
     """A function that tells what is being computed: by a bar on a terminal, elsewhere by lines `in_a_log`."""
-    meter = present_meter()
+    meter = _present_meter()
     meter.quiet = quiet
     if quiet or sys.stderr.isatty() or not in_a_log:
         return meter.tell

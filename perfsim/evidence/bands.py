@@ -164,7 +164,7 @@ def fitted_widths(runs: Sequence[LeftOutRun], others: BandWidths | None = None) 
     sparse = np.array([run.traits.experts for run in runs])
     errors = np.array([run.log_error for run in runs])
     normalised = np.sqrt(np.maximum(errors**2 - (widths.slope * points) ** 2, 0.0)) / widths.base
-    return replace(widths, experts=max(1.0, conformal_quantile(normalised[sparse])))
+    return replace(widths, experts=max(1.0, _conformal_quantile(normalised[sparse])))
 
 
 def _widths_of_alike(runs: Sequence[LeftOutRun], others: BandWidths | None) -> BandWidths:
@@ -182,13 +182,13 @@ def _widths_of_alike(runs: Sequence[LeftOutRun], others: BandWidths | None) -> B
     points = np.array(_points(runs))
     weights = family_weight([run.family for run in runs])
     scale, growth = _scale_and_growth(errors, points, weights, freedom)
-    factor = conformal_quantile(np.abs(errors) / np.hypot(scale, growth * points))
-    base = max(conformal_quantile(np.abs(errors)), factor * scale)
+    factor = _conformal_quantile(np.abs(errors) / np.hypot(scale, growth * points))
+    base = max(_conformal_quantile(np.abs(errors)), factor * scale)
     slope = factor * growth
     return BandWidths(base, slope, _unshared(runs, np.hypot(base, slope * points)))
 
 
-def conformal_quantile(normalised: Floats) -> float:
+def _conformal_quantile(normalised: Floats) -> float:
     """The width that holds 90 % of new runs, from errors of known ones; both over the scale of an error."""
     return float(np.quantile(normalised, COVERAGE, method="weibull"))
 

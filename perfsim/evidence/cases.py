@@ -29,7 +29,7 @@ Count = Annotated[int, *number(0, MOST_WIDTH)]
 """A number of experts, layers or positions; 0: none."""
 
 
-class CaseSpec(Spec):
+class _CaseSpec(Spec):
     """A part of a case file, in which a key that ends in `_note` is a remark."""
 
     model_config = ConfigDict(json_schema_extra={"patternProperties": {"_note$": {}}})
@@ -42,7 +42,7 @@ class CaseSpec(Spec):
         return {key: part for key, part in value.items() if not str(key).endswith("_note")}
 
 
-class CaseSystem(CaseSpec):
+class CaseSystem(_CaseSpec):
     """The machine of a case."""
 
     device: str
@@ -60,7 +60,7 @@ class CaseSystem(CaseSpec):
         return self.device.endswith((".yaml", ".yml"))
 
 
-class ModelRow(CaseSpec):
+class ModelRow(_CaseSpec):
     """The model of a row, on one level and with Megatron's names; a case has the model described."""
 
     num_layers: Layers
@@ -135,7 +135,7 @@ else:
 """What a row calls its model is read as a `ModelRow`, and kept as the model."""
 
 
-class CaseParallel(CaseSpec):
+class CaseParallel(_CaseSpec):
     """The layout of a case."""
 
     tensor: Devices = 1
@@ -158,7 +158,7 @@ class CaseParallel(CaseSpec):
     """Layers of each virtual stage, in Megatron-Core's notation."""
 
 
-class CaseTraining(CaseSpec):
+class CaseTraining(_CaseSpec):
     """How a case was trained."""
 
     global_batch_size: Sequences
@@ -185,7 +185,7 @@ class CaseTraining(CaseSpec):
     moe_grouped_gemm: bool | None = None
 
 
-class Measured(CaseSpec):
+class Measured(_CaseSpec):
     """The measurement of a case."""
 
     step_time_s: Annotated[float, *number(1e-9, 1e9)]
@@ -199,7 +199,7 @@ _UNFUSED_ATTENTION = "NVTE_FUSED_ATTN=0"
 _CONTAINER = re.compile(r"container (\d\d\.\d\d)")
 
 
-class StepCase(CaseSpec):
+class StepCase(_CaseSpec):
     """One measured training run."""
 
     id: str
@@ -254,7 +254,7 @@ class StepCase(CaseSpec):
         return tuple(name.replace("global batch size", "batch") for name in plain)
 
 
-class CaseFile(CaseSpec):
+class CaseFile(_CaseSpec):
     """A file of step-time cases."""
 
     schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
@@ -271,7 +271,7 @@ def _positive(row: BatchRow) -> BatchRow:
     return row
 
 
-class ConvergenceCase(CaseSpec):
+class ConvergenceCase(_CaseSpec):
     """One benchmark at several batch sizes: samples or epochs to its target."""
 
     id: str
@@ -284,7 +284,7 @@ class ConvergenceCase(CaseSpec):
     """Begins with `fine-tuning` or `warm` if the runs did not start from random weights."""
 
 
-class ConvergenceFile(CaseSpec):
+class ConvergenceFile(_CaseSpec):
     """A file of convergence cases."""
 
     schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
@@ -322,7 +322,7 @@ def _system_named(described: CaseSystem, catalog: Catalog) -> SystemSpec:
 CaseT = TypeVar("CaseT", StepCase, ConvergenceCase)
 
 
-class _Envelope(CaseSpec):
+class _Envelope(_CaseSpec):
     """A case file whose rows are not read yet."""
 
     schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")

@@ -103,7 +103,7 @@ _PRIOR = 1e-3
 
 
 @dataclass(frozen=True)
-class GemmTable:
+class _GemmTable:
     """Measured times of C[m, n] = A[m, k] B[k, n], one array per column."""
 
     m: Floats
@@ -112,12 +112,12 @@ class GemmTable:
     time_s: Floats
 
     @classmethod
-    def read(cls, path: Path) -> GemmTable:
+    def read(cls, path: Path) -> _GemmTable:
         """A CSV file with columns m, n, k, time_us; raises InputError with file and line."""
         return cls._of(read_table(path, ("m", "n", "k", "time_us")))
 
     @classmethod
-    def by_precision(cls, path: Path) -> dict[Precision, GemmTable]:
+    def by_precision(cls, path: Path) -> dict[Precision, _GemmTable]:
         """The same for each value of a column `precision`."""
         rows = read_table(path, ("m", "n", "k", "time_us"), ("precision",))
         names = list(dict.fromkeys(row["precision"] for row in rows))
@@ -126,19 +126,19 @@ class GemmTable:
         return {name: cls._of([row for row in rows if row["precision"] == name]) for name in names}
 
     @classmethod
-    def _of(cls, rows: Sequence[dict[str, str]]) -> GemmTable:
+    def _of(cls, rows: Sequence[dict[str, str]]) -> _GemmTable:
         m, n, k, time_us = (np.array([float(row[key]) for row in rows]) for key in ("m", "n", "k", "time_us"))
         return cls(m, n, k, time_us * 1e-6)
 
-    def rows(self, index: NDArray[np.intp]) -> GemmTable:
+    def rows(self, index: NDArray[np.intp]) -> _GemmTable:
         """The rows with these indices."""
-        return GemmTable(self.m[index], self.n[index], self.k[index], self.time_s[index])
+        return _GemmTable(self.m[index], self.n[index], self.k[index], self.time_s[index])
 
     def geometry(self, model: GemmModel) -> Geometry:
         """Tiles and waves of the rows, which do not depend on fitted constants."""
         return model.geometry(self.m, self.n, self.k, np.ones(self.m.shape))
 
-    def sample(self, count: int) -> GemmTable:
+    def sample(self, count: int) -> _GemmTable:
         """So many rows at random, always the same, since a table may be sorted."""
         return self.rows(np.random.default_rng(0).permutation(self.time_s.size)[:count])
 
@@ -175,7 +175,7 @@ def fit_gemm(
     the constants are refined with all rows, to which their standard errors apply.
     Raises InputError for a bad table or without SciPy.
     """
-    table = GemmTable.read(table_path)
+    table = _GemmTable.read(table_path)
     optimize = scipy("optimize")
     names = list(_values(_START))
     start = np.log(list(_values(_START).values()))
@@ -202,7 +202,7 @@ def fit_gemm(
         )
         results.append(_polished(loss, np.clip(result.x, low, high), low, high, evaluations // 2))
     best, _ = min(results, key=lambda result: result[1])
-    errors = absolute_errors(_constants(best), device, rest)
+    errors = _absolute_errors(_constants(best), device, rest)
     judged = errors[rest.is_training_size] if rest.is_training_size.any() else errors
     loss = _loss_of_table(table.rows(order[:_REFINE_ROWS]), device, start)
     constants = _constants(_polished(loss, best, low, high, evaluations // 2)[0])
@@ -223,7 +223,7 @@ def fit_gemm(
     return constants, record, estimates
 
 
-def absolute_errors(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Floats:
+def _absolute_errors(constants: GemmConstants, device: DeviceSpec, table: _GemmTable) -> Floats:
     """|predicted / measured - 1| of every row."""
     return np.abs(_model(constants, device).time_s(table.m, table.n, table.k) / table.time_s - 1)
 
@@ -235,7 +235,7 @@ def _model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
     return GemmModel(constants, peaks[0], device.memory.bandwidth, device.compute_units)
 
 
-def _loss_of_table(table: GemmTable, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
+def _loss_of_table(table: _GemmTable, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
     model = _model(_START, device)
     geometry = table.geometry(model)
 
@@ -301,7 +301,7 @@ def _constants(logs: Floats) -> GemmConstants:
     return _with(_START, values)
 
 
-def _estimates(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Account:
+def _estimates(constants: GemmConstants, device: DeviceSpec, table: _GemmTable) -> Account:
     """Standard errors of the constants at the rows of a table, in the order of the calibration file.
 
     The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
@@ -365,11 +365,11 @@ def fit_like(
     Where `like` is the device's own calibration its 16-bit products are kept. Raises InputError for a bad
     table.
     """
-    tables = GemmTable.by_precision(path)
+    tables = _GemmTable.by_precision(path)
     command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
 
     def fitted(
-        table: GemmTable, start: dict[str, float], seconds: Callable[[dict[str, float], GemmTable], Floats]
+        table: _GemmTable, start: dict[str, float], seconds: Callable[[dict[str, float], _GemmTable], Floats]
     ) -> tuple[dict[str, float], FitRecord]:
         values, record = _factors(table.sample(_ROWS), start, seconds, path)
         return values, record.model_copy(update={"command": command, "table": source or path.name})
@@ -378,7 +378,7 @@ def fit_like(
     gemm = like.gemm
     if _SIXTEEN in tables and not is_own(device, like):
 
-        def of_sixteen(values: dict[str, float], rows: GemmTable) -> Floats:
+        def of_sixteen(values: dict[str, float], rows: _GemmTable) -> Floats:
             model = _like(device, _scaled(like.gemm, values), _SIXTEEN)
             return np.asarray(model.price(rows.geometry(model)))
 
@@ -407,7 +407,7 @@ def _like(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> Gemm
 
 def _seconds_of_narrow(
     device: DeviceSpec, gemm: GemmConstants, precision: Precision
-) -> Callable[[dict[str, float], GemmTable], Floats]:
+) -> Callable[[dict[str, float], _GemmTable], Floats]:
     """The time of narrow products with their cast, by the factors on 16-bit products."""
     model = replace(
         _like(device, gemm, precision),
@@ -416,7 +416,7 @@ def _seconds_of_narrow(
     )
     start = NarrowGemmConstants(**_START_OF_NARROW)
 
-    def seconds(values: dict[str, float], rows: GemmTable) -> Floats:
+    def seconds(values: dict[str, float], rows: _GemmTable) -> Floats:
         bounded = {
             name: min(value, 1.0) if name.endswith("fraction") else value for name, value in values.items()
         }
@@ -444,9 +444,9 @@ def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
 
 
 def _factors(
-    table: GemmTable,
+    table: _GemmTable,
     start: dict[str, float],
-    seconds: Callable[[dict[str, float], GemmTable], Floats],
+    seconds: Callable[[dict[str, float], _GemmTable], Floats],
     path: Path,
 ) -> tuple[dict[str, float], FitRecord]:
     """The factors with the least robust error, and the record of their fit."""

@@ -34,7 +34,7 @@ from perfsim.specs.recipe import Sequences, TrainingRecipe
 Version = Annotated[int, *number(1, 1000)]
 
 
-class ProductionRun(Spec):
+class _ProductionRun(Spec):
     """One production run on GPUs, with the layout that it used as far as that is published."""
 
     name: str
@@ -55,15 +55,15 @@ class _ProductionFile(Spec):
     """A file of production runs."""
 
     schema_version: Version = Field(alias="schema")
-    runs: Annotated[tuple[ProductionRun, ...], Field(min_length=1, max_length=MOST_CASES)]
+    runs: Annotated[tuple[_ProductionRun, ...], Field(min_length=1, max_length=MOST_CASES)]
 
 
-def production_runs(catalog: Catalog) -> tuple[ProductionRun, ...]:
+def production_runs(catalog: Catalog) -> tuple[_ProductionRun, ...]:
     """The production runs that come with perfsim."""
     return parse_file(data_root() / "studies" / "production" / "runs.yaml", _ProductionFile, catalog).runs
 
 
-def healthy_tokens_per_s(run: ProductionRun) -> float:
+def healthy_tokens_per_s(run: _ProductionRun) -> float:
     """Predicted tokens/s per device of the run's healthy steps. Raises as plans and simulations do.
 
     The run is known to fit in memory, so the memory model cannot refuse it.
@@ -248,7 +248,7 @@ def explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> 
 
     hop = _factor(lambda factor: step_s({"hop_latency": tree.hop_latency * factor}), limit_s)
     link = _factor(lambda factor: step_s({"bandwidth": tree.bandwidth / factor}), limit_s)
-    spread = (slower - 1.0) / expected_maximum(claim.systems)
+    spread = (slower - 1.0) / _expected_maximum(claim.systems)
     rows = {
         "gradients add up later": (
             limit_s - fewer.step_time_s,
@@ -267,7 +267,7 @@ def explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> 
     ]
 
 
-def expected_maximum(count: int) -> float:
+def _expected_maximum(count: int) -> float:
     """Expected maximum of so many standard normal values, by Blom's approximation (within 5 %)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 

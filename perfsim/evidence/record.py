@@ -64,11 +64,12 @@ def record_of(results: Iterable[Mapping[str, Any]], outside: Runs | None = None)
         }
         for other in results:
             traits |= other["families_traits"] if KINDS[other["file"]][0] == kind else {}
-        scores = _scores_outside(file, outside)
         families = [
             {
                 "family": family,
-                **_figures(figures, result["families_baseline"][family], scores(family)),
+                **_figures(
+                    figures, result["families_baseline"][family], _score_outside(file, family, outside)
+                ),
                 **result["families_traits"][family],
                 "hidden_communication": round(figures["hidden_communication"], _DIGITS),
                 "alone": alone(family, traits),
@@ -81,7 +82,9 @@ def record_of(results: Iterable[Mapping[str, Any]], outside: Runs | None = None)
                 "system_kind": kind,
                 "strategy": strategy,
                 "family": f"studies/validation/{file}",
-                **_figures(result["summary_predicted"], result["baseline"], scores(ALL)),
+                **_figures(
+                    result["summary_predicted"], result["baseline"], _score_outside(file, ALL, outside)
+                ),
                 "families": families,
                 **_bands(file, kind, widths, outside),
             }
@@ -126,19 +129,15 @@ def _bands(file: str, kind: str, widths: BandWidths | None, outside: Runs) -> di
     }
 
 
-def _scores_outside(file: str, outside: Runs) -> Any:
-    """Score of left-out runs by family: the new one, else the recorded one, else an error of 1."""
+def _score_outside(file: str, family: str, outside: Runs) -> Mapping[str, Any]:
+    """Score of the left-out runs of a family: the new one, else the recorded one, else an error of 1."""
     if file in outside:
         leaving = outside[file][0]
-        return {**leaving.families, ALL: leaving.summary}.__getitem__
+        return leaving.summary if family == ALL else leaving.families[family]
     entries = [entry for entry in recorded_errors() if str(entry["family"]).endswith(f"/{file}")]
     rows = {row["family"]: row for entry in entries for row in entry["families"]}
-
-    def recorded(family: str) -> dict[str, float]:
-        row = rows.get(family, entries[0] if entries else {})
-        return {name: row.get(f"held_out_{name}", 1.0) for name in ("median_ape", "p90_ape")}
-
-    return recorded
+    row = rows.get(family, entries[0] if entries else {})
+    return {name: row.get(f"held_out_{name}", 1.0) for name in ("median_ape", "p90_ape")}
 
 
 def _figures(

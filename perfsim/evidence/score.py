@@ -83,7 +83,7 @@ class Scored:
         return self.evidence in ("A", "B")
 
 
-def error_figures(errors: Sequence[float | None]) -> dict[str, Any]:
+def _error_figures(errors: Sequence[float | None]) -> dict[str, Any]:
     """Number, median, 90th percentile and mean of |error|, and mean as `bias`; None counts as 1.
 
     A failed prediction has no sign, so `bias` leaves it out.
@@ -103,7 +103,7 @@ def error_figures(errors: Sequence[float | None]) -> dict[str, Any]:
 
 def summary(runs: Iterable[Scored]) -> dict[str, Any]:
     """The figures of the runs that count."""
-    return error_figures([run.error for run in runs if run.counts])
+    return _error_figures([run.error for run in runs if run.counts])
 
 
 def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
@@ -322,7 +322,7 @@ def _run_fields(run: Scored) -> dict[str, Any]:
 
 def _memory_summary(answered: Sequence[tuple[StepCase, Scored]]) -> dict[str, Any]:
     """Errors of the predicted peak memory of the fullest device, over scored runs that print theirs."""
-    figures = error_figures(
+    figures = _error_figures(
         [
             run.peak_gib / case.measured.peak_memory_gib - 1.0
             for case, run in answered
@@ -502,7 +502,7 @@ def _of_batch(
 
 
 def _figures(predictions: Iterable[_BatchPrediction]) -> dict[str, Any]:
-    return error_figures([each.error for each in predictions if each.counted])
+    return _error_figures([each.error for each in predictions if each.counted])
 
 
 def _score(predictions: Iterable[_BatchPrediction]) -> dict[str, Any]:

@@ -382,7 +382,7 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     catalog = catalog or default_catalog()
     known = {name: asked for name, asked in ASKED.items() if asker in asked.by}
     whole = {name: value for name, value in given.items() if "." not in name and value not in (None, "")}
-    check_roots(given, known)
+    _check_roots(given, known)
     if missing := [asked for asked in known.values() if asked.required and asked.name not in whole]:
         raise InputError([Problem(f"{asked.name} is missing", help=asked.help) for asked in missing])
     values = {
@@ -412,7 +412,7 @@ def changes_by_root(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return by_root
 
 
-def check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
+def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
     """Refuse paths that begin with no field, or lead into a field without an inside."""
     problems = []
     for path, value in given.items():

@@ -205,47 +205,39 @@ def _tornados(decision: Decision | None) -> Iterator[Section]:
     """What would change the order, in time and in money."""
     if decision is None:
         return
-    kinds = (
-        (
-            Section(
-                "What would change the order?",
-                "Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
-                "bar that crosses the dotted line flips the order within its range.",
-                slug="tornado",
-                short="Sensitivity",
-            ),
+    if decision.levers:
+        yield _tornado(
+            ("What would change the order?", "tornado", "Sensitivity"),
+            "Helps to choose what to measure next: the widest bar is the input worth knowing better. A bar "
+            "that crosses the dotted line flips the order within its range.",
+            decision,
             "time on the wall",
-            decision.levers,
-            decision.ratio,
-        ),
-        (
-            Section(
-                "What would change which costs less?",
-                "The same for money, where both have a price: the inputs that move the ratio of what the two "
-                "cost, with the value at which the order flips.",
-                slug="tornado-money",
-                short="Sensitivity of cost",
-            ),
+        )
+    if decision.money_levers:
+        yield _tornado(
+            ("What would change which costs less?", "tornado-money", "Sensitivity of cost"),
+            "The same for money, where both have a price: the inputs that move the ratio of what the two "
+            "cost, with the value at which the order flips.",
+            decision,
             "money",
-            decision.money_levers,
-            decision.money_ratio,
-        ),
+        )
+
+
+def _tornado(names: tuple[str, str, str], lead: str, decision: Decision, what: str) -> Section:
+    heading, slug, short = names
+    levers, ratio = decision.levers, decision.ratio
+    if what == "money":
+        levers, ratio = decision.money_levers, decision.money_ratio
+    caption = (
+        f"Ratio: {what} of {decision.rival} over that of {decision.first}. One input is moved at a time; "
+        "never: not within three standard deviations."
     )
-    for section, what, levers, ratio in kinds:
-        if levers:
-            caption = (
-                f"Ratio: {what} of {decision.rival} over that of {decision.first}. One input is moved at a "
-                "time; never: not within three standard deviations."
-            )
-            table = time.tornado_table(levers, caption)
-            title = f"{text.capital(what)} over that of the first (times)"
-            yield replace(
-                section,
-                table=table,
-                figure=time.tornado(table, title, ratio.typical if ratio else 1.0),
-                shows=f"Bars of the ratio of {what} over the range of each input",
-                told=("ratio at low", "ratio at high"),
-            )
+    table = time.tornado_table(levers, caption)
+    title = f"{text.capital(what)} over that of the first (times)"
+    figure = time.tornado(table, title, ratio.typical if ratio else 1.0)
+    shows = f"Bars of the ratio of {what} over the range of each input"
+    told = ("ratio at low", "ratio at high")
+    return Section(heading, lead, figure, table, shows, told, slug=slug, short=short)
 
 
 # The figures.

@@ -97,7 +97,8 @@ def _sweeps_table(result: Mapping[str, Any]) -> Table:
 
 def _worst_table(cases: Sequence[Mapping[str, Any]], causes: Mapping[str, str], most: int | None) -> Table:
     """The predicted runs with the largest errors, with the likely cause."""
-    known = [case for case in cases if case["error"] is not None]
+    # Cases of convergence have errors of examples, and no times.
+    known = [case for case in cases if case.get("error") is not None and case.get("predicted_s") is not None]
     known.sort(key=lambda case: (-abs(case["error"]), case["id"]))
     return Table.of(
         {"run": None, "evidence": None, "measured": text.TIME, "predicted": text.TIME}

@@ -295,28 +295,25 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
 
 
 def runs_table(cases: Iterable[Mapping[str, Any]]) -> Table:
-    """Every predicted run, the worst first; its band is that of the prediction."""
+    """Every predicted run, the worst first; its error has the errors that its 90 % band allows as a band."""
     known = [case for case in cases if case["predicted_s"] is not None]
     known.sort(key=lambda case: (-abs(math.log1p(max(case["error"], -0.999999))), case["id"]))
-    return Table.of(
-        {
-            "case": None,
-            "family": None,
-            "evidence": None,
-            "measured": text.TIME,
-            "predicted": text.TIME,
-            "error": text.CHANGE,
-            "band": text.TIME,
-        },
-        (
-            (
-                *(case[name] for name in ("id", "family", "evidence", "measured_s", "predicted_s", "error")),
-                Cell(case["predicted_s"], case.get("band_s")),
-            )
-            for case in known
-        ),
-        "Worst first.",
-    )
+    columns = {
+        "case": None,
+        "family": None,
+        "evidence": None,
+        "measured": text.TIME,
+        "predicted": text.TIME,
+        "error": text.CHANGE,
+        "allowed": text.CHANGE,
+    }
+    rows = []
+    for case in known:
+        low, high = case.get("band_s") or (None, None)
+        band = (case["predicted_s"] / high - 1.0, case["predicted_s"] / low - 1.0) if low and high else None
+        names = ("id", "family", "evidence", "measured_s", "predicted_s", "error")
+        rows.append((*(case[name] for name in names), Cell(case["error"], band)))
+    return Table.of(columns, rows, "Worst first.")
 
 
 def residuals(table: Table) -> go.Figure:
@@ -325,41 +322,48 @@ def residuals(table: Table) -> go.Figure:
     A pale bar spans the errors that the family's 90 % bands allow, at the median of its runs. A run outside
     its own band has a diamond; runs that are not scored (evidence C) have open marks.
     """
-    families: dict[str, list[_Run]] = {}
+    families: dict[str, list[Sequence[Cell]]] = {}
     for row in table.rows:
-        families.setdefault(str(row[1].value), []).append(_Run(row))
-    ranked = sorted(families, key=lambda name: median(abs(run.error) for run in families[name]))
-    runs = [(name, run) for name in ranked for run in families[name]]
-    rows = {name: f"{base.esc(name)} ({len(families[name])})" for name in ranked}
+        families.setdefault(str(row[1].value), []).append(row)
+    ranked = sorted(families, key=lambda name: median(abs(row[5].number) for row in families[name]))
+    heads = {name: f"{base.esc(name)} ({len(families[name])})" for name in ranked}
+    runs = [row for name in ranked for row in families[name]]
+    outside = [
+        row[6].band is not None and not row[6].band[0] <= row[5].number <= row[6].band[1] for row in runs
+    ]
     marks = go.Scatter(
-        x=[round(100.0 * run.error, 3) for _, run in runs],
-        y=[rows[name] for name, _ in runs],
+        x=[round(100.0 * row[5].number, 3) for row in runs],
+        y=[heads[str(row[1].value)] for row in runs],
         mode="markers",
         marker={
             "symbol": [
-                ("diamond" if run.outside else "circle") + ("-open" if run.evidence == "C" else "")
-                for _, run in runs
+                ("diamond" if out else "circle") + ("-open" if row[2].value == "C" else "")
+                for row, out in zip(runs, outside, strict=True)
             ],
-            "color": [base.VERMILLION if run.outside else base.BLUE for _, run in runs],
+            "color": [base.VERMILLION if out else base.BLUE for out in outside],
             "size": 9,
             "opacity": 0.8,
         },
-        customdata=[run.hover for _, run in runs],
+        customdata=[
+            f"<b>{base.esc(row[0].value)}</b><br>measured {text.duration(row[3].number)}, predicted "
+            f"{text.duration(row[4].number)}<br>error {text.CHANGE.text(row[5].number)}"
+            for row in runs
+        ],
         hovertemplate="%{customdata}<extra></extra>",
         name="a run",
     )
     middles = go.Scatter(
-        x=[round(100.0 * median(run.error for run in families[name]), 3) for name in ranked],
-        y=[rows[name] for name in ranked],
+        x=[round(100.0 * median(row[5].number for row in families[name]), 3) for name in ranked],
+        y=list(heads.values()),
         mode="markers",
         marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": base.ORANGE}},
         hovertemplate="median %{x:+.1f} %<extra>%{y}</extra>",
         name="median of the family",
     )
     allowed = {
-        rows[name]: [median(side) for side in zip(*ends, strict=True)]
+        heads[name]: [median(side) for side in zip(*ends, strict=True)]
         for name in ranked
-        if (ends := [run.allowed for run in families[name] if run.allowed])
+        if (ends := [row[6].band for row in families[name] if row[6].band])
     }
     bands = go.Bar(
         orientation="h",
@@ -380,21 +384,3 @@ def residuals(table: Table) -> go.Figure:
         bargap=0.45,
     )
     return go.Figure([*([bands] if allowed else []), marks, middles], style)
-
-
-class _Run:
-    """A row of `runs_table`: its error, what its band allows, and whether it lies outside."""
-
-    def __init__(self, row: Sequence[Cell]) -> None:
-        name, _, evidence, measured, predicted, error, banded = row
-        self.error = error.number
-        self.evidence = evidence.value
-        times = f"measured {text.duration(measured.number)}, predicted {text.duration(predicted.number)}"
-        self.hover = f"<b>{base.esc(name.value)}</b><br>{times}<br>error {text.CHANGE.text(self.error)}"
-        self.allowed: tuple[float, float] | None = None
-        self.outside = False
-        if banded.band is not None:
-            low, high = banded.band
-            self.allowed = predicted.number / high - 1.0, predicted.number / low - 1.0
-            self.outside = not low <= measured.number <= high
-            self.hover += f"<br>90 % band {text.TIME.text(predicted.number, banded.band)}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfsim.evidence.bands import LeftOutRun, _points, conformal_quantile, fitted_widths, student_quantile
+from perfsim.evidence.bands import LeftOutRun, _points, fitted_widths, student_quantile
 from perfsim.prediction.bands import BandWidths, Traits
 
 HERE = Traits(
@@ -67,12 +67,6 @@ def test_runs_with_experts_widen_their_own_bands_and_no_others() -> None:
     assert widths.experts == pytest.approx(2.0, rel=0.05)
     assert 0.88 <= np.mean(held) <= 0.93
     assert alone.experts == fitted_widths([*dense, *sparse]).experts == 1.0
-
-
-@pytest.mark.parametrize(("count", "place"), [(9, 9.0), (10, 9.9), (19, 18.0), (99, 90.0)])
-def test_the_quantile_of_a_new_run_is_an_order_statistic_of_the_known_ones(count: int, place: float) -> None:
-    known = np.random.default_rng(0).permutation(np.arange(1.0, count + 1))
-    assert conformal_quantile(known) == pytest.approx(place)
 
 
 def test_the_growth_of_errors_with_unlikeness_is_seen() -> None:

@@ -15,7 +15,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel
 from perfsim.evidence import calibrate
 from perfsim.evidence.collective_fit import fit_collectives
-from perfsim.evidence.gemm_fit import GemmTable, absolute_errors, fit_gemm
+from perfsim.evidence.gemm_fit import fit_gemm
 from perfsim.evidence.tables import Account, read_table
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
@@ -76,8 +76,8 @@ def test_gemm_fit_predicts_rows_that_it_did_not_see(tmp_path: Path) -> None:
     assert record.command == "perfsim calibrate gemm gemm.csv --device some-gpu"
     assert record.points == 400
     assert record.median_ape < 0.06
-    errors = absolute_errors(constants, DEVICE, GemmTable.read(table))
-    assert np.median(errors) < 0.06
+    known = a100_gpu().gemm
+    assert constants.memory_fraction == pytest.approx(known.memory_fraction, rel=0.1)
 
 
 def test_collective_fit_finds_the_lines_again(tmp_path: Path) -> None:

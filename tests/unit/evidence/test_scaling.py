@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 import perfsim as ps
 from perfsim.evidence.production import (
     ScalingFile,
-    expected_maximum,
     explanations,
     published_scaling,
     scaling_comparison,
@@ -98,15 +96,6 @@ def test_only_systems_of_different_speeds_are_near_what_is_assumed(compared: dic
     assert hop["needed"] > 500 * hop["in_model"]
     assert link["needed"] < link["in_model"] / 5
     assert rows["speeds of systems differ (standard deviation)"]["needed"] == pytest.approx(0.056, abs=0.001)
-
-
-@pytest.mark.parametrize(
-    ("count", "exact"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (4, 1.0294), (16, 1.766)]
-)
-def test_the_slowest_of_some_systems_is_as_far_from_the_mean_as_the_largest_of_normal_values(
-    count: int, exact: float
-) -> None:
-    assert expected_maximum(count) == pytest.approx(exact, rel=0.05)
 
 
 def test_a_bound_on_a_machine_without_a_tree_has_no_explanation(published: ScalingFile) -> None:

@@ -48,11 +48,6 @@ def test_the_order_of_a_mapping_does_not_show(result: StudyResult) -> None:
     assert document_text(study_document(other)) == document_text(study_document(result))
 
 
-def test_the_digits_of_a_float_are_those_of_every_other_interface() -> None:
-    assert plain(0.1 + 0.2) == 0.1 + 0.2
-    assert plain([1 / 3]) == [1 / 3]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_null(value: float) -> None:
     assert plain({"x": value}) == {"x": None}

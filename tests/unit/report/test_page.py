@@ -206,10 +206,6 @@ def test_any_sections_make_a_page(result: StudyResult, tmp_path: Path) -> None:
     assert 'class="num">&lt;2&gt;</td>' in page
 
 
-def test_a_page_without_figures_does_not_carry_plotly() -> None:
-    assert len(render_page("Words", [Section("Words", "Only these.")])) < 20_000
-
-
 def test_two_sections_of_one_id_are_refused() -> None:
     with pytest.raises(ValueError, match=r"memory; give every section its own slug"):
         render_page("Twice", [Section("Memory"), Section("Memory")])

@@ -75,13 +75,6 @@ def test_each_capacity_has_its_own_axis_in_the_unit_of_the_figure(result: StudyR
     assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
 
 
-def test_memory_stacks_to_the_sum_of_its_parts(result: StudyResult) -> None:
-    gpus = [trace for trace in memory(memory_table(result)).data if trace.xaxis == "x"]
-    first_stage = sum(trace.x[0] for trace in gpus)
-    expected = sum(result.candidates[0].memory[0].parts_bytes.values()) / 2**30
-    assert first_stage == pytest.approx(expected, abs=1e-3)
-
-
 def test_wafers_that_hold_the_same_are_drawn_once(result: StudyResult) -> None:
     table = memory_table(result)
     places = [row[1] for row in table.shown()]
@@ -141,23 +134,6 @@ def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyRes
     rows = {(row[0], row[1]): row[2] for row in timeline_table(gpus).shown()}
     assert rows["stage 0/compute", "forward"] == "192"
     assert rows["stage 3/compute", "optimizer"] == "1"
-
-
-def test_every_figure_has_a_title_with_a_unit(result: StudyResult) -> None:
-    wafer = result.candidates[1]
-    figures = [
-        batch_curves(batch_table(result), result),
-        step_shares(breakdown_table(result)),
-        memory(memory_table(result)),
-        timeline(wafer, wafer.timeline),
-    ]
-    titles = [figure.layout.title.text for figure in figures]
-    assert titles == [
-        "Time to the target (days) by global batch (tokens)",
-        "Step time by what it is spent on (% of the step)",
-        "Peak memory by what it holds (GiB)",
-        "Tasks of each stream over time (s)",
-    ]
 
 
 def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:

@@ -24,7 +24,6 @@ from perfsim.report.sweep import (
     sweep_sections,
     write_sweep,
 )
-from perfsim.report.text import encodable
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
@@ -87,10 +86,6 @@ def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResu
     assert sum("CS-2" in line and "%" in line for line in lines) <= MAX_ON_TERMINAL
     assert max(map(len, lines)) <= 100
     assert any("more points are in the report" in line for line in lines)
-
-
-def test_a_terminal_without_utf_8_is_given_ascii(result: SweepResult) -> None:
-    assert encodable("\n".join(sweep_lines(result)), "ascii").isascii()
 
 
 def test_the_document_is_strict_json_and_says_who_matches_whom(result: SweepResult) -> None:

@@ -114,3 +114,27 @@ def test_stages_that_do_not_divide_are_told_the_uneven_ones_that_are_legal(toys:
     assert given is not None
     uneven = tuple(map(int, given[1].split("-")))
     assert problems(toys, replace(layout, layers_per_stage=uneven), job, devices=16) == []
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ParallelLayout(tensor=3, data=2),
+        ParallelLayout(pipeline=5),
+        ParallelLayout(data=8, zero_stage=3, schedule="zb1p"),
+        ParallelLayout(pipeline=2, data=4, virtual_pipeline=2),
+        ParallelLayout(data=4, zero_stage=1, shard_group=3),
+    ],
+)
+def test_a_refusal_carries_the_nearest_layouts_that_keep_its_rule(
+    toys: ModuleType, layout: ParallelLayout
+) -> None:
+    topology = toys.topology(layout.num_devices)
+    refused = refusals_of(toys.job(48), topology, layout, "3d", ALL)
+    assert refused
+    for refusal in refused:
+        assert refusal.value == getattr(layout, refusal.rule)
+        assert refusal.nearest
+        for near in refusal.nearest:
+            left = refusals_of(toys.job(48), toys.topology(near.num_devices), near, "3d", ALL)
+            assert refusal.words not in [other.words for other in left]
