@@ -239,7 +239,7 @@ def _check_table(path: Path, option: str) -> None:
 
 
 def limits(verb: Function) -> Function:
-    """`--max-events` and `--max-seconds`, and progress of a long simulation."""
+    """`--max-events`, `--max-seconds` and `--engine`, and progress of a long simulation."""
 
     @click.option(
         "--max-events",
@@ -253,20 +253,29 @@ def limits(verb: Function) -> Function:
         default=None,
         help="Compute for at most this many seconds, planning included.",
     )
+    @click.option(
+        "--engine",
+        type=click.Choice(("simpy", "fast")),
+        default=None,
+        help="Follow tasks with SimPy, or with the compiled core: the same times to the bit. "
+        "[default: simpy for reported steps of up to 50,000 tasks]",
+    )
     @functools.wraps(verb)
-    def limited_verb(*args: Any, max_events: int | None, max_seconds: float | None, **kwargs: Any) -> Any:
+    def limited_verb(
+        *args: Any, max_events: int | None, max_seconds: float | None, engine: Any, **kwargs: Any
+    ) -> Any:
         from perfsim.engine.limits import Limits, limited
 
         with (
             metered() as meter,
-            limited(Limits(max_events, max_seconds, meter.tasks, meter.items)) as limits,
+            limited(Limits(max_events, max_seconds, meter.tasks, meter.items, engine)) as limits,
         ):
             answer = verb(*args, **kwargs)
             if limits.reached is not None:  # an answer that lacks what a limit has stopped
                 raise limits.reached
             return answer
 
-    return limited_verb  # type: ignore[return-value]  # the same verb with two more options
+    return limited_verb  # type: ignore[return-value]  # the same verb with three more options
 
 
 @dataclass(frozen=True)

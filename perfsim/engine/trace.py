@@ -44,6 +44,7 @@ class Simulated(NamedTuple):
     engine: str = ""
     """`simpy` or `fast`: which of the two engines, whose times are the same to the bit."""
     tasks: int = 0
+    """Tasks of the simulated graph."""
 
 
 @dataclass(frozen=True)

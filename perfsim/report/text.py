@@ -170,8 +170,8 @@ BYTES = Unit(digits=lambda value: si(value, "B"))
 
 
 def simulated(counts: Simulated) -> str:
-    """What a simulation consisted of, such as `1,200 events; 80 flows on 4 links, contended for 12 ms`."""
-    events = f"{integer(counts.events)} events"
+    """What a simulation consisted of, such as `1,200 events (simpy); no link is short of bandwidth`."""
+    events = f"{integer(counts.events)} events" + (f" ({counts.engine})" if counts.engine else "")
     if not counts.flows:
         return f"{events}; no link is short of bandwidth"
     shared = f"{counted(counts.flows, 'flow')} on {counted(counts.links, 'link')}"

@@ -115,7 +115,7 @@ class Task(Generic[Item, Result]):
         if self.version and self.version != model_version():
             raise another_version("a worker", model_version(), self.version)
         asked = self.limits
-        own = Limits(asked.max_events, asked.max_seconds, events=asked.events)
+        own = Limits(asked.max_events, asked.max_seconds, engine=asked.engine, events=asked.events)
         own.started_s = time.monotonic() - self.elapsed_s
         with limited(own):
             result = self.function(item)
@@ -211,7 +211,8 @@ class _Collection(Generic[Key, Item, Result]):
 
     def _submit(self, key: Key, item: Item) -> None:
         elapsed_s = time.monotonic() - self._limits.started_s
-        asked = Limits(self._limits.max_events, self._limits.max_seconds, events=self._limits.events)
+        own = self._limits
+        asked = Limits(own.max_events, own.max_seconds, engine=own.engine, events=own.events)
         task = Task(self._function, asked, elapsed_s, self._executor.version)
         if self._pool is None:
             self._pool = self._executor.started()

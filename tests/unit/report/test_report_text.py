@@ -108,8 +108,8 @@ def test_text_for_a_terminal_without_utf8_keeps_its_meaning() -> None:
 def test_one_of_anything_is_singular() -> None:
     counts = Simulated(events=1200, flows=784, links=1, contended_s=0.012)
     assert text.simulated(counts) == "1,200 events; 784 flows on 1 link, contended for 12.0 ms"
-    counts = Simulated(events=1200, flows=0, links=0, contended_s=0.0, microbatches=32)
-    assert text.simulated(counts).startswith("1,200 events of 32 micro-batches, which the others repeat;")
+    counts = Simulated(events=1200, flows=0, links=0, contended_s=0.0, engine="simpy")
+    assert text.simulated(counts).startswith("1,200 events (simpy); no link")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
     a_token_s = 1e-6
     sequence = 2048
 
-    def time_at(_: Question, target: Target, batch: int, __: object) -> BatchChoice:
+    def time_at(_: Question, target: Target, batch: int) -> BatchChoice:
         step_s = fixed_s + a_token_s * batch * sequence / devices
         time = time_to_accuracy(batch * sequence, step_s, target.d_min_tokens, target.critical, 0.1)
         job = SimpleNamespace(global_batch_size=batch)
