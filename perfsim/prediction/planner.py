@@ -22,6 +22,8 @@ from perfsim.strategies.plan import Screening
 
 ESTIMATE_ERROR = 0.02
 """By how much the closed form may exceed a simulated step; more is rare (`reports/regret.md`)."""
+TIE_DIGITS = 9
+"""Steps that agree in so many digits are equally fast; the order of the estimates decides between them."""
 MOST_CONFIRMED = 16
 """How many layouts of a question are simulated at most."""
 MOST_ALIKE = 6
@@ -150,7 +152,7 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
             step_s = run.step_time_s
             best_s = min(best_s, step_s)
         shortlist.correct(candidate, step_s / question.scale)
-    return sorted(runs, key=lambda run: run.step_time_s)
+    return sorted(runs, key=lambda run: round(run.step_time_s / best_s, TIE_DIGITS))
 
 
 class _Shortlist:
