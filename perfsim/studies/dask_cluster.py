@@ -68,18 +68,15 @@ class DaskCluster(Pooled):
 
     @property
     def words(self) -> str:
-        """As `Executor.words`."""
         return f"{self.size} worker{'' if self.size == 1 else 's'} of {self.address}"
 
     @property
     def last_words(self) -> str:
-        """As `Pooled.last_words`."""
         return (
             "each worker that computed it died, perhaps out of memory (the scheduler's log has their names)"
         )
 
     def window(self) -> int:
-        """As `Pooled.window`."""
         now_s = time.monotonic()
         if self._client.status != "running":
             raise self._lost()
@@ -98,7 +95,6 @@ class DaskCluster(Pooled):
         return ExecutorLost(f"the scheduler at {self.address} went away")
 
     def started(self) -> Pool:
-        """As `Pooled.started`."""
         return Answers(self._client)
 
     def ended(self, pool: Pool, *, at_once: bool) -> None:
@@ -121,7 +117,6 @@ class Answers:
         self._lost = (CancelledError, asyncio.CancelledError, CommClosedError)
 
     def submit(self, function: Callable[[Any], Any], item: Any, /) -> Future[Any]:
-        """As `Pool.submit`."""
         answer: Future[Any] = Future()
         self._ask(answer, function, item, MOST_ASKED)
         return answer
