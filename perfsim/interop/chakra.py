@@ -26,8 +26,7 @@ from perfsim.work.graph import owners_of, rank_of
 
 # The messages of Chakra execution traces, compiled when they are first used.
 #
-# Source: mlcommons/chakra, `schema/protobuf/et_def.proto` (Apache-2.0): the field numbers of its messages,
-# as
+# Source: mlcommons/chakra, `schema/protobuf/et_def.proto` (Apache-2.0): the field numbers of its messages, as
 # far as compute, memory and communication nodes need them. Chakra itself is not packaged. The library comes
 # with the extra `[chakra]`.
 

@@ -285,7 +285,7 @@ def of_systems(count: int) -> Iterator[Unknown]:
 
     assumed: it grows with the logarithm of their number, as the levels of the tree do, up to the least
     efficiency that is published: log(count) / log(16) log(1 / 0.91). A spread of speeds of single systems
-    that explains 0.91 at 16 grows more slowly (`perfsim.validation.scaling`).
+    that explains 0.91 at 16 grows more slowly.
     """
     if count > 1:
         width = -math.log(LEAST_EFFICIENCY) * math.log(count) / math.log(SYSTEMS)
