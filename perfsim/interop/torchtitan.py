@@ -358,7 +358,7 @@ def _read_layout(
         expert_tensor=layout.expert_tensor if layout.expert > 1 else 1,
     )
     if settings.flag("training.enable_cpu_offload") and stage == 3:
-        layout = replace(layout, **ALL_ON_CPU)
+        layout = replace(layout, offload_optimizer="cpu", offload_param="cpu")
     if layout.pipeline > 1:
         layout = _read_stages(settings, layout, None if model is None else model.fields["num_layers"])
     return layout, None if shards < 1 else layout.num_devices
