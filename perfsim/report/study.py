@@ -378,22 +378,29 @@ def _spread(spread: Spread | None) -> Cell:
 # The same in sentences.
 
 
+def leaders(result: StudyResult) -> Named:
+    """The first at the target and its rival under their names; fewer where there are not two."""
+    names = {id(own): name for name, own in text.named(result.candidates)}
+    pair = first_and_rival(result.candidates) or ()
+    return [(names[id(own)], own) for own in pair if own is not None]
+
+
 def headline(result: StudyResult) -> str:
     """Who is first and when, and how many times as long the next machine takes; empty where none arrives."""
-    first, rival = first_and_rival(result.candidates) or (None, None)
-    if first is None:
+    if not (named := leaders(result)):
         return ""
-    names = {id(candidate): name for name, candidate in text.named(result.candidates)}
+    (name, first), *others = named
     unit = text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
     time = unit.text(first.time_to_accuracy_s, first.time_to_accuracy_band_s)
-    if rival is None:
-        return f"{names[id(first)]} {verb(first.num_devices, 'reach', 'reaches')} the target in {time}."
+    if not others:
+        return f"{name} {verb(first.num_devices, 'reach', 'reaches')} the target in {time}."
+    ((rival_name, rival),) = others
     least, most = result.ratio_bands.get(rival.label, (math.nan, math.nan))
     ratio = rival.time_to_accuracy_s / first.time_to_accuracy_s
     open_order = ", so the order is not certain" if least <= 1 else ""
     return (
-        f"{names[id(first)]} {verb(first.num_devices, 'finish', 'finishes')} first, in {time}. "
-        f"{names[id(rival)]} {verb(rival.num_devices, 'take', 'takes')} {ratio:.2f} times as long "
+        f"{name} {verb(first.num_devices, 'finish', 'finishes')} first, in {time}. "
+        f"{rival_name} {verb(rival.num_devices, 'take', 'takes')} {ratio:.2f} times as long "
         f"({least:.2f} to {most:.2f}){open_order}."
     )
 

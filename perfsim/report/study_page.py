@@ -18,8 +18,8 @@ from perfsim.report.document import plain, write_document
 from perfsim.report.figures import machine, step, time
 from perfsim.report.page import Card, Head, Section, caveats_section, slugify, trust_of, write_page
 from perfsim.report.table import Cell, Table
-from perfsim.studies.answers import CandidateResult, Decision, Outcome, StudyResult
-from perfsim.studies.decision import amount, first_and_rival
+from perfsim.studies.answers import CandidateResult, Decision, StudyResult
+from perfsim.studies.decision import amount
 from perfsim.studies.runner import StudyRun
 from perfsim.version import __version__
 from perfsim.work.graph import computes
@@ -81,8 +81,12 @@ def _verdict_in_head(result: StudyResult) -> str:
 def _scale(result: StudyResult) -> Table:
     """All candidates, fastest first, with what else they take."""
     decision = result.decision
-    notes = {own.label: _takes(own, decision.currency) for own in decision.outcomes} if decision else {}
-    first, _ = first_and_rival(result.candidates) or (None, None)
+    notes = {}
+    outcomes, currency = (decision.outcomes, decision.currency) if decision else ((), "")
+    for outcome in outcomes:
+        money = [amount(outcome.money, currency)] if outcome.money else []
+        notes[outcome.label] = "; ".join([f"{text.duration(outcome.wall_s.typical)} on the wall", *money])
+    first = next((own for _, own in study.leaders(result)), None)
     ranked = sorted(text.named(result.candidates), key=lambda pair: pair[1].time_to_accuracy_s)
     return Table.of(
         {"candidate": None, "Time to the target": text.TIME},
@@ -101,12 +105,6 @@ def _scale(result: StudyResult) -> Table:
     )
 
 
-def _takes(outcome: Outcome, currency: str) -> str:
-    """What else a candidate takes: time on the wall, and money where prices are given."""
-    wall = f"{text.duration(outcome.wall_s.typical)} on the wall"
-    return wall if outcome.money is None else f"{wall}; {amount(outcome.money, currency)}"
-
-
 # Why, and which.
 
 
@@ -122,10 +120,9 @@ def _why(result: StudyResult) -> Iterator[Section]:
 
 def differences(result: StudyResult) -> Iterator[Card]:
     """What explains the ratio of the first two: speed, tokens, and the largest wait of the slower one."""
-    first, rival = first_and_rival(result.candidates) or (None, None)
-    if first is None or rival is None:
+    if len(leaders := study.leaders(result)) < 2:
         return
-    names = {id(candidate): name for name, candidate in text.named(result.candidates)}
+    first, rival = (own for _, own in leaders)
     speed = first.tokens_per_s / rival.tokens_per_s
     shares = f"at {text.percent(first.mfu, 0)} and {text.percent(rival.mfu, 0)} of peak"
     rates = f"{_rate(first)} against {_rate(rival)}, {shares}"
@@ -140,14 +137,14 @@ def differences(result: StudyResult) -> Iterator[Card]:
         yield Card(f"1 {text.TIMES}" if alike else _times(tokens), sizes, f"{many} tokens to the target")
     waits = [
         (seconds / own.step_time_s, own is rival, part)
-        for own in (first, rival)
+        for _, own in leaders
         for part, seconds in own.breakdown_s.items()
         if part not in COMPUTING
     ]
     share, of_rival, part = max(waits, default=(0.0, False, ""))
     if share >= study.SAME:
-        own = rival if of_rival else first
-        name = f"of the step of {names[id(own)]} is {text.human(part)}"
+        machine_name, own = leaders[of_rival]
+        name = f"of the step of {machine_name} is {text.human(part)}"
         yield Card(text.percent(share, 0), f"nearest remedy: {own.why.remedy}", name)
 
 
@@ -205,39 +202,40 @@ def _tornados(decision: Decision | None) -> Iterator[Section]:
     """What would change the order, in time and in money."""
     if decision is None:
         return
-    if decision.levers:
-        yield _tornado(
+    kinds = (
+        (
             ("What would change the order?", "tornado", "Sensitivity"),
-            "Helps to choose what to measure next: the widest bar is the input worth knowing better. A bar "
-            "that crosses the dotted line flips the order within its range.",
-            decision,
+            (
+                "Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
+                "bar that crosses the dotted line flips the order within its range."
+            ),
             "time on the wall",
-        )
-    if decision.money_levers:
-        yield _tornado(
+            decision.levers,
+            decision.ratio,
+        ),
+        (
             ("What would change which costs less?", "tornado-money", "Sensitivity of cost"),
-            "The same for money, where both have a price: the inputs that move the ratio of what the two "
-            "cost, with the value at which the order flips.",
-            decision,
+            (
+                "The same for money, where both have a price: the inputs that move the ratio of what the two "
+                "cost, with the value at which the order flips."
+            ),
             "money",
-        )
-
-
-def _tornado(names: tuple[str, str, str], lead: str, decision: Decision, what: str) -> Section:
-    heading, slug, short = names
-    levers, ratio = decision.levers, decision.ratio
-    if what == "money":
-        levers, ratio = decision.money_levers, decision.money_ratio
-    caption = (
-        f"Ratio: {what} of {decision.rival} over that of {decision.first}. One input is moved at a time; "
-        "never: not within three standard deviations."
+            decision.money_levers,
+            decision.money_ratio,
+        ),
     )
-    table = time.tornado_table(levers, caption)
-    title = f"{text.capital(what)} over that of the first (times)"
-    figure = time.tornado(table, title, ratio.typical if ratio else 1.0)
-    shows = f"Bars of the ratio of {what} over the range of each input"
-    told = ("ratio at low", "ratio at high")
-    return Section(heading, lead, figure, table, shows, told, slug=slug, short=short)
+    for (heading, slug, short), lead, what, levers, ratio in kinds:
+        if levers:
+            table = time.tornado_table(
+                levers,
+                f"Ratio: {what} of {decision.rival} over that of {decision.first}. One input is moved at a "
+                "time; never: not within three standard deviations.",
+            )
+            title = f"{text.capital(what)} over that of the first (times)"
+            figure = time.tornado(table, title, ratio.typical if ratio else 1.0)
+            shows = f"Bars of the ratio of {what} over the range of each input"
+            told = ("ratio at low", "ratio at high")
+            yield Section(heading, lead, figure, table, shows, told, slug=slug, short=short)
 
 
 # The figures.
@@ -289,11 +287,10 @@ def _laws(result: StudyResult) -> Iterator[Section]:
 
 def _bridge(result: StudyResult) -> Iterator[Section]:
     """From the step of the second machine to that of the first; nothing for a single one."""
-    first, rival = first_and_rival(result.candidates) or (None, None)
-    if first is None or rival is None:
+    if len(leaders := study.leaders(result)) < 2:
         return
-    names = {id(candidate): name for name, candidate in text.named(result.candidates)}
-    table = step.bridge_table((names[id(rival)], names[id(first)]), rival, first)
+    (first_name, first), (rival_name, rival) = leaders
+    table = step.bridge_table((rival_name, first_name), rival, first)
     yield Section(
         "From one step to the other",
         "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
@@ -352,11 +349,10 @@ def _network(result: StudyResult) -> Iterator[Section]:
     table = machine.network_table(result)
     if not table.rows:
         return
-    names = {id(candidate): name for name, candidate in text.named(result.candidates)}
     drawings = [
-        machine.topology(names[id(own)], own.devices_noun, own.network, own.utilisation)
-        for own in first_and_rival(result.candidates) or ()
-        if own is not None and own.network is not None and own.utilisation
+        machine.topology(name, own.devices_noun, own.network, own.utilisation)
+        for name, own in study.leaders(result)
+        if own.network is not None and own.utilisation
     ]
     how = (
         " Drawn for the first two: per cent are the mean over the step and the peak of the busiest link; a "

@@ -64,8 +64,12 @@ def points_table(result: SweepResult, *, feasible: bool = True) -> Table:
         values = dict(point.circumstances)
         row: list[Cell | Value] = [point.system, point.strategy, point.num_devices, point.batch_text or None]
         row += [values.get(path) for path in paths]
-        if feasible:
-            row += _answer(point) if point.feasible else [None] * 5
+        if feasible and point.feasible:
+            prediction = point.prediction
+            row += [Cell(point.target_time.time_s, point.target_time.band_s), prediction.wall_s]
+            row += [prediction.step_time_s, prediction.mfu, text.layout_short(prediction.layout)]
+        elif feasible:
+            row += [None] * 5
         rows.append([*row, "; ".join(point.reasons)])
     caption = "In the order of the grid."
     if len(points) < len(asked):
@@ -74,16 +78,6 @@ def points_table(result: SweepResult, *, feasible: bool = True) -> Table:
             "summary.json has all, and so has the file of --table."
         )
     return Table.of(columns | {"reason": None}, rows, caption)
-
-
-def _answer(point: PointResult) -> list[Cell | Value]:
-    return [
-        Cell(point.target_time.time_s, point.target_time.band_s),
-        point.prediction.wall_s,
-        point.prediction.step_time_s,
-        point.prediction.mfu,
-        text.layout_short(point.prediction.layout),
-    ]
 
 
 def matches_table(matches: Sequence[Match]) -> Table:
@@ -119,7 +113,7 @@ def _equal(match: Match) -> str:
 
 def _count(count: float | None, match: Match, written: Any = text.integer) -> str:
     """A number of devices, which the grid may end before."""
-    least, *_, most = (match.series.counts[0], match.series.counts[-1])
+    least, most = match.series.counts[0], match.series.counts[-1]
     if count is None:
         return f"> {text.integer(most)}"
     return f"\u2264 {text.integer(least)}" if count <= least else str(written(count))
@@ -211,19 +205,16 @@ def head_of(result: SweepResult) -> Head:
     analysis = result.analysis
     drawn_below = bool(analysis.variants) and not analysis.scalings
     scale, note = (None, "") if drawn_below else scale_of(analysis)
-    trust = trust_of(result.caveats)
-    verdict = result.verdict.removesuffix(f" {trust}.")
-    if result.feasible:
-        verdict = verdict.removeprefix(first_sentence(analysis)).strip()
+    first = first_sentence(analysis) if result.feasible else ""
     return Head(
         result.question,
-        verdict,
+        " ".join(words for words in analysis.sentences if words != first),
         text.split_caveats(result.caveats, result.verdict)[0],
         cards_note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
         command=result.command,
         digest=result.inputs_digest,
         headline=headline(analysis),
-        trust=trust,
+        trust=trust_of(result.caveats),
         scale=scale if scale is not None and len(scale.rows) > 1 else None,
     )
 

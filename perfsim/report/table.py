@@ -125,7 +125,11 @@ class Table:
 
     def heads(self) -> list[str]:
         """The names of the columns with their units."""
-        return [_head(column) for column in self.columns]
+        units = [column.unit.name if column.unit else "" for column in self.columns]
+        return [
+            f"{column.name} ({unit})" if unit and column.name else column.name or unit
+            for column, unit in zip(self.columns, units, strict=True)
+        ]
 
     def words(self, *names: str, most: int = 12) -> str:
         """The rows in words, `128 A100: compute 71.0 %, bubble 7.0 %; ...`: what a figure shows.
@@ -149,11 +153,6 @@ class Table:
             rows.append(f"{named}: {', '.join(values)}")
         left = len(marked or self.rows) - most
         return "; ".join([*rows, *([f"and {left} more"] if left > 0 else [])])
-
-
-def _head(column: Column) -> str:
-    unit = column.unit.name if column.unit else ""
-    return f"{column.name} ({unit})" if unit and column.name else column.name or unit
 
 
 # A table as Markdown.

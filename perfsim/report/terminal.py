@@ -112,7 +112,8 @@ def table_lines(table: Table, width: int = 0, *, whole_names: bool = False) -> l
         if _is_heading(row):
             lines += paragraph(row[0], width)
         else:
-            lines += [_line(part, widths, flush, gap) for part in _wrapped(row, widths)]
+            parts = zip_longest(*map(_cell_lines, row, widths), fillvalue="")
+            lines += [_line(part, widths, flush, gap) for part in parts]
     return lines + paragraph(table.caption, width)
 
 
@@ -182,11 +183,6 @@ def _longest_word(cell: str) -> int:
     """Length of the longest part that cannot wrap; very long words, such as addresses, are broken."""
     indent = len(cell) - len(cell.lstrip(f"{MARK} "))
     return min(MAX_WORD, indent + max(map(len, re.split(_BREAK, cell[indent:]))))
-
-
-def _wrapped(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
-    """The row line by line: further lines hold what is left of the cells that wrap."""
-    return list(zip_longest(*map(_cell_lines, row, widths), fillvalue=""))
 
 
 def _cell_lines(cell: str, size: int) -> list[str]:

@@ -221,7 +221,7 @@ def layout_long(layout: Mapping[str, Any]) -> str:
     for name, value in layout.items():
         usual = value in (None, False, 0, "", "none") or (name, value) == ("recompute_every", 1)
         if name not in _SHORT and not usual:
-            words.append(f"{_LONG.get(name) or human(name)} {_plain_value(value)}".removesuffix(" yes"))
+            words.append(f"{_LONG.get(name) or human(name)} {_setting(value)}".removesuffix(" yes"))
     return ", ".join(word for word in words if word)
 
 
@@ -234,16 +234,10 @@ def layout_settings(settings: Mapping[str, Any]) -> str:
 
 
 def _setting(value: Any) -> str:
-    words = {None: "even", False: "no"}
-    return words[value] if value is None or value is False else _plain_value(value)
-
-
-def _plain_value(value: Any) -> str:
-    if value is True:
-        return "yes"
-    if isinstance(value, (list, tuple)):
-        return "-".join(str(item) for item in value)
-    return str(value)
+    for known, word in ((None, "even"), (False, "no"), (True, "yes")):
+        if value is known:
+            return word
+    return "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def human(name: str) -> str:

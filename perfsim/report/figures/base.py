@@ -96,7 +96,8 @@ def part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     used: dict[str, int] = {}
     styles: dict[str, dict[str, Any]] = {}
     for index, name in enumerate(names):
-        colour = _part_colour(name, index)
+        key = name.replace(" ", "_").replace("_communication", "_comm")
+        colour = next((colour for word, colour in _PART_COLOURS if word in key), _SPARE[index % len(_SPARE)])
         times = used.get(colour, 0)
         used[colour] = times + 1
         marker: dict[str, Any] = {"color": colour, "line": {"width": 0.5, "color": "rgba(60,60,60,0.55)"}}
@@ -112,12 +113,6 @@ def part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
             marker["pattern"] = {"shape": shape} | hatch
         styles[name] = marker
     return styles
-
-
-def _part_colour(name: str, index: int = 0) -> str:
-    """The colour of a part of a step or of a memory."""
-    key = name.replace(" ", "_").replace("_communication", "_comm")
-    return next((colour for word, colour in _PART_COLOURS if word in key), _SPARE[index % len(_SPARE)])
 
 
 def union(groups: Iterable[Mapping[str, float]]) -> list[str]:

@@ -423,15 +423,18 @@ class Drawing:
     words: Sequence[Words]
 
 
+_Tree = dict[str, tuple[str, Cables]]
+
+
 def topology(name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUse]) -> Drawing:
     """The network of a candidate with devices `noun`; colours of links follow the mean use, widths the peak.
 
     Places at the end of a link that the step does not use are left out.
     """
-    tree = _pruned(_tree(network), use)
+    tree = _tree(network, use)
     spots = _spots(tree, network.places[0].kind)
     meshed = [cable for cable in network.cables if cable.a == cable.b and cable.kind in use]
-    own = [cable for cable in meshed if cable.kind not in {other.kind for other in tree.values()}]
+    own = [cable for cable in meshed if cable.kind not in {other.kind for _, other in tree.values()}]
     width = COLUMN_PX * (1 + max(column for column, _ in spots.values())) + LABEL_PX
     height = ROW_PX * max(row for _, row in spots.values()) + BOX_PX[1] + 2
     at = {
@@ -440,8 +443,7 @@ def topology(name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUs
     }
     lines: list[Line] = []
     words: list[Words] = []
-    for kind, cable in tree.items():
-        parent = cable.a if cable.b == kind else cable.b
+    for kind, (parent, cable) in tree.items():
         (x, y), (_, below) = at[kind], at[parent]
         top = y + BOX_PX[1] / 2
         bottom = below - BOX_PX[1] / 2
@@ -462,49 +464,39 @@ def topology(name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUs
     return Drawing(name, _alt(name, use), width, height, lines, boxes, words)
 
 
-def _tree(network: NetworkMap) -> dict[str, Cables]:
-    """Every kind of place but the devices, nearest first, with the link that leads to it."""
+def _tree(network: NetworkMap, use: Mapping[str, LinkUse]) -> _Tree:
+    """Every kind of place but the devices, nearest first, with the place and the link that lead to it.
+
+    What only unused links lead to is left out.
+    """
     reached = [network.places[0].kind]
-    tree = dict[str, Cables]()
-    for kind in reached:
+    tree: _Tree = {}
+    for near in reached:
         for cable in network.cables:
-            if kind in (cable.a, cable.b):
-                far = cable.b if cable.a == kind else cable.a
+            if near in (cable.a, cable.b):
+                far = cable.b if cable.a == near else cable.a
                 if far not in reached:
                     reached.append(far)
-                    tree[far] = cable
+                    tree[far] = near, cable
+    for far, (_, cable) in reversed(list(tree.items())):
+        if cable.kind not in use and all(near != far for near, _ in tree.values()):
+            del tree[far]
     return tree
 
 
-def _pruned(tree: Mapping[str, Cables], use: Mapping[str, LinkUse]) -> dict[str, Cables]:
-    """The tree without the places that only unused links lead to."""
-    kept = dict(tree)
-    for kind, cable in reversed(list(tree.items())):
-        is_end = not any(kind in (other.a, other.b) for far, other in kept.items() if far != kind)
-        if is_end and cable.kind not in use:
-            del kept[kind]
-    return kept
-
-
-def _spots(tree: Mapping[str, Cables], root: str) -> dict[str, tuple[float, int]]:
+def _spots(tree: _Tree, root: str) -> dict[str, tuple[float, int]]:
     """Column and row of every kind of place: branches side by side, what they share in the middle."""
     spots: dict[str, tuple[float, int]] = {}
     free = iter(range(len(tree) + 1))
 
     def put(kind: str, row: int) -> float:
-        further = [far for far, cable in tree.items() if kind in (cable.a, cable.b) and far != kind]
-        columns = [put(far, row + 1) for far in further if far not in spots and _is_beyond(tree, far, kind)]
+        columns = [put(far, row + 1) for far, (near, _) in tree.items() if near == kind]
         column = sum(columns) / len(columns) if columns else float(next(free))
         spots[kind] = column, row
         return column
 
     put(root, 0)
     return spots
-
-
-def _is_beyond(tree: Mapping[str, Cables], far: str, kind: str) -> bool:
-    cable = tree[far]
-    return (cable.a if cable.b == far else cable.b) == kind
 
 
 def _look(use: LinkUse | None) -> tuple[float, str]:

@@ -206,34 +206,32 @@ def _direct_labels(ends: Mapping[str, Sequence[tuple[float, float]]]) -> dict[st
     spots = [(math.log10(x), math.log10(y)) for own in ends.values() for x, y in own]
     wide, high = (max(axis) - min(axis) or 1.0 for axis in zip(*spots, strict=True))
     taken: list[tuple[float, float]] = []
-    labels = []
+    labels: list[dict[str, Any]] = []
     for index, (name, own) in enumerate(ends.items()):
         for (x, y), above in zip(own, (True, False), strict=True):
             left = math.log10(x) / wide - (0.0 if above else WIDTH)
             top = math.log10(y) / high + (APART if above else 0.0)
             if all(abs(left - a) > WIDTH or abs(top - b) > APART for a, b in taken):
                 taken.append((left, top))
-                labels.append(_label(name, math.log10(x), math.log10(y), index, above=above))
+                # A colour would not suit both themes, so a mark in the line's colour stands before the name.
+                colour = base.series_style(index)["color"]
+                labels.append(
+                    {
+                        "x": math.log10(x),
+                        "y": math.log10(y),
+                        "text": f'<span style="color:{colour}">\u25cf</span> {base.in_lines(name)}',
+                        "showarrow": False,
+                        "align": "left",
+                        "xanchor": "left" if above else "right",
+                        "yanchor": "bottom" if above else "top",
+                        "xshift": 6 if above else -8,
+                        "yshift": 2 if above else -6,
+                    }
+                )
                 break
     if len(labels) < len(ends) or len(ends) > LABELLED:
         return {"showlegend": True}
     return {"showlegend": False, "annotations": labels}
-
-
-def _label(name: str, x: float, y: float, index: int, *, above: bool) -> dict[str, Any]:
-    """An annotation; a colour would not suit both themes, so a mark in the line's colour stands before it."""
-    colour = base.series_style(index)["color"]
-    return {
-        "x": x,
-        "y": y,
-        "text": f'<span style="color:{colour}">\u25cf</span> {base.in_lines(name)}',
-        "showarrow": False,
-        "align": "left",
-        "xanchor": "left" if above else "right",
-        "yanchor": "bottom" if above else "top",
-        "xshift": 6 if above else -8,
-        "yshift": 2 if above else -6,
-    }
 
 
 # A quantity over two swept fields, as coloured cells.

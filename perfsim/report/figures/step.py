@@ -241,7 +241,11 @@ def _bars(
         marker=flat,
         # Plotly's x of a bar with a base is where it ends, so what it takes is written out.
         customdata=[
-            [base.esc(_name(bar)), text.duration(bar.start_s), text.duration(bar.end_s - bar.start_s)]
+            [
+                base.esc(bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"),
+                text.duration(bar.start_s),
+                text.duration(bar.end_s - bar.start_s),
+            ]
             for bar in bars
         ],
         text=[_work(bar) for bar in bars],
@@ -251,24 +255,19 @@ def _bars(
     )
 
 
-def _name(bar: TimelineBar) -> str:
-    return bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"
-
-
 def _work(bar: TimelineBar) -> str:
     """The layers, FLOPs and bytes of a bar, and of how many tasks it is."""
+    layers = ""
+    if bar.layers:
+        low, high = bar.layers
+        layers = f"layer {low}" if low == high else f"layers {low} to {high}"
     details = [
-        _layers(bar.layers) if bar.layers else "",
+        layers,
         text.si(bar.flop, "FLOP") if bar.flop else "",
         text.si(bar.n_bytes, "B") if bar.n_bytes else "",
         text.counted(bar.tasks, "task"),
     ]
     return ", ".join(filter(None, details))
-
-
-def _layers(layers: tuple[int, int]) -> str:
-    low, high = layers
-    return f"layer {low}" if low == high else f"layers {low} to {high}"
 
 
 def timeline_table(candidate: CandidateResult) -> Table:

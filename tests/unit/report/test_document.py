@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 
-from perfsim.report.document import document_text, plain, write_document
+from perfsim.report.document import document_text, plain
 from perfsim.report.study_page import study_document
 from perfsim.studies.answers import StudyResult
 
@@ -29,16 +28,6 @@ def test_every_promised_key_is_there(result: StudyResult, candidate_keys: frozen
 
 def test_the_timeline_is_left_to_the_trace(result: StudyResult) -> None:
     assert "timeline" not in study_document(result)["candidates"][0]
-
-
-def test_the_same_result_gives_the_same_bytes(result: StudyResult, tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("first.json", "second.json")]
-    for path in paths:
-        write_document(study_document(result), path)
-    first, second = (path.read_bytes() for path in paths)
-    assert first == second
-    assert first.endswith(b"}\n")
-    assert json.loads(first) == study_document(result)
 
 
 def test_the_order_of_a_mapping_does_not_show(result: StudyResult) -> None:

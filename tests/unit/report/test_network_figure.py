@@ -21,12 +21,6 @@ def test_every_candidate_and_kind_of_link_has_its_mean_and_its_peak(result: Stud
     assert len(set(names)) == len(result.candidates)
 
 
-def test_the_table_has_what_the_figure_shows(result: StudyResult) -> None:
-    rows = network_table(result).shown()
-    assert rows[1][1:] == ["NIC", "4.0 %", "96.0 %"]
-    assert len(rows) == sum(len(candidate.utilisation) for candidate in result.candidates)
-
-
 def test_a_study_whose_network_is_unknown_has_no_such_section(sparse: StudyResult) -> None:
     _, sections, _ = study_page(sparse)
     (section,) = (section for section in sections if section.slug == "network")

@@ -46,12 +46,6 @@ def test_the_critical_batch_is_a_line_inside_its_band(result: StudyResult) -> No
     assert figure.layout.annotations[0].x == pytest.approx(math.log10(result.critical_batch_tokens))
 
 
-def test_the_table_beneath_has_every_point_and_marks_the_best(result: StudyResult) -> None:
-    table = batch_table(result)
-    assert len(table.rows) == sum(len(candidate.batch_curve) for candidate in result.candidates)
-    assert sum(cell.mark for cell in table.column("time")) == len(result.candidates)
-
-
 def test_the_shares_of_a_step_add_up_to_all_of_it(result: StudyResult) -> None:
     figure = step_shares(breakdown_table(result))
     for index in range(len(result.candidates)):
@@ -148,12 +142,6 @@ def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
         drawn = figure.to_json()
         assert "\\u003cscript" not in drawn
         assert "\\u003cimg" not in drawn
-
-
-def test_a_candidate_with_nothing_to_draw_breaks_no_figure(sparse: StudyResult) -> None:
-    assert len(batch_curves(batch_table(sparse), sparse).data) == 4 + 3
-    assert len(memory_table(sparse).rows) == 4
-    assert breakdown_table(sparse).shown()[1][1] == "150 s"
 
 
 def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step(result: StudyResult) -> None:

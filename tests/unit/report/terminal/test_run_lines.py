@@ -69,13 +69,6 @@ def test_the_parts_of_the_step_are_listed_longest_first(prediction: Prediction) 
     ], "a part that takes no time is left out"
 
 
-def test_memory_of_a_wafer_is_in_the_unit_of_its_data_sheet(prediction: Prediction) -> None:
-    memory = (MemoryUse("wafer", {"activations": 38.64e9}, 40e9),)
-    wafer = replace(prediction, peak_memory_bytes=38.64e9, memory=memory)
-    text = "\n".join(run_lines(wafer))
-    assert "38.6 GB per device" in text
-
-
 def test_a_streamed_step_says_why_its_two_accounts_differ(prediction: Prediction) -> None:
     why = replace(prediction.why, streaming_roof=StreamingRoof(1.0, 2.0, 2.0))
     lines = run_lines(replace(prediction, why=why))

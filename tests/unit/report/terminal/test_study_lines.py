@@ -12,7 +12,6 @@ from perfsim.prediction.disturbed import Perturbed
 from perfsim.prediction.run import Training
 from perfsim.report.study import MOST_CANDIDATES, study_lines
 from perfsim.report.study_page import study_page
-from perfsim.report.text import encodable
 from perfsim.studies.answers import Infeasible, StudyResult
 
 GOLDEN = """\
@@ -64,24 +63,6 @@ def test_of_too_many_candidates_the_fastest_have_a_row_and_the_others_are_counte
     )
     assert f"... {40 - MOST_CANDIDATES} slower candidates in the report" in lines
     assert sum("1450" in line for line in lines) == 0, "the slowest are the ones left out"
-
-
-def test_long_names_wrap_and_no_figure_is_cut(result: StudyResult) -> None:
-    layout = dict(result.candidates[0].layout) | {"virtual_pipeline": 11, "micro_batch_size": 16}
-    wide = replace(
-        result.candidates[0], machine="128 devices of a-system-with-a-very-long-name", layout=layout
-    )
-    table = "\n".join(study_lines(replace(result, candidates=(wide, *result.candidates[1:]))))
-    assert all(part in table for part in ("a-system-", "long-name", "mbs16"))
-    assert all(figure in table for figure in ("33.7", "32.0 (31.2-37.1)", "1450 (1430-1520)"))
-
-
-def test_nothing_but_printable_ascii_reaches_a_terminal_that_knows_no_more(hostile: StudyResult) -> None:
-    verdict = "\x1b[31m32 days \N{MULTIPLICATION SIGN} 3\N{EN DASH}4 \N{SNOWMAN}"
-    text = encodable("\n".join(study_lines(replace(hostile, verdict=verdict))), "ascii")
-    assert text.isascii()
-    assert "\x1b" not in text
-    assert text.endswith("[31m32 days x 3-4 ?")
 
 
 def test_a_candidate_that_never_arrives_has_no_time_and_no_star(sparse: StudyResult) -> None:
