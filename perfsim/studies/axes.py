@@ -180,7 +180,7 @@ def _wrong_axis(
         if not systems:
             return []
         parts = axis.inner.split(".")
-        nearest = max(systems, key=lambda system: _reached(system, parts))
+        nearest = max(systems, key=lambda system: _reached(system, parts)[0])
         return _wrong_field(axis, nearest, axis.inner, catalog)
     if axis.root in MACHINE_ROOTS:
         return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{axis.root}`?")]
@@ -198,7 +198,7 @@ def _wrong_field(axis: _Axis, spec: BaseModel, path: str, catalog: Catalog) -> l
         return [axis.problem(f"`{axis.path}` is not a field", "")]
     problems = []
     parts = path.split(".")
-    owner, index = _owner(spec, parts)
+    _, owner, index = _reached(spec, parts)
     annotation = owner.model_fields[parts[index]].annotation
     named = index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
     for node in axis.nodes:
@@ -232,34 +232,27 @@ def _wrong_machines(axis: _Axis, candidate: CandidateSpec, catalog: Catalog) -> 
 def _has_field(spec: BaseModel, path: str) -> bool:
     """Whether a description has a field at this dotted path."""
     parts = path.split(".")
-    return _reached(spec, parts) == len(parts)
+    return _reached(spec, parts)[0] == len(parts)
 
 
-def _reached(spec: object, parts: Sequence[str]) -> int:
-    """How many parts of a path exist; the last part may be a new key of a mapping."""
-    for count, part in enumerate(parts):
-        if isinstance(spec, BaseModel) and part in type(spec).model_fields:
-            spec = getattr(spec, part)
-        elif isinstance(spec, dict) and (part in spec or count == len(parts) - 1):
-            spec = spec.get(part)
-        else:
-            return count
-    return len(parts)
+def _reached(spec: BaseModel, parts: Sequence[str]) -> tuple[int, type[BaseModel], int]:
+    """How many parts of a path exist, the class that holds the last field, and the index of that field.
 
-
-def _owner(spec: BaseModel, parts: Sequence[str]) -> tuple[type[BaseModel], int]:
-    """The class that holds the last field of a path, and the index of that field in the path."""
+    The last part may be a new key of a mapping.
+    """
     owner = type(spec)
     index = 0
     value: Any = spec
     for count, part in enumerate(parts):
-        if isinstance(value, BaseModel):
+        if isinstance(value, BaseModel) and part in type(value).model_fields:
             owner = type(value)
             index = count
             value = getattr(value, part)
-        else:
+        elif isinstance(value, dict) and (part in value or count == len(parts) - 1):
             value = value.get(part)
-    return owner, index
+        else:
+            return count, owner, index
+    return len(parts), owner, index
 
 
 def _refused(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Axis) -> list[Problem]:

@@ -27,7 +27,7 @@ from perfsim.convergence.time_to_accuracy import (
     ramped,
     time_to_accuracy,
 )
-from perfsim.convergence.wall_clock import RunPart, Training, whole_run
+from perfsim.convergence.wall_clock import Training
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan, estimated
@@ -132,10 +132,9 @@ def counted(model: TransformerConfig, law: LossLaw) -> float:
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """One global batch: the plan that runs it fastest, its step time and its time to the target."""
+    """One global batch: the plan that runs it fastest, and its time to the target."""
 
     plan: Plan
-    step_time_s: float
     answer: TimeToAccuracy
     loss: LossTarget | None = None
     """The loss that ends the run, where the recipe names one."""
@@ -198,7 +197,7 @@ def _choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0
         unshared_error=accuracy.unshared_error,
         examples_error=target.examples_error(plan.job.tokens_per_step),
     )
-    return BatchChoice(plan, step_time_s, answer, target.loss)
+    return BatchChoice(plan, answer, target.loss)
 
 
 def batch_curve(
@@ -274,11 +273,6 @@ def suggested_batches(spec: StudySpec, d_min_tokens: float) -> dict[str, float]:
     return suggested
 
 
-def whole_run_of(question: Question, time: TimeToAccuracy) -> tuple[RunPart, ...]:
-    """The parts of a candidate's wall clock; empty if it names none."""
-    return () if question.wall_clock is None else whole_run(question.wall_clock, training_of(question, time))
-
-
 def training_of(question: Question, time: TimeToAccuracy) -> Training:
     """The steps of a candidate and the units that run them."""
     return Training(
@@ -305,14 +299,16 @@ def ramp_of(
         for part in ramp:
             batch = max(1, round(part.batch * full))
             point = choice if batch == full else _time_at(question, target, batch)
-            tokens = point.answer.batch_tokens
-            segments.append(Segment(part.share, tokens, point.step_time_s, critical * part.critical_batch))
+            known = point.answer
+            segments.append(
+                Segment(part.share, known.batch_tokens, known.step_time_s, critical * part.critical_batch)
+            )
     except PerfsimError as error:
         return None, f"no run with the batch ramp: {error.problems[0].message}"
     rest = 1.0 - sum(segment.share for segment in segments)
-    last = Segment(rest, choice.answer.batch_tokens, choice.step_time_s, critical)
-    run = ramped([*segments, last], target.d_min_tokens)
     fixed = choice.answer
+    last = Segment(rest, fixed.batch_tokens, fixed.step_time_s, critical)
+    run = ramped([*segments, last], target.d_min_tokens)
     remark = (
         f"with the batch ramp the steps take {run.time_s / fixed.time_s:.3f} times as long: "
         f"{run.steps / fixed.steps:.3f} times the steps, "

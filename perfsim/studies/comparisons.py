@@ -153,7 +153,10 @@ class Comparison:
 def compare(spec: ComparisonSpec) -> Comparison:
     """The rows and sentences of a comparison; raises what predictions and laws of its subject raise."""
     if spec.losses is not None:
-        rows, verdict = _losses(spec.losses)
+        if spec.losses.law is None:
+            rows, verdict = _fitted(spec.losses)
+        else:
+            rows, verdict = _by_law(loss_law(spec.losses.law), spec.losses.runs)
         note = _LOSSES_NOTE
         unknown = all(row["loss"] is None for row in rows)
         columns = {key: name for key, name in _LOSSES.items() if not unknown or key not in ("loss", "error")}
@@ -191,12 +194,8 @@ _LOSSES_NOTE = (
 )
 
 
-def _losses(losses: LossesSpec) -> Answered:
-    """Each run's published loss, the law's loss for it, and its FLOP over what the law needs for its loss."""
-    return _fitted(losses) if losses.law is None else _by_law(loss_law(losses.law), losses.runs)
-
-
 def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> Row:
+    """A run's published loss, the law's loss for it, and its FLOP over what the law needs for its loss."""
     return {
         "name": run.name,
         "params": run.params,

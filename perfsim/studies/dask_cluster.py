@@ -52,8 +52,15 @@ class DaskCluster(Pooled):
         self._had_workers = True
         self.size = 0
         try:
-            self.died = _died()
-            self._check_versions()
+            from distributed import KilledWorker
+
+            self.died = (KilledWorker,)
+            # Those that come later are checked by `Task`.
+            for worker, version in self._client.run(model_version, on_error="return").items():
+                if isinstance(version, BaseException):
+                    raise InputError(f"worker {worker} cannot use perfsim ({version}): install it there")
+                if version != self.version:
+                    raise another_version(f"worker {worker}", version, self.version)
             self.window()
         except BaseException:
             self._client.close(CONNECT_S)
@@ -61,18 +68,15 @@ class DaskCluster(Pooled):
 
     @property
     def words(self) -> str:
-        """As `Executor.words`."""
         return f"{self.size} worker{'' if self.size == 1 else 's'} of {self.address}"
 
     @property
     def last_words(self) -> str:
-        """As `Pooled.last_words`."""
         return (
             "each worker that computed it died, perhaps out of memory (the scheduler's log has their names)"
         )
 
     def window(self) -> int:
-        """As `Pooled.window`."""
         now_s = time.monotonic()
         if self._client.status != "running":
             raise self._lost()
@@ -91,21 +95,12 @@ class DaskCluster(Pooled):
         return ExecutorLost(f"the scheduler at {self.address} went away")
 
     def started(self) -> Pool:
-        """As `Pooled.started`."""
         return Answers(self._client)
 
     def ended(self, pool: Pool, *, at_once: bool) -> None:
         """As `Pooled.ended`: the scheduler forgets what this client has asked."""
         del pool, at_once
         self._client.close(CONNECT_S)
-
-    def _check_versions(self) -> None:
-        """Refuse workers that would compute other numbers; those that come later are checked by `Task`."""
-        for worker, version in self._client.run(model_version, on_error="return").items():
-            if isinstance(version, BaseException):
-                raise InputError(f"worker {worker} cannot use perfsim ({version}): install it there")
-            if version != self.version:
-                raise another_version(f"worker {worker}", version, self.version)
 
 
 class Answers:
@@ -116,11 +111,12 @@ class Answers:
     """
 
     def __init__(self, client: Client) -> None:
+        from distributed.comm.core import CommClosedError
+
         self._client = client
-        self._lost: tuple[type[BaseException], ...] = (CancelledError, asyncio.CancelledError, *_closed())
+        self._lost = (CancelledError, asyncio.CancelledError, CommClosedError)
 
     def submit(self, function: Callable[[Any], Any], item: Any, /) -> Future[Any]:
-        """As `Pool.submit`."""
         answer: Future[Any] = Future()
         self._ask(answer, function, item, MOST_ASKED)
         return answer
@@ -143,18 +139,6 @@ class Answers:
         asked.add_done_callback(take)
 
 
-def _closed() -> tuple[type[BaseException], ...]:
-    from distributed.comm.core import CommClosedError
-
-    return (CommClosedError,)
-
-
-def _died() -> tuple[type[BaseException], ...]:
-    from distributed import KilledWorker
-
-    return (KilledWorker,)
-
-
 def _connected(address: str) -> Client:
     """A client. Raises InputError for what is no address, PerfsimError where nobody answers."""
     if not ADDRESS.fullmatch(address):
@@ -167,17 +151,13 @@ def _connected(address: str) -> Client:
         raise PerfsimError("--scheduler needs Dask: pip install 'perfsim[dask]'") from None
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
-        _check_listening(address)
+        # Dask's client tries again until its time is over; this raises at once where nobody listens.
+        parts = urlsplit(address)
+        if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port:
+            socket.create_connection((parts.hostname, parts.port), CONNECT_S).close()
         return Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         first = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise PerfsimError(
             f"no Dask scheduler answers at {address}: {first or type(error).__name__}"
         ) from None
-
-
-def _check_listening(address: str) -> None:
-    """Raise OSError at once where nobody listens; Dask's client tries again until its time is over."""
-    parts = urlsplit(address)
-    if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port:
-        socket.create_connection((parts.hostname, parts.port), CONNECT_S).close()

@@ -427,23 +427,16 @@ def _break_even(drawn: Sequence[_Drawn], first: _Drawn) -> tuple[BreakEven, ...]
     for known in sorted(drawn, key=lambda known: known.typical_s):
         earliest.setdefault(known.option.system, known)
     rivals = [known for system, known in earliest.items() if system != first.option.system]
-    return tuple(
-        _equal_cost(one, other) for rival in rivals for one, other in ((first, rival), (rival, first))
-    )
-
-
-def _equal_cost(first: _Drawn, rival: _Drawn) -> BreakEven:
-    hours = first.bill.device_hours
-    at_middle = first.typical_bill.device_hours
-    price = None
-    if rival.bill.money is not None and rival.typical_bill.money is not None:
-        price = _spread(rival.bill.money / hours, float(rival.typical_bill.money / at_middle))
-    return BreakEven(
-        first.option.label,
-        rival.option.label,
-        _spread(rival.bill.device_hours / hours, float(rival.typical_bill.device_hours / at_middle)),
-        price,
-    )
+    even = []
+    for one, other in (pair for rival in rivals for pair in ((first, rival), (rival, first))):
+        hours = one.bill.device_hours
+        at_middle = one.typical_bill.device_hours
+        ratio = _spread(other.bill.device_hours / hours, float(other.typical_bill.device_hours / at_middle))
+        price = None
+        if other.bill.money is not None and other.typical_bill.money is not None:
+            price = _spread(other.bill.money / hours, float(other.typical_bill.money / at_middle))
+        even.append(BreakEven(one.option.label, other.option.label, ratio, price))
+    return tuple(even)
 
 
 def _sentence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -156,15 +157,13 @@ Slot = tuple[str, CandidateResult | None]
 def _slots(spec: StudySpec) -> list[Slot]:
     """Every candidate of a study in its order, with or without an answer."""
     run = run_study(spec)
-    answered = list(zip(run.answered, run.result.candidates, strict=True))
+    answered = deque(zip(run.answered, run.result.candidates, strict=True))
     slots: list[Slot] = []
     for candidate, devices in spec.machines:
+        # Answers stand in the order of the machines, without those that have none.
         found = None
-        for pair in answered:
-            if pair[0].candidate == candidate and pair[0].question.devices == devices:
-                found = pair[1]
-                answered.remove(pair)
-                break
+        if answered and answered[0][0].candidate == candidate and answered[0][0].question.devices == devices:
+            found = answered.popleft()[1]
         slots.append((candidate.label(devices), found))
     return slots
 

@@ -21,8 +21,7 @@ from perfsim.prediction.prediction import model_version
 
 # The interface of all executors, and the collection of answers from workers that may die.
 #
-# A worker that dies loses its items, which are computed again. Which of them killed it is not known, so
-# they
+# A worker that dies loses its items, which are computed again. Which of them killed it is not known, so they
 # run alone, one after the other; one whose worker dies even then is `Failed` and stops no other.
 
 Key = TypeVar("Key")
@@ -96,7 +95,6 @@ class InProcess:
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
     ) -> Iterator[Iterator[tuple[Key, Result | Failed]]]:
-        """As `Executor.answers`."""
         yield ((key, function(item)) for key, item in items)
 
 
@@ -170,7 +168,6 @@ class Pooled(ABC):
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
     ) -> Iterator[Iterator[tuple[Key, Result | Failed]]]:
-        """As `Executor.answers`."""
         collection = _Collection(self, function, items)
         try:
             yield collection.answers()
@@ -278,19 +275,15 @@ class Processes(Pooled):
 
     @property
     def words(self) -> str:
-        """As `Executor.words`."""
         return f"{self.size} processes"
 
     def window(self) -> int:
-        """As `Pooled.window`."""
         return WAITING * self.size + 1
 
     def started(self) -> _Spawned:
-        """As `Pooled.started`."""
         return _Spawned(self.size)
 
     def ended(self, pool: _Spawned, *, at_once: bool) -> None:
-        """As `Pooled.ended`."""
         pool.end(at_once=at_once)
 
 

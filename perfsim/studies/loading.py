@@ -141,20 +141,14 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
         data["convergence"] = _loaded(convergence, {"fit": "calibration"}, catalog)
     candidates = data.get("candidates")
     if isinstance(candidates, (list, tuple)):
-        data["candidates"] = [_candidate(candidate, catalog) for candidate in candidates]
+        data["candidates"] = [
+            _loaded(candidate, NAMED_BY_CANDIDATE, catalog) if isinstance(candidate, Mapping) else candidate
+            for candidate in candidates
+        ]
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
         raise CatalogError(complaints_of(error, StudySpec, data)) from None
-
-
-def _candidate(candidate: Any, catalog: Catalog) -> Any:
-    """A candidate with its names resolved; a single device count needs no list."""
-    if not isinstance(candidate, Mapping):
-        return candidate
-    devices = candidate.get("devices")
-    counts = {"devices": [devices]} if isinstance(devices, int) else {}
-    return {**_loaded(candidate, NAMED_BY_CANDIDATE, catalog), **counts}
 
 
 def _loaded(fields: Mapping[str, Any], kinds: Mapping[str, str], catalog: Catalog) -> dict[str, Any]:

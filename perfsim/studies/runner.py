@@ -6,15 +6,14 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
 from perfsim.convergence.time_to_accuracy import RampedRun, time_to_accuracy
-from perfsim.convergence.wall_clock import RunPart
+from perfsim.convergence.wall_clock import RunPart, whole_run
 from perfsim.engine.limits import present_limits
 from perfsim.network import Topology, ends_of, links_by_ends
 from perfsim.network.topology import network_map
@@ -61,7 +60,7 @@ from perfsim.studies.batches import (
     run_at,
     suggested_batches,
     target_of,
-    whole_run_of,
+    training_of,
 )
 from perfsim.studies.decision import (
     Option,
@@ -231,14 +230,16 @@ def _row(spec: StudySpec, answered: Answered) -> Answer:
         *([] if named is None else default_settings(named, answered.evaluation.plan)),
     ]
     production = production_of(spec, answered.candidate)
-    whole_run = whole_run_of(question, choice.answer)
+    parts: tuple[RunPart, ...] = ()
+    if question.wall_clock is not None:
+        parts = whole_run(question.wall_clock, training_of(question, choice.answer))
     notes = [*prediction.notes, choice.answer.regime_text, *answered.remarks]
-    if whole_run and production:
+    if parts and production:
         notes.append(COVERED_ONCE)
     return Answer(
         **{**_values(prediction), "caveats": worst_first(caveats), "notes": tuple(notes)},
         time=choice.answer,
-        whole_run=whole_run,
+        whole_run=parts,
         production=production,
     )
 
@@ -254,7 +255,7 @@ def _candidate_result(spec: StudySpec, answered: Answered) -> CandidateResult:
         BatchPoint(
             global_batch_size=choice.plan.job.global_batch_size,
             batch_tokens=choice.answer.batch_tokens,
-            step_time_s=choice.step_time_s,
+            step_time_s=choice.answer.step_time_s,
             steps=choice.answer.steps,
             time_to_accuracy_s=choice.answer.time_s,
             time_to_accuracy_band_s=choice.answer.band_s,
@@ -310,12 +311,7 @@ def run_study(
     errors = [outcome for outcome in outcomes if isinstance(outcome, PerfsimError)]
     if not answered:
         raise stopped or _all_failed(errors)
-    refused = [
-        Infeasible(candidate.label(devices), _reason(outcome))
-        for (candidate, devices), outcome in zip(asked, outcomes, strict=True)
-        if isinstance(outcome, PerfsimError)
-    ]
-    result = _result(spec, target, answered, refused, stopped)
+    result = _result(spec, target, answered, _infeasible(asked, outcomes), stopped)
     return StudyRun(result, tuple(answered), stopped)
 
 
@@ -330,10 +326,14 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
     refused = [error for error in errors if error is not None]
     if len(refused) == len(asked):
         raise _all_failed(refused)
+    return _infeasible(asked, errors)
+
+
+def _infeasible(asked: Sequence[Asked], outcomes: Sequence[object]) -> list[Infeasible]:
     return [
-        Infeasible(candidate.label(devices), _reason(error))
-        for (candidate, devices), error in zip(asked, errors, strict=True)
-        if error is not None
+        Infeasible(candidate.label(devices), _reason(outcome))
+        for (candidate, devices), outcome in zip(asked, outcomes, strict=True)
+        if isinstance(outcome, PerfsimError)
     ]
 
 
@@ -528,7 +528,8 @@ class SweepPlan:
 
 def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
     """How many points a sweep has, how many are stored, and an estimate of the time for the others."""
-    points = _by_digest(sweep)
+    digests = Digests()
+    points = {digests.of(point.study): point for point in sweep.points}
     stored: dict[str, Stored] = {}
     if store_path.exists():
         with Store(store_path) as store:
@@ -547,12 +548,6 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
         jobs=jobs,
         estimated_s=round(seconds / jobs + START_S, 1) if pending else 0.0,
     )
-
-
-def _by_digest(sweep: Sweep) -> dict[str, SweepPoint]:
-    """The points by the digest of what affects their answers; equal points are one."""
-    digests = Digests()
-    return {digests.of(point.study): point for point in sweep.points}
 
 
 def run_sweep(
@@ -591,13 +586,17 @@ def run_sweep(
         try:
             if pending:
                 executor = executor or executor_for(jobs, scheduler, most=len(pending), tell=tell)
-                with closing(_computed(executor, pending, store, progress)) as computed:
-                    for key, answer in computed:
-                        results[key] = (
-                            reader.refused(pending[key], (answer.reason,))
-                            if isinstance(answer, Failed)
-                            else reader.result(pending[key], answer.text)
-                        )
+                items = ((key, point.study) for key, point in pending.items())
+                with executor.answers(answer_text, items) as finished:
+                    for key, answer in finished:
+                        if isinstance(answer, Failed):
+                            results[key] = PointResult(
+                                pending[key].study, pending[key].settings, None, (answer.reason,)
+                            )
+                        else:
+                            store.put(key, answer)
+                            results[key] = reader.result(pending[key], answer.text)
+                        progress.count_finished()
         except LimitError as limit:
             raise LimitError(progress.kept(str(limit))) from None
         except KeyboardInterrupt:
@@ -617,19 +616,6 @@ def run_sweep(
         _assumptions(sweep.points),
         sweep.asked,
     )
-
-
-def _computed(
-    executor: Executor, pending: Mapping[str, SweepPoint], store: Store, progress: _Progress
-) -> Generator[tuple[str, Stored | Failed], None, None]:
-    """The answers of points as they arrive; they are stored before they are given."""
-    items = ((key, point.study) for key, point in pending.items())
-    with executor.answers(answer_text, items) as finished:
-        for key, answer in finished:
-            if isinstance(answer, Stored):
-                store.put(key, answer)
-            progress.count_finished()
-            yield key, answer
 
 
 def answer_text(study: StudySpec) -> Stored:
@@ -664,7 +650,7 @@ class _Reader:
         study = point.study
         document = self._slim(json.loads(text))
         if "reasons" in document:
-            return self.refused(point, self._shared(tuple(document["reasons"])))
+            return PointResult(study, point.settings, None, self._shared(tuple(document["reasons"])))
         key = id(study.model), id(study.recipe), id(study.convergence)  # which the points keep alive
         if key not in self._targets:
             self._targets[key] = target_of(study)
@@ -687,10 +673,6 @@ class _Reader:
             production=production_of(study, point.candidate),
         )
         return PointResult(study, point.settings, row)
-
-    def refused(self, point: SweepPoint, reasons: tuple[str, ...]) -> PointResult:
-        """A point without an answer."""
-        return PointResult(point.study, point.settings, None, reasons)
 
     def _shared(self, value: Any) -> Any:
         """The first value that is equal to this one."""
@@ -719,7 +701,7 @@ def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:
 class _Progress:
     """Counts finished points and reports progress at most every `PROGRESS_S`."""
 
-    def __init__(self, total: int, stored: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, total: int, stored: int, tell: Tell) -> None:
         self.total = total
         self.stored = stored
         self.done = stored

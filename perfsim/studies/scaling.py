@@ -104,7 +104,11 @@ def match_system(system: SystemSpec, question: Question, time: TimeToAccuracy, t
         present_limits().in_time(lambda: f"{len(points)} numbers of {system.name} tried")
         asked = replace(first, devices=devices)
         try:
-            point = _at_best_batch(asked, target, time, same_machine=same)
+            asked.check()
+            grid = batch_grid(target, asked.recipe.seq_length, devices)
+            best = best_of(batch_curve(asked, target, grid, extend=True)[0])
+            taken = run_at(asked, target, best)[1].answer
+            point = MatchPoint(devices, best, taken, ratio_band(taken, time, same_machine=same))
         except (PlanError, LayoutError, InputError) as error:
             refused = error
             if points:
@@ -120,16 +124,6 @@ def match_system(system: SystemSpec, question: Question, time: TimeToAccuracy, t
     if not points:
         raise refused or PlanError(f"{system.name}: no number of devices to try")
     return Matched(system.name, system.devices_noun, tuple(points))
-
-
-def _at_best_batch(
-    question: Question, target: Target, rival: TimeToAccuracy, *, same_machine: bool
-) -> MatchPoint:
-    question.check()
-    grid = batch_grid(target, question.recipe.seq_length, question.devices)
-    best = best_of(batch_curve(question, target, grid, extend=True)[0])
-    time = run_at(question, target, best)[1].answer
-    return MatchPoint(question.devices, best, time, ratio_band(time, rival, same_machine=same_machine))
 
 
 # Series of one machine over numbers of devices at its best batch, and how many of one match another.

@@ -300,6 +300,9 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     closest = screening.closest
     if closest is not None:
         plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
+    # The fastest layout that fits at all, where it is faster than all within the limit.
+    (best,), (fastest,) = searched.best(1), searched.best(1, within_limit=False)
+    gain = 1.0 - fastest.estimate_s / best.estimate_s
     return Planned(
         question=question,
         search=searched,
@@ -313,7 +316,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
             DIVISIBILITY: screening.indivisible,
         },
         closest_share=None if closest is None else plan.memory_share,
-        above_limit=_above_limit(searched),
+        above_limit=AboveLimit(fastest.plan, gain) if gain > 0 else None,
         experiment=_experiment(question, entries),
         tried_batches=tried,
     )
@@ -374,13 +377,6 @@ def _entry(question: Question, run: Evaluation, first: Evaluation, target: Targe
         },
         time=None if target is None else choice_of_run(run, target).answer,
     )
-
-
-def _above_limit(searched: Search) -> AboveLimit | None:
-    """The fastest layout that fits at all, where it is faster than all within the limit."""
-    (best,), (fastest,) = searched.best(1), searched.best(1, within_limit=False)
-    gain = 1.0 - fastest.estimate_s / best.estimate_s
-    return AboveLimit(fastest.plan, gain) if gain > 0 else None
 
 
 def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | None:

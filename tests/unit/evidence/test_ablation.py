@@ -10,34 +10,17 @@ from perfsim.catalog import Catalog
 from perfsim.evidence.ablation import NOTHING, REMOVALS, ablate, shares
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.plans import PlacedCase, place_case
-
-SYSTEM = {"inter_node": "1.6 Tb/s"}
-MODEL = {
-    "num_layers": 4,
-    "hidden_size": 1024,
-    "ffn_hidden_size": 4096,
-    "num_attention_heads": 16,
-    "vocab_size": 50257,
-    "seq_length": 512,
-}
+from perfsim.testing.toys import published_run
 
 
 def written(
     parallel: dict[str, Any], recompute: str = "none", device: str = "a100-sxm4-80gb", **training: Any
 ) -> PlacedCase:
     devices = parallel.get("tensor", 1) * parallel.get("pipeline", 1) * parallel.get("data", 1)
-    fields = {
-        "id": "a",
-        "family": "f",
-        "evidence": "A",
-        "system": SYSTEM | {"device": device, "num_devices": devices, "devices_per_node": min(devices, 8)},
-        "model": MODEL,
-        "strategy": "3d",
-        "parallel": parallel,
-        "training": {"global_batch_size": 32, "micro_batch_size": 2, "recompute": recompute, **training},
-        "measured": {"step_time_s": 1.0},
-    }
-    return place_case(StepCase.model_validate(fields), Catalog())
+    system = {"device": device, "num_devices": devices, "devices_per_node": min(devices, 8)}
+    training = {"global_batch_size": 32, "micro_batch_size": 2, "recompute": recompute, **training}
+    row = published_run(system={**system, "inter_node": "1.6 Tb/s"}, parallel=parallel, training=training)
+    return place_case(StepCase.model_validate(row), Catalog())
 
 
 def lost(case: PlacedCase) -> dict[str, float]:

@@ -16,6 +16,7 @@ from perfsim.evidence.left_out import ALL, FEWEST, LeavingOut, LeftOut, Tangent,
 from perfsim.evidence.plans import place_case
 from perfsim.evidence.score import Scored, summary
 from perfsim.evidence.step_fit import predict_with, recorded_constants
+from perfsim.testing.toys import SMALLEST, published_run
 
 HOST = "host_s_per_kernel of eager"
 BLOCKING = "host_blocking_s_per_kernel of eager"
@@ -127,25 +128,8 @@ def test_the_last_row_is_over_all_runs() -> None:
 
 
 def test_slopes_are_those_of_the_priced_step() -> None:
-    fields = {
-        "id": "a",
-        "family": "f",
-        "evidence": "A",
-        "system": {"device": "a100-sxm4-80gb", "num_devices": 1},
-        "model": {
-            "num_layers": 2,
-            "hidden_size": 512,
-            "ffn_hidden_size": 2048,
-            "num_attention_heads": 8,
-            "vocab_size": 1024,
-            "seq_length": 256,
-        },
-        "strategy": "3d",
-        "parallel": {},
-        "training": {"global_batch_size": 2, "micro_batch_size": 1},
-        "measured": {"step_time_s": 1.0},
-    }
-    case = StepCase.model_validate(fields)
+    training = {"global_batch_size": 2, "micro_batch_size": 1}
+    case = StepCase.model_validate(published_run(model=SMALLEST, training=training))
     written = place_case(case, Catalog())
     found = tangent(written)
     slopes = {name.split(" of ")[0]: slope for name, slope in found.slopes.items()}

@@ -16,26 +16,15 @@ from perfsim.specs.calibration import FrameworkCalibration
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.precisions import Precision
+from perfsim.testing.toys import published_run
 
 CATALOG = default_catalog()
-ROW: dict[str, Any] = {
-    "id": "run",
-    "family": "toys",
-    "evidence": "A",
-    "system": {"device": "h100-sxm5-80gb", "num_devices": 8, "devices_per_node": 8},
-    "model": {
-        "num_layers": 4,
-        "hidden_size": 1024,
-        "ffn_hidden_size": 4096,
-        "num_attention_heads": 16,
-        "vocab_size": 50257,
-        "seq_length": 512,
-    },
-    "strategy": "3d",
-    "parallel": {"data": 8},
-    "training": {"global_batch_size": 64, "precision": "bf16", "attention": "flash"},
-    "measured": {"step_time_s": 1.0},
-}
+ROW = published_run(
+    id="run",
+    system={"device": "h100-sxm5-80gb", "num_devices": 8, "devices_per_node": 8},
+    parallel={"data": 8},
+    training={"precision": "bf16", "attention": "flash"},
+)
 ON_A100 = {"device": "a100-sxm4-80gb"}
 ON_WAFERS = {
     "system": {"device": "cs-2", "num_devices": 2, "devices_per_node": None, "software_release": "r1.7"},

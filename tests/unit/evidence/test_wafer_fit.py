@@ -16,6 +16,7 @@ from perfsim.evidence.left_out import left_out
 from perfsim.evidence.plans import evaluate_case
 from perfsim.evidence.wafer_fit import fit_wafer
 from perfsim.specs.calibration import WaferCalibration
+from perfsim.testing.toys import published_run
 
 pytest.importorskip("scipy")
 
@@ -26,24 +27,16 @@ LAYERS = (8, 8, 24, 4, 8, 12)
 
 def case(number: int, measured_s: float = 1.0, evidence: str = "A") -> dict[str, Any]:
     width = WIDTHS[number]
-    return {
-        "id": f"log{number}",
-        "family": "logs",
-        "evidence": evidence,
-        "system": {"device": "cs-2", "num_devices": 1, "software_release": RELEASES[number]},
-        "model": {
-            "num_layers": LAYERS[number],
-            "hidden_size": width,
-            "ffn_hidden_size": 4 * width,
-            "num_attention_heads": width // 64,
-            "vocab_size": 50257,
-            "seq_length": 512,
-        },
-        "strategy": "weight-streaming",
-        "parallel": {"data": 1},
-        "training": {"global_batch_size": 64},
-        "measured": {"step_time_s": measured_s},
-    }
+    shape = {"hidden_size": width, "ffn_hidden_size": 4 * width, "num_attention_heads": width // 64}
+    return published_run(
+        id=f"log{number}",
+        family="logs",
+        evidence=evidence,
+        system={"device": "cs-2", "software_release": RELEASES[number]},
+        model={"num_layers": LAYERS[number], **shape},
+        strategy="weight-streaming",
+        measured={"step_time_s": measured_s},
+    )
 
 
 def write(path: Path, cases: Sequence[dict[str, Any]]) -> Path:

@@ -32,10 +32,6 @@ def test_every_input_has_a_value_a_source_and_a_known_kind(assumptions: tuple[As
         assert row.kind in ("datasheet", "fit", "assumption")
 
 
-def test_nothing_is_listed_twice(assumptions: tuple[Assumption, ...]) -> None:
-    assert len(set(assumptions)) == len(assumptions)
-
-
 TOPICS = """
 convergence
 model gpt3_20b
@@ -101,16 +97,6 @@ def test_a_constant_that_no_fit_gave_names_its_source_or_why_it_is_assumed(
     guessed = constant(assumptions, "a100-sxm4", "wgrad_factor")
     assert (guessed.value, guessed.kind) == ("1", "assumption")
     assert guessed.source.startswith("assumed: ")
-
-
-def test_an_assumed_value_says_so_and_a_sourced_one_names_a_publication(
-    assumptions: tuple[Assumption, ...],
-) -> None:
-    described = [
-        row for row in assumptions if row.topic.split()[0] in ("model", "recipe", "system", "device")
-    ]
-    for row in described:
-        assert row.source.startswith("assumed: ") == (row.kind == "assumption"), row
 
 
 def test_the_critical_batch_stands_with_its_band(

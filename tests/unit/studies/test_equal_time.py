@@ -64,7 +64,7 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
         step_s = fixed_s + a_token_s * batch * sequence / devices
         time = time_to_accuracy(batch * sequence, step_s, target.d_min_tokens, target.critical, 0.1)
         job = SimpleNamespace(global_batch_size=batch)
-        return BatchChoice(SimpleNamespace(job=job), step_s, time)  # type: ignore[arg-type]
+        return BatchChoice(SimpleNamespace(job=job), time)  # type: ignore[arg-type]
 
     monkeypatch.setattr(batches, "_time_at", time_at)
     study = load_study("gpt3_20b")

@@ -62,12 +62,6 @@ def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -
     assert point.target_time.time_s == candidate.time_to_accuracy_s
 
 
-def test_results_stand_in_the_order_of_the_grid(path: Path, store: Path) -> None:
-    result = run_sweep(load_sweep(str(path)), store, jobs=1)
-    asked = [(answer.num_devices, answer.settings["recipe.global_batch_size"]) for answer in result.points]
-    assert asked == [(1, 2), (1, 8), (2, 2), (2, 8), (4, 2), (4, 8)]
-
-
 def test_a_point_without_a_plan_is_a_result_with_its_reason(path: Path, store: Path) -> None:
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
     without = [answer for answer in result.points if not answer.feasible]

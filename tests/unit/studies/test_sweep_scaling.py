@@ -41,15 +41,6 @@ def at_speed(point: PointResult, factor: float) -> PointResult:
     return replace(point, answer=replace(point.answer, time=slower))
 
 
-def test_circumstances_make_series_and_batches_do_not(write_sweep: Write, tmp_path: Path) -> None:
-    grid = "  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n  recipe.global_batch_size: [2, 8]"
-    result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
-    assert [series.label for series in result.analysis.series] == [
-        "CS-2, weight-streaming, bandwidth 5 GB/s",
-        "CS-2, weight-streaming, bandwidth 1 TB/s",
-    ]
-
-
 def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult) -> None:
     (series,) = result.analysis.series
     for wanted in series.points:
@@ -58,12 +49,6 @@ def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult
         assert matched.possibly is not None
         assert matched.possibly <= wanted.num_devices
     assert match(series.points[0], series).surely == 2
-
-
-def test_what_is_faster_than_the_largest_machine_is_matched_by_none(result: SweepResult) -> None:
-    (series,) = result.analysis.series
-    matched = match(at_speed(series.points[-1], 0.01), series)
-    assert (matched.fewest, matched.possibly, matched.surely) == (None, None, None)
 
 
 def test_one_machine_alone_is_matched_with_nobody_and_its_scaling_is_told(result: SweepResult) -> None:

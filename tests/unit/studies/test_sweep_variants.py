@@ -10,7 +10,7 @@ import pytest
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.studies.answers import PointResult
-from perfsim.studies.axes import is_sweep, load_sweep, only_strategies
+from perfsim.studies.axes import load_sweep, only_strategies
 from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import Change, SweepResult
 
@@ -53,13 +53,6 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return answered(tmp_path_factory.mktemp("models"), MODELS)
-
-
-def test_every_variant_has_every_point_of_the_grid(steps: SweepResult) -> None:
-    asked = [(point.variant, point.num_devices) for point in steps.points]
-    names = ["as it is", "twice the I/O", "a quarter of MemoryX"]
-    assert steps.analysis.variants == names
-    assert asked == [(name, count) for name in names for count in (1, 32)]
 
 
 def test_all_values_of_a_variant_change_together(steps: SweepResult) -> None:
@@ -138,11 +131,6 @@ variants:
     names = [(point.settings["variant"], point.candidate.system.name) for point in points]
     assert names.count(("as it is", "dgx-a100-80gb")) == 1
     assert ("half", "dgx-a100-80gb") not in names
-
-
-def test_a_sweep_is_told_from_a_study() -> None:
-    assert is_sweep("csx_scaling")
-    assert not is_sweep("gpt3_20b")
 
 
 def test_a_sweep_can_be_narrowed_to_strategies(tmp_path: Path) -> None:

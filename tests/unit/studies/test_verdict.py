@@ -92,13 +92,6 @@ def test_a_range_that_includes_1_leaves_the_order_open() -> None:
     assert OPEN not in verdict([answer(10.2, error=0.001), wafers(10.0, error=0.001)])
 
 
-@pytest.mark.parametrize("second", [wafers(10.0), answer(10.0, devices=16)])
-def test_equal_candidates_are_not_told_apart(second: CandidateResult) -> None:
-    said = verdict([answer(10.0), second])
-    assert "1.00 times (" in said
-    assert OPEN in said
-
-
 def test_one_layout_that_answers_several_strategies_is_no_race() -> None:
     zero3 = answer(10.0, strategy="zero3")
     said = verdict([answer(10.0), zero3])
