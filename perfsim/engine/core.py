@@ -32,6 +32,7 @@ longest_path = _compiled(rules.longest_path)
 @_compiled
 def _push(times: Floats, tasks: Ints, size: int, time: float, task: int) -> None:
     """Add an end to the heap; the columns have room for it."""
+    # The new end moves up from the last leaf while the end above it is later.
     at = size
     while at > 0:
         above = (at - 1) >> 1
@@ -47,6 +48,7 @@ def _push(times: Floats, tasks: Ints, size: int, time: float, task: int) -> None
 @_compiled
 def _pop(times: Floats, tasks: Ints, size: int) -> None:
     """Remove the earliest end; `size` counts what is left after it."""
+    # The last leaf takes the place at the top and moves down along the earlier of the two ends below.
     time = times[size]
     task = tasks[size]
     at = 0
@@ -74,6 +76,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     count = len(tables.duration_s)
     num_flows = len(tables.weight)
     num_links = len(tables.capacity)
+    # Tasks whose rates are set together form a group: one for each flow, then one for each device.
     groups = num_flows + tables.num_devices
     missing = tables.missing.copy()
     start_s[:] = -1.0
@@ -130,6 +133,8 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             num_ready -= 1
             task = stack[num_ready]
             kind = tables.kind[task]
+            # A task that takes part of a device changes the rates there, but only at the end of the instant:
+            # others that begin or end now may change them as well.
             start_s[task] = now_s
             events += 1
             for at in range(tables.occupied.first[kind], tables.occupied.first[kind + 1]):
@@ -142,6 +147,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                     num_devices += 1
             flow = tables.flow[kind]
             device = tables.device[kind]
+            # Its first rate is not known yet, so such a task is in no group before the end of the instant.
             if flow != NONE or device != NONE:
                 left_s[task] = tables.duration_s[task]
                 fresh[num_fresh] = task
@@ -164,6 +170,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             task = tasks[0]
             at_s = times[0]
             _pop(times, tasks, size)
+            # An entry of the heap is stale if its task has got another rate since it was entered.
             if end_s[task] >= 0.0 or due_s[task] != at_s:
                 continue
             end_s[task] = now_s
@@ -180,6 +187,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                     num_devices += 1
             flow = tables.flow[kind]
             group = flow if flow != NONE else num_flows + tables.device[kind]
+            # Groups are linked lists, so that a task leaves in the same time however many there are.
             if flow != NONE or tables.device[kind] != NONE:
                 if before[task] != NONE:
                     after[before[task]] = after[task]
@@ -204,6 +212,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
         for number in range(num_devices):
             device = changed_device[number]
             device_is_changed[device] = False
+            # Shares are whole numbers, so that a device that is left alone is exactly as fast as before.
             units = _excess(taken[device, 0] / UNIT)
             memory = _excess(taken[device, 1] / UNIT)
             if units == slowing[device, 0] and memory == slowing[device, 1]:
@@ -213,6 +222,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             task = head[num_flows + device]
             while task != NONE:
                 kind = tables.kind[task]
+                # The same operations in the same order as `Devices._rate`, or the last bit would differ.
                 speed = 1.0 / (1.0 + tables.bound[kind, 0] * units + tables.bound[kind, 1] * memory)
                 if speed != rate[task]:
                     events += 1
@@ -239,6 +249,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             if num_hot > 0 and num_hot + more_hot == 0:
                 contended_s += now_s - hot_since_s
             num_hot += more_hot
+            # Flows on links that are not contended keep their own speed; `_fill` gives it to them again.
             joined = touched[:found]
             _fill(tables, joined, live, hot, scratch[0], scratch[1], scratch[2], scratch[3], fraction)
             for flow in joined:
@@ -258,6 +269,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                             _push(times, tasks, size, due_s[task], task)
                             size += 1
                     task = after[task]
+        # What has begun at this instant gets its first rate, and joins its group.
         for number in range(num_fresh):
             task = fresh[number]
             kind = tables.kind[task]
@@ -286,6 +298,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                 size += 1
         num_fresh = 0
         # -------------------------------------------------- the next instant
+        # Stale entries at the top would end the run at a time at which nothing happens.
         while size and (end_s[tasks[0]] >= 0.0 or due_s[tasks[0]] != times[0]):
             size -= 1
             _pop(times, tasks, size)

@@ -30,6 +30,7 @@ def reached(
     Only a contended link joins the rates of flows. `hot` is updated for all links of the flows that are
     reached. Returns the number of flows, which stand at the head of `touched`, and the change of hot links.
     """
+    # A breadth-first search over flows and the contended links between them; `touched` is its queue.
     count = 0
     for flow in changed:
         if not seen_flow[flow]:
@@ -46,6 +47,7 @@ def reached(
             if seen_link[link]:
                 continue
             seen_link[link] = True
+            # The demand is summed anew each time, in one order: a running sum would keep rounding errors.
             demand = 0.0
             for on in range(tables.flows_on.first[link], tables.flows_on.first[link + 1]):
                 other = tables.flows_on.values[on]
@@ -55,6 +57,7 @@ def reached(
             was_hot = hot[link]
             hot[link] = demand > limit[link]
             more_hot += int(hot[link]) - int(was_hot)
+            # A link that is no longer contended frees the flows on it, so they are reached as well.
             if was_hot or hot[link]:
                 for on in range(tables.flows_on.first[link], tables.flows_on.first[link + 1]):
                     other = tables.flows_on.values[on]
@@ -62,6 +65,7 @@ def reached(
                         seen_flow[other] = True
                         touched[count] = other
                         count += 1
+    # In ascending order rates do not depend on which flow changed first.
     touched[:count].sort()
     for index in range(count):
         flow = touched[index]
@@ -127,6 +131,7 @@ def fill(
             for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
                 link = tables.links.values[at]
                 tightest[link] = min(tightest[link], bounded[number])
+        # Flows that nothing fixes in this round wait for the next one, packed at the head of `waiting`.
         later = 0
         for number in range(count):
             index = waiting[number]

@@ -72,6 +72,7 @@ class Activity:
             self._alarm.callbacks.append(self._ring)
 
     def _ring(self, alarm: Event) -> None:
+        # An alarm cannot be taken back from SimPy, so one that was set for an earlier rate rings in vain.
         if alarm is self._alarm:  # else the rate has changed since
             self.done.succeed()
 
@@ -223,6 +224,7 @@ class Simulation:
 
     def run(self) -> None:
         """Run until nothing is left that can happen."""
+        # Program order is the order of task ids, so a stable sort by stream keeps it.
         order = np.argsort(self.tables.stream, kind="stable")
         for tasks in np.split(order, np.flatnonzero(np.diff(self.tables.stream[order])) + 1):
             self.env.process(self._stream(tasks.tolist()))
