@@ -86,7 +86,7 @@ class Executor(Protocol):
         ...
 
 
-class InProcess:
+class _InProcess:
     """Computes in this process, one item after the other."""
 
     size = 1
@@ -320,7 +320,7 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-IN_PROCESS = InProcess()
+IN_PROCESS = _InProcess()
 
 
 def available_processes() -> int:
