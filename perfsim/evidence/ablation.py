@@ -93,14 +93,24 @@ def _of_category(category: str) -> Callable[[Work], bool]:
     return lambda work: work.category == category
 
 
+def _put(**parts: Callable[[GpuCosts], object]) -> Change:
+    """Other parts of the prices, each made from the prices as they are."""
+
+    def change(costs: GpuCosts, _plan: Plan) -> None:
+        for part, made in parts.items():
+            setattr(costs, part, made(costs))
+
+    return change
+
+
 def _set(part: str, **values: object) -> Change:
     """Other values in one part of the prices: its framework, its calibration of the GPU."""
 
-    def change(costs: GpuCosts, _plan: Plan) -> None:
+    def changed(costs: GpuCosts) -> BaseModel:
         known: BaseModel = getattr(costs, part)
-        setattr(costs, part, known.model_copy(update=values))
+        return known.model_copy(update=values)
 
-    return change
+    return _put(**{part: changed})
 
 
 def _ceiling(value: Callable[[GpuCosts, Plan], float]) -> Change:
@@ -122,23 +132,14 @@ class _GemmWithoutWaves(GemmModel):
         return replace(geometry, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
 
 
-def _no_waves(costs: GpuCosts, _plan: Plan) -> None:
-    values = {field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)}
-    costs.gemm = _GemmWithoutWaves(**values)
-
-
-def _all_exposed(costs: GpuCosts, _plan: Plan) -> None:
-    costs.recipe = costs.recipe.ran_with(overlap_tensor=False)
+def _no_waves(costs: GpuCosts) -> GemmModel:
+    return _GemmWithoutWaves(**{field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)})
 
 
 def _fractions_of_16_bits(costs: GpuCosts, _plan: Plan) -> None:
     gpu = costs.gpu.model_copy(update={"narrow": {}})
     device = costs.topology.system.device
     costs.narrow = {name: narrow_gemm(costs.gemm, gpu, device, name) for name in costs.narrow}
-
-
-def _no_narrow_ceiling(costs: GpuCosts, _plan: Plan) -> None:
-    costs.narrow = {name: replace(gemm, sustained_fraction=1.0) for name, gemm in costs.narrow.items()}
 
 
 def _no_bridge(costs: GpuCosts, _plan: Plan) -> None:
@@ -150,14 +151,6 @@ def _no_bridge(costs: GpuCosts, _plan: Plan) -> None:
         update={"calibration": calibration.model_copy(update={"network": network})}
     )
     costs.collectives = replace(costs.collectives, nic=nic)
-
-
-def _any_rows(costs: GpuCosts, _plan: Plan) -> None:
-    costs.vector_flop_per_s = None
-
-
-def _no_cache(costs: GpuCosts, _plan: Plan) -> None:
-    costs.cache_bytes = 0.0
 
 
 def _of_newer_libraries(costs: GpuCosts, _plan: Plan) -> float:
@@ -230,7 +223,7 @@ REMOVALS = (
     ),
     _Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
     _Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
-    _Removal("last-level cache", "none", change=_no_cache),
+    _Removal("last-level cache", "none", change=_put(cache_bytes=lambda _: 0.0)),
     _Removal(
         "attention core",
         "free",
@@ -251,8 +244,10 @@ REMOVALS = (
     _Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
     _Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
     _Removal("optimizer", "free", work=_of_category("optimizer")),
-    _Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
-    _Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
+    _Removal("waves of tiles", "no idle units in the last wave", change=_put(gemm=_no_waves)),
+    _Removal(
+        "matrix cores want rows of 16 bytes", "they take any", change=_put(vector_flop_per_s=lambda _: None)
+    ),
     _Removal(
         "sustained power ceiling",
         "1.0 of peak",
@@ -262,7 +257,7 @@ REMOVALS = (
     _Removal(
         "tensor communication that products hide",
         "all exposed",
-        change=_all_exposed,
+        change=_put(recipe=lambda costs: costs.recipe.ran_with(overlap_tensor=False)),
         constants=("exchange_slowdown",),
     ),
     _Removal(
@@ -276,7 +271,11 @@ REMOVALS = (
     _Removal(
         "narrow power ceiling",
         "1.0 of peak",
-        change=_no_narrow_ceiling,
+        change=_put(
+            narrow=lambda costs: {
+                name: replace(gemm, sustained_fraction=1.0) for name, gemm in costs.narrow.items()
+            }
+        ),
         constants=("narrow_sustained_fraction",),
     ),
     _Removal(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -334,28 +334,16 @@ def _causes(
     cases: Sequence[StepCase], result: Mapping[str, Any], examined: Mapping[str, _Examined]
 ) -> dict[str, str]:
     errors = {row["id"]: row["error"] for row in result["cases"] if row["error"] is not None}
+    known = [case for case in cases if case.id in errors]
     causes = {}
-    for case in cases:
-        parts = examined.get(case.id)
-        if parts is None or case.id not in errors:
+    for case in known:
+        if (parts := examined.get(case.id)) is None:
             continue
-        relatives = [
-            errors[relative.id]
-            for relative in cases
-            if relative.family == case.family
-            and relative.id != case.id
-            and relative.scored
-            and relative.id in errors
-        ]
-        causes[case.id] = likely_cause(
-            Facts(
-                case=case,
-                error=errors[case.id],
-                shares=parts.shares,
-                family_bias=float(np.mean(relatives)) if relatives else 0.0,
-                tensor_across_nodes=parts.tensor_across_nodes,
-            )
-        )
+        others = [other for other in known if other.scored and other.id != case.id]
+        relatives = [errors[other.id] for other in others if other.family == case.family]
+        bias = float(np.mean(relatives)) if relatives else 0.0
+        facts = Facts(case, errors[case.id], parts.shares, bias, parts.tensor_across_nodes)
+        causes[case.id] = likely_cause(facts)
     return causes
 
 
@@ -372,45 +360,40 @@ def _ablation(
         if case.id in examined and examined[case.id].steps_s
     ]
 
-    def scores(key: str, constants: Sequence[str]) -> _Scores:
-        runs = [replace(run, predicted_s=steps_s[key]) for run, steps_s in on_gpus]
-        if not tangents:
-            return _Scores(runs, None, None)
-        predicted_s = {run.id: steps_s[key] for run, steps_s in on_gpus}
+    def runs_without(key: str) -> list[Scored]:
+        return [replace(run, predicted_s=steps_s[key]) for run, steps_s in on_gpus]
 
-        def after_fit(*, leave_out: bool) -> Mapping[str, Any]:
-            fitted_s = refitted(tangents, predicted_s, constants, leave_out=leave_out)
-            return summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
+    def mean_errors(runs: Sequence[Scored]) -> dict[str, float]:
+        return {name: figures["mape"] for name, figures in families(runs).items() if figures["n"]}
 
-        return _Scores(runs, after_fit(leave_out=False), after_fit(leave_out=True))
+    before = mean_errors(runs_without(NOTHING))
 
-    whole = scores(NOTHING, ())
-    rows = [Removed(NOTHING, "", summary(whole.runs), "", None, whole.refitted, whole.left_out)]
-    before = {name: figures["mape"] for name, figures in families(whole.runs).items()}
-    for removal in (*REMOVALS, *TRIED):
-        changed = scores(removal.key, removal.constants)
-        after = {name: figures["mape"] for name, figures in families(changed.runs).items() if figures["n"]}
+    def removed(key: str, instead: str, constants: Sequence[str] = (), *, tried: bool = False) -> Removed:
+        runs = runs_without(key)
+        after = mean_errors(runs)
         hurt = max(after, key=lambda name: after[name] - before[name], default="")
         if hurt and after[hurt] <= before[hurt]:
             hurt = ""
-        rows.append(
-            Removed(
-                mechanism=removal.key,
-                instead=removal.instead,
-                summary=summary(changed.runs),
-                most_hurt=hurt,
-                most_hurt_mape=after[hurt] if hurt else None,
-                refitted=changed.refitted,
-                left_out=changed.left_out,
-                tried=removal in TRIED,
-            )
+        predicted_s = {run.id: steps_s[key] for run, steps_s in on_gpus}
+
+        def after_fit(*, leave_out: bool) -> Mapping[str, Any] | None:
+            if not tangents:
+                return None
+            fitted_s = refitted(tangents, predicted_s, constants, leave_out=leave_out)
+            return summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
+
+        return Removed(
+            key,
+            instead,
+            summary(runs),
+            hurt,
+            after.get(hurt),
+            after_fit(leave_out=False),
+            after_fit(leave_out=True),
+            tried,
         )
-    return rows
 
-
-class _Scores(NamedTuple):
-    """Runs without a mechanism, and their scores after a new fit to all runs, and to other groups."""
-
-    runs: list[Scored]
-    refitted: Mapping[str, Any] | None
-    left_out: Mapping[str, Any] | None
+    return [
+        removed(NOTHING, ""),
+        *(removed(row.key, row.instead, row.constants, tried=row in TRIED) for row in (*REMOVALS, *TRIED)),
+    ]

@@ -29,7 +29,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import StepCase, case_system
-from perfsim.evidence.plans import case_question, evaluate_case, mapped, place_case
+from perfsim.evidence.plans import evaluate_case, mapped, place_case, plan_of_case
 from perfsim.evidence.step_fit import predict_with, recorded_constants
 from perfsim.evidence.tables import family_weight, scipy
 from perfsim.evidence.wafer_fit import release_of
@@ -43,17 +43,14 @@ from perfsim.prediction.bands import (
     traits_together,
     unlikeness,
 )
-from perfsim.prediction.planner import plan_of
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import WaferCalibration
 
 
 def traits_of_case(case: StepCase, catalog: Catalog) -> Traits | None:
     """The traits of a published run; None if it cannot be planned."""
-    try:
-        return traits_of_plan(plan_of(case_question(case, catalog)))
-    except PerfsimError:
-        return None
+    plan = plan_of_case(case, catalog)
+    return None if plan is None else traits_of_plan(plan)
 
 
 def family_traits(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, dict[str, Any]]:

@@ -254,10 +254,16 @@ class StepCase(_CaseSpec):
         return tuple(name.replace("global batch size", "batch") for name in plain)
 
 
-class CaseFile(_CaseSpec):
-    """A file of step-time cases."""
+class _Envelope(_CaseSpec):
+    """A case file whose rows are not read yet."""
 
     schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
+    cases: Annotated[tuple[Any, ...], Field(max_length=MOST_CASES)]
+
+
+class CaseFile(_Envelope):
+    """A file of step-time cases."""
+
     cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES)]
 
 
@@ -284,10 +290,9 @@ class ConvergenceCase(_CaseSpec):
     """Begins with `fine-tuning` or `warm` if the runs did not start from random weights."""
 
 
-class ConvergenceFile(_CaseSpec):
+class ConvergenceFile(_Envelope):
     """A file of convergence cases."""
 
-    schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
     cases: Annotated[tuple[ConvergenceCase, ...], Field(max_length=MOST_CASES)]
 
 
@@ -320,13 +325,6 @@ def _system_named(described: CaseSystem, catalog: Catalog) -> SystemSpec:
 
 
 CaseT = TypeVar("CaseT", StepCase, ConvergenceCase)
-
-
-class _Envelope(_CaseSpec):
-    """A case file whose rows are not read yet."""
-
-    schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
-    cases: Annotated[tuple[Any, ...], Field(max_length=MOST_CASES)]
 
 
 @dataclass(frozen=True)

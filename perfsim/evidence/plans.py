@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from perfsim.base.errors import InputError, Problem
+from perfsim.base.errors import InputError, PerfsimError, Problem
 from perfsim.catalog import Catalog
 from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits
@@ -260,6 +260,14 @@ class PlacedCase:
         if isinstance(system, GpuClusterSpec) and system.node.server is not None:
             whole = Step(place(graph_of(self.plan), self.plan.topology), step.costs)
         return whole.run().step_time_s / step.run(contention=False).step_time_s
+
+
+def plan_of_case(case: StepCase, catalog: Catalog) -> Plan | None:
+    """The plan of a published run; None if it cannot be planned."""
+    try:
+        return plan_of(case_question(case, catalog))
+    except PerfsimError:
+        return None
 
 
 def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:

@@ -33,7 +33,7 @@ from perfsim.evidence.production import scaling_comparison
 from perfsim.evidence.wafer_fit import release_of
 from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
-FEWEST_LAYOUTS = 4
+_FEWEST_LAYOUTS = 4
 """Least number of layouts of a sweep for a rank correlation."""
 
 
@@ -135,13 +135,13 @@ def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
     `chosen` is the case predicted as fastest, `best` the one measured as fastest.
     """
     ranked = []
-    for (family, sweep), runs in _sweeps(cases).items():
-        points = [_mean(layout) for layout in runs.values()]
-        if len(points) < FEWEST_LAYOUTS:
+    for (family, sweep), by_layout in _sweeps(cases).items():
+        layouts = list(by_layout.values())
+        points = [_mean(runs) for runs in layouts]
+        if len(points) < _FEWEST_LAYOUTS:
             continue
         pairs = list(combinations(points, 2))
         agreement = sum(float(np.sign(a[0] - b[0]) * np.sign(a[1] - b[1])) for a, b in pairs)
-        layouts = list(runs)
         chosen = min(range(len(points)), key=lambda index: points[index][1])
         best = min(range(len(points)), key=lambda index: points[index][0])
         ranked.append(
@@ -151,8 +151,8 @@ def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
                 "layouts": len(points),
                 "kendall_tau": agreement / len(pairs),
                 "regret": points[chosen][0] / points[best][0] - 1.0,
-                "chosen": runs[layouts[chosen]][0].id,
-                "best": runs[layouts[best]][0].id,
+                "chosen": layouts[chosen][0].id,
+                "best": layouts[best][0].id,
             }
         )
     return ranked
@@ -478,27 +478,20 @@ def _run_kind(case: ConvergenceCase) -> str:
 
 
 def _predictions(case: ConvergenceCase, points: _Points) -> Iterable[_BatchPrediction]:
-    for target in points:
-        yield _of_batch(
-            case, _LEAVE_ONE_OUT, [point for point in points if point != target], target, adjacent=False
-        )
+    asked = [(_LEAVE_ONE_OUT, [point for point in points if point != target], target) for target in points]
     below = [point for point in points if point[0] <= points[-1][0] / 2]
     if len(below) >= _MIN_FITTED_BELOW:
-        yield _of_batch(case, _LARGER_BATCH, below, points[-1], adjacent=len(below) == len(points) - 1)
-
-
-def _of_batch(
-    case: ConvergenceCase, protocol: str, fitted: _Points, target: tuple[float, float], *, adjacent: bool
-) -> _BatchPrediction:
-    batches = [point[0] for point in fitted]
-    measured = [point[1] for point in fitted]
-    baseline = float(np.exp(np.mean(np.log(measured))))
-    unknown = _BatchPrediction(case, protocol, *target, baseline, adjacent)
-    try:
-        fit = fit_hyperbola(batches, measured, _run_kind(case), prior=True)
-        return replace(unknown, predicted=fit.examples(target[0]))
-    except PerfsimError as error:
-        return replace(unknown, refused=str(error))
+        asked.append((_LARGER_BATCH, below, points[-1]))
+    for protocol, fitted, target in asked:
+        batches, measured = zip(*fitted, strict=True)
+        baseline = float(np.exp(np.mean(np.log(measured))))
+        adjacent = protocol == _LARGER_BATCH and len(fitted) == len(points) - 1
+        unknown = _BatchPrediction(case, protocol, *target, baseline, adjacent)
+        try:
+            fit = fit_hyperbola(batches, measured, _run_kind(case), prior=True)
+            yield replace(unknown, predicted=fit.examples(target[0]))
+        except PerfsimError as error:
+            yield replace(unknown, refused=str(error))
 
 
 def _figures(predictions: Iterable[_BatchPrediction]) -> dict[str, Any]:

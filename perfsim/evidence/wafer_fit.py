@@ -23,9 +23,8 @@ from perfsim.base.errors import InputError, PerfsimError, Problem
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
 from perfsim.evidence.cases import StepCase, case_system, read_cases
-from perfsim.evidence.plans import case_question, evaluate_case
+from perfsim.evidence.plans import evaluate_case, plan_of_case
 from perfsim.evidence.tables import fit_record, need_more_than, rounded, scipy, source_of
-from perfsim.prediction.planner import plan_of
 from perfsim.specs.calibration import WaferCalibration
 
 Values = NDArray[np.float64]
@@ -60,7 +59,7 @@ class WaferFit:
         if not isinstance(start, WaferCalibration):
             raise InputError(f"{device} is no wafer with a calibration to start from")
         logs = [case for case in read_cases(path, StepCase, catalog).cases if case.scored and case.on_wafers]
-        cases = [case for case in logs if _can_be_planned(case, catalog)]
+        cases = [case for case in logs if plan_of_case(case, catalog) is not None]
         if not cases:
             raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])
         return cls(cases, start, catalog)
@@ -131,14 +130,6 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
         f"errors {by_case}{_free_link(fit)}",
     )
     return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
-
-
-def _can_be_planned(case: StepCase, catalog: Catalog) -> bool:
-    try:
-        plan_of(case_question(case, catalog))
-    except PerfsimError:
-        return False
-    return True
 
 
 def _covariance(result: Any, freedom: int) -> Values:

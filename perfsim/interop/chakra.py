@@ -8,6 +8,7 @@ microseconds there, so the exact seconds stand in attributes of perfsim's own, `
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,9 +28,8 @@ from perfsim.work.graph import owners_of, rank_of
 # The messages of Chakra execution traces, compiled when they are first used.
 #
 # Source: mlcommons/chakra, `schema/protobuf/et_def.proto` (Apache-2.0): the field numbers of its messages,
-# as
-# far as compute, memory and communication nodes need them. Chakra itself is not packaged. The library comes
-# with the extra `[chakra]`.
+# as far as compute, memory and communication nodes need them. Chakra itself is not packaged. The library
+# comes with the extra `[chakra]`.
 
 PACKAGE = "ChakraProtoMsg"
 NODE_TYPES = (
@@ -114,14 +114,6 @@ def _field(message: Any, name: str, number: int, kind: str) -> Any:
 SUFFIX = ".et"
 SCHEMA_VERSION = "0.0.4"
 MICROSECONDS = 1e6
-TYPES = {
-    Kind.COMP: "COMP_NODE",
-    Kind.MEM_LOAD: "MEM_LOAD_NODE",
-    Kind.MEM_STORE: "MEM_STORE_NODE",
-    Kind.COMM_SEND: "COMM_SEND_NODE",
-    Kind.COMM_RECV: "COMM_RECV_NODE",
-    Kind.COMM_COLL: "COMM_COLL_NODE",
-}
 VERSION_FIELD = 0x0A
 """First byte of the metadata: field 1, a text."""
 MOST_MESSAGE = 1 << 26
@@ -152,28 +144,27 @@ class ExecutionTrace:
     attributes: Mapping[str, Any]
     nodes: tuple[Node, ...]
 
-    def critical_path_s(self) -> float:
-        """Seconds from the start of the first node to the end of the last, if only dependencies delay one."""
-        ends: dict[int, float] = {}
-        for node in self.nodes:
-            ready = max((ends.get(other, 0.0) for other in (*node.after, *node.reads)), default=0.0)
-            ends[node.id] = ready + node.duration_s
-        return max(ends.values(), default=0.0)
-
     def summary(self) -> dict[str, Any]:
-        """Counts by type, and sums of FLOPs, bytes and seconds."""
-        counts: dict[str, int] = {}
+        """Counts by type, and sums of FLOPs, bytes and seconds.
+
+        The critical path is the time from the first node to the last if only dependencies delay one.
+        """
+        ends_s: dict[int, float] = {}
         for node in self.nodes:
-            counts[node.kind] = counts.get(node.kind, 0) + 1
-        sizes = [node.attributes.get("comm_size", 0) for node in self.nodes]
-        flop = [node.attributes.get("num_ops", 0) for node in self.nodes]
+            ready_s = max((ends_s.get(other, 0.0) for other in (*node.after, *node.reads)), default=0.0)
+            ends_s[node.id] = ready_s + node.duration_s
+
+        def total(name: str) -> float:
+            values = (node.attributes.get(name) for node in self.nodes)
+            return float(sum(value for value in values if isinstance(value, (int, float))))
+
         return {
             "nodes": len(self.nodes),
-            "by_type": counts,
-            "flop": float(sum(value for value in flop if isinstance(value, (int, float)))),
-            "communication_bytes": float(sum(value for value in sizes if isinstance(value, (int, float)))),
+            "by_type": dict(Counter(node.kind for node in self.nodes)),
+            "flop": total("num_ops"),
+            "communication_bytes": total("comm_size"),
             "duration_s": max((node.start_s + node.duration_s for node in self.nodes), default=0.0),
-            "critical_path_s": self.critical_path_s(),
+            "critical_path_s": max(ends_s.values(), default=0.0),
         }
 
 
@@ -185,11 +176,10 @@ def write_chakra(trace: Trace, path: Path) -> list[Path]:
     protobuf.
     """
     prefix = path.name.removesuffix(SUFFIX)
-    files = []
-    for rank, execution in execution_traces(trace):
-        file = path.parent / f"{prefix}.{rank}{SUFFIX}"
-        files.append(write_file(file, encoded(execution)))
-    return files
+    return [
+        write_file(path.parent / f"{prefix}.{rank}{SUFFIX}", encoded(execution))
+        for rank, execution in execution_traces(trace)
+    ]
 
 
 def execution_traces(trace: Trace) -> Iterator[tuple[int, ExecutionTrace]]:
@@ -281,7 +271,7 @@ def _node(trace: Trace, task: int, *, after: tuple[int, ...], reads: tuple[int, 
         **_communication(graph, task),
     }
     duration_s = float(trace.end_s[task]) - start_s
-    return Node(task, row.name, TYPES[work.kind], after, reads, start_s, duration_s, attributes)
+    return Node(task, row.name, f"{work.kind.name}_NODE", after, reads, start_s, duration_s, attributes)
 
 
 def _communication(graph: TaskGraph, task: int) -> dict[str, Any]:
@@ -301,15 +291,7 @@ def _communication(graph: TaskGraph, task: int) -> dict[str, Any]:
     }
 
 
-COLLECTIVE_OF = {
-    "all_reduce": "ALL_REDUCE",
-    "reduce": "REDUCE",
-    "all_gather": "ALL_GATHER",
-    "broadcast": "BROADCAST",
-    "all_to_all": "ALL_TO_ALL",
-    "reduce_scatter": "REDUCE_SCATTER",
-    "send_recv": "ALL_TO_ALL",
-}
+COLLECTIVE_OF = {name.casefold(): name for name in COLLECTIVES} | {"send_recv": "ALL_TO_ALL"}
 """Chakra has no shift by one rank, in which every rank sends one message; the nearest is an all-to-all."""
 
 
@@ -350,7 +332,7 @@ def encoded(execution: ExecutionTrace) -> bytes:
     types = messages()
     metadata = types["GlobalMetadata"](version=execution.version)
     metadata.attr.extend(_attributes(execution.attributes))
-    parts = [_delimited(metadata.SerializeToString(deterministic=True))]
+    parts = [_delimited(metadata)]
     for node in execution.nodes:
         message = types["Node"](
             id=node.id,
@@ -363,7 +345,7 @@ def encoded(execution: ExecutionTrace) -> bytes:
         )
         exact = {"start_s": node.start_s, "duration_s": node.duration_s}
         message.attr.extend(_attributes({**node.attributes, **exact}))
-        parts.append(_delimited(message.SerializeToString(deterministic=True)))
+        parts.append(_delimited(message))
     return b"".join(parts)
 
 
@@ -373,8 +355,9 @@ def _attributes(values: Mapping[str, Any]) -> list[Any]:
     return [attribute(name=name, **{kinds[type(value)]: value}) for name, value in values.items()]
 
 
-def _delimited(data: bytes) -> bytes:
-    """Data after its length as a varint."""
+def _delimited(message: Any) -> bytes:
+    """A message after its length as a varint."""
+    data: bytes = message.SerializeToString(deterministic=True)
     length = len(data)
     prefix = bytearray()
     while length > 0x7F:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from perfsim.work import Kind, TaskGraph
 
 # Counters of a trace over time: activations in memory, load of links and busy streams of each device.
 #
-# Memory is that of activations, from the task that writes a tensor to the last one that reads it.
-# Parameters,
+# Memory is that of activations, from the task that writes a tensor to the last one that reads it. Parameters,
 # gradients and optimizer states have their place for the whole step (`Prediction.memory` has them).
 
 GIGA = 1e9
@@ -36,33 +35,21 @@ PLACED = ("weights", "gradients", "parameters", "norm")
 """Tensors of the graph that are no activations."""
 
 
-class _Counter(NamedTuple):
-    """A quantity of a device as a step function: each value holds from its moment to the next."""
-
-    device: str
-    name: str
-    unit: str
-    moments_ns: Ints
-    values: Floats
+Event = dict[str, Any]
 
 
-def _counters(graph: TaskGraph, start_ns: Ints, end_ns: Ints) -> Iterator[_Counter]:
+def _counters(graph: TaskGraph, start_ns: Ints, end_ns: Ints, device_of_stream: Ints) -> Iterator[Event]:
     """All counters, device by device."""
-    owner = [stream.split("/", 1)[0] for stream in graph.streams]
-    devices = list(dict.fromkeys(owner))
-    device_of_stream = np.array([devices.index(name) for name in owner])
-    yield from _memory(graph, start_ns, end_ns, devices, device_of_stream)
-    yield from _links(graph, start_ns, end_ns, owner)
+    yield from _memory(graph, start_ns, end_ns, device_of_stream)
+    yield from _links(graph, start_ns, end_ns, device_of_stream)
     device = device_of_stream[graph.stream]
-    for number, name in enumerate(devices):
+    for number in range(device_of_stream.max(initial=-1) + 1):
         tasks = np.flatnonzero((device == number) & (end_ns > start_ns))
         ones = np.ones(len(tasks))
-        yield _counter(name, "busy streams", "streams", start_ns[tasks], end_ns[tasks], ones)
+        yield from _counter(number, "busy streams", "streams", start_ns[tasks], end_ns[tasks], ones)
 
 
-def _memory(
-    graph: TaskGraph, start_ns: Ints, end_ns: Ints, devices: list[str], device_of_stream: Ints
-) -> Iterator[_Counter]:
+def _memory(graph: TaskGraph, start_ns: Ints, end_ns: Ints, device_of_stream: Ints) -> Iterator[Event]:
     """From the start of the task that writes a tensor to the end of the last one that reads it.
 
     What is sent lies on the device of its first reader.
@@ -70,15 +57,10 @@ def _memory(
     writer = graph.writer.astype(np.int64)
     position = np.arange(graph.num_tensors) - graph.first_write[:-1][writer]
     sizes = [
-        tuple(0.0 if tensor.name in PLACED else tensor.n_bytes for tensor in work.writes)
-        for work in graph.works
+        [0.0 if tensor.name in PLACED else tensor.n_bytes for tensor in work.writes] for work in graph.works
     ]
-    n_bytes = np.array(
-        [
-            sizes[work][place]
-            for work, place in zip(graph.work[writer].tolist(), position.tolist(), strict=True)
-        ]
-    )
+    written = zip(graph.work[writer].tolist(), position.tolist(), strict=True)
+    n_bytes = np.array([sizes[work][place] for work, place in written])
     reads = graph.reads.values.astype(np.int64)
     readers = graph.reads.row_of_value.astype(np.int64)
     freed_ns = end_ns[writer].copy()
@@ -89,20 +71,15 @@ def _memory(
     there = np.full(graph.num_tensors, -1)
     there[first[0]] = device_of_stream[graph.stream[readers[first[1]]]]
     place[sends & (there >= 0)] = there[sends & (there >= 0)]
-    for number, name in enumerate(devices):
+    for number in range(device_of_stream.max(initial=-1) + 1):
         mine = np.flatnonzero((place == number) & (n_bytes > 0))
         if len(mine):
-            yield _counter(
-                name,
-                "activations in memory",
-                "GB",
-                start_ns[writer[mine]],
-                freed_ns[mine],
-                n_bytes[mine] / GIGA,
-            )
+            written_ns = start_ns[writer[mine]]
+            sizes_gb = n_bytes[mine] / GIGA
+            yield from _counter(number, "activations in memory", "GB", written_ns, freed_ns[mine], sizes_gb)
 
 
-def _links(graph: TaskGraph, start_ns: Ints, end_ns: Ints, owner: list[str]) -> Iterator[_Counter]:
+def _links(graph: TaskGraph, start_ns: Ints, end_ns: Ints, device_of_stream: Ints) -> Iterator[Event]:
     """Bytes of each communication over its duration, by the stream that carries it."""
     carried = np.array([work.comm_bytes for work in graph.works])[graph.work]
     for number, stream in enumerate(graph.streams):
@@ -110,11 +87,12 @@ def _links(graph: TaskGraph, start_ns: Ints, end_ns: Ints, owner: list[str]) -> 
         if len(tasks):
             rates = carried[tasks] / (end_ns[tasks] - start_ns[tasks])
             name = f"link load, {stream.split('/', 1)[1]}" if "/" in stream else "link load"
-            yield _counter(owner[number], name, "GB/s", start_ns[tasks], end_ns[tasks], rates)
+            device = int(device_of_stream[number])
+            yield from _counter(device, name, "GB/s", start_ns[tasks], end_ns[tasks], rates)
 
 
-def _counter(device: str, name: str, unit: str, low_ns: Ints, high_ns: Ints, heights: Floats) -> _Counter:
-    """The sum of the heights of all intervals that hold at each moment."""
+def _counter(pid: int, name: str, unit: str, low_ns: Ints, high_ns: Ints, heights: Floats) -> Iterator[Event]:
+    """The sum of the heights of all intervals that hold at each moment, until the next one."""
     moments = np.concatenate([low_ns, high_ns])
     order = np.argsort(moments, kind="stable")
     moments = moments[order]
@@ -122,21 +100,23 @@ def _counter(device: str, name: str, unit: str, low_ns: Ints, high_ns: Ints, hei
     last = np.append(moments[1:] != moments[:-1], True) if len(moments) else np.zeros(0, dtype=bool)
     # What is left of rounding after equal heights were added and taken away is nothing.
     values = np.where(np.abs(sums) < 1e-9 * max(1e-9, float(np.abs(heights).max(initial=0.0))), 0.0, sums)
-    return _Counter(device, name, unit, moments[last], values[last])
+    for moment_ns, value in zip(moments[last].tolist(), values[last].tolist(), strict=True):
+        shown = {unit: float(f"{value:.6g}")}
+        yield {"ph": "C", "name": name, "pid": pid, "ts": moment_ns / 1e3, "args": shown}
 
 
 NANOSECONDS = 1e9
 MOST_DETAILED = 50_000
 """Tasks of a trace above which arrows and counters are left out: Perfetto opens files of some hundred MB."""
 
-Event = dict[str, Any]
-
 
 def trace_events(trace: Trace) -> Iterator[Event]:
     """Names of devices and streams, the slices of each stream, then arrows and counters."""
     graph = trace.graph
-    devices = _device_numbers(graph)
-    pids = [devices[_device_of(stream)] for stream in graph.streams]
+    # A device, or the devices that meet, are what stands before the first slash of a stream's name.
+    owners = [stream.split("/", 1)[0] for stream in graph.streams]
+    devices = {device: number for number, device in enumerate(dict.fromkeys(owners))}
+    pids = [devices[owner] for owner in owners]
     for device, number in devices.items():
         yield {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": device}}
     for number, name in enumerate(graph.streams):
@@ -151,18 +131,7 @@ def trace_events(trace: Trace) -> Iterator[Event]:
         yield from _slices(graph, tasks.tolist(), start_ns, end_ns, {"pid": pids[stream], "tid": stream})
     if len(graph) <= MOST_DETAILED:
         yield from _arrows(graph, start_ns, end_ns, pids)
-        for counter in _counters(graph, start_ns, end_ns):
-            yield from _track(counter, devices[counter.device])
-
-
-def _device_of(stream: str) -> str:
-    """The device, or the devices that meet, of a stream."""
-    return stream.split("/", 1)[0]
-
-
-def _device_numbers(graph: TaskGraph) -> dict[str, int]:
-    """A number for each device, in the order of the streams."""
-    return {device: number for number, device in enumerate(dict.fromkeys(map(_device_of, graph.streams)))}
+        yield from _counters(graph, start_ns, end_ns, np.array(pids))
 
 
 # ---------------------------------------------------------------------------------------- slices
@@ -179,9 +148,7 @@ def _slices(graph: TaskGraph, tasks: list[int], start_ns: Any, end_ns: Any, plac
         return step_of(task), works[work[task]].category, int(tag[task])
 
     def outer(name: str, category: str, run: list[int]) -> Event:
-        low = int(start_ns[run[0]])
-        high = int(end_ns[run[-1]])
-        return {"ph": "X", "name": name, "cat": category, **place, "ts": low / 1e3, "dur": (high - low) / 1e3}
+        return _slice(name, category, int(start_ns[run[0]]), int(end_ns[run[-1]]), place)
 
     for run in _runs(tasks, step_of):
         if len(graph.step_ends) > 1:
@@ -195,17 +162,15 @@ def _slices(graph: TaskGraph, tasks: list[int], start_ns: Any, end_ns: Any, plac
                 yield _task(graph, task, int(start_ns[task]), int(end_ns[task]), place)
 
 
+def _slice(name: str, category: str, start_ns: int, end_ns: int, place: Event) -> Event:
+    times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
+    return {"ph": "X", "name": name, "cat": category, **place, **times}
+
+
 def _task(graph: TaskGraph, task: int, start_ns: int, end_ns: int, place: Event) -> Event:
     known = graph.works[graph.work[task]]
     tag = int(graph.tag[task])
-    event = {
-        "ph": "X",
-        "name": known.name,
-        "cat": known.category,
-        **place,
-        "ts": start_ns / 1e3,
-        "dur": (end_ns - start_ns) / 1e3,
-    }
+    event = _slice(known.name, known.category, start_ns, end_ns, place)
     details: Event = {"microbatch": tag} if tag >= 0 else {}
     if known.comm_bytes:
         details["bytes"] = known.comm_bytes
@@ -237,28 +202,10 @@ def _arrows(graph: TaskGraph, start_ns: Any, end_ns: Any, pids: list[int]) -> It
         name = graph.works[graph.work[writer]].name
         begin = max(int(start_ns[writer]), int(end_ns[writer]) - 1)
         common = {"name": name, "cat": "tensor", "id": number}
-        of_writer = int(stream[writer])
-        of_reader = int(stream[reader])
-        yield {"ph": "s", **common, "pid": pids[of_writer], "tid": of_writer, "ts": begin / 1e3}
-        yield {
-            "ph": "f",
-            "bp": "e",
-            **common,
-            "pid": pids[of_reader],
-            "tid": of_reader,
-            "ts": int(start_ns[reader]) / 1e3,
-        }
-
-
-def _track(counter: _Counter, pid: int) -> Iterator[Event]:
-    for moment_ns, value in zip(counter.moments_ns.tolist(), counter.values.tolist(), strict=True):
-        yield {
-            "ph": "C",
-            "name": counter.name,
-            "pid": pid,
-            "ts": moment_ns / 1e3,
-            "args": {counter.unit: float(f"{value:.6g}")},
-        }
+        ends = (({"ph": "s"}, writer, begin), ({"ph": "f", "bp": "e"}, reader, int(start_ns[reader])))
+        for kind, task, time_ns in ends:
+            tid = int(stream[task])
+            yield {**kind, **common, "pid": pids[tid], "tid": tid, "ts": time_ns / 1e3}
 
 
 # ----------------------------------------------------------------------------------------- files

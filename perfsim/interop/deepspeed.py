@@ -12,32 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from perfsim.interop import tool
 from perfsim.interop.huggingface import model_beside
 from perfsim.interop.imported import Reading
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import (
-    TF32_PRODUCTS,
-    Chosen,
-    Row,
-    Tool,
-    Values,
-    Write,
-    Writer,
-    found,
-    grad_bucket,
-    known,
-    lacks,
-    named,
-    nested,
-    optimizer,
-    part_of,
-    read_rows,
-    reduced_otherwise,
-    refuses,
-    same,
-    told,
-    whole,
-)
+from perfsim.interop.tool import Chosen, Row, Tool, Values, Writer
 from perfsim.specs.layout import ParallelLayout
 
 WIRES = ("fp32", "fp16", "bf16")
@@ -65,7 +44,7 @@ def _tensor(chosen: Chosen) -> int | None:
 def _place(states: str, earlier: str, least_stage: int) -> Row:
     """Where states are offloaded; `earlier` is the flag of older releases."""
     key = f"zero_optimization.offload_{states}.device"
-    row = named(f"layout.offload_{states}", key, {place: place for place in PLACES})
+    row = tool.named(f"layout.offload_{states}", key, {place: place for place in PLACES})
 
     def read(settings: Settings, values: Values) -> str | None:
         usual = "cpu" if settings.flag(f"zero_optimization.{earlier}") else "none"
@@ -106,21 +85,8 @@ def _wire(settings: Settings, values: Values) -> str | None:
     return None if wire == "fp32" else wire
 
 
-def _write_wire(chosen: Chosen) -> str | None:
-    wire = chosen.job.recipe.reduce_precision or "fp32"
-    return wire if wire in WIRES else None
-
-
-def _is(precision: str) -> Write:
-    return lambda chosen: chosen.job.recipe.precision == precision
-
-
 def _staged(chosen: Chosen) -> bool:
     return bool(chosen.layout.pipeline > 1)
-
-
-def _on_drives(chosen: Chosen) -> bool:
-    return "nvme" in chosen.layout.offloads.values()
 
 
 def _pipeline(chosen: Chosen) -> str:
@@ -141,50 +107,62 @@ def _recompute(chosen: Chosen) -> str:
 
 CPU_CHECKPOINTS = "activation_checkpointing.cpu_checkpointing"
 ROWS: tuple[Row, ...] = (
-    same("recipe.global_batch_size", "train_batch_size"),
-    same("layout.micro_batch_size", "train_micro_batch_size_per_gpu"),
-    Row("(micro-batches)", ACCUMULATION, lambda c: c.num_microbatches, whole(ACCUMULATION)),
+    tool.same("recipe.global_batch_size", "train_batch_size"),
+    tool.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu"),
+    Row("(micro-batches)", ACCUMULATION, lambda c: c.num_microbatches, tool.whole(ACCUMULATION)),
     replace(
-        same("layout.zero_stage", "zero_optimization.stage"),
-        read=whole("zero_optimization.stage", default=0, least=0, most=3),
+        tool.same("layout.zero_stage", "zero_optimization.stage"),
+        read=tool.whole("zero_optimization.stage", default=0, least=0, most=3),
     ),
-    same("layout.shard_group", "zero_optimization.mics_shard_size"),
+    tool.same("layout.shard_group", "zero_optimization.mics_shard_size"),
     _place("optimizer", "cpu_offload", 1),
     _place("param", "cpu_offload_params", PARAMETERS_SHARDED),
-    *(known(f"zero_optimization.offload_{states}.{name}") for states in STATES for name in BUFFERS),
-    found("(a share of the optimizer)", "zero_optimization.offload_optimizer.ratio", _ratio),
-    named("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
-    found("layout.recompute", CPU_CHECKPOINTS, lambda s, _: "full" if s.flag(CPU_CHECKPOINTS) else "none"),
-    same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
+    *(tool.known(f"zero_optimization.offload_{states}.{name}") for states in STATES for name in BUFFERS),
+    tool.found("(a share of the optimizer)", "zero_optimization.offload_optimizer.ratio", _ratio),
+    tool.named("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
+    tool.found(
+        "layout.recompute", CPU_CHECKPOINTS, lambda s, _: "full" if s.flag(CPU_CHECKPOINTS) else "none"
+    ),
+    tool.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
     Row(
         "layout.tensor",
         "tensor_parallel.autotp_size",
         _tensor,
         lambda settings, _: settings.integer("tensor_parallel.autotp_size", default=1, least=0) or 1,
     ),
-    Row("recipe.precision", "bf16.enabled bfloat16.enabled", _is("bf16"), _precision),
-    told("recipe.precision", "fp16.enabled", _is("fp16")),
-    Row("recipe.reduce_precision", "communication_data_type", _write_wire, _wire),
-    grad_bucket("zero_optimization.reduce_bucket_size"),
-    optimizer("deepspeed", "optimizer.type"),
-    known("_comments steps_per_print wall_clock_breakdown"),
-    refuses("layout.schedule", "its pipelines run 1f1b, not {}", unless=("1f1b",), when=_staged),
-    refuses("layout.zero_stage", "ZeRO {} does not go with its pipelines", when=_staged),
+    Row(
+        "recipe.precision",
+        "bf16.enabled bfloat16.enabled",
+        lambda c: c.job.recipe.precision == "bf16",
+        _precision,
+    ),
+    tool.told("recipe.precision", "fp16.enabled", lambda c: c.job.recipe.precision == "fp16"),
+    tool.spelled(
+        "recipe.reduce_precision",
+        "communication_data_type",
+        {None: "fp32", **{wire: wire for wire in WIRES}},
+        _wire,
+    ),
+    tool.grad_bucket("zero_optimization.reduce_bucket_size"),
+    tool.optimizer("deepspeed", "optimizer.type"),
+    tool.known("_comments steps_per_print wall_clock_breakdown"),
+    tool.refuses("layout.schedule", "its pipelines run 1f1b, not {}", unless=("1f1b",), when=_staged),
+    tool.refuses("layout.zero_stage", "ZeRO {} does not go with its pipelines", when=_staged),
     Row("layout.offload_optimizer", refusal=_offload),
-    refuses(
+    tool.refuses(
         "layout.shard_group",
         f"groups that shard (MiCS) have ZeRO {MICS_STAGE}, not {{c.layout.zero_stage}}",
         unless=(None,),
         when=lambda c: c.layout.zero_stage < MICS_STAGE,
     ),
-    refuses(
+    tool.refuses(
         "layout.context_exchange",
         "its context ranks exchange heads (context_exchange all_to_all), not keys and values",
         unless=("all_to_all",),
         when=lambda c: c.layout.context > 1,
     ),
-    refuses("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32")),
-    lacks(
+    tool.refuses("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32")),
+    tool.lacks(
         "model",
         "the model, which the training script builds: {0.num_layers} layers, hidden {0.hidden_size}, "
         "{0.num_attention_heads} heads, {0.query_groups} key and value heads, MLP {0.ffn_hidden_size}, "
@@ -192,18 +170,24 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("layout.pipeline", gap=_pipeline),
     Row("layout.recompute", gap=_recompute),
-    lacks(
+    tool.lacks(
         "layout.tensor",
         "tensor parallelism {} with ZeRO 3; the script's mpu object has it",
         when=lambda c: _tensor(c) is None,
     ),
-    lacks("layout.context", "context {}; the script wraps attention in DistributedAttention (Ulysses)"),
-    lacks("layout.expert", "expert {}, expert_tensor {c.layout.expert_tensor}; its MoE layers set ep_size"),
-    lacks("layout.offloads", "nvme_path, the folder of the drives", when=_on_drives),
-    lacks("layout.sequence_parallel", "sequence parallelism of the norms"),
-    lacks("runtime.attention", "{} attention, which the model's code chooses"),
-    TF32_PRODUCTS,
-    reduced_otherwise(*WIRES),
+    tool.lacks("layout.context", "context {}; the script wraps attention in DistributedAttention (Ulysses)"),
+    tool.lacks(
+        "layout.expert", "expert {}, expert_tensor {c.layout.expert_tensor}; its MoE layers set ep_size"
+    ),
+    tool.lacks(
+        "layout.offloads",
+        "nvme_path, the folder of the drives",
+        when=lambda c: "nvme" in c.layout.offloads.values(),
+    ),
+    tool.lacks("layout.sequence_parallel", "sequence parallelism of the norms"),
+    tool.lacks("runtime.attention", "{} attention, which the model's code chooses"),
+    tool.TF32_PRODUCTS,
+    tool.reduced_otherwise(*WIRES),
 )
 
 
@@ -220,8 +204,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     model = model_beside(source)
     settings = Settings.of(source, document)
     settings.values = {name: value for name, value in settings.values.items() if value != "auto"}
-    values = read_rows(ROWS, settings)
-    recipe = part_of(values, "recipe") | part_of(values, "runtime")
+    values = tool.read_rows(ROWS, settings)
+    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime")
     batch = recipe.get("global_batch_size")
     micro = values.get("layout.micro_batch_size")
     accumulation = values.get("(micro-batches)")
@@ -237,7 +221,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     if model is not None:
         # The file does not say it; a recipe has to.
         recipe["seq_length"] = min(model.fields["max_position_embeddings"], LONGEST)
-    layout = ParallelLayout(**part_of(values, "layout"), data=data or 1)
+    layout = ParallelLayout(**tool.part_of(values, "layout"), data=data or 1)
     return Reading(
         settings,
         model,
@@ -248,7 +232,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
 
 
 def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
-    return json.dumps({"_comments": list(comments), **nested(values)}, indent=2) + "\n"
+    return json.dumps({"_comments": list(comments), **tool.nested(values)}, indent=2) + "\n"
 
 
 TOOL = Tool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,40 +207,30 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
     if lacking := [gap.text for gap in reading.gaps if gap.changes_model]:
         raise InputError([source.problem(f"cannot be expressed: {text}") for text in lacking])
     steps = iteration_steps(source.text, PARTS) if alone and len(reading.steps) == 1 else reading.steps
-    batch = reading.recipe.get("global_batch_size")
-    name = reading.title
-    cases = [
-        _case(reading, f"{name}-{number}", device, step.global_batch_size or batch, step.step_time_s)
-        for number, step in enumerate(steps, 1)
-    ]
-    return {"schema": 1, "cluster": name, "cases": cases}
-
-
-def _case(reading: Reading, name: str, device: str, batch: Any, step_time_s: float) -> dict[str, Any]:
-    fields = {} if reading.model is None else reading.model.fields
-    layout: Any = reading.layout
-    if batch is None:
-        reading.settings.source.refuse(
-            "the global batch size is unknown", "give it with --set global_batch_size=N"
-        )
+    batches = [step.global_batch_size or reading.recipe.get("global_batch_size") for step in steps]
+    if None in batches:
+        source.refuse("the global batch size is unknown", "give it with --set global_batch_size=N")
     training = {key: reading.recipe[key] for key in TRAINING_FIELDS if reading.recipe.get(key) is not None}
     split = {field: getattr(layout, field) for field in LAYOUT_FIELDS if getattr(layout, field) is not None}
     if "layers_per_stage" in split:
         split["layers_per_stage"] = list(split["layers_per_stage"])
-    return {
-        "id": name,
-        "system": {"device": device, "num_devices": reading.devices},
-        "model": {
-            **{field: fields[field] for field in MODEL_FIELDS if field in fields},
-            "seq_length": reading.recipe["seq_length"],
-        },
-        "strategy": "zero3" if layout.zero_stage == 3 else "3d",
-        "parallel": split,
-        "training": {
-            "global_batch_size": batch,
-            "micro_batch_size": layout.micro_batch_size,
-            "recompute": layout.recompute,
-            **training,
-        },
-        "measured": {"step_time_s": step_time_s},
-    }
+    fields = reading.model.fields
+    model = {field: fields[field] for field in MODEL_FIELDS if field in fields}
+    cases = [
+        {
+            "id": f"{reading.title}-{number}",
+            "system": {"device": device, "num_devices": reading.devices},
+            "model": model | {"seq_length": reading.recipe["seq_length"]},
+            "strategy": "zero3" if layout.zero_stage == 3 else "3d",
+            "parallel": deepcopy(split),  # YAML would write one object twice as a reference
+            "training": {
+                "global_batch_size": batch,
+                "micro_batch_size": layout.micro_batch_size,
+                "recompute": layout.recompute,
+                **training,
+            },
+            "measured": {"step_time_s": step.step_time_s},
+        }
+        for number, (batch, step) in enumerate(zip(batches, steps, strict=True), 1)
+    ]
+    return {"schema": 1, "cluster": reading.title, "cases": cases}

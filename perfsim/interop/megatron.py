@@ -19,39 +19,12 @@ from statistics import median
 from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES, MOST_HEADS, MOST_LAYERS, MOST_VOCABULARY
+from perfsim.interop import tool
 from perfsim.interop.imported import Reading, Step
 from perfsim.interop.nearest_model import nearest_model
 from perfsim.interop.shell import UNKNOWN, flags_of
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import (
-    TF32_PRODUCTS,
-    Chosen,
-    Row,
-    Tool,
-    Values,
-    Write,
-    Writer,
-    commented,
-    dense_ffn,
-    experts,
-    found,
-    grad_bucket,
-    has_experts,
-    known,
-    lacks,
-    longest,
-    named,
-    noted,
-    number,
-    optimizer,
-    part_of,
-    read_rows,
-    reduced_otherwise,
-    refuses,
-    same,
-    told,
-    when,
-)
+from perfsim.interop.tool import Chosen, Row, Tool, Values, Write, Writer
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.specs.model import layer_kinds
 
@@ -102,7 +75,7 @@ def _qk_norm(settings: Settings, values: Values) -> Any:
 
 
 def _norm_vectors(settings: Settings, _: Values) -> int:
-    return 1 if settings.text("normalization", default="LayerNorm").casefold() == "rmsnorm" else 2
+    return 1 if settings.text("normalization").casefold() == "rmsnorm" else 2
 
 
 def _bias(settings: Settings, _: Values) -> bool:
@@ -120,10 +93,9 @@ def _embedding(settings: Settings, _: Values) -> str:
     if settings.flag("no_position_embedding") or not settings.flag("add_position_embedding", default=True):
         return "none"
     words = {
-        **{name: position for position, name in POSITIONS.items()},
-        **dict.fromkeys(("learned", "absolute"), "learned"),
-        **dict.fromkeys(("rotary", "yarn", "mrope"), "rotary"),
-        **dict.fromkeys(("nope", "relative"), "none"),
+        **dict.fromkeys(("learned", "absolute", "learned_absolute"), "learned"),
+        **dict.fromkeys(("rotary", "rope", "yarn", "mrope"), "rotary"),
+        **dict.fromkeys(("none", "nope", "relative"), "none"),
     }
     return settings.choice(("position_embedding_type",), words, "learned")
 
@@ -160,7 +132,7 @@ def _window(settings: Settings, _: Values) -> int | None:
 
 
 def _further_tokens(settings: Settings, values: Values) -> int | None:
-    count: int | None = number("model.mtp_num_layers", "mtp_num_layers")(settings, values)
+    count: int | None = tool.number("model.mtp_num_layers", "mtp_num_layers")(settings, values)
     if count:
         settings.gap("layers that predict further tokens, which the count leaves out")
     return count
@@ -198,26 +170,9 @@ def _write_expert_layers(chosen: Chosen) -> str | None:
     return "[" + ",".join(str(int(kind.experts)) for kind in kinds) + "]"
 
 
-def _with_experts(chosen: Chosen) -> bool:
-    return chosen.job.model.experts is not None
-
-
 def _in_groups(chosen: Chosen) -> bool:
     experts = chosen.job.model.experts
     return experts is not None and experts.groups > 1
-
-
-def _write_window(chosen: Chosen) -> str | None:
-    window = chosen.job.model.sliding_window
-    return None if window is None else f"{window},0"
-
-
-def _write_embedding(chosen: Chosen) -> str | None:
-    return POSITIONS.get(chosen.job.model.position_embedding)
-
-
-def _write_norm(chosen: Chosen) -> str | None:
-    return None if chosen.job.model.bias else "RMSNorm"  # without biases norms have no shifts
 
 
 def _if(test: Callable[[Chosen], Any]) -> Write:
@@ -225,107 +180,116 @@ def _if(test: Callable[[Chosen], Any]) -> Write:
     return lambda chosen: True if test(chosen) else None
 
 
-TENSOR = same("layout.tensor", "tensor_model_parallel_size model_parallel_size", default=1)
+TENSOR = tool.same("layout.tensor", "tensor_model_parallel_size model_parallel_size", default=1)
 MODEL: tuple[Row, ...] = (
-    same("model.num_layers", "num_layers encoder_num_layers", needed=True),
-    same("model.hidden_size", "hidden_size", needed=True),
-    same("model.ffn_hidden_size", "ffn_hidden_size", default=_usual_ffn),
-    same("model.num_attention_heads", "num_attention_heads", needed=True),
-    told("model.num_query_groups", "group_query_attention", _if(lambda c: c.job.model.num_query_groups)),
-    replace(same("model.num_query_groups", "num_query_groups"), read=_groups),
-    same("model.head_dim", "kv_channels"),
+    tool.same("model.num_layers", "num_layers encoder_num_layers", needed=True),
+    tool.same("model.hidden_size", "hidden_size", needed=True),
+    tool.same("model.ffn_hidden_size", "ffn_hidden_size", default=_usual_ffn),
+    tool.same("model.num_attention_heads", "num_attention_heads", needed=True),
+    tool.told("model.num_query_groups", "group_query_attention", _if(lambda c: c.job.model.num_query_groups)),
+    replace(tool.same("model.num_query_groups", "num_query_groups"), read=_groups),
+    tool.same("model.head_dim", "kv_channels"),
     Row("model.qk_norm", "qk_layernorm", _if(lambda c: c.job.model.qk_layernorm), _qk_norm),
-    told("model.latent_attention", "multi_latent_attention", _if(lambda c: c.job.model.latent_attention)),
-    *when(
+    tool.told(
+        "model.latent_attention", "multi_latent_attention", _if(lambda c: c.job.model.latent_attention)
+    ),
+    *tool.when(
         lambda settings, _: settings.flag("multi_latent_attention"),
-        same("model.latent_attention.q_lora_rank", "q_lora_rank"),
-        same("model.latent_attention.kv_lora_rank", "kv_lora_rank", default=32),
-        same("model.latent_attention.qk_nope_head_dim", "qk_head_dim", default=128),
-        same("model.latent_attention.qk_rope_head_dim", "qk_pos_emb_head_dim", default=64),
-        same("model.latent_attention.v_head_dim", "v_head_dim", default=128),
+        tool.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
+        tool.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", default=32),
+        tool.same("model.latent_attention.qk_nope_head_dim", "qk_head_dim", default=128),
+        tool.same("model.latent_attention.qk_rope_head_dim", "qk_pos_emb_head_dim", default=64),
+        tool.same("model.latent_attention.v_head_dim", "v_head_dim", default=128),
     ),
-    Row("model.sliding_window", "window_size", _write_window, _window),
-    *when(
+    Row(
+        "model.sliding_window",
+        "window_size",
+        lambda c: None if c.job.model.sliding_window is None else f"{c.job.model.sliding_window},0",
+        _window,
+    ),
+    *tool.when(
         lambda _, values: "model.sliding_window" in values,
-        same("model.sliding_window_pattern", "window_attn_skip_freq"),
+        tool.same("model.sliding_window_pattern", "window_attn_skip_freq"),
     ),
-    replace(same("model.mtp_num_layers", "mtp_num_layers", usual=0), read=_further_tokens),
-    *experts(
+    replace(tool.same("model.mtp_num_layers", "mtp_num_layers", usual=0), read=_further_tokens),
+    *tool.experts(
         "num_experts num_moe_experts",
-        same("model.experts.top_k", "moe_router_topk", default=2),
-        same("model.experts.ffn_hidden_size", "moe_ffn_hidden_size", default=dense_ffn),
-        same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
+        tool.same("model.experts.top_k", "moe_router_topk", default=2),
+        tool.same("model.experts.ffn_hidden_size", "moe_ffn_hidden_size", default=tool.dense_ffn),
+        tool.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
         Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
-        found("model.shared_gate", "moe_shared_expert_gate", lambda s, _: s.flag("moe_shared_expert_gate")),
+        tool.found(
+            "model.shared_gate", "moe_shared_expert_gate", lambda s, _: s.flag("moe_shared_expert_gate")
+        ),
     ),
-    *when(
-        has_experts,
-        same("model.experts.groups", "moe_router_num_groups"),
-        same("model.experts.top_groups", "moe_router_group_topk"),
+    *tool.when(
+        tool.has_experts,
+        tool.same("model.experts.groups", "moe_router_num_groups"),
+        tool.same("model.experts.top_groups", "moe_router_group_topk"),
         of=_in_groups,
     ),
-    *when(
-        has_experts,
-        same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
+    *tool.when(
+        tool.has_experts,
+        tool.same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
         Row(
             "runtime.dispatcher",
             "moe_token_dispatcher_type",
             lambda c: DISPATCHERS[c.job.recipe.expert_dispatcher],
-            named("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS).read,
+            tool.named("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS).read,
         ),
-        same("recipe.expert_capacity", "moe_expert_capacity_factor"),
-        named("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
-        same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
-        of=_with_experts,
+        tool.same("recipe.expert_capacity", "moe_expert_capacity_factor"),
+        tool.named("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
+        tool.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
+        of=lambda c: c.job.model.experts,
     ),
-    *when(
+    *tool.when(
         lambda *_: True,
-        same("layout.expert", "expert_model_parallel_size", default=1),
-        of=_with_experts,
+        tool.same("layout.expert", "expert_model_parallel_size", default=1),
+        of=lambda c: c.job.model.experts,
     ),
-    replace(same("model.vocab_size", "vocab_size"), read=_vocabulary),
-    same(
+    replace(tool.same("model.vocab_size", "vocab_size"), read=_vocabulary),
+    tool.same(
         "model.max_position_embeddings", "max_position_embeddings seq_length encoder_seq_length", needed=True
     ),
-    Row("model.position_embedding", "position_embedding_type", _write_embedding, _embedding),
-    Row("model.gated_mlp", "swiglu gated_linear_unit", _if(lambda c: c.job.model.gated_mlp), _gated),
-    Row("model.norm_vectors", "normalization", _write_norm, _norm_vectors),
-    Row("model.bias", "disable_bias_linear", _if(lambda c: not c.job.model.bias), _bias),
-    found("model.attention_bias", "add_qkv_bias", lambda s, v: v["model.bias"] or s.flag("add_qkv_bias")),
-    found("model.output_bias", "", lambda _, values: values["model.bias"]),
+    tool.spelled("model.position_embedding", "position_embedding_type", POSITIONS, _embedding),
+    tool.spelled("model.gated_mlp", "swiglu gated_linear_unit", {True: True}, _gated),
+    # Without biases norms have no shifts.
     Row(
+        "model.norm_vectors",
+        "normalization",
+        lambda c: None if c.job.model.bias else "RMSNorm",
+        _norm_vectors,
+    ),
+    tool.spelled("model.bias", "disable_bias_linear", {False: True}, _bias),
+    tool.found(
+        "model.attention_bias", "add_qkv_bias", lambda s, v: v["model.bias"] or s.flag("add_qkv_bias")
+    ),
+    tool.found("model.output_bias", "", lambda _, values: values["model.bias"]),
+    tool.spelled(
         "model.tied_embeddings",
         "untie_embeddings_and_output_weights share_embeddings_and_output_weights",
-        _if(lambda c: not c.job.model.tied_embeddings),
+        {False: True},
         _tied,
     ),
-    lacks(
+    tool.lacks(
         "model.attention_bias",
         "biases of the linears of attention alone",
         when=lambda c: not c.job.model.bias,
     ),
-    lacks(
+    tool.lacks(
         "model.attention_bias",
         "biases of the linears of the MLP alone",
         unless=(None, True),
         when=lambda c: c.job.model.bias,
     ),
-    lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
-    lacks("model.head_bias", "a bias of the LM head"),
-    lacks("model.position_embedding", "{} positions", unless=POSITIONS),
-    lacks("model.causal", "attention in both directions; take pretrain_bert.py", unless=(True,)),
+    tool.lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
+    tool.lacks("model.head_bias", "a bias of the LM head"),
+    tool.lacks("model.position_embedding", "{} positions", unless=POSITIONS),
+    tool.lacks("model.causal", "attention in both directions; take pretrain_bert.py", unless=(True,)),
 )
 
 
 # ------------------------------------------------------------------------------------------ layout
-def _fsdp(chosen: Chosen) -> bool:
-    return chosen.layout.zero_stage in SHARDING
-
-
-def _offloads(chosen: Chosen) -> bool:
-    return bool(chosen.layout.offload_optimizer == "cpu")
-
-
 def _instances(chosen: Chosen) -> int | None:
     """Groups of replicas that shard; its instances of the distributed optimizer."""
     layout = chosen.layout
@@ -412,10 +376,6 @@ def _context_exchange(settings: Settings, values: Values) -> str:
     return next(ours for ours, name in EXCHANGES.items() if name == kind)
 
 
-def _write_context_exchange(chosen: Chosen) -> str | None:
-    return EXCHANGES[chosen.layout.context_exchange] if chosen.layout.context > 1 else None
-
-
 def _offload_fraction(settings: Settings, _: Values) -> None:
     share = settings.number("optimizer_offload_fraction", default=1.0)
     if settings.flag("optimizer_cpu_offload") and share != 1.0:
@@ -426,49 +386,55 @@ def _offload(chosen: Chosen) -> str:
     layout = chosen.layout
     if set(layout.offloads.items()) <= {("offload_optimizer", "cpu")}:
         return (
-            "its optimizer on the CPU goes with ZeRO 1 at most" if layout.offloads and _fsdp(chosen) else ""
+            "its optimizer on the CPU goes with ZeRO 1 at most"
+            if layout.offloads and layout.zero_stage in SHARDING
+            else ""
         )
     return "it offloads the optimizer to the CPU, nothing else and nowhere else"
 
 
 LAYOUT: tuple[Row, ...] = (
-    same("recipe.seq_length", "seq_length encoder_seq_length", default=longest),
-    same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
-    same("recipe.global_batch_size", "global_batch_size"),
+    tool.same("recipe.seq_length", "seq_length encoder_seq_length", default=tool.longest),
+    tool.same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
+    tool.same("recipe.global_batch_size", "global_batch_size"),
     TENSOR,
-    same("layout.context", "context_parallel_size", usual=1, default=1),
-    Row("layout.context_exchange", "cp_comm_type", _write_context_exchange, _context_exchange),
-    same("layout.pipeline", "pipeline_model_parallel_size", default=1),
+    tool.same("layout.context", "context_parallel_size", usual=1, default=1),
+    *tool.when(
+        lambda *_: True,
+        tool.spelled("layout.context_exchange", "cp_comm_type", EXCHANGES, _context_exchange),
+        of=lambda c: c.layout.context > 1,
+    ),
+    tool.same("layout.pipeline", "pipeline_model_parallel_size", default=1),
     # Reading these and the share of recomputed layers needs ranks or layers, so `_divided` does it.
-    told("layout.virtual_pipeline", "num_layers_per_virtual_pipeline_stage", _layers_per_virtual_stage),
-    told("layout.layers_per_stage", "pipeline_model_parallel_layout", _pipeline_layout),
-    Row(
+    tool.told("layout.virtual_pipeline", "num_layers_per_virtual_pipeline_stage", _layers_per_virtual_stage),
+    tool.told("layout.layers_per_stage", "pipeline_model_parallel_layout", _pipeline_layout),
+    tool.spelled(
         "layout.sequence_parallel",
         "sequence_parallel",
-        _if(lambda c: c.layout.sequence_parallel),
+        {True: True},
         lambda settings, values: settings.flag("sequence_parallel") and values["layout.tensor"] > 1,
     ),
     Row("layout.zero_stage", "use_distributed_optimizer", _if(lambda c: c.layout.zero_stage), _zero_stage),
-    told("layout.shard_group", "num_distributed_optimizer_instances", _instances),
-    named("layout.offload_optimizer", "optimizer_cpu_offload", {"cpu": True}, default="none"),
-    told("layout.offload_optimizer", "overlap_cpu_optimizer_d2h_h2d", _if(_offloads)),
-    told("layout.offload_optimizer", "use_precision_aware_optimizer", _if(_offloads)),
-    found("(a share of the optimizer on the CPU)", "optimizer_offload_fraction", _offload_fraction),
-    told("layout.zero_stage", "use_megatron_fsdp use_custom_fsdp", _if(_fsdp)),
-    told("layout.zero_stage", "data_parallel_sharding_strategy", lambda c: SHARDING.get(c.layout.zero_stage)),
+    tool.told("layout.shard_group", "num_distributed_optimizer_instances", _instances),
+    tool.named("layout.offload_optimizer", "optimizer_cpu_offload", {"cpu": True}, default="none"),
+    tool.spelled("layout.offload_optimizer", "overlap_cpu_optimizer_d2h_h2d", {"cpu": True}),
+    tool.spelled("layout.offload_optimizer", "use_precision_aware_optimizer", {"cpu": True}),
+    tool.found("(a share of the optimizer on the CPU)", "optimizer_offload_fraction", _offload_fraction),
+    tool.spelled("layout.zero_stage", "use_megatron_fsdp use_custom_fsdp", dict.fromkeys(SHARDING, True)),
+    tool.spelled("layout.zero_stage", "data_parallel_sharding_strategy", SHARDING),
     # Megatron-FSDP demands these two.
-    told("layout.zero_stage", "no_gradient_accumulation_fusion", _if(_fsdp)),
-    told("layout.zero_stage", "ckpt_format", lambda c: "fsdp_dtensor" if _fsdp(c) else None),
-    Row(
+    tool.spelled("layout.zero_stage", "no_gradient_accumulation_fusion", dict.fromkeys(SHARDING, True)),
+    tool.spelled("layout.zero_stage", "ckpt_format", dict.fromkeys(SHARDING, "fsdp_dtensor")),
+    tool.spelled(
         "layout.recompute",
         "recompute_granularity activations_checkpoint_granularity",
-        lambda c: None if c.layout.recompute == "none" else c.layout.recompute,
+        {mode: mode for mode in ("full", "selective")},
         _recompute,
     ),
-    told("layout.recompute_every", "recompute_method", _recompute_method),
-    told("layout.recompute_every", "recompute_num_layers", _recompute_layers),
-    known("checkpoint_num_layers distribute_checkpointed_activations"),
-    refuses(
+    tool.told("layout.recompute_every", "recompute_method", _recompute_method),
+    tool.told("layout.recompute_every", "recompute_num_layers", _recompute_layers),
+    tool.known("checkpoint_num_layers distribute_checkpointed_activations"),
+    tool.refuses(
         "layout.schedule",
         f"its schedules are {' and '.join(SCHEDULES)}, not {{}}",
         unless=SCHEDULES,
@@ -509,12 +475,7 @@ def _attention(settings: Settings, _: Values) -> str | None:
 
 
 def _dropout(settings: Settings, _: Values) -> bool:
-    rates = [settings.number(f"{part}_dropout", default=DROPOUT) for part in ("attention", "hidden")]
-    return any(rates)
-
-
-def _no_dropout(chosen: Chosen) -> float | None:
-    return None if chosen.job.recipe.dropout else 0.0
+    return any(settings.number(f"{part}_dropout", default=DROPOUT) for part in ("attention", "hidden"))
 
 
 def _optimizer_word(settings: Settings) -> str:
@@ -523,73 +484,52 @@ def _optimizer_word(settings: Settings) -> str:
     return next((name for name in ("sgd", "adamw", "adam", "muon") if name in word.casefold()), word)
 
 
-def _overlaps_reduce(chosen: Chosen) -> bool:
-    return bool(chosen.job.runtime.overlap_grad_reduce and chosen.layout.replicas > 1)
-
-
-def _overlaps_gather(chosen: Chosen) -> bool:
-    layout = chosen.layout
-    return bool(chosen.job.runtime.overlap_param_gather and layout.zero_stage > 0 and layout.replicas > 1)
-
-
 RECIPE: tuple[Row, ...] = (
     Row(
         "runtime.overlap_grad_reduce",
         "overlap_grad_reduce overlap_grad_sync",
-        _if(_overlaps_reduce),
+        _if(lambda c: c.job.runtime.overlap_grad_reduce and c.layout.replicas > 1),
         lambda settings, _: settings.flag("overlap_grad_reduce", "overlap_grad_sync"),
     ),
     Row(
         "runtime.overlap_param_gather",
         "overlap_param_gather",
-        _if(_overlaps_gather),
+        _if(
+            lambda c: c.job.runtime.overlap_param_gather and c.layout.zero_stage > 0 and c.layout.replicas > 1
+        ),
         lambda settings, _: settings.flag("overlap_param_gather") or None,
     ),
-    told("recipe.precision", "fp16", _if(lambda c: c.job.recipe.precision == "fp16")),
-    told("recipe.precision", "bf16", _if(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
-    Row(
-        "recipe.precision",
-        "fp8_format fp8",
-        lambda c: "hybrid" if c.job.recipe.precision == "fp8" else None,
-        _precision,
-    ),
-    told(
-        "recipe.reduce_precision",
-        "accumulate_allreduce_grads_in_fp32",
-        _if(lambda c: c.job.recipe.reduce_precision in (None, "fp32")),
-    ),
-    Row(
-        "recipe.reduce_precision",
-        "grad_reduce_in_bf16",
-        _if(lambda c: c.job.recipe.reduce_precision == "bf16"),
-        _reduced,
-    ),
-    grad_bucket("ddp_bucket_size bucket_size"),
+    tool.spelled("recipe.precision", "fp16", {"fp16": True}),
+    tool.told("recipe.precision", "bf16", _if(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
+    tool.spelled("recipe.precision", "fp8_format fp8", {"fp8": "hybrid"}, _precision),
+    tool.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
+    tool.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
+    tool.grad_bucket("ddp_bucket_size bucket_size"),
     Row(
         "runtime.attention",
         "attention_backend",
         lambda c: "flash" if c.job.runtime.attention == "flash" else "unfused",
         _attention,
     ),
-    Row("recipe.dropout", "attention_dropout", _no_dropout, _dropout),
-    told("recipe.dropout", "hidden_dropout", _no_dropout),
-    named("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
-    optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
-    lacks("recipe.lm_head_positions", "an LM head on part of the positions"),
-    TF32_PRODUCTS,
-    lacks(
+    tool.spelled("recipe.dropout", "attention_dropout", {False: 0.0}, _dropout),
+    tool.spelled("recipe.dropout", "hidden_dropout", {False: 0.0}),
+    tool.named("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
+    tool.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
+    tool.lacks("recipe.lm_head_positions", "an LM head on part of the positions"),
+    tool.TF32_PRODUCTS,
+    tool.lacks(
         "recipe.precision",
         "products in {}; bf16 is written, and --fp8-recipe or --fp4-format has others",
         unless=(*WIDE_OR_FP16, "bf16", "fp8"),
     ),
-    reduced_otherwise("fp32", "bf16"),
-    lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
-    noted(
+    tool.reduced_otherwise("fp32", "bf16"),
+    tool.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
+    tool.noted(
         "overlap_moe_expert_parallel_comm: all-to-alls beside the compute of another micro-batch; predicted "
         "one after the other, which takes longer",
         "overlap_moe_expert_parallel_comm",
     ),
-    noted("a batch that grows at the start of the run", "rampup_batch_size"),
+    tool.noted("a batch that grows at the start of the run", "rampup_batch_size"),
 )
 ROWS = (*MODEL, *LAYOUT, *RECIPE)
 
@@ -711,7 +651,7 @@ def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
         f"--{key.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
         for key, value in values.items()
     ]
-    return "\n".join([*commented(comments), *flags, ""])
+    return "\n".join([*tool.commented(comments), *flags, ""])
 
 
 # ------------------------------------------------------------------------------ logs and their steps
@@ -787,8 +727,8 @@ def _read(source: Source, _text: Any) -> Reading:
 
 def read_settings(settings: Settings, world: int | None) -> Reading:
     """Model, recipe and layout of Megatron's arguments by name; also of YAML that has these names."""
-    values = read_rows(ROWS, settings)
-    layout = ParallelLayout(**part_of(values, "layout"))
+    values = tool.read_rows(ROWS, settings)
+    layout = ParallelLayout(**tool.part_of(values, "layout"))
     ways = layout.tensor * layout.pipeline * layout.context
     if world is not None and world % ways:
         settings.source.refuse(
@@ -801,10 +741,10 @@ def read_settings(settings: Settings, world: int | None) -> Reading:
     if world is not None and 1 < instances < layout.replicas and layout.replicas % instances == 0:
         layout = replace(layout, shard_group=layout.replicas // instances)
     layout = _divided(settings, layout, values["model.num_layers"])
-    recipe = part_of(values, "recipe") | part_of(values, "runtime")
+    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime")
     if world is not None and settings.has("micro_batch_size", "batch_size"):
         recipe.setdefault("global_batch_size", layout.micro_batch_size * layout.data)
-    return Reading(settings, nearest_model(part_of(values, "model")), recipe, layout, world)
+    return Reading(settings, nearest_model(tool.part_of(values, "model")), recipe, layout, world)
 
 
 TOOL = Tool(

@@ -14,33 +14,11 @@ from typing import Any
 import yaml
 
 from perfsim.base.sizes import MOST_WIDTH
+from perfsim.interop import tool
 from perfsim.interop.imported import Reading
 from perfsim.interop.nearest_model import nearest_model
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import (
-    EQUAL_DENSE_LAYERS,
-    Chosen,
-    Read,
-    Row,
-    Tool,
-    Values,
-    Writer,
-    commented,
-    dense_ffn,
-    experts,
-    found,
-    lacks,
-    nested,
-    noted,
-    number,
-    optimizer,
-    part_of,
-    read_rows,
-    refuses,
-    same,
-    told,
-    whole,
-)
+from perfsim.interop.tool import Chosen, Read, Row, Tool, Values, Writer
 from perfsim.specs.streaming_layout import StreamingLayout
 
 MODEL = ("model.", "trainer.init.model.", "trainer.init.model.config.")
@@ -58,24 +36,14 @@ HALF = {"bf16": "bfloat16", "fp16": "float16"}
 PRECISIONS = (*HALF, "fp32")
 DROPOUT = 0.1
 """Of a recipe with dropout, which does not give the rate: Megatron's default."""
+RATES = {True: DROPOUT, False: 0.0}
 WINDOW = "model.attention_sliding_window_length"
+ACTIVATIONS = {True: "swiglu", False: "gelu"}
 GATED = ("swiglu", "geglu", "reglu", "glu", "bilinear")
 SHIFTLESS = ("rmsnorm", "biasless-layernorm")
 
 
 # -------------------------------------------------------------------------------------- to its values
-def _dropout(chosen: Chosen) -> float:
-    return DROPOUT if chosen.job.recipe.dropout else 0.0
-
-
-def _write_positions(chosen: Chosen) -> str | None:
-    return POSITIONS.get(chosen.job.model.position_embedding)
-
-
-def _write_gate(chosen: Chosen) -> str:
-    return "swiglu" if chosen.job.model.gated_mlp else "gelu"
-
-
 def _other_device(chosen: Chosen) -> str:
     system = chosen.system
     wafers = system.device.kind == "wafer"
@@ -124,8 +92,7 @@ def _groups(settings: Settings, _: Values) -> int | None:
 
 
 def _embedding(settings: Settings, _: Values) -> str:
-    words = {**{name: position for position, name in POSITIONS.items()}}
-    words |= dict.fromkeys(("relative", "fixed", "none"), "none")
+    words = POSITIONS | dict.fromkeys(("relative", "fixed", "none"), "none")
     embedding = settings.choice(("model.position_embedding_type",), words, "learned")
     given = settings.text("model.position_embedding_type")
     if given in ("relative", "fixed"):
@@ -195,10 +162,10 @@ def _rates(settings: Settings, _: Values) -> bool:
 
 def _either(field: str, *keys: str) -> Row:
     """A number of the model that older releases have with the data."""
-    first, second = (number(field, key) for key in keys)
-    needed = number(field, keys[1], needed=True)
+    first, second = (tool.number(field, key) for key in keys)
+    needed = tool.number(field, keys[1], needed=True)
     read: Read = lambda *given: first(*given) or second(*given) or needed(*given)  # noqa: E731
-    return replace(same(field, keys[0]), read=read)
+    return replace(tool.same(field, keys[0]), read=read)
 
 
 def _not_encoder(settings: Settings, _: Values) -> bool:
@@ -212,67 +179,74 @@ def _write_bias(chosen: Chosen) -> bool:
 QKV_BIAS = "model.use_projection_bias_in_attention"
 OUTPUT_BIAS = "model.use_ffn_bias_in_attention"
 ROWS: tuple[Row, ...] = (
-    same("recipe.global_batch_size", "train_input.batch_size"),
-    replace(same("layout.micro_batch_size", "train_input.micro_batch_size"), read=_micro),
-    same("recipe.seq_length", "train_input.max_sequence_length"),
-    same("model.hidden_size", "model.hidden_size", needed=True),
-    same("model.num_layers", "model.num_hidden_layers", needed=True),
-    same("model.num_attention_heads", "model.num_heads model.num_attention_heads", needed=True),
+    tool.same("recipe.global_batch_size", "train_input.batch_size"),
+    replace(tool.same("layout.micro_batch_size", "train_input.micro_batch_size"), read=_micro),
+    tool.same("recipe.seq_length", "train_input.max_sequence_length"),
+    tool.same("model.hidden_size", "model.hidden_size", needed=True),
+    tool.same("model.num_layers", "model.num_hidden_layers", needed=True),
+    tool.same("model.num_attention_heads", "model.num_heads model.num_attention_heads", needed=True),
     _either("model.vocab_size", "model.vocab_size", "train_input.vocab_size"),
-    found("model.head_dim", "model.attention_inner_dim", _head_dim),
-    found("model.num_query_groups", "model.extra_attention_params.num_kv_groups", _groups),
-    same("model.ffn_hidden_size", "model.filter_size", default=lambda _, v: 4 * v["model.hidden_size"]),
+    tool.found("model.head_dim", "model.attention_inner_dim", _head_dim),
+    tool.found("model.num_query_groups", "model.extra_attention_params.num_kv_groups", _groups),
+    tool.same("model.ffn_hidden_size", "model.filter_size", default=lambda _, v: 4 * v["model.hidden_size"]),
     _either(
         "model.max_position_embeddings", "model.max_position_embeddings", "train_input.max_sequence_length"
     ),
-    Row("model.position_embedding", "model.position_embedding_type", _write_positions, _embedding),
-    same("model.tied_embeddings", "model.share_embedding_weights", default=True),
-    Row("model.gated_mlp", "model.nonlinearity model.encoder_nonlinearity", _write_gate, _gated),
-    Row("model.attention_bias", QKV_BIAS, _write_bias, number("model.bias", QKV_BIAS, default=_has_biases)),
-    Row("model.output_bias", OUTPUT_BIAS, _write_bias, number("model.bias", OUTPUT_BIAS)),
-    same("model.bias", "model.use_ffn_bias", default=_has_biases),
-    same("model.head_bias", "model.use_bias_in_output", default=lambda s, _: _is_encoder(s)),
-    found("model.causal", "", _not_encoder),
-    found("model.final_norm", "", _not_encoder),
-    found("model.norm_vectors", "model.norm_type", _norm_vectors),
-    found("model.norms", "model.norm_first_sandwich", _norms),
-    found("model.parts", "model.embedding_layer_norm", _parts),
-    *experts(
-        "model.moe_params.num_experts model.num_experts model.moe.num_experts",
-        same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
-        found("model.experts.ffn_hidden_size", "", dense_ffn),
-        found("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", _shared),
-        found("model.expert_layers", "", lambda _, values: (True,) * values["model.num_layers"]),
+    tool.spelled("model.position_embedding", "model.position_embedding_type", POSITIONS, _embedding),
+    tool.same("model.tied_embeddings", "model.share_embedding_weights", default=True),
+    tool.spelled("model.gated_mlp", "model.nonlinearity model.encoder_nonlinearity", ACTIVATIONS, _gated),
+    Row(
+        "model.attention_bias",
+        QKV_BIAS,
+        _write_bias,
+        tool.number("model.bias", QKV_BIAS, default=_has_biases),
     ),
-    noted("attention in a sliding window of {}; taken as full attention", WINDOW),
-    Row("recipe.dropout", "model.dropout_rate", _dropout, _rates),
-    told("recipe.dropout", "model.attention_dropout_rate", _dropout),
-    told("recipe.precision", "model.mixed_precision", lambda c: c.job.recipe.precision in HALF),
-    Row("recipe.precision", "model.fp16_type", lambda c: HALF.get(c.job.recipe.precision), _precision),
-    optimizer("modelzoo", "optimizer.optimizer_type", default="adamw", word=_optimizer_word),
-    found("recipe.weight_sparsity", "sparsity.sparsity", _sparsity),
-    replace(same("layout.data", "runconfig.num_csx"), read=whole("runconfig.num_csx")),
-    EQUAL_DENSE_LAYERS,
+    Row("model.output_bias", OUTPUT_BIAS, _write_bias, tool.number("model.bias", OUTPUT_BIAS)),
+    tool.same("model.bias", "model.use_ffn_bias", default=_has_biases),
+    tool.same("model.head_bias", "model.use_bias_in_output", default=lambda s, _: _is_encoder(s)),
+    tool.found("model.causal", "", _not_encoder),
+    tool.found("model.final_norm", "", _not_encoder),
+    tool.found("model.norm_vectors", "model.norm_type", _norm_vectors),
+    tool.found("model.norms", "model.norm_first_sandwich", _norms),
+    tool.found("model.parts", "model.embedding_layer_norm", _parts),
+    *tool.experts(
+        "model.moe_params.num_experts model.num_experts model.moe.num_experts",
+        tool.same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
+        tool.found("model.experts.ffn_hidden_size", "", tool.dense_ffn),
+        tool.found("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", _shared),
+        tool.found("model.expert_layers", "", lambda _, values: (True,) * values["model.num_layers"]),
+    ),
+    tool.noted("attention in a sliding window of {}; taken as full attention", WINDOW),
+    tool.spelled("recipe.dropout", "model.dropout_rate", RATES, _rates),
+    tool.spelled("recipe.dropout", "model.attention_dropout_rate", RATES),
+    tool.told("recipe.precision", "model.mixed_precision", lambda c: c.job.recipe.precision in HALF),
+    tool.spelled("recipe.precision", "model.fp16_type", HALF, _precision),
+    tool.optimizer("modelzoo", "optimizer.optimizer_type", default="adamw", word=_optimizer_word),
+    tool.found("recipe.weight_sparsity", "sparsity.sparsity", _sparsity),
+    replace(tool.same("layout.data", "runconfig.num_csx"), read=tool.whole("runconfig.num_csx")),
+    tool.EQUAL_DENSE_LAYERS,
     Row("system", refusal=_other_device),
-    refuses("recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
+    tool.refuses("recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
     Row("layout.micro_batch_size", gap=_uneven),
     Row("layout.recompute", gap=_recompute),
-    lacks("layout.spill", "activations on activation servers; the compiler decides it"),
-    lacks("layout.stream_chunks", "weights streamed in {} pieces a layer"),
-    lacks(
+    tool.lacks("layout.spill", "activations on activation servers; the compiler decides it"),
+    tool.lacks("layout.stream_chunks", "weights streamed in {} pieces a layer"),
+    tool.lacks(
         "recipe.weight_sparsity",
         "{:.0%} of zeros in the weights, whose algorithm is a section of its own",
     ),
-    lacks(
+    tool.lacks(
         "model.query_groups",
         "{} key and value heads; take a model class with grouped queries",
         unless=(),
         when=lambda c: c.job.model.query_groups != c.job.model.num_attention_heads,
     ),
-    lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
-    lacks("model.causal", "attention in both directions; take models/nlp/bert", unless=(True,)),
-    lacks("model.position_embedding", "a model without position embedding", unless=POSITIONS),
-    lacks("recipe.dropout", f"the rate of dropout, which the recipe does not give; {DROPOUT} is written"),
+    tool.lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
+    tool.lacks("model.causal", "attention in both directions; take models/nlp/bert", unless=(True,)),
+    tool.lacks("model.position_embedding", "a model without position embedding", unless=POSITIONS),
+    tool.lacks(
+        "recipe.dropout", f"the rate of dropout, which the recipe does not give; {DROPOUT} is written"
+    ),
 )
 
 
@@ -302,11 +276,11 @@ def _read(source: Source, document: Any) -> Reading:
     """Model, recipe, number of systems and micro-batch."""
     document = document if isinstance(document, Mapping) else {}
     settings = Settings.of(source, _first_phase(document), SECTIONS)
-    values = read_rows(ROWS, settings)
+    values = tool.read_rows(ROWS, settings)
     phases = document.get("trainer")
     if isinstance(phases, list) and len(phases) > 1:
         settings.gap(f"{len(phases)} phases of training, of which the first is described")
-    recipe = part_of(values, "recipe") | part_of(values, "runtime")
+    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime")
     recipe.setdefault("seq_length", values["model.max_position_embeddings"])
     systems = values.get("layout.data")
     micro = values.get("layout.micro_batch_size")
@@ -314,12 +288,12 @@ def _read(source: Source, document: Any) -> Reading:
     if systems is not None or micro is not None:
         share = max(1, recipe.get("global_batch_size", 1) // (systems or 1))
         layout = StreamingLayout(data=systems or 1, micro_batch_size=micro or share)
-    return Reading(settings, nearest_model(part_of(values, "model")), recipe, layout, systems)
+    return Reading(settings, nearest_model(tool.part_of(values, "model")), recipe, layout, systems)
 
 
 def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
-    body = yaml.safe_dump(nested(values), sort_keys=False, allow_unicode=True)
-    return "\n".join([*commented(comments), body])
+    body = yaml.safe_dump(tool.nested(values), sort_keys=False, allow_unicode=True)
+    return "\n".join([*tool.commented(comments), body])
 
 
 def _start(chosen: Chosen) -> str:

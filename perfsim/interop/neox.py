@@ -10,26 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES, MOST_VOCABULARY, MOST_WIDTH
+from perfsim.interop import tool
 from perfsim.interop.imported import Reading
 from perfsim.interop.nearest_model import nearest_model
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import (
-    Row,
-    Tool,
-    Values,
-    dense_ffn,
-    experts,
-    found,
-    grad_bucket,
-    known,
-    longest,
-    named,
-    optimizer,
-    part_of,
-    read_rows,
-    same,
-    whole,
-)
+from perfsim.interop.tool import Row, Tool, Values
 from perfsim.specs.layout import ParallelLayout
 
 SIGNS = ("pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb")
@@ -130,22 +115,22 @@ def _attention(settings: Settings, _: Values) -> str | None:
     return "flash" if "flash" in str(settings.raw("attention_config"))[:2000] else None
 
 
-STAGES = whole("pipe_parallel_size", default=1, least=0)
-ZERO = whole("zero_optimization.stage zero_stage", default=0, least=0, most=3)
+STAGES = tool.whole("pipe_parallel_size", default=1, least=0)
+ZERO = tool.whole("zero_optimization.stage zero_stage", default=0, least=0, most=3)
 
 
 ROWS: tuple[Row, ...] = (
-    same("layout.tensor", "model_parallel_size", default=1),
-    same("model.hidden_size", "hidden_size", needed=True),
-    same("model.num_attention_heads", "num_attention_heads", needed=True),
-    same("model.max_position_embeddings", "max_position_embeddings seq_length", needed=True),
-    same("model.num_layers", "num_layers", needed=True),
-    found("model.gated_mlp", "activation mlp_type", _gated),
-    found("model.ffn_hidden_size", "intermediate_size mlp_multiple_of", _ffn),
-    same("model.num_query_groups", "num_kv_heads"),
-    found("model.vocab_size", "padded_vocab_size vocab_size", _vocabulary),
-    named("model.tied_embeddings", "no_weight_tying", {False: True}, default=True),
-    named(
+    tool.same("layout.tensor", "model_parallel_size", default=1),
+    tool.same("model.hidden_size", "hidden_size", needed=True),
+    tool.same("model.num_attention_heads", "num_attention_heads", needed=True),
+    tool.same("model.max_position_embeddings", "max_position_embeddings seq_length", needed=True),
+    tool.same("model.num_layers", "num_layers", needed=True),
+    tool.found("model.gated_mlp", "activation mlp_type", _gated),
+    tool.found("model.ffn_hidden_size", "intermediate_size mlp_multiple_of", _ffn),
+    tool.same("model.num_query_groups", "num_kv_heads"),
+    tool.found("model.vocab_size", "padded_vocab_size vocab_size", _vocabulary),
+    tool.named("model.tied_embeddings", "no_weight_tying", {False: True}, default=True),
+    tool.named(
         "model.position_embedding",
         "pos_emb",
         {name: name for name in ("learned", "rotary", "alibi", "none")},
@@ -153,30 +138,30 @@ ROWS: tuple[Row, ...] = (
         sinusoidal="none",
         rpe="none",
     ),
-    found("model.norm_vectors", "norm use_bias_in_norms", _norm_vectors),
-    found("model.norms", "gpt_j_residual gpt_j_tied", _norms),
-    found("model.qk_norm", "use_qk_layernorm", _qk_norm),
-    same("model.attention_bias", "use_bias_in_attn_linear", default=True),
-    same("model.bias", "use_bias_in_mlp", default=lambda s, _: s.text("mlp_type") != "llama"),
-    same("model.head_bias", "final_linear_bias"),
-    *experts(
+    tool.found("model.norm_vectors", "norm use_bias_in_norms", _norm_vectors),
+    tool.found("model.norms", "gpt_j_residual gpt_j_tied", _norms),
+    tool.found("model.qk_norm", "use_qk_layernorm", _qk_norm),
+    tool.same("model.attention_bias", "use_bias_in_attn_linear", default=True),
+    tool.same("model.bias", "use_bias_in_mlp", default=lambda s, _: s.text("mlp_type") != "llama"),
+    tool.same("model.head_bias", "final_linear_bias"),
+    *tool.experts(
         "moe_num_experts num_experts",
-        same("model.experts.top_k", "moe_top_k", default=1),
-        found("model.experts.ffn_hidden_size", "", dense_ffn),
-        found("model.expert_layers", "moe_expert_interval expert_interval", _expert_layers),
+        tool.same("model.experts.top_k", "moe_top_k", default=1),
+        tool.found("model.experts.ffn_hidden_size", "", tool.dense_ffn),
+        tool.found("model.expert_layers", "moe_expert_interval expert_interval", _expert_layers),
     ),
-    found("layout.pipeline", "pipe_parallel_size", lambda *read: max(1, STAGES(*read))),
-    same("layout.micro_batch_size", "train_micro_batch_size_per_gpu batch_size", default=1),
-    found("layout.zero_stage", "zero_optimization.stage zero_stage", ZERO),
-    named("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
-    known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
-    same("recipe.seq_length", "seq_length", default=longest),
-    found("recipe.precision", "precision bf16.enabled fp16.enabled", _precision),
-    optimizer("neox", "optimizer.type optimizer_type"),
-    found("runtime.attention", "attention_config", _attention),
-    found("recipe.dropout", "hidden_dropout attention_dropout", _dropout),
-    same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
-    grad_bucket("zero_optimization.reduce_bucket_size", size_of=lambda _: 2),
+    tool.found("layout.pipeline", "pipe_parallel_size", lambda *read: max(1, STAGES(*read))),
+    tool.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu batch_size", default=1),
+    tool.found("layout.zero_stage", "zero_optimization.stage zero_stage", ZERO),
+    tool.named("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
+    tool.known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
+    tool.same("recipe.seq_length", "seq_length", default=tool.longest),
+    tool.found("recipe.precision", "precision bf16.enabled fp16.enabled", _precision),
+    tool.optimizer("neox", "optimizer.type optimizer_type"),
+    tool.found("runtime.attention", "attention_config", _attention),
+    tool.found("recipe.dropout", "hidden_dropout attention_dropout", _dropout),
+    tool.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
+    tool.grad_bucket("zero_optimization.reduce_bucket_size", size_of=lambda _: 2),
 )
 
 
@@ -192,8 +177,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     if isinstance(document, Mapping):
         document = {str(key).replace("-", "_"): value for key, value in document.items()}
     settings = Settings.of(source, document)
-    values = read_rows(ROWS, settings)
-    layout = ParallelLayout(**part_of(values, "layout"))
+    values = tool.read_rows(ROWS, settings)
+    layout = ParallelLayout(**tool.part_of(values, "layout"))
     ways = layout.tensor * layout.pipeline
     accumulation = settings.integer("gradient_accumulation_steps", "gas", default=1)
     at_once = layout.micro_batch_size * accumulation
@@ -208,8 +193,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
             )
         layout = replace(layout, data=devices // ways)
         batch = batch or at_once * layout.data
-    recipe = part_of(values, "recipe") | part_of(values, "runtime") | {"global_batch_size": batch}
-    return Reading(settings, nearest_model(part_of(values, "model")), recipe, layout, devices)
+    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime") | {"global_batch_size": batch}
+    return Reading(settings, nearest_model(tool.part_of(values, "model")), recipe, layout, devices)
 
 
 TOOL = Tool(

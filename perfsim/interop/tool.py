@@ -169,6 +169,11 @@ def named(field: str, keys: str, words: Mapping[Any, Any], *, default: Any = Non
             return ours[True] if settings.flag(*names) else default
         return settings.choice(tuple(names), ours, default)
 
+    return spelled(field, keys, words, read)
+
+
+def spelled(field: str, keys: str, words: Mapping[Any, Any], read: Read | None = None) -> Row:
+    """A setting that has a word for some of our values, and that is read in its own way."""
     return Row(field, keys, lambda chosen: words.get(_field_of(chosen, field)), read)
 
 

@@ -17,33 +17,12 @@ from typing import Any
 
 from perfsim.base.errors import InputError
 from perfsim.base.sizes import MOST_POSITIONS
+from perfsim.interop import tool
 from perfsim.interop.huggingface import LLAMA, model_beside
 from perfsim.interop.imported import Reading
 from perfsim.interop.nearest_model import Nearest, nearest_model
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import (
-    EQUAL_DENSE_LAYERS,
-    TF32_PRODUCTS,
-    Chosen,
-    Read,
-    Row,
-    Tool,
-    Values,
-    Writer,
-    commented,
-    found,
-    known,
-    lacks,
-    nested,
-    optimizer,
-    part_of,
-    read_rows,
-    reduced_otherwise,
-    refuses,
-    same,
-    told,
-    whole,
-)
+from perfsim.interop.tool import Chosen, Read, Row, Tool, Values, Writer
 from perfsim.specs.layout import ParallelLayout
 
 SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
@@ -59,6 +38,7 @@ SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
     "DualPipeV": "zbv",
     "InterleavedZeroBubble": "interleaved",
 }
+ALL_ON_CPU = {"offload_optimizer": "cpu", "offload_param": "cpu"}
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 FLAVORS: Mapping[tuple[str, str], tuple[int, int, int, int, int, int]] = {
     ("llama2", "7b"): (32, 4096, 32, 32, 11008, 32000),
@@ -77,22 +57,6 @@ MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
 # -------------------------------------------------------------------------------------- to its values
 def _staged(chosen: Chosen) -> bool:
     return bool(chosen.layout.pipeline > 1)
-
-
-def _write_schedule(chosen: Chosen) -> str | None:
-    return SCHEDULES[chosen.layout.schedule] if _staged(chosen) else None
-
-
-def _write_micro(chosen: Chosen) -> int | None:
-    return chosen.layout.micro_batch_size if _staged(chosen) else None
-
-
-def _write_precision(chosen: Chosen) -> str | None:
-    return PRECISIONS.get(chosen.job.recipe.precision)
-
-
-def _write_recompute(chosen: Chosen) -> str:
-    return "selective" if chosen.layout.recompute_every > 1 else chosen.layout.recompute
 
 
 def _groups_of_shards(chosen: Chosen) -> Any:
@@ -137,10 +101,6 @@ def _selective(chosen: Chosen) -> str | None:
     if chosen.layout.recompute_every > 1:
         return str(chosen.layout.recompute_every)
     return "op" if chosen.layout.recompute == "selective" else None
-
-
-def _all_on_cpu(chosen: Chosen) -> bool:
-    return bool(chosen.layout.offloads == {"offload_optimizer": "cpu", "offload_param": "cpu"})
 
 
 # ------------------------------------------------------------------------------------ from its values
@@ -204,107 +164,122 @@ def _flavor(settings: Settings) -> Nearest | None:
 def _degree(field: str, name: str, *, usual: int | None = None, default: int = 1) -> Row:
     """A degree of parallelism; -1 is what the other degrees leave."""
     key = f"parallelism.{name}_degree"
-    degree = whole(key, default=default, least=-1)
+    degree = tool.whole(key, default=default, least=-1)
     read: Read = degree if default < 0 else lambda *given: max(1, degree(*given))
-    return replace(same(field, key, usual=usual), read=read)
+    return replace(tool.same(field, key, usual=usual), read=read)
 
 
 PIPELINE = "parallelism.pipeline_parallel_"
 ROWS: tuple[Row, ...] = (
-    told("(micro-batches)", "training.local_batch_size training.batch_size", _local_batch),
+    tool.told("(micro-batches)", "training.local_batch_size training.batch_size", _local_batch),
     replace(
-        same("recipe.global_batch_size", "training.global_batch_size"),
-        read=whole("training.global_batch_size", least=-1),
+        tool.same("recipe.global_batch_size", "training.global_batch_size"),
+        read=tool.whole("training.global_batch_size", least=-1),
     ),
-    same("recipe.seq_length", "training.seq_len"),
-    Row("recipe.precision", "training.mixed_precision_param model.converters", _write_precision, _precision),
-    told("recipe.reduce_precision", "training.mixed_precision_reduce", lambda _: "float32"),
+    tool.same("recipe.seq_length", "training.seq_len"),
+    tool.spelled(
+        "recipe.precision", "training.mixed_precision_param model.converters", PRECISIONS, _precision
+    ),
+    tool.told("recipe.reduce_precision", "training.mixed_precision_reduce", lambda _: "float32"),
     replace(_degree("(groups of shards)", "data_parallel_replicate"), write=_groups_of_shards),
     replace(_degree("(shards)", "data_parallel_shard", default=-1), write=_shards),
-    told(
+    tool.told(
         "layout.zero_stage",
         "parallelism.fsdp_reshard_after_forward",
         lambda c: "always" if c.layout.zero_stage == 3 else "never",
     ),
     _degree("layout.context", "context_parallel", usual=1),
-    told(
+    tool.told(
         "layout.context_exchange",
         "parallelism.context_parallel_rotate_method",
         lambda c: "alltoall" if c.layout.context > 1 else None,
     ),
     _degree("layout.tensor", "tensor_parallel"),
-    found("layout.sequence_parallel", "", lambda _, values: values["layout.tensor"] > 1),
+    tool.found("layout.sequence_parallel", "", lambda _, values: values["layout.tensor"] > 1),
     _degree("layout.expert", "expert_parallel", usual=1),
     _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
     _degree("layout.pipeline", "pipeline_parallel"),
-    Row("layout.schedule", f"{PIPELINE}schedule", _write_schedule, _schedule),
-    Row("layout.micro_batch_size", f"{PIPELINE}microbatch_size", _write_micro, _micro),
+    *tool.when(
+        lambda *_: True,
+        tool.spelled("layout.schedule", f"{PIPELINE}schedule", SCHEDULES, _schedule),
+        replace(tool.same("layout.micro_batch_size", f"{PIPELINE}microbatch_size"), read=_micro),
+        of=_staged,
+    ),
     # The layers of stages need the number of layers, so `_read_stages` reads them.
-    told("layout.virtual_pipeline", f"{PIPELINE}layers_per_stage", _layers_per_stage),
-    told("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", _zero_if_even),
-    told("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", _zero_if_even),
-    told("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
-    Row("layout.recompute", "activation_checkpoint.mode", _write_recompute, _recompute),
+    tool.told("layout.virtual_pipeline", f"{PIPELINE}layers_per_stage", _layers_per_stage),
+    tool.told("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", _zero_if_even),
+    tool.told("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", _zero_if_even),
+    tool.told("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
+    Row(
+        "layout.recompute",
+        "activation_checkpoint.mode",
+        lambda c: "selective" if c.layout.recompute_every > 1 else c.layout.recompute,
+        _recompute,
+    ),
     Row(
         "layout.recompute_every",
         "activation_checkpoint.selective_ac_option",
         _selective,
         _recompute_every,
     ),
-    told("layout.offload_param", "training.enable_cpu_offload", lambda c: _all_on_cpu(c) or None),
-    optimizer("torchtitan", "optimizer.name", default="adamw"),
-    known("job.config_file job.print_config job.description job.dump_folder"),
-    EQUAL_DENSE_LAYERS,
-    refuses(
+    tool.told(
+        "layout.offload_param",
+        "training.enable_cpu_offload",
+        lambda c: c.layout.offloads == ALL_ON_CPU or None,
+    ),
+    tool.optimizer("torchtitan", "optimizer.name", default="adamw"),
+    tool.known("job.config_file job.print_config job.description job.dump_folder"),
+    tool.EQUAL_DENSE_LAYERS,
+    tool.refuses(
         "layout.schedule",
         f"its schedules are {', '.join(SCHEDULES)}, not {{}}",
         unless=SCHEDULES,
         when=_staged,
     ),
-    refuses(
+    tool.refuses(
         "layout.offloads",
         "it offloads parameters and optimizer together, to the CPU",
-        unless=({}, {"offload_optimizer": "cpu", "offload_param": "cpu"}),
+        unless=({}, ALL_ON_CPU),
     ),
-    refuses("recipe.precision", f"it trains in {' or '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
-    refuses(
+    tool.refuses("recipe.precision", f"it trains in {' or '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
+    tool.refuses(
         "layout.context_exchange",
         "its context ranks rotate keys and values, they do not exchange heads",
         unless=("ring",),
         when=lambda c: c.layout.context > 1,
     ),
-    refuses(
+    tool.refuses(
         "layout.zero_stage",
         "context ranks shard together, so shard_group must be a multiple of context",
         unless=(0,),
         when=lambda c: c.layout.shards % c.layout.context,
     ),
-    lacks(
+    tool.lacks(
         "model",
         "the model: register {0.num_layers} layers, hidden {0.hidden_size}, {0.num_attention_heads} heads, "
         "{0.query_groups} key and value heads, MLP {0.ffn_hidden_size}, vocabulary {0.vocab_size}, and name "
         "it by model.name and model.flavor",
     ),
-    lacks(
+    tool.lacks(
         "layout.zero_stage",
         "ZeRO 1; the nearest is FSDP that keeps parameters after the forward pass (ZeRO 2)",
         unless=(0, 2, 3),
     ),
-    lacks(
+    tool.lacks(
         "layout.recompute",
         "recompute of attention alone; 'op' keeps the results of chosen operations",
         unless=("none", "full"),
     ),
-    lacks(
+    tool.lacks(
         "layout.sequence_parallel",
         "tensor parallelism without sequence parallelism",
         unless=(True,),
         when=lambda c: c.layout.tensor > 1,
     ),
-    reduced_otherwise("fp32"),
-    TF32_PRODUCTS,
-    lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
-    lacks("recipe.dropout", "dropout; its models have none"),
+    tool.reduced_otherwise("fp32"),
+    tool.TF32_PRODUCTS,
+    tool.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
+    tool.lacks("recipe.dropout", "dropout; its models have none"),
 )
 
 
@@ -326,13 +301,13 @@ def _read(source: Source, document: Any) -> Reading:
     """Recipe, layout and, by flavor or from `--model`, the model."""
     text = document if isinstance(document, str) else ""
     settings = Settings.of(source, _printed(source, text) if text else document, SECTIONS)
-    values = read_rows(ROWS, settings)
+    values = tool.read_rows(ROWS, settings)
     beside = model_beside(source) if source.model else None
     model = beside or _flavor(settings)
     mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
     layout, devices = _read_layout(settings, values, world, model)
-    recipe = part_of(values, "recipe") | part_of(values, "runtime")
+    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime")
     if recipe.get("global_batch_size", 0) < 1:
         local = settings.integer("training.local_batch_size", "training.batch_size")
         told = devices is not None and local is not None
@@ -361,7 +336,7 @@ def _read_layout(
     settings: Settings, values: Values, world: int | None, model: Nearest | None
 ) -> tuple[ParallelLayout, int | None]:
     """The layout, and the number of ranks where the file tells it."""
-    layout = ParallelLayout(**part_of(values, "layout"))
+    layout = ParallelLayout(**tool.part_of(values, "layout"))
     replicas: int = values["(groups of shards)"]
     shards: int = values["(shards)"]
     if layout.expert > 1 and model is not None and "experts" not in model.fields:
@@ -409,16 +384,11 @@ def _read_stages(settings: Settings, layout: ParallelLayout, layers: int | None)
 
 
 def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
-    lines = commented(comments)
-    for section, settings in nested(values).items():
+    lines = tool.commented(comments)
+    for section, settings in tool.nested(values).items():
         # Numbers, strings and lists of strings are the same in TOML and JSON.
         lines += ["", f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
     return "\n".join([*lines, ""])
-
-
-def _start(chosen: Chosen) -> str:
-    ranks = chosen.layout.num_devices
-    return f"torchrun with {ranks} ranks in all, train.py --job.config_file and this file"
 
 
 TOOL = Tool(

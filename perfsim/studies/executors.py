@@ -21,8 +21,7 @@ from perfsim.prediction.prediction import model_version
 
 # The interface of all executors, and the collection of answers from workers that may die.
 #
-# A worker that dies loses its items, which are computed again. Which of them killed it is not known, so
-# they
+# A worker that dies loses its items, which are computed again. Which of them killed it is not known, so they
 # run alone, one after the other; one whose worker dies even then is `Failed` and stops no other.
 
 Key = TypeVar("Key")

@@ -171,6 +171,42 @@ def job(batch: int = 32, recipe_changes: Mapping[str, Any] | None = None, **mode
     return Job(model(**model_changes), recipe(**(recipe_changes or {})), batch)
 
 
+def published_run(**changes: Any) -> dict[str, Any]:
+    """A row of a case file: a small model on one GPU; `changes` are fields, and values in its sections."""
+    row: dict[str, Any] = {
+        "id": "a",
+        "family": "toys",
+        "evidence": "A",
+        "system": {"device": "a100-sxm4-80gb", "num_devices": 1},
+        "model": {
+            "num_layers": 4,
+            "hidden_size": 1024,
+            "ffn_hidden_size": 4096,
+            "num_attention_heads": 16,
+            "vocab_size": 50257,
+            "seq_length": 512,
+        },
+        "strategy": "3d",
+        "parallel": {},
+        "training": {"global_batch_size": 64},
+        "measured": {"step_time_s": 1.0},
+    }
+    for name, value in changes.items():
+        row[name] = {**row[name], **value} if isinstance(row.get(name), dict) else value
+    return row
+
+
+SMALLEST = {
+    "num_layers": 2,
+    "hidden_size": 512,
+    "ffn_hidden_size": 2048,
+    "num_attention_heads": 8,
+    "vocab_size": 1024,
+    "seq_length": 256,
+}
+"""The model of a published run that answers fastest."""
+
+
 def topology(devices: int, system: GpuClusterSpec | WaferClusterSpec | None = None) -> Topology:
     """A topology of a system, by default of toy GPUs."""
     return build_topology(system or gpu_cluster(), devices)

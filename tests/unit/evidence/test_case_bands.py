@@ -14,28 +14,20 @@ from perfsim.evidence.plans import case_question, evaluate_case
 from perfsim.evidence.score import validate_cases
 from perfsim.prediction.bands import BandWidths, left_out_of, nearest, recorded_errors, traits_of_plan
 from perfsim.prediction.planner import plan_of
+from perfsim.testing.toys import SMALLEST, published_run
 
 
 def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **changes: Any) -> StepCase:
-    fields: dict[str, Any] = {
-        "id": name,
-        "family": family,
-        "evidence": "A",
-        "system": {"device": "a100-sxm4-80gb", "num_devices": 2, "devices_per_node": 2},
-        "model": {
-            "num_layers": 2,
-            "hidden_size": 512,
-            "ffn_hidden_size": 2048,
-            "num_attention_heads": 8,
-            "vocab_size": 1024,
-            "seq_length": 256,
-        },
-        "strategy": "3d",
-        "parallel": {"tensor": 2},
-        "training": {"global_batch_size": 4, "micro_batch_size": 1},
-        "measured": {"step_time_s": measured_s},
-    }
-    return StepCase.model_validate(fields | changes)
+    row = published_run(
+        id=name,
+        family=family,
+        model=SMALLEST,
+        parallel={"tensor": 2},
+        training={"global_batch_size": 4, "micro_batch_size": 1},
+        measured={"step_time_s": measured_s},
+        **{"system": {"num_devices": 2, "devices_per_node": 2}, **changes},
+    )
+    return StepCase.model_validate(row)
 
 
 def band_of(asked: StepCase) -> CaseBand:

@@ -8,25 +8,7 @@ import pytest
 
 from perfsim.evidence.accuracy_page import Facts, likely_cause
 from perfsim.evidence.cases import StepCase
-
-BASE: dict[str, Any] = {
-    "id": "a",
-    "family": "f",
-    "evidence": "A",
-    "system": {"device": "a100-sxm4-80gb", "num_devices": 16},
-    "model": {
-        "num_layers": 4,
-        "hidden_size": 1024,
-        "ffn_hidden_size": 4096,
-        "num_attention_heads": 16,
-        "vocab_size": 50257,
-        "seq_length": 512,
-    },
-    "strategy": "3d",
-    "parallel": {},
-    "training": {"global_batch_size": 16},
-    "measured": {"step_time_s": 1.0},
-}
+from perfsim.testing.toys import published_run
 
 
 def facts(
@@ -37,7 +19,8 @@ def facts(
     tensor_across_nodes: bool = False,
     **changes: Any,
 ) -> Facts:
-    return Facts(StepCase.model_validate(BASE | changes), error, shares, family_bias, tensor_across_nodes)
+    case = StepCase.model_validate(published_run(**changes))
+    return Facts(case, error, shares, family_bias, tensor_across_nodes)
 
 
 def test_a_factor_makes_the_prediction_right() -> None:
@@ -65,7 +48,7 @@ def test_weak_evidence_comes_first_with_what_the_notes_say_of_it() -> None:
 
 
 def test_heads_off_the_fast_path_are_named_where_attention_weighs() -> None:
-    model = BASE["model"] | {"hidden_size": 1728}  # 108 a head
+    model = {"hidden_size": 1728}  # 108 a head
     assert "head size 108" in likely_cause(facts(-0.2, {"attention core": 0.04}, model=model))
     assert "head size" not in likely_cause(facts(-0.2, {"attention core": 0.01}, model=model))
     assert "head size" not in likely_cause(facts(-0.2, {"attention core": 0.04}))
@@ -88,7 +71,7 @@ def test_head_and_loss_are_blamed_by_place_in_a_pipeline() -> None:
 
 
 def test_a_host_that_blocks_is_named_where_it_weighs_enough() -> None:
-    training = {"global_batch_size": 16, "host_blocking": True}
+    training = {"host_blocking": True}
     assert "waits for every kernel" in likely_cause(
         facts(-0.1, {"host-launch floor": 0.2}, training=training)
     )
@@ -109,5 +92,5 @@ def test_without_any_cause_that_is_said() -> None:
 
 def test_an_assumed_vocabulary_is_named_with_the_rows_that_would_fit() -> None:
     said = likely_cause(facts(0.1, {"embedding, head and loss": 0.25}, assumed=["vocab"]))
-    rows = round((1 - 0.1 / 1.1 / 0.25) * BASE["model"]["vocab_size"])
+    rows = round((1 - 0.1 / 1.1 / 0.25) * published_run()["model"]["vocab_size"])
     assert f"{rows:,} rows" in said

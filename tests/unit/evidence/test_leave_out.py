@@ -16,6 +16,7 @@ from perfsim.evidence.left_out import ALL, FEWEST, LeavingOut, LeftOut, Tangent,
 from perfsim.evidence.plans import place_case
 from perfsim.evidence.score import Scored, summary
 from perfsim.evidence.step_fit import predict_with, recorded_constants
+from perfsim.testing.toys import SMALLEST, published_run
 
 HOST = "host_s_per_kernel of eager"
 BLOCKING = "host_blocking_s_per_kernel of eager"
@@ -51,6 +52,7 @@ def by_family(found: LeavingOut) -> dict[str, LeftOut]:
 def test_constants_are_found_again_without_each_family() -> None:
     found = by_family(leave_out(tangents(), [], Catalog()))
     assert list(found) == ["host", "long", "flash", ALL]
+    assert found[ALL].inside["n"] == sum(len(runs) for runs in SLOPES.values())
     assert found["long"].constants[CEILING] == pytest.approx(0.7, rel=0.01)
     assert found["long"].constants[HOST] == pytest.approx(5e-5, rel=0.02)
 
@@ -121,31 +123,9 @@ def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None
     assert found[CEILING] / AT[CEILING] == pytest.approx(found[twin] / 0.9, rel=1e-3)
 
 
-def test_the_last_row_is_over_all_runs() -> None:
-    rows = leave_out(tangents(), [], Catalog())
-    assert rows.rows[-1].inside["n"] == sum(len(runs) for runs in SLOPES.values())
-
-
 def test_slopes_are_those_of_the_priced_step() -> None:
-    fields = {
-        "id": "a",
-        "family": "f",
-        "evidence": "A",
-        "system": {"device": "a100-sxm4-80gb", "num_devices": 1},
-        "model": {
-            "num_layers": 2,
-            "hidden_size": 512,
-            "ffn_hidden_size": 2048,
-            "num_attention_heads": 8,
-            "vocab_size": 1024,
-            "seq_length": 256,
-        },
-        "strategy": "3d",
-        "parallel": {},
-        "training": {"global_batch_size": 2, "micro_batch_size": 1},
-        "measured": {"step_time_s": 1.0},
-    }
-    case = StepCase.model_validate(fields)
+    training = {"global_batch_size": 2, "micro_batch_size": 1}
+    case = StepCase.model_validate(published_run(model=SMALLEST, training=training))
     written = place_case(case, Catalog())
     found = tangent(written)
     slopes = {name.split(" of ")[0]: slope for name, slope in found.slopes.items()}

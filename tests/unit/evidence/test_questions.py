@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, case_system, public_cases
+from perfsim.evidence.cases import StepCase, case_system
 from perfsim.evidence.plans import case_question, evaluate_case, ignored, suggested
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
@@ -16,26 +16,15 @@ from perfsim.specs.calibration import FrameworkCalibration
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.precisions import Precision
+from perfsim.testing.toys import published_run
 
 CATALOG = default_catalog()
-ROW: dict[str, Any] = {
-    "id": "run",
-    "family": "toys",
-    "evidence": "A",
-    "system": {"device": "h100-sxm5-80gb", "num_devices": 8, "devices_per_node": 8},
-    "model": {
-        "num_layers": 4,
-        "hidden_size": 1024,
-        "ffn_hidden_size": 4096,
-        "num_attention_heads": 16,
-        "vocab_size": 50257,
-        "seq_length": 512,
-    },
-    "strategy": "3d",
-    "parallel": {"data": 8},
-    "training": {"global_batch_size": 64, "precision": "bf16", "attention": "flash"},
-    "measured": {"step_time_s": 1.0},
-}
+ROW = published_run(
+    id="run",
+    system={"device": "h100-sxm5-80gb", "num_devices": 8, "devices_per_node": 8},
+    parallel={"data": 8},
+    training={"precision": "bf16", "attention": "flash"},
+)
 ON_A100 = {"device": "a100-sxm4-80gb"}
 ON_WAFERS = {
     "system": {"device": "cs-2", "num_devices": 2, "devices_per_node": None, "software_release": "r1.7"},
@@ -122,10 +111,6 @@ def test_a_newer_release_is_predicted_faster() -> None:
         for release in ("r1.7", "r2.0")
     )
     assert new.step_time_s < old.step_time_s
-
-
-def test_the_public_cases_come_with_perfsim() -> None:
-    assert {"gpu.yaml", "weight_streaming.yaml"} <= {path.name for path in public_cases()}
 
 
 @pytest.mark.parametrize(

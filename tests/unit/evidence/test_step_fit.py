@@ -11,32 +11,21 @@ from perfsim.catalog import Catalog
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.plans import PlacedCase, place_case
 from perfsim.evidence.step_fit import STEP, StepProblem, recorded_constants
+from perfsim.testing.toys import published_run
 
 CATALOG = Catalog()
 
 
 def run(name: str, device: str, **training: Any) -> PlacedCase:
-    case = StepCase.model_validate(
-        {
-            "id": name,
-            "family": name,
-            "evidence": "A",
-            "system": {"device": device, "num_devices": 8, "devices_per_node": 8},
-            "model": {
-                "num_layers": 2,
-                "hidden_size": 2048,
-                "ffn_hidden_size": 8192,
-                "num_attention_heads": 16,
-                "vocab_size": 4096,
-                "seq_length": 2048,
-            },
-            "strategy": "3d",
-            "parallel": {"tensor": 2, "data": 4},
-            "training": {"global_batch_size": 8, "micro_batch_size": 2, **training},
-            "measured": {"step_time_s": 0.1},
-        }
+    row = published_run(
+        id=name,
+        family=name,
+        system={"device": device, "num_devices": 8, "devices_per_node": 8},
+        model={"num_layers": 2, "hidden_size": 2048, "ffn_hidden_size": 8192, "seq_length": 2048},
+        parallel={"tensor": 2, "data": 4},
+        training={"global_batch_size": 8, "micro_batch_size": 2, **training},
     )
-    return place_case(case, CATALOG)
+    return place_case(StepCase.model_validate(row), CATALOG)
 
 
 def test_slopes_are_those_of_the_errors_and_zero_for_constants_of_others() -> None:

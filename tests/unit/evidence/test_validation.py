@@ -12,31 +12,14 @@ from perfsim.catalog import Catalog
 from perfsim.evidence import score as validation
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.score import validate_cases
-
-MODEL = {
-    "num_layers": 4,
-    "hidden_size": 1024,
-    "ffn_hidden_size": 4096,
-    "num_attention_heads": 16,
-    "vocab_size": 50257,
-    "seq_length": 512,
-}
+from perfsim.testing.toys import published_run
 
 
 def case(name: str = "a", **changes: Any) -> StepCase:
-    """A run of a small model on two wafers; `changes` replace whole sections or plain fields."""
-    fields: dict[str, Any] = {
-        "id": name,
-        "family": "toys",
-        "evidence": "A",
-        "system": {"device": "cs-2", "num_devices": 2, "software_release": "r1.7"},
-        "model": MODEL,
-        "strategy": "weight-streaming",
-        "parallel": {"data": 2},
-        "training": {"global_batch_size": 64},
-        "measured": {"step_time_s": 1.0},
-    }
-    return StepCase.model_validate(fields | changes)
+    """A run of a small model on two wafers."""
+    system = {"device": "cs-2", "num_devices": 2, "software_release": "r1.7"}
+    row = published_run(id=name, system=system, strategy="weight-streaming", parallel={"data": 2}, **changes)
+    return StepCase.model_validate(row)
 
 
 @pytest.fixture

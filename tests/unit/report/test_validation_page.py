@@ -17,30 +17,19 @@ from perfsim.evidence.accuracy_page import AccuracyPage, step_accuracy
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.score import validate_cases
 from perfsim.report.validation import validation_lines, write_validation
-
-MODEL = {
-    "num_layers": 2,
-    "hidden_size": 512,
-    "ffn_hidden_size": 2048,
-    "num_attention_heads": 8,
-    "vocab_size": 1024,
-    "seq_length": 256,
-}
+from perfsim.testing.toys import SMALLEST, published_run
 
 
 def run(name: str, measured_s: float, **changes: Any) -> StepCase:
-    fields: dict[str, Any] = {
-        "id": name,
-        "family": "toys",
-        "evidence": "A",
-        "system": {"device": "a100-sxm4-80gb", "num_devices": 2, "devices_per_node": 2},
-        "model": MODEL,
-        "strategy": "3d",
-        "parallel": {"tensor": 2},
-        "training": {"global_batch_size": 4, "micro_batch_size": 1},
-        "measured": {"step_time_s": measured_s},
-    }
-    return StepCase.model_validate(fields | changes)
+    row = published_run(
+        id=name,
+        system={"num_devices": 2, "devices_per_node": 2},
+        model=SMALLEST,
+        parallel={"tensor": 2},
+        training={"global_batch_size": 4, "micro_batch_size": 1},
+        measured={"step_time_s": measured_s},
+    )
+    return StepCase.model_validate(row | changes)
 
 
 WAFER = {"device": "cs-2", "num_devices": 1, "software_release": "r1.8"}
