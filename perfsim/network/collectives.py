@@ -164,7 +164,12 @@ class CollectiveModel:
             fits = all(segment.bandwidth_bytes_per_s <= port_bytes_per_s for segment in segments)
             if fits and faster == 1.0:
                 return segments
-            return tuple(_on_link(segment, faster, port_bytes_per_s) for segment in segments)
+            # On a link so many times faster than the measured one, or on one that carries less.
+            rates = [min(faster * one.bandwidth_bytes_per_s, port_bytes_per_s) for one in segments]
+            return tuple(
+                segment.model_copy(update={"bandwidth_bytes_per_s": rate})
+                for segment, rate in zip(segments, rates, strict=True)
+            )
         return (
             ProtocolSegment(
                 name="datasheet",
@@ -175,7 +180,12 @@ class CollectiveModel:
         )
 
     def _inside(self, op: CollectiveOp, n_bytes: Floats, size: int) -> Floats:
-        lines = [_line_s(segment, op, n_bytes, size) for segment in self._segments(op, size)]
+        lines = [
+            segment.latency_base_s
+            + num_steps(op, size) * segment.latency_per_step_s
+            + n_bytes * _s_per_byte(segment, op, size)
+            for segment in self._segments(op, size)
+        ]
         return np.asarray(np.min(lines, axis=0))
 
     def _in_network(self, n_bytes: Floats, group: Group) -> Floats:
@@ -251,20 +261,9 @@ class CollectiveModel:
         return np.maximum(inside, self._network.all_to_all_slowdown * across)
 
 
-def _on_link(segment: ProtocolSegment, faster: float, most_bytes_per_s: float) -> ProtocolSegment:
-    """A protocol on a link so many times faster than the measured one, or on one that carries less."""
-    rate = min(faster * segment.bandwidth_bytes_per_s, most_bytes_per_s)
-    return segment.model_copy(update={"bandwidth_bytes_per_s": rate})
-
-
 def _s_per_byte(segment: ProtocolSegment, op: CollectiveOp, size: int) -> float:
     local = 0.0 if segment.local_bytes_per_s is None else 1 / segment.local_bytes_per_s
     return wire_factor(op, size) / segment.bandwidth_bytes_per_s + local
-
-
-def _line_s(segment: ProtocolSegment, op: CollectiveOp, n_bytes: Floats, size: int) -> Floats:
-    latency_s = segment.latency_base_s + num_steps(op, size) * segment.latency_per_step_s
-    return latency_s + n_bytes * _s_per_byte(segment, op, size)
 
 
 def _datasheet_network(scale_up: LinkSpec, nic: LinkSpec) -> NetworkConstants:

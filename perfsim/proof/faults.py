@@ -112,17 +112,13 @@ def skipped_gradients(subject: Subject) -> Iterator[Mutation]:
         computes = work.op.endswith(".wgrad") or work.op == "embedding.backward"
         return reduces or computes or work.op.startswith("reduce") or (work.op == "norm" and clips)
 
-    yield from _idle(subject, "gradient skipped", skips)
-
-
-def _idle(subject: Subject, kind: str, disables: Callable[[Work], bool]) -> Iterator[Mutation]:
     graph = subject.graph
     for task in graph.tasks():
-        if not disables(task.work):
-            continue
-        idle = replace(task.work, op=IDLE, kind=Kind.COMP, group=None)
-        description = f"{task_name(graph, task)} does nothing"
-        yield Mutation(kind, description, replace(subject, graph=_with_work(graph, task.id, idle)))
+        if skips(task.work):
+            idle = replace(task.work, op=IDLE, kind=Kind.COMP, group=None)
+            description = f"{task_name(graph, task)} does nothing"
+            mutated = _with_work(graph, task.id, idle)
+            yield Mutation("gradient skipped", description, replace(subject, graph=mutated))
 
 
 def _early_updates(subject: Subject) -> Iterator[Mutation]:

@@ -26,7 +26,6 @@ from perfsim.proof.layers import (
 )
 from perfsim.proof.program import Cell, Message
 from perfsim.proof.shares import Share
-from perfsim.proof.tensors import summed
 from perfsim.work import Task
 
 HEADS = 1
@@ -132,7 +131,10 @@ class ContextCompute(GpuCompute):
         def heads(rank: int, operands: Values, _: Values) -> tuple[Any, ...]:
             q, k, v = operands[0]
             share = self.share(rank).of_layer(task.block)
-            scores = masked_scores(q, k, self._all_places, share, self._first_head(rank))
+            places = tuple(range(self.training.seq_length))
+            # After the all-to-all a rank has some of the heads of its tensor peer.
+            first = rank // self.layout.tensor % self.layout.context * (share.heads // self.layout.context)
+            scores = masked_scores(q, k, (places, places), share, first)
             p = softmax(scores)
             return (_Core((p @ repeated(v, share),), _Heads(q, k, v, p)),)
 
@@ -239,7 +241,9 @@ class ContextCompute(GpuCompute):
             if "gradients" not in contents:
                 return _Travelling(pair)
             before = source.gradients
-            return _Travelling(pair, done[0] if before is None else _added(before, done[0]))
+            if before is None:
+                return _Travelling(pair, done[0])
+            return _Travelling(pair, tuple(a + b for a, b in zip(before, done[0], strict=True)))
 
         def kernel(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
             messages = [sent(rank, *inputs) for rank, inputs in zip(members, values, strict=True)]
@@ -257,13 +261,16 @@ class ContextCompute(GpuCompute):
         cut, joined = (HEADS, POSITIONS) if gathers else (POSITIONS, HEADS)
 
         def kernel(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
-            arrays = [_exchanged(inputs[0]) for inputs in values]
+            arrays = [
+                (value.q, value.k, value.v) if isinstance(value, AttentionKept) else value.arrays
+                for (value, *_) in values
+            ]
             split = [[np.split(array, len(members), axis=cut) for array in own] for own in arrays]
             return [
                 (
                     tuple(
                         np.concatenate(parts, axis=joined)
-                        for parts in zip(*_taken(split, number), strict=True)
+                        for parts in zip(*([parts[number] for parts in own] for own in split), strict=True)
                     ),
                 )
                 for number in range(len(members))
@@ -281,30 +288,6 @@ class ContextCompute(GpuCompute):
     @property
     def _rings(self) -> bool:
         return self.layout.context_exchange == "ring"
-
-    @property
-    def _all_places(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        places = tuple(range(self.training.seq_length))
-        return places, places
-
-    def _first_head(self, rank: int) -> int:
-        """The first head of a rank after an all-to-all, among those of its tensor peer."""
-        share = self.share(rank)
-        return rank // self.layout.tensor % self.layout.context * (share.heads // self.layout.context)
-
-
-def _added(first: tuple[Floats, ...], second: tuple[Floats, ...]) -> tuple[Floats, ...]:
-    return tuple(summed([a, b]) for a, b in zip(first, second, strict=True))
-
-
-def _exchanged(value: Any) -> tuple[Floats, ...]:
-    """The arrays of a value that an all-to-all exchanges."""
-    return (value.q, value.k, value.v) if isinstance(value, AttentionKept) else value.arrays
-
-
-def _taken(split: list[list[list[Floats]]], number: int) -> list[list[Floats]]:
-    """The part of this number of every array of every rank."""
-    return [[parts[number] for parts in own] for own in split]
 
 
 _FORWARD = ("forward", "recompute")

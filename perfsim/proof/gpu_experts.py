@@ -78,9 +78,6 @@ class _ExpertCompute(ContextCompute):
             return values
         return pieces(values, peers, axis)[rank % peers]
 
-    def _route(self, name: str) -> Cell:
-        return self.cell(f"route of {name}")
-
     # --------------------------------------------------------------------------------- forward
     def router_forward(self, task: Task) -> None:
         """Norm, router, and a row for every slot of a token."""
@@ -157,13 +154,10 @@ class _ExpertCompute(ContextCompute):
         return next((n for n, work in enumerate(works) if work.name.startswith("shared_experts")), None)
 
     # -------------------------------------------------------------------------------- backward
-    def _kept_block(self, block: int) -> list[Cell]:
-        return [self.cell(RECOMPUTED)] if self.mode_of(block) == "full" else []
-
     def combine_backward(self, task: Task) -> None:
         """Gradients of rows from those of tokens."""
         self.needs(2)
-        again = self._kept_block(task.block)
+        again = [self.cell(RECOMPUTED)] if self.mode_of(task.block) == "full" else []
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             kept = buffers[0] if again else operands[1].mlp
@@ -256,7 +250,7 @@ class _ExpertCompute(ContextCompute):
         """An all-to-all: rows to the ranks of their experts, or back to where they came from."""
         self.needs(1)
         returns = task.work.name.endswith("combine")
-        route = self._route("experts")
+        route = self.cell("route of experts")
 
         def there(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
             sent = [_rows_of(inputs[0]) for inputs in values]
@@ -290,7 +284,7 @@ class _ExpertCompute(ContextCompute):
             return [(whole, slice(bounds[n], bounds[n + 1])) for n in range(len(members))]
 
         message = Message("rows", lambda _, made: int(made[0].values.size))
-        writes = [*self.handle(), self._route("peers")]
+        writes = [*self.handle(), self.cell("route of peers")]
         self.add([self.operand(task.reads[0])], writes, kernel, joined=True, message=message)
 
     def rows_scatter(self, task: Task) -> None:
@@ -302,7 +296,7 @@ class _ExpertCompute(ContextCompute):
             return [(Rows(total[inputs[1]], inputs[0].expert[inputs[1]]),) for inputs in values]
 
         message = Message("rows", lambda inputs, _: int(inputs[0].values.size))
-        reads = [self.operand(task.reads[0]), self._route("peers")]
+        reads = [self.operand(task.reads[0]), self.cell("route of peers")]
         self.add(reads, self.handle(), kernel, joined=True, message=message)
 
 

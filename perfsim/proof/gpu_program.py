@@ -19,7 +19,7 @@ from perfsim.costs.gpu import UPDATES
 from perfsim.proof.gpu_attention import CONTEXT_OPERATIONS
 from perfsim.proof.gpu_compute import SHARDED_PARAMETERS, Partial
 from perfsim.proof.gpu_experts import EXPERT_OPERATIONS, ModuleCompute
-from perfsim.proof.program import Cell, Claim, Kernel, Message, Values, first_made, first_read, per_rank
+from perfsim.proof.program import Cell, Claim, Message, Values, first_made, first_read, per_rank
 from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
 from perfsim.proof.shares import EXPERTS, cut
 from perfsim.proof.tensors import CLIPPED, NORM, combined, pieces, summed
@@ -131,7 +131,7 @@ class GpuCompiler(ModuleCompute):
             kernel,
             joined=True,
             claims=claims,
-            message=self._activations(task, first_read),
+            message=Message("statistics" if info.statistics else "activations", first_read),
         )
         if scatters:
             self.partial[task.writes[0]] = Partial(info.claim, info.statistics, axis=axis)
@@ -157,14 +157,9 @@ class GpuCompiler(ModuleCompute):
         claims = [(0, info.claim)] if info.claim else []
         norm_reads, norm_writes = self._norm_sums(info)
         operands = [self.operand(task.reads[0]), *norm_reads]
-        sizes = self._activations(task, first_made)
+        sizes = Message("statistics" if info.statistics else "activations", first_made)
         written = [*self.handle(), *norm_writes]
         self.add(operands, written, kernel, joined=True, claims=claims, message=sizes)
-
-    def _activations(self, task: Task, count: Callable[[Values, tuple[Any, ...]], int]) -> Message:
-        """The message of tensor peers: activations, or the statistics of a softmax."""
-        info = self.partial.get(task.reads[0], Partial(None))
-        return Message("statistics" if info.statistics else "activations", count)
 
     # --------------------------------------------------------------------------- between stages
     def send(self, task: Task) -> None:
@@ -315,32 +310,34 @@ class GpuCompiler(ModuleCompute):
         self.scatters[task.writes[0]] = blocks
         self.sharded |= {(self.place, block) for block in blocks if scatters}
         operands = self.operands()
-        first = len(operands)
+        counts = [len(cells) for cells in made]
+        firsts = [len(operands) + sum(counts[:number]) for number in range(len(made))]
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             results: list[list[Any]] = [[None] for _ in members]
-            where = first
-            for number, (block, cells) in enumerate(zip(blocks, made, strict=True)):
-                total = summed([summed(inputs[where : where + len(cells)]) for inputs in values])
-                where += len(cells)
+            for number, (block, first, count) in enumerate(zip(blocks, firsts, counts, strict=True)):
+                total = summed([summed(inputs[first : first + count]) for inputs in values])
                 for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
                     if not scatters:
-                        results[index] += [total.copy(), *(np.zeros_like(total) for _ in cells[1:])]
+                        results[index] += [total.copy(), *(np.zeros_like(total) for _ in range(1, count))]
                         continue
                     shard = self.share(rank).layouts[block].shard(total, len(members), index)
                     results[index].append(inputs[number - len(kept)] + shard if kept else shard)
             return [tuple(result) for result in results]
 
-        writes = shards if scatters else [cell for cells in made for cell in cells]
-        reads = [*operands, *(cell for cells in made for cell in cells), *kept]
-        claims = [] if scatters else self._reduced_claims(blocks, made)
-
         def moved(inputs: Values, _: tuple[Any, ...]) -> int:
-            firsts = [first + sum(len(cells) for cells in made[:number]) for number in range(len(made))]
-            return sum(int(inputs[place].size) for place in firsts)
+            return sum(int(inputs[first].size) for first in firsts)
 
+        cells = [cell for of_block in made for cell in of_block]
+        # Of layers only: the gradient of a tied embedding may still lack the other stage's part.
+        claims = [
+            (1 + first - len(operands), Claim("weight gradient", block, self.step, -1))
+            for block, first in zip(blocks, firsts, strict=True)
+            if block >= 0 and not scatters
+        ]
         message = Message("gradients", moved, tuple(blocks))
-        self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims, message=message)
+        writes = [*self.handle(), *(shards if scatters else cells)]
+        self.add([*operands, *cells, *kept], writes, kernel, joined=True, claims=claims, message=message)
 
     def sum_over_groups(self, task: Task) -> None:
         """Sum the shards of gradients over the groups that shard."""
@@ -355,16 +352,10 @@ class GpuCompiler(ModuleCompute):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             totals = [summed([inputs[first + number] for inputs in values]) for number in range(len(blocks))]
-            return [
-                (
-                    None,
-                    *(
-                        _plus(total, inputs[first + len(blocks) :], number)
-                        for number, total in enumerate(totals)
-                    ),
-                )
-                for inputs in values[: len(members)]
-            ]
+            before = [inputs[first + len(blocks) :] for inputs in values]
+            if not kept:
+                return [(None, *(total.copy() for total in totals)) for _ in members]
+            return [(None, *map(np.add, totals, shards)) for shards in before]
 
         def moved(inputs: Values, _: tuple[Any, ...]) -> int:
             return sum(int(inputs[first + number].size) for number in range(len(blocks)))
@@ -402,16 +393,6 @@ class GpuCompiler(ModuleCompute):
             shards = layout.expert_replicas
             return shards, rank // holds % shards
         return layout.shards, rank // layout.tensor % layout.shards
-
-    def _reduced_claims(self, blocks: list[int], made: list[list[Cell]]) -> list[tuple[int, Claim]]:
-        """Claims for layers only: the gradient of a tied embedding may still lack the other stage's part."""
-        claims = []
-        position = 1
-        for block, cells in zip(blocks, made, strict=True):
-            if block >= 0:
-                claims.append((position, Claim("weight gradient", block, self.step, -1)))
-            position += len(cells)
-        return claims
 
     def _gathered(self, rest: list[int]) -> list[int]:
         """The blocks of a gather: those given, or their experts, which have one of their own, the second."""
@@ -513,7 +494,12 @@ class GpuCompiler(ModuleCompute):
         blocks = [block for block in _blocks_of(task) if block in home or gathers]
         operands = self.operands(anywhere=True)
         sources = [self.cell(HOST_WEIGHTS, block) for block in blocks]
-        targets = self._copied_slots(blocks) if gathers else self._held(blocks)
+        if gathers:
+            # Copies of shards that are gathered next use two buffers in turn.
+            targets = self.in_turn("slot of copied weights", parts=len((EMBEDDING, HEAD)))[: len(blocks)]
+            self.copied |= {(self.place, block): cell for block, cell in zip(blocks, targets, strict=True)}
+        else:
+            targets = [self.cell("weight shard" if self.has_shards else "weights", block) for block in blocks]
 
         def kernel(_: int, *values: Any) -> tuple[Any, ...]:
             return (None, *(weights.copy() for weights in values[len(operands) :]))
@@ -524,30 +510,18 @@ class GpuCompiler(ModuleCompute):
         """A copy of a tensor."""
         self.add([self.operand(task.reads[0])], self.handle(), per_rank(lambda _, value: (value,)))
 
-    def _held(self, blocks: list[int]) -> list[Cell]:
-        """The weights that a device has, or its shards of them."""
-        name = "weight shard" if self.has_shards else "weights"
-        return [self.cell(name, block) for block in blocks]
-
-    def _copied_slots(self, blocks: list[int]) -> list[Cell]:
-        """The buffer of a copy of shards that are gathered next; there are two."""
-        cells = self.in_turn("slot of copied weights", parts=len((EMBEDDING, HEAD)))[: len(blocks)]
-        self.copied |= {(self.place, block): cell for block, cell in zip(blocks, cells, strict=True)}
-        return cells
-
     # ---------------------------------------------------------------------------------- update
     def _own_gradients(self) -> list[_Gradients]:
-        """The gradients of this device's blocks, in the order in which they were made."""
-        return [self._gradients(block) for block in sorted(self.homes.get(self.place, []), reverse=True)]
-
-    def _gradients(self, block: int) -> _Gradients:
-        """The gradients of a block: on the host, or on the device."""
-        shard = (self.place, block) in self.sharded
-        if (self.place, block) in self.on_host:
-            return _Gradients(block, shard, [self.cell(HOST_GRADIENT, block)])
-        return _Gradients(
-            block, shard, [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
-        )
+        """The gradients of this device's blocks, on the host or not, in the order in which they were made."""
+        own = []
+        for block in sorted(self.homes.get(self.place, []), reverse=True):
+            shard = (self.place, block) in self.sharded
+            if (self.place, block) in self.on_host:
+                cells = [self.cell(HOST_GRADIENT, block)]
+            else:
+                cells = [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
+            own.append(_Gradients(block, shard, cells))
+        return own
 
     def _summed(self, rank: int, own: Sequence[_Gradients], values: Values) -> dict[int, Floats]:
         """The gradient of each block, from the values of its cells; words on one rank are summed."""
@@ -605,42 +579,34 @@ class GpuCompiler(ModuleCompute):
     def optimizer(self, task: Task) -> None:
         """Adam on the parameters of this rank with clipped gradients; clears their gradients.
 
-        On a host it updates the blocks of one piece.
+        On a host it updates the blocks of one piece. Without a norm among its operands it clips by the norm
+        of its own gradients.
         """
         hosted = task.work.op in UPDATES
         operands = self.operands(anywhere=True)
         norm = next((place for place, handle in enumerate(task.reads) if handle in self.norms), None)
-        own = self._own_gradients()
-        reads = list(operands)
+        own = [of for of in self._own_gradients() if not hosted or of.block in _blocks_of(task)]
+        reads = [*operands, *(cell for of in own for cell in of.cells)]
+        first = len(operands)
+        states = len(reads)
         writes = self.handle()
         claims = []
-        own = [of for of in own if not hosted or of.block in _blocks_of(task)]
-        reads += [cell for of in own for cell in of.cells]
+        clears = []
         for block, shard, cells in own:
             kind = " shard" if shard else ""
             master = HOST_WEIGHTS if hosted else "weight shard" if shard else "weights"
-            states = [self.cell(master, block), self.cell("moments", block)]
-            reads += states
+            updated = [self.cell(master, block), self.cell("moments", block)]
+            reads += updated
             claims.append((len(writes), Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
             claims.append((len(writes) + 1, Claim(f"weights{kind}", block, self.step, -1)))
             apart = shard and not (self.scatters_block(block) or hosted)
             cleared = [*cells, *(self.gradient_cells(block) if apart else [])]
+            clears.append(len(cleared))
             self.on_host.discard((self.place, block))
             record = Cell(self.place, f"gradient used in step {self.step + 1}", block)
-            writes += [record, *states, *cleared]
-        self.add(reads, writes, self._update(own, len(operands), norm, hosted=hosted), claims=claims)
+            writes += [record, *updated, *cleared]
 
-    def _update(self, own: Sequence[_Gradients], first: int, norm: int | None, *, hosted: bool) -> Kernel:
-        """The update of a rank; without a norm among its operands it clips by that of its own gradients."""
-        states = first + sum(len(of.cells) for of in own)
-        clears = [
-            len(of.cells)
-            if hosted or not of.shard or self.scatters_block(of.block)
-            else 1 + len(self.gradient_cells(of.block))
-            for of in own
-        ]
-
-        def rank_update(rank: int, *values: Any) -> tuple[Any, ...]:
+        def update(rank: int, *values: Any) -> tuple[Any, ...]:
             total = self._summed(rank, own, list(values[first:states]))
             squared = self._squared(rank, own, total, self.layout.tensor) if norm is None else values[norm]
             factor = clipping(squared, self.training.max_norm)
@@ -653,7 +619,7 @@ class GpuCompiler(ModuleCompute):
                 results += [np.zeros(len(gradient) if shard and not i else size) for i in range(clear)]
             return tuple(results)
 
-        return per_rank(rank_update)
+        self.add(reads, writes, per_rank(update), claims=claims)
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, rank: int) -> Any:
@@ -678,11 +644,6 @@ class GpuCompiler(ModuleCompute):
         if cell.name.endswith("gradient"):
             return zero
         raise KeyError(cell)
-
-
-def _plus(total: Floats, kept: Values, number: int) -> Floats:
-    """A sum, with that of earlier micro-batches if it is kept."""
-    return total + kept[number] if kept else total.copy()
 
 
 def _with_norms(given: Sequence[Floats], values: Sequence[Values]) -> list[tuple[Any, ...]]:

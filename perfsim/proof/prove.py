@@ -198,22 +198,17 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
 
     The orders are that of the ids, `orders` random ones, and that of the simulated start times.
     """
-    try:
-        evaluation = _evaluated(plan)
-    except FaultError as refused:
-        return _proof(plan, _Tally(faults=[refused.fault]), 0)
-    subject = Subject(evaluation.graph, plan, training_of(plan, seed))
     tally = _Tally()
+    tasks = 0
     with tally.collecting():
+        evaluation = _evaluated(plan)
+        subject = Subject(evaluation.graph, plan, training_of(plan, seed))
         tasks = subject.num_instances
-    if tally.faults:
-        return _proof(plan, tally, 0)
-    if tasks > MOST_TASKS:
-        raise InputError(
-            f"{plan.strategy} {plan.layout.short}: {tasks:,} tasks on all ranks are too many to "
-            f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
-        )
-    with tally.collecting():
+        if tasks > MOST_TASKS:
+            raise InputError(
+                f"{plan.strategy} {plan.layout.short}: {tasks:,} tasks on all ranks are too many to "
+                f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
+            )
         tally.faults += held_unlike_promised(subject.graph, plan)
         tally.faults += islice(subject.hazards(), MOST_FAULTS)
         executor = subject.executor()
@@ -222,7 +217,18 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
             outcome = executor.run(order, thorough=number == 0)
             tally.add(outcome)
             tally.faults += islice(subject.mispriced(outcome), MOST_FAULTS)
-    return _proof(plan, tally, tasks)
+    return Proof(
+        strategy=plan.strategy,
+        layout=described(plan),
+        ranks=plan.topology.num_devices,
+        microbatches=plan.num_microbatches,
+        orders=max(0, tally.runs - 2),
+        tasks=tasks,
+        compared=tally.compared,
+        max_relative_error=tally.max_relative_error if tally.compared else None,
+        faults=tuple(dict.fromkeys(tally.faults))[:MOST_FAULTS],
+        not_executed=plan.notes,
+    )
 
 
 def _evaluated(plan: Plan) -> Evaluation:
@@ -261,21 +267,6 @@ class _Tally:
             self.faults.append(refused.fault)
 
 
-def _proof(plan: Plan, tally: _Tally, tasks: int) -> Proof:
-    return Proof(
-        strategy=plan.strategy,
-        layout=described(plan),
-        ranks=plan.topology.num_devices,
-        microbatches=plan.num_microbatches,
-        orders=max(0, tally.runs - 2),
-        tasks=tasks,
-        compared=tally.compared,
-        max_relative_error=tally.max_relative_error if tally.compared else None,
-        faults=tuple(dict.fromkeys(tally.faults))[:MOST_FAULTS],
-        not_executed=plan.notes,
-    )
-
-
 def described(plan: Plan) -> str:
     """A layout in words, with the features that its proof exercises."""
     return ", ".join([plan.layout.short, *prover(plan.system.kind).features(plan)])
@@ -312,61 +303,43 @@ def catalogue_cases(*, experts: bool = False) -> list[Case]:
     A model with experts has cases of its own, for what the executor knows of them.
     """
     if experts:
-        return list(_experts())
-    built_in = [
-        *_data(),
-        *_zero3(),
-        *_tensor(),
-        *_pipeline(),
-        *_three_d(),
-        *_groups(),
-        *_gathered_ahead(),
-        *_context(),
-        *_offload(),
-        *_weight_streaming(),
-    ]
-    return built_in + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
+        return [*_experts(), *_weight_streaming()]
+    of_other_packages = [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
+    built_in = (_data_or_tensor, _pipeline, _three_d, _context, _offload, _weight_streaming)
+    return [*(case for cases in built_in for case in cases()), *of_other_packages]
 
 
-def _data() -> Iterator[Case]:
+def _data_or_tensor() -> Iterator[Case]:
+    """Replicas with every ZeRO stage, and tensor peers, in every recompute mode."""
     for stage in (0, 1, 2):
         for overlap in (False, True):
             yield Case("data", ParallelLayout(data=3 if stage else 2, zero_stage=stage), 3, overlap)
-
-
-def _zero3() -> Iterator[Case]:
     for mode in MODES:
-        yield Case("zero3", ParallelLayout(data=2, zero_stage=3, recompute=mode), 2)
-    yield Case("zero3", ParallelLayout(data=4, zero_stage=3, shard_group=2), 2)
-    with_tensor = ParallelLayout(tensor=2, data=2, sequence_parallel=True, zero_stage=3, recompute="full")
-    yield Case("zero3", with_tensor)
-
-
-def _tensor() -> Iterator[Case]:
+        yield Case("zero3", ParallelLayout(data=2, zero_stage=3, recompute=mode))
+    yield Case("zero3", ParallelLayout(data=4, zero_stage=3, shard_group=2))
+    peers = ParallelLayout(tensor=2, sequence_parallel=True)
+    yield Case("zero3", replace(peers, data=2, zero_stage=3, recompute="full"))
     for sequence_parallel in (False, True):
         for mode in MODES:
-            yield Case("tensor", ParallelLayout(2, recompute=mode, sequence_parallel=sequence_parallel))
-    yield Case("tensor", ParallelLayout(tensor=4, sequence_parallel=True))
+            yield Case("tensor", replace(peers, recompute=mode, sequence_parallel=sequence_parallel))
+    yield Case("tensor", replace(peers, tensor=4))
 
 
 def _pipeline() -> Iterator[Case]:
     """Every schedule in every mode, also with every second layer recomputed, with enough micro-batches."""
     for name in SCHEDULES:
+        base = ParallelLayout(pipeline=3, schedule=name, virtual_pipeline=_chunks(name))
         for mode in MODES:
-            plain = ParallelLayout(pipeline=3, schedule=name, recompute=mode, virtual_pipeline=_chunks(name))
-            yield Case("pipeline", plain, 6)
-        every_second = ParallelLayout(
-            pipeline=2,
-            schedule=name,
-            recompute="full",
-            recompute_every=2,
-            virtual_pipeline=_chunks(name),
-        )
-        yield Case("pipeline", every_second, 4)
+            yield Case("pipeline", replace(base, recompute=mode), 6)
+        yield Case("pipeline", replace(base, pipeline=2, recompute="full", recompute_every=2), 4)
 
 
 def _three_d() -> Iterator[Case]:
-    """Every schedule with every ZeRO stage; recompute modes and overlap alternate."""
+    """Every schedule with every ZeRO stage, states sharded in groups, and parameters gathered ahead.
+
+    Recompute modes and overlap alternate. Parameters are gathered beside the first forward of a step, also
+    with stages in a V and chunks.
+    """
     modes = cycle(MODES)
     overlaps = cycle((False, True))
     sequence_parallel = cycle((True, False, True))
@@ -382,28 +355,18 @@ def _three_d() -> Iterator[Case]:
                 sequence_parallel=next(sequence_parallel),
             )
             yield Case("3d", layout, 2 if name == "interleaved" else 3, next(overlaps))
-
-
-def _groups() -> Iterator[Case]:
-    """States that are sharded in several groups of replicas."""
+    in_groups = ParallelLayout(tensor=2, data=4, zero_stage=1, shard_group=2)
     for stage in (1, 2):
         for overlap in (False, True):
-            layout = ParallelLayout(tensor=2, data=4, zero_stage=stage, shard_group=2)
-            yield Case("3d", layout, 2, overlap=overlap)
-    yield Case("3d", ParallelLayout(pipeline=2, data=4, zero_stage=2, shard_group=2), 3, overlap=True)
-
-
-def _gathered_ahead() -> Iterator[Case]:
-    """Parameters that are gathered beside the first forward of a step, also with stages in a V and chunks."""
+            yield Case("3d", replace(in_groups, zero_stage=stage), 2, overlap=overlap)
+    yield Case("3d", replace(in_groups, tensor=1, pipeline=2, zero_stage=2), 3, overlap=True)
     for stage in (1, 2):
-        yield Case("data", ParallelLayout(data=2, zero_stage=stage), 2, overlap=True, ahead=True)
+        data = ParallelLayout(data=2, zero_stage=stage)
+        yield Case("data", data, overlap=True, ahead=True)
         for name in ("1f1b", "interleaved", "zbv"):
-            layout = ParallelLayout(
-                pipeline=2, data=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=stage
-            )
+            layout = replace(data, pipeline=2, schedule=name, virtual_pipeline=_chunks(name))
             yield Case("3d", layout, 4, overlap=stage > 1, ahead=True)
-    layout = ParallelLayout(tensor=2, data=4, zero_stage=1, shard_group=2, recompute="full")
-    yield Case("3d", layout, 1, overlap=True, ahead=True)
+    yield Case("3d", replace(in_groups, recompute="full"), 1, overlap=True, ahead=True)
 
 
 def _context() -> Iterator[Case]:
@@ -434,23 +397,14 @@ def _experts() -> Iterator[Case]:
     for name in SCHEDULES:
         layout = replace(base, pipeline=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=1)
         yield Case("3d", layout, 4)
-    yield from _experts_of_tensor_peers()
-    yield from _sharded_experts()
-    yield from _weight_streaming()
-
-
-def _experts_of_tensor_peers() -> Iterator[Case]:
-    """Tensor peers that compute their own positions; experts over the same peers, others or both."""
+    # Tensor peers that compute their own positions; experts over the same peers, others or both.
     base = ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2)
     yield Case("3d", replace(base, data=1, expert=1))
     yield Case("3d", replace(base, expert_tensor=2, recompute="full"))
     yield Case("3d", replace(base, context=2, expert=4, zero_stage=1), overlap=True)
     yield Case("3d", replace(base, pipeline=2, recompute="selective"), 3)
     yield Case("3d", replace(base, pipeline=2, data=4, schedule="zb1p", zero_stage=2), 3, overlap=True)
-
-
-def _sharded_experts() -> Iterator[Case]:
-    """Gradients and parameters of experts sharded over fewer ranks than the rest, as many, or none."""
+    # Gradients and parameters of experts sharded over fewer ranks than the rest, as many, or none.
     base = ParallelLayout(data=4, expert=2)
     for layout in (base, replace(base, data=2), replace(base, expert=1)):
         yield Case("3d", replace(layout, zero_stage=2), 3, overlap=True, ahead=layout.data > base.expert)

@@ -177,6 +177,12 @@ class Record:
         """Mean loss of the step."""
         return float(self.losses.sum() + sum(map(np.sum, self.later_losses.values())))
 
+    def add_gradients(self, weights: dict[int, Weights], layer: int, grads: Weights) -> None:
+        """Keep the gradients of a layer's weights by their blocks."""
+        for block in (layer, EXPERTS + layer):
+            if block in weights:
+                self.weight_gradients[block] = {name: grads[name] for name in weights[block]}
+
 
 def train(training: SmallTraining) -> list[Record]:
     """Train serially; one record per step."""
@@ -226,9 +232,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     for layer in reversed(range(training.model.num_layers)):
         record.gradient[layer + 1] = d
         d, record.middle[layer], grads = kept[layer].backward(_whole(weights, layer), d, share)
-        for block in (layer, EXPERTS + layer):
-            if block in weights:
-                record.weight_gradients[block] = {name: grads[name] for name in weights[block]}
+        record.add_gradients(weights, layer, grads)
     record.gradient[0] = d
     record.weight_gradients[EMBEDDING] = _added(embedding_backward(d, tokens, share), d_words)
     if training.model.tied_embeddings:
@@ -259,9 +263,20 @@ def _modules(training: SmallTraining, weights: dict[int, Weights], step: int, re
         made.append(_Module(layer, tokens, targets, joined, kept, statistics, of_head))
     d = np.zeros_like(record.hidden[0])
     words = Weights()
+    count = training.num_later_tokens
     for module in reversed(made):
-        d, of_words = _module_backward(training, weights, module, d, record)
-        words = _added(words, of_words)
+        layer = module.layer
+        w = _whole(weights, layer)
+        head = head_of(w, weights[HEAD])
+        length = training.seq_length
+        dy, inputs = module.head.dgrad(head, module.statistics, module.targets, count, share, length)
+        d, record.middle[layer], grads = module.kept.backward(w, d + dy, share)
+        d, joint = module.joined.dgrad(w, d)
+        grads |= joint.wgrad() | norm_of_head(inputs.norm)
+        record.add_gradients(weights, layer, grads)
+        record.weight_gradients[HEAD] = _added(record.weight_gradients[HEAD], inputs.wgrad(share))
+        record.gradient[layer] = d
+        words = _added(words, embedding_backward(joint.d_words, module.tokens, share))
     return words
 
 
@@ -275,28 +290,6 @@ class _Module(NamedTuple):
     kept: _LayerKept
     statistics: Floats
     head: HeadKept
-
-
-def _module_backward(
-    training: SmallTraining, weights: dict[int, Weights], module: _Module, d: Floats, record: Record
-) -> tuple[Floats, Weights]:
-    """Gradients of a module's input and of embeddings, from that of its output by the next module."""
-    share = training.share
-    layer = module.layer
-    count = training.num_later_tokens
-    w = _whole(weights, layer)
-    head = head_of(w, weights[HEAD])
-    length = training.seq_length
-    dy, inputs = module.head.dgrad(head, module.statistics, module.targets, count, share, length)
-    d, record.middle[layer], grads = module.kept.backward(w, d + dy, share)
-    dx, joint = module.joined.dgrad(w, d)
-    grads |= joint.wgrad() | norm_of_head(inputs.norm)
-    for block in (layer, EXPERTS + layer):
-        if block in weights:
-            record.weight_gradients[block] = {name: grads[name] for name in weights[block]}
-    record.weight_gradients[HEAD] = _added(record.weight_gradients[HEAD], inputs.wgrad(share))
-    record.gradient[layer] = dx
-    return dx, embedding_backward(joint.d_words, module.tokens, share)
 
 
 def _added(first: Weights, second: Weights) -> Weights:

@@ -1,17 +1,13 @@
-"""Independent calculations of what a run holds, and of what flows get."""
+"""An independent calculation of what a run holds."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.engine.tables import TOLERANCE, Flow
 from perfsim.engine.trace import Trace
-from perfsim.machines.placement import flows_on
 from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import owners_of, rank_of
 
@@ -108,47 +104,3 @@ def _peak(born: Floats, dead: Floats, n_bytes: Floats) -> float:
 def _devices(graph: TaskGraph) -> list[str]:
     """Every owner of streams (a device or a store) in order of appearance."""
     return list(dict.fromkeys(owner for stream in graph.streams for owner in owners_of(stream)))
-
-
-# Max-min fair rates of flows that start together, without a simulation; flows on binding links only.
-
-
-def max_min_rates(
-    routes: Sequence[Sequence[int]],
-    caps: Sequence[float],
-    capacities: ArrayLike,
-    weights: Sequence[int] | None = None,
-) -> Floats:
-    """Max-min fair rates of flows, in the unit of `caps` and `capacities`.
-
-    Flow i crosses the links `routes[i]` (a link named twice is loaded twice) and never exceeds `caps[i]`;
-    an entry stands for `weights[i]` identical flows. No rate can grow without lowering one that is no
-    larger.
-    """
-    count = np.ones(len(routes)) if weights is None else np.asarray(weights, dtype=np.float64)
-    crossings = np.zeros((len(routes), np.size(capacities)))
-    for flow, route in enumerate(routes):
-        np.add.at(crossings[flow], np.asarray(route, dtype=np.intp), 1.0)
-    speed = np.asarray(caps, dtype=np.float64)
-    left = np.asarray(capacities, dtype=np.float64).copy()
-    rates = speed.copy()
-    waits = np.ones(len(routes), dtype=bool)
-    while waits.any():
-        load = (crossings * count[:, None])[waits].sum(axis=0)
-        share = np.divide(left, load, out=np.full(len(left), np.inf), where=load > 0)
-        limit = np.where(crossings > 0, share, np.inf).min(axis=1, initial=np.inf)
-        # The flows that the lowest level fixes: at their own speed, or at the share of the fullest link.
-        level = np.minimum(limit, speed)[waits].min()
-        fixed = waits & (np.minimum(limit, speed) <= level * (1.0 + TOLERANCE))
-        rates[fixed] = np.minimum(limit, speed)[fixed]
-        left = np.maximum(0.0, left - (crossings * (count * rates)[:, None])[fixed].sum(axis=0))
-        waits &= ~fixed
-    return rates
-
-
-def reduced(flows: Sequence[Flow], capacities: ArrayLike) -> tuple[list[Flow], Floats]:
-    """The flows on the binding links only, with the same rates, and the capacities of these links."""
-    loads = [Counter(flow.route) for flow in flows]
-    capacity = dict(enumerate(np.asarray(capacities, dtype=np.float64).tolist()))
-    short, kept = flows_on(loads, [flow.bytes_per_s for flow in flows], capacity)
-    return [new._replace(weight=flow.weight) for new, flow in zip(short, flows, strict=True)], kept

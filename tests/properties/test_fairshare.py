@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from perfsim.engine import Flow, simulate
 from perfsim.engine.limits import Engine, Limits, limited
-from perfsim.testing.independent import max_min_rates
 from perfsim.work import GraphBuilder, RankGroup
 
 
@@ -102,31 +101,6 @@ def run(
         trace = simulate(builder.build(), np.array(seconds), flows, np.array(capacities))
     ends: list[float] = trace.end_s[1::2].tolist()
     return ends
-
-
-@given(networks())
-@settings(max_examples=200)
-def test_rates_equal_those_of_the_slow_solver_and_respect_caps_and_capacities(
-    network: tuple[list[float], list[Started]],
-) -> None:
-    capacities, started = network
-    flows = [one.flow for one in started]
-    rates = max_min_rates(
-        [flow.route for flow in flows],
-        [flow.bytes_per_s for flow in flows],
-        capacities,
-        [flow.weight for flow in flows],
-    )
-    single = [flow for flow in flows for _ in range(flow.weight)]
-    slow = slow_rates([flow.route for flow in single], [flow.bytes_per_s for flow in single], capacities)
-    expected = [slow[sum(flow.weight for flow in flows[:i])] for i in range(len(flows))]
-    assert rates.tolist() == pytest.approx(expected, rel=1e-9)
-    assert all(rate <= flow.bytes_per_s for rate, flow in zip(rates, flows, strict=True))
-    for link, capacity in enumerate(capacities):
-        load = sum(
-            rate * flow.weight * flow.route.count(link) for rate, flow in zip(rates, flows, strict=True)
-        )
-        assert load <= capacity * (1 + 1e-8)
 
 
 @pytest.mark.parametrize("engine", ["simpy", "fast"])
