@@ -156,7 +156,15 @@ def fit_hyperbola(
     if run_kind == "fine-tuning":
         raise NotIdentifiableError(_FINE_TUNING)
     batch, log_e = _mean_by_batch(batches, measured)
-    _check_design(batch)
+    if batch.size < MIN_BATCH_SIZES:
+        raise NotIdentifiableError(
+            f"not identifiable: {batch.size} batch sizes, at least {MIN_BATCH_SIZES} are needed"
+        )
+    spread = batch[-1] / batch[0]
+    if spread < MIN_RANGE:
+        raise NotIdentifiableError(
+            f"not identifiable: batches span {spread:.2f}x, at least {MIN_RANGE}x are needed"
+        )
     profile = _Profile.of(batch, log_e, prior=prior)
     _check_outlier(batch, log_e, profile)
     low, high = _interval(batch, log_e, profile, run_kind, prior=prior)
@@ -198,18 +206,6 @@ def _mean_of_repeats(size: float, values: FloatArray) -> float:
                 "a digit too many or too few?"
             )
     return float(values.mean())
-
-
-def _check_design(batch: FloatArray) -> None:
-    if batch.size < MIN_BATCH_SIZES:
-        raise NotIdentifiableError(
-            f"not identifiable: {batch.size} batch sizes, at least {MIN_BATCH_SIZES} are needed"
-        )
-    spread = batch[-1] / batch[0]
-    if spread < MIN_RANGE:
-        raise NotIdentifiableError(
-            f"not identifiable: batches span {spread:.2f}x, at least {MIN_RANGE}x are needed"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,17 +380,6 @@ def zhang_converted_tokens(d_min_tokens: float) -> float:
     return 5 * zhang_20_percent_tokens(d_min_tokens) - 6 * _ZHANG_B_OPT_TOKENS
 
 
-def kaplan_tokens(loss: float) -> float:
-    """B_crit = 2.1e8 / L^(1/0.21) tokens; the paper's text rounds the coefficient to 2e8."""
-    return 2.1e8 / math.pow(_need(loss, "kaplan_loss", "loss"), 1 / 0.21)
-
-
-def bergsma_tokens(d_min_tokens: float) -> float:
-    """B_crit = 0.0471 D_min^0.462 sequences of 2048, in tokens. The coefficient is unverified."""
-    d_min = _need(d_min_tokens, "bergsma_2025", "d_min_tokens")
-    return 0.0471 * math.pow(d_min, 0.462) * _BERGSMA_SEQUENCE_TOKENS
-
-
 def _need(value: float | None, law: str, name: str) -> float:
     if value is None:
         raise InputError(f"critical-batch law '{law}' needs {name}")
@@ -436,11 +421,13 @@ def _kaplan_loss(inputs: LawInputs) -> CriticalBatch:
     if inputs.loss_scale.casefold() != _KAPLAN_LOSS_SCALE.casefold():
         note += f", but the law was fitted on {_KAPLAN_LOSS_SCALE}: other corpora move it by 3 to 8 times"
         band = 8.0
-    return CriticalBatch(kaplan_tokens(loss), _band(inputs, band), "kaplan_loss", _KAPLAN_SOURCE, (note,))
+    tokens = 2.1e8 / math.pow(loss, 1 / 0.21)  # the paper's text rounds the coefficient to 2e8
+    return CriticalBatch(tokens, _band(inputs, band), "kaplan_loss", _KAPLAN_SOURCE, (note,))
 
 
 def _bergsma_2025(inputs: LawInputs) -> CriticalBatch:
-    tokens = bergsma_tokens(_need(inputs.d_min_tokens, "bergsma_2025", "d_min_tokens"))
+    d_min = _need(inputs.d_min_tokens, "bergsma_2025", "d_min_tokens")
+    tokens = 0.0471 * math.pow(d_min, 0.462) * _BERGSMA_SEQUENCE_TOKENS
     note = "the coefficient 0.0471 was recalled, not read in the paper: unverified"
     return CriticalBatch(tokens, _band(inputs, DEFAULT_BAND_FACTOR), "bergsma_2025", _BERGSMA_SOURCE, (note,))
 

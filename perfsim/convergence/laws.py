@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfsim.base.errors import InputError, PlanError, UnknownNameError
 from perfsim.convergence.uncertain import require_positive
@@ -203,7 +203,7 @@ def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> Co
     )
     squares = [(law.loss(params, tokens) - loss) ** 2 for params, tokens, loss in runs]
     error = max(SEED_ERROR, 1.645 * math.sqrt(sum(squares) / len(squares)))
-    return ComputeLaw(**{**vars(law), "error": error})
+    return replace(law, error=error)
 
 
 BESIROGLU = ChinchillaLaw(
@@ -218,12 +218,10 @@ BESIROGLU = ChinchillaLaw(
     b=2085.43,
     beta=0.3658,
 )
-HOFFMANN = ChinchillaLaw(
+HOFFMANN = replace(
+    BESIROGLU,
     name="hoffmann",
     source="Hoffmann et al. 2022, arXiv 2203.15556, with the exponents as in its source text",
-    corpus="MassiveText",
-    params=(7e7, 1.6e10),
-    tokens=(5e9, 5e11),
     irreducible=1.6934,
     a=406.4,
     alpha=0.3392,

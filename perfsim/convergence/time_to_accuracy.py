@@ -11,7 +11,7 @@ critical batch of its own, takes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsim.base.errors import InputError
@@ -56,15 +56,44 @@ class TimeToAccuracy:
     examples_error: float
     """Least error of the examples, whatever the critical batch."""
     goodput: float
-    steps: float
-    examples_tokens: float
-    time_s: float
-    band_s: tuple[float, float]
-    """90 % band, low and high."""
-    overhead: float
-    """E / E_min."""
-    regime: str
-    """weak (B below 0.2 B_crit), moderate, strong (above 0.5 B_crit)."""
+
+    @property
+    def overhead(self) -> float:
+        """E / E_min."""
+        return overhead(self.batch_tokens, self.critical.tokens)
+
+    @property
+    def examples_tokens(self) -> float:
+        """Tokens to the target."""
+        return examples(self.batch_tokens, self.d_min_tokens, self.critical.tokens)
+
+    @property
+    def steps(self) -> float:
+        """Optimizer steps to the target."""
+        return steps_for_tokens(self.examples_tokens, self.batch_tokens)
+
+    @property
+    def time_s(self) -> float:
+        """Seconds to the target."""
+        return self.steps * self.step_time_s / self.goodput
+
+    @property
+    def band_s(self) -> tuple[float, float]:
+        """90 % band of the time, low and high."""
+        low_crit, high_crit = self.critical.band_tokens
+        # A given length has no error of the examples: every batch trains on the same tokens.
+        least = 0.0 if self.critical.given_length else math.log1p(self.examples_error)
+        centre = math.log(self.overhead)
+        down = max(centre - math.log(overhead(self.batch_tokens, high_crit)), least)
+        up = max(math.log(overhead(self.batch_tokens, low_crit)) - centre, least)
+        symmetric = (math.log1p(self.step_time_error), math.log1p(self.d_min_error))
+        time_s = self.time_s
+        return time_s * math.exp(-math.hypot(down, *symmetric)), time_s * math.exp(math.hypot(up, *symmetric))
+
+    @property
+    def regime(self) -> str:
+        """What B_crit matters: weak (B below 0.2 B_crit), moderate, strong (above 0.5 B_crit)."""
+        return regime(self.batch_tokens, self.critical.tokens)
 
     @property
     def batch_over_critical(self) -> float:
@@ -79,7 +108,7 @@ class TimeToAccuracy:
         extra = 100 * (self.overhead - 1)
         return (
             f"{self.regime}: B is {self.batch_over_critical:.2f} B_crit, {extra:.0f} % extra samples; "
-            + (REGIME_TEXT[self.regime])
+            + REGIME_TEXT[self.regime]
         )
 
 
@@ -125,28 +154,25 @@ def time_to_accuracy(
     `unshared_error` is the part of `step_time_error` that other runs of the same machine do not have; by
     default all of it.
     """
-    unshared_error = step_time_error if unshared_error is None else unshared_error
-    errors = {"step_time_error": step_time_error, "unshared_error": unshared_error}
-    _check(step_time_s, goodput, {**errors, "d_min_error": d_min_error})
-    extra = overhead(batch_tokens, critical.tokens)
-    tokens = examples(batch_tokens, d_min_tokens, critical.tokens)
-    number_of_steps = steps_for_tokens(tokens, batch_tokens)
-    time_s = number_of_steps * step_time_s / goodput
+    errors = {
+        "step_time_error": step_time_error,
+        "unshared_error": step_time_error if unshared_error is None else unshared_error,
+        "d_min_error": d_min_error,
+    }
+    require_positive(step_time_s=step_time_s, batch=batch_tokens, d_min_tokens=d_min_tokens)
+    if not 0 < goodput <= 1:
+        raise InputError(f"goodput must lie above 0 and at most at 1, got {goodput:g}")
+    for name, error in errors.items():
+        if not (math.isfinite(error) and error >= 0):
+            raise InputError(f"{name} must be a fraction of at least 0, got {error:g}")
     return TimeToAccuracy(
         batch_tokens=batch_tokens,
         step_time_s=step_time_s,
         d_min_tokens=d_min_tokens,
         critical=critical,
         **errors,
-        d_min_error=d_min_error,
         examples_error=examples_error,
         goodput=goodput,
-        steps=number_of_steps,
-        examples_tokens=tokens,
-        time_s=time_s,
-        band_s=_band(time_s, batch_tokens, critical, examples_error, (step_time_error, d_min_error)),
-        overhead=extra,
-        regime=regime(batch_tokens, critical.tokens),
     )
 
 
@@ -156,28 +182,6 @@ def regime(batch_tokens: float, b_crit_tokens: float) -> str:
     if fraction < WEAK_BELOW:
         return "weak"
     return "strong" if fraction > STRONG_ABOVE else "moderate"
-
-
-def _check(step_time_s: float, goodput: float, errors: Mapping[str, float]) -> None:
-    require_positive(step_time_s=step_time_s)
-    if not 0 < goodput <= 1:
-        raise InputError(f"goodput must lie above 0 and at most at 1, got {goodput:g}")
-    for name, error in errors.items():
-        if not (math.isfinite(error) and error >= 0):
-            raise InputError(f"{name} must be a fraction of at least 0, got {error:g}")
-
-
-def _band(
-    time_s: float, batch: float, critical: CriticalBatch, least_error: float, errors: tuple[float, ...]
-) -> tuple[float, float]:
-    low_crit, high_crit = critical.band_tokens
-    centre = math.log(overhead(batch, critical.tokens))
-    # A given length has no error of the examples: every batch trains on the same tokens.
-    least = 0.0 if critical.given_length else math.log1p(least_error)
-    down = max(centre - math.log(overhead(batch, high_crit)), least)
-    up = max(math.log(overhead(batch, low_crit)) - centre, least)
-    symmetric = [math.log1p(error) for error in errors]
-    return time_s * math.exp(-math.hypot(down, *symmetric)), time_s * math.exp(math.hypot(up, *symmetric))
 
 
 def examples_shift(time: TimeToAccuracy, b_crit_tokens: float) -> float:

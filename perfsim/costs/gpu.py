@@ -120,27 +120,29 @@ class GpuKernels:
         self.framework = _framework(recipe)
         self.gpu = _calibration(system)
         self.peak_flop_per_s = peak_flop_per_s(system, recipe)
+        # 1 on devices whose matrix instructions the framework's libraries were written for.
+        ceiling_share = 1.0 if self.gpu.asynchronous_attention is None else self.framework.ceiling_share
         self.gemm = GemmModel.from_calibration(
             self.gpu,
             self.peak_flop_per_s,
             system.device.memory.bandwidth,
             system.device.compute_units,
             recipe.element_bytes,
-            self._ceiling_share * _slowest_ceiling(self.gpu, devices),
+            ceiling_share * _slowest_ceiling(self.gpu, devices),
+        )
+        table = recipe.narrow_kernels
+        kernels = (
+            () if table is None else (table.forward, table.input_gradient, table.weight_gradient, table.head)
         )
         self.narrow = {
             precision: narrow_gemm(self.gemm, self.gpu, system.device, precision)
-            for precision in _narrow_precisions(recipe)
+            for precision in set(kernels)
+            if PRECISIONS[precision].is_narrow
         }
         self.vector_flop_per_s = system.device.vector_peak.get(recipe.precision)
         self.cache_bytes = system.device.memory.cache
         self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
         self._kernels: dict[Kernel, float] = {}
-
-    @property
-    def _ceiling_share(self) -> float:
-        """1 on devices whose matrix instructions the framework's libraries were written for."""
-        return 1.0 if self.gpu.asynchronous_attention is None else self.framework.ceiling_share
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
@@ -251,10 +253,10 @@ class GpuKernels:
             "asynchronous": self.gpu.asynchronous_attention,
             "one_block": self.gpu.one_block_attention,
         }
-        if (own := known.get(self.framework.attention)) is not None:
-            speed = own.backward if kernel.name.endswith(".backward") else 1.0
-            slower = 1.0 + own.half_length / kernel.n
-            return kernel.flop * slower / (speed * own.fraction * self.peak_flop_per_s)
+        if (kernels := known.get(self.framework.attention)) is not None:
+            speed = kernels.backward if kernel.name.endswith(".backward") else 1.0
+            slower = 1.0 + kernels.half_length / kernel.n
+            return kernel.flop * slower / (speed * kernels.fraction * self.peak_flop_per_s)
         slower = 1.0 + self.gpu.attention_half_length / kernel.m
         fraction = self.gpu.attention_fraction * self.gpu.attention_instruction_fraction
         return kernel.flop * slower / (fraction * self.peak_flop_per_s)
@@ -276,13 +278,16 @@ class GpuCosts(GpuKernels, Costs):
         """Seconds of one task of this class without contention."""
         seconds = self._works.get(work)
         if seconds is None:
-            seconds = self._communication_s(work) if work.kind.is_communication else self.compute_s(work)
             if work.name == WAIT_OF_HOST:
                 seconds = self.wait_s(work.comm_bytes)
             elif work.name == WAIT_OF_EXPERTS:
                 seconds = self.framework.expert_pass_s
             elif work.op in HOST_OPERATIONS:
                 seconds = self.host.duration_s(work)
+            elif work.kind.is_communication:
+                seconds = float(self.durations_s([work])[0])
+            else:
+                seconds = self.compute_s(work)
             self._works[work] = seconds
         return seconds
 
@@ -305,9 +310,6 @@ class GpuCosts(GpuKernels, Costs):
         for work in new:
             self.duration_s(work)
         return np.fromiter(map(self._works.__getitem__, works), np.float64, len(works))
-
-    def _communication_s(self, work: Work) -> float:
-        return float(self.durations_s([work])[0])
 
     def _exposed_s(self, work: Work, alone_s: float) -> float:
         """Seconds of a collective, less what the product beside it hides."""
@@ -407,15 +409,6 @@ def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
     """Datasheet peak of a device for products that are not narrow: at a recipe's precision, or in bf16."""
     narrow = PRECISIONS[recipe.precision].is_narrow
     return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
-
-
-def _narrow_precisions(recipe: TrainingRecipe) -> set[Precision]:
-    """The precisions below 16 bits in which a recipe computes."""
-    table = recipe.narrow_kernels
-    if table is None:
-        return set()
-    used = {table.forward, table.input_gradient, table.weight_gradient, table.head}
-    return {precision for precision in used if PRECISIONS[precision].is_narrow}
 
 
 def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precision: Precision) -> GemmModel:

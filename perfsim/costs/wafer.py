@@ -1,4 +1,4 @@
-"""Seconds of work where weights stream to GPUs: compute as on any GPU, streams as on a wafer cluster.
+"""Seconds of work where weights stream: on a wafer cluster, and on GPUs under a SwarmX tree.
 
 ZeRO 3 with its parameters in an external store is weight streaming: MemoryX broadcasts a layer through
 SwarmX, each GPU computes its slice of the batch, and gradients are summed on the way back.
@@ -22,23 +22,20 @@ from perfsim.work.kernels import Kernel
 # Matrix products on a square mesh of cores, and the movement over the links of the mesh.
 #
 # A product of (m, k) by (k, n) keeps its left operand stationary, spread over the mesh: tokens along one
-# axis,
-# features along the other. The right operand (k n elements) moves along one axis, the partial sums
+# axis, features along the other. The right operand (k n elements) moves along one axis, the partial sums
 # (m n) along the other. With c cores, c^0.5 in a row, each link carries (k + m) n / c^0.5 elements:
 #
-#     seconds = 2 m n k / (e P) + (m + k) n / c^0.5 t        e P FLOP/s reached, t seconds per element and
-# link
+#     seconds = 2 m n k / (e P) + (m + k) n / c^0.5 t
+#
+# with e P FLOP/s reached and t seconds per element and link.
 #
 # This is the communication of SUMMA [van de Geijn, Watts 1997] with one stationary operand. FLOPs grow with
-# all three sides of a product and movement with two, so utilisation falls for smaller layers: by 1/(1 + t e
-# P
-# /(2 c^0.5 k)) for many tokens. A batch of b products (attention heads) divides the mesh into b squares
-# with c^0.5 / b^0.5 cores in a row, which work in parallel: (m + k) n b^0.5 / c^0.5 t. Experts take the
-# whole
-# mesh one after another, as their weights arrive: b (m + k) n / c^0.5 t with m rows of one expert. Their
-# FLOPs
-# are those of the k experts of a token, the movement that of all, so their intensity is k / E of a dense
-# MLP's.
+# all three sides of a product and movement with two, so utilisation falls for smaller layers: by
+# 1/(1 + t e P/(2 c^0.5 k)) for many tokens. A batch of b products (attention heads) divides the mesh into b
+# squares with c^0.5 / b^0.5 cores in a row, which work in parallel: (m + k) n b^0.5 / c^0.5 t. Experts take
+# the whole mesh one after another, as their weights arrive: b (m + k) n / c^0.5 t with m rows of one
+# expert. Their FLOPs are those of the k experts of a token, the movement that of all, so their intensity is
+# k / E of a dense MLP's.
 #
 # Kernels that are not matrix products read and write SRAM at its full rate.
 
@@ -81,16 +78,13 @@ class MeshCosts:
 
 # Seconds of movement around a wafer: weights, gradients, samples, spilled activations, updates.
 #
-# Weights and gradients cross the tree at line rate: a layer occupies MemoryX and the tree for its bytes
-# over the bandwidth of the slowest link, and its first byte takes one hop and one chunk per level. MemoryX
-# has
+# Weights and gradients cross the tree at line rate: a layer occupies MemoryX and the tree for its bytes over
+# the bandwidth of the slowest link, and its first byte takes one hop and one chunk per level. MemoryX has
 # many weight servers: all of them send, read and update a layer that is sharded over them; a layer on a
-# single
-# server moves at the rate of that server. An update takes the longer of its memory traffic and its
+# single server moves at the rate of that server. An update takes the longer of its memory traffic and its
 # arithmetic.
 #
-# Not counted: adding the gradients of micro-batches in MemoryX. That moves 10 B per parameter in DRAM for 2
-# B
+# Not counted: adding the gradients of micro-batches in MemoryX. That moves 10 B per parameter in DRAM for 2 B
 # on the wire, which is hidden where a server's DRAM is five times as fast as its port (12 times on CS-2).
 
 
@@ -134,10 +128,9 @@ class StreamCosts:
                 return work.comm_bytes / self.flash_bytes_per_s()
             case "samples" | "spill" | "fetch":
                 return work.comm_bytes / self.feed_bytes_per_s
-        return self._reduce_s(work) if work.op.startswith("reduce") else None
-
-    def _reduce_s(self, work: Work) -> float:
-        """A gradient up to MemoryX or SwarmX; only its last chunk shows the latency of the hops."""
+        if not work.op.startswith("reduce"):
+            return None
+        # A gradient goes up to MemoryX or SwarmX; only its last chunk shows the latency of the hops.
         rate = self.tree_bytes_per_s if work.op.startswith("reduce_in_tree") else self.stream_bytes_per_s
         latency_s = 0.0 if work.op.endswith("_part") else self.tree_latency_s(work.comm_bytes)
         return work.comm_bytes / rate + latency_s
@@ -166,9 +159,8 @@ class StreamCosts:
 #
 #     T >= e P b / (2 B)        e efficiency, P peak FLOP/s, b bytes a weight, B bytes/s of the link
 #
-# Sparsity cancels, except for the index of each weight, which is part of b. At 7.48 PFLOP/s, 2 bytes and
-# 150 GB/s these are 49,867 tokens; a Model Zoo configuration of GPT-3 13B (release 1.7.1) asks for more
-# than 24
+# Sparsity cancels, except for the index of each weight, which is part of b. At 7.48 PFLOP/s, 2 bytes and 150
+# GB/s these are 49,867 tokens; a Model Zoo configuration of GPT-3 13B (release 1.7.1) asks for more than 24
 # sequences of 2,048 tokens, 49,152.
 
 HIDES = {"link": "a layer's weights", "flash": "what flash moves", "update": "the updates"}
@@ -206,7 +198,7 @@ def hidden_from_tokens(tokens: float, use_s: float, fixed_s: float, load_s: floa
 # Seconds of work on a wafer cluster.
 #
 # Compute takes its FLOPs at the measured efficiency of a software release, plus movement over the mesh of
-# cores (`perfsim.costs.mesh`); movement around a wafer is priced by `perfsim.costs.streams`.
+# cores (`MeshCosts`); movement around a wafer is priced by `StreamCosts`.
 
 PEAK = "peak"
 """The software release of an ideal machine."""
@@ -244,7 +236,12 @@ class WaferCosts(Costs):
         moving_s = self.streams.duration_s(work)
         if moving_s is not None:
             return moving_s
-        return work.share * (self.mesh.duration_s(work.kernels) - self._harvested_s(work))
+        saved_s = 0.0
+        if self.zeros_saved and work.op.startswith("layer."):
+            # Zeros in a layer's sparse matrices save arithmetic; movement is unchanged.
+            matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
+            saved_s = self.zeros_saved * matrices / self.flop_per_s
+        return work.share * (self.mesh.duration_s(work.kernels) - saved_s)
 
     def kernel_s(self, kernel: Kernel, /) -> float:
         """Seconds of one kernel on a wafer."""
@@ -261,13 +258,6 @@ class WaferCosts(Costs):
     def arithmetic_flop_per_s(self, _work: Work, /) -> float:
         """FLOP/s of matrix products, the same for all."""
         return self.flop_per_s
-
-    def _harvested_s(self, work: Work) -> float:
-        """Seconds of arithmetic saved by zeros in a layer's sparse matrices; movement is unchanged."""
-        if not self.zeros_saved or not work.op.startswith("layer."):
-            return 0.0
-        matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
-        return self.zeros_saved * matrices / self.flop_per_s
 
 
 def nearest_release(wanted: str, calibration: WaferCalibration) -> str:

@@ -27,8 +27,7 @@ from perfsim.work import Kind, TaskGraph
 
 # Counters of a trace over time: activations in memory, load of links and busy streams of each device.
 #
-# Memory is that of activations, from the task that writes a tensor to the last one that reads it.
-# Parameters,
+# Memory is that of activations, from the task that writes a tensor to the last one that reads it. Parameters,
 # gradients and optimizer states have their place for the whole step (`Prediction.memory` has them).
 
 GIGA = 1e9

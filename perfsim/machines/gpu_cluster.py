@@ -183,10 +183,13 @@ class FatTreeNetwork(Network):
         links inside nodes are not counted for one across nodes.
         """
         inside = self._is_inside(groups)
-        meshed = self._meshes(work, groups) if self.tree.full_mesh and inside else 1
+        divided = work.kind is Kind.COMM_COLL and not work.op.startswith("tree.") and work.op != "send_recv"
+        meshed = max(1, groups.shape[1] - 1) if divided and self.tree.full_mesh and inside else 1
         within = spare = groups[:0, 0]
         if work.op.startswith("tree."):
-            source, target = _round_hops(groups, work.op)
+            _, name, number = work.op.split(".")  # such as `tree.all_reduce.2`
+            pairs = np.array(tree_rounds(cast(CollectiveOp, name), groups.shape[1])[int(number)])
+            source, target = (groups[:, pairs[:, side]].ravel() for side in (0, 1))
         elif work.kind is not Kind.COMM_COLL:
             source = groups[:, 0]
             target = groups[:, 1]
@@ -205,20 +208,11 @@ class FatTreeNetwork(Network):
         crossed, times = np.unique(links, return_counts=True)
         if inside:
             return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed)
-        return Traffic(crossed, times, self._ring_bytes_per_s(crossed, times))
-
-    def _ring_bytes_per_s(self, links: Ints, times: Ints) -> float:
-        """What each ring across nodes carries: its share of the NICs, or of the ports that all rings pass.
-
-        Ports count at their rated speed, as in prices: a port that is slower is for the flows to share.
-        """
-        passed = times[np.isin(links, self.tree.ports)].max(initial=1)
-        return float(min(self.tree.nic_share_bytes_per_s, self.tree.edges.rated["scale_up"] / passed))
-
-    def _meshes(self, work: Work, groups: Ints) -> int:
-        """Links over which a rank divides what it sends inside the node of a full mesh."""
-        divided = work.kind is Kind.COMM_COLL and not work.op.startswith("tree.") and work.op != "send_recv"
-        return max(1, groups.shape[1] - 1) if divided else 1
+        # A ring has its share of the NICs, or of the ports that all rings pass. Ports count at their rated
+        # speed, as in prices: a port that is slower is for the flows to share.
+        passes = times[np.isin(crossed, self.tree.ports)].max(initial=1)
+        port_bytes_per_s = self.tree.edges.rated["scale_up"] / passes
+        return Traffic(crossed, times, float(min(self.tree.nic_share_bytes_per_s, port_bytes_per_s)))
 
     def sent_bytes(self, work: Work, /) -> float:
         """Bytes of a class of work on a link that it crosses once; the rings across nodes share a message."""
@@ -294,13 +288,6 @@ class FatTreeNetwork(Network):
         inside = self.tree.devices_per_node % layout.tensor == 0
         thin = self.tree.has_thin_uplinks(rated=True)
         return inside and not thin and not schedule_called(layout.schedule).splits_backward
-
-
-def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
-    """Sources and targets of a round of a tree, such as `tree.all_reduce.2` (`prediction.disturbed`)."""
-    _, name, number = op.split(".")
-    pairs = np.array(tree_rounds(cast(CollectiveOp, name), groups.shape[1])[int(number)])
-    return groups[:, pairs[:, 0]].ravel(), groups[:, pairs[:, 1]].ravel()
 
 
 def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -544,15 +531,15 @@ class GpuCluster(Machine):
     def published_layout(self, settings: Mapping[str, Any], /) -> ParallelLayout:
         """The layout of the run, with the chunks that its schedule needs; other settings are left out."""
         known = {field.name for field in fields(ParallelLayout)}
-        own = {name: value for name, value in settings.items() if name in known}
-        own["virtual_pipeline"] = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
+        given = {name: value for name, value in settings.items() if name in known}
+        given["virtual_pipeline"] = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
         if settings["pipeline_layout"]:
-            own["layers_per_stage"] = layers_of_stages(settings["pipeline_layout"])
-        own["context"] = settings["context_parallel"]
-        own["expert"] = settings["expert_parallel"]
-        own["expert_tensor"] = settings["expert_tensor_parallel"] or 1
-        own["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
-        return ParallelLayout(**own)
+            given["layers_per_stage"] = layers_of_stages(settings["pipeline_layout"])
+        given["context"] = settings["context_parallel"]
+        given["expert"] = settings["expert_parallel"]
+        given["expert_tensor"] = settings["expert_tensor_parallel"] or 1
+        given["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
+        return ParallelLayout(**given)
 
     def usual_settings(self, layout: ParallelLayout, recipe: TrainingRecipe, /) -> list[Setting]:
         """The settings that Megatron-LM's README recommends.

@@ -82,16 +82,13 @@ def _binding_links(loads: Sequence[Loads], capacities: Capacities) -> list[int]:
     for link in sorted(order, key=order.__getitem__):
         column = columns[link]
         rarest = min(column, key=lambda row: len(by_row.get(row, ())))
-        if any(_implies(columns[link_b], column) for link_b in by_row.get(rarest, ())):
+        others = (columns[other] for other in by_row.get(rarest, ()))
+        if any(all(other.get(row, 0.0) >= load for row, load in column.items()) for other in others):
             continue
         kept.append(link)
         for row in column:
             by_row.setdefault(row, []).append(link)
     return sorted(kept)
-
-
-def _implies(column: Mapping[int, float], implied: Mapping[int, float]) -> bool:
-    return all(column.get(row, 0.0) >= load for row, load in implied.items())
 
 
 def flows_on(
@@ -261,7 +258,11 @@ def place(
     too_many = not marked and count > 1 and count * len(folded) > MOST_UNEVEN_TASKS
     note = _note(count, too_many=too_many) if count > 1 and not marked else ""
     if too_many:
-        folded = _at_worst(folded, network)
+        # Without contention the step is at least as long as with all peers written out, since no peer has
+        # all of these groups.
+        groups = (network.worst_group(work, folded.width) for work in folded.works)
+        works = (replace(work, group=group) for work, group in zip(folded.works, groups, strict=True))
+        folded = replace(folded, works=tuple(works))
         links = shared_links(folded, network) if contention else links
     if count == 1 or too_many:
         rank = folded.stream_ranks[folded.stream]
@@ -270,17 +271,6 @@ def place(
     if contention:
         links = shared_links(unfolded.graph, network, peers=classes)
     return Placed(unfolded.graph, unfolded.rank, links, topology, classes, note)
-
-
-def _at_worst(folded: TaskGraph, network: Network) -> TaskGraph:
-    """The folded graph with each communication in the group of those peers that it takes longest for.
-
-    Without contention the step is at least as long as with all peers written out, since no peer has all
-    of these groups.
-    """
-    groups = (network.worst_group(work, folded.width) for work in folded.works)
-    works = (replace(work, group=group) for work, group in zip(folded.works, groups, strict=True))
-    return replace(folded, works=tuple(works))
 
 
 def _note(kinds: int, *, too_many: bool) -> str:

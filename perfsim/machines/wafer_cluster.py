@@ -213,18 +213,15 @@ def _part_of(lane: str, tree: WaferTree) -> str:
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
-        return f"the {_update_bottleneck(costs)} of MemoryX's servers"
+        # Adam moves 28 bytes and takes 15 FLOP a parameter.
+        slower = "DRAM" if costs.update_s(28.0, 0.0) >= costs.update_s(0.0, 15.0) else "arithmetic"
+        return f"the {slower} of MemoryX's servers"
     feeders = system.activation_servers.per_system
     if lane in AT_SYSTEMS and feeders * costs.rated_bytes_per_s["feed"] <= costs.feed_bytes_per_s:
         return "the activation servers"
     if lane in AT_SYSTEMS:
         return "the I/O ports"
     return _link_bottleneck(costs)
-
-
-def _update_bottleneck(costs: StreamCosts) -> str:
-    """DRAM or arithmetic, whichever is slower for Adam's 28 B and 15 FLOP a parameter."""
-    return "DRAM" if costs.update_s(28.0, 0.0) >= costs.update_s(0.0, 15.0) else "arithmetic"
 
 
 PARTS = {
@@ -288,7 +285,7 @@ def of_systems(count: int) -> Iterator[Unknown]:
 
     assumed: it grows with the logarithm of their number, as the levels of the tree do, up to the least
     efficiency that is published: log(count) / log(16) log(1 / 0.91). A spread of speeds of single systems
-    that explains 0.91 at 16 grows more slowly (`perfsim.validation.scaling`).
+    that explains 0.91 at 16 grows more slowly.
     """
     if count > 1:
         width = -math.log(LEAST_EFFICIENCY) * math.log(count) / math.log(SYSTEMS)

@@ -21,8 +21,7 @@ from perfsim.prediction.prediction import model_version
 
 # The interface of all executors, and the collection of answers from workers that may die.
 #
-# A worker that dies loses its items, which are computed again. Which of them killed it is not known, so
-# they
+# A worker that dies loses its items, which are computed again. Which of them killed it is not known, so they
 # run alone, one after the other; one whose worker dies even then is `Failed` and stops no other.
 
 Key = TypeVar("Key")
@@ -86,7 +85,7 @@ class Executor(Protocol):
         ...
 
 
-class InProcess:
+class _InProcess:
     """Computes in this process, one item after the other."""
 
     size = 1
@@ -320,7 +319,7 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-IN_PROCESS = InProcess()
+IN_PROCESS = _InProcess()
 
 
 def available_processes() -> int:

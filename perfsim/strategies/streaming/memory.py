@@ -103,15 +103,12 @@ class Store:
     @property
     def note(self) -> str:
         where = {False: "DRAM", True: "flash"}
-        weights, state = (_size_text(sum(parts.values())) for parts in (self.weights, self.state))
+        sizes = (sum(parts.values()) for parts in (self.weights, self.state))
+        weights, state = (f"{n / 1e12:.3g} TB" if n >= 1e12 else f"{n / 1e9:.3g} GB" for n in sizes)
         return (
             f"MemoryX holds {weights} of weights in {where[self.weights_in_flash]} and "
             f"{state} of optimizer state in {where[self.state_in_flash]}"
         )
-
-
-def _size_text(n_bytes: float) -> str:
-    return f"{n_bytes / 1e12:.3g} TB" if n_bytes >= 1e12 else f"{n_bytes / 1e9:.3g} GB"
 
 
 class StreamedDevice(ABC):
@@ -271,15 +268,15 @@ def wafer_memory(
     job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int
 ) -> tuple[MemoryUse, ...]:
     """Peak memory of a wafer, MemoryX and the activation servers."""
-    own = system.device.memory
+    on_device = system.device.memory
     device = device_of(system)
     parts = activation_parts_bytes(job, layout, device)
     parts["stream buffers"] = stream_buffer_bytes(job, system)
-    parts["reserved"] = own.reserved
+    parts["reserved"] = on_device.reserved
     sums = _gradient_sum_bytes(job, layout, system, per_system)
     if sums:
         parts["gradients"] = sums
-    uses = [MemoryUse(device.place, parts, own.capacity), *Store(job, system).uses()]
+    uses = [MemoryUse(device.place, parts, on_device.capacity), *Store(job, system).uses()]
     if layout.spill:
         servers = system.activation_servers
         spilled = {"activations": spilled_bytes(job, layout, device)}

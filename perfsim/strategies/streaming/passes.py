@@ -28,7 +28,7 @@ from perfsim.strategies.streaming.blocks import (
 )
 from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Slots, Template, Work
 
-# One pass of weight streaming, _recorded once: a micro-batch forward and backward over the model.
+# One pass of weight streaming, recorded once: a micro-batch forward and backward over the model.
 #
 # Weights are sent, whole or in chunks, when a buffer is free: 1 + `prefetch_depth` blocks can be in flight. A
 # chunk is used when it arrives, and a chunk of gradients leaves when it is computed. A graph in chunks has
@@ -83,7 +83,7 @@ class _PassRules(NamedTuple):
 
 
 def _recorded(works: _PassWorks, rules: _PassRules, kind: _PassKind, builder: GraphBuilder) -> Template:
-    """The template of a pass, _recorded once for all batches and devices and rebound to the given work."""
+    """The template of a pass, recorded once for all batches and devices and rebound to the given work."""
     outlines = works.outlines()
     bound = dict(zip(outlines.classes(), works.classes(), strict=True))
     return _recording(outlines, rules, kind).rebound(builder, bound)
@@ -183,15 +183,12 @@ class PassRecorder:
         return inputs
 
     def _recompute_block(self, number: int, before: int) -> int:
-        tensor = self._tasks(number, self._recompute_work(number), self._stream(number), [before])[-1]
-        self.computed.append(tensor)
-        return tensor
-
-    def _recompute_work(self, number: int) -> Work:
         work = self.blocks[number].recompute
         if work is None:
             raise GraphError(f"block {number} is in a recompute group, but has no recompute work")
-        return work
+        tensor = self._tasks(number, work, self._stream(number), [before])[-1]
+        self.computed.append(tensor)
+        return tensor
 
     def _backward(self, number: int, gradient: int, before: int, *, recomputed: bool) -> int:
         works = self.blocks[number]

@@ -146,14 +146,18 @@ _TINY_S = 1e-30
 _TIE = 1e-12
 
 
-def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs) -> Floats:
-    """Step time of every layout by the formula above, shape (rows,)."""
+def estimate_steps_s(
+    job: Job, columns: Columns, topology: FatTree, costs: Costs, *, updates: bool = True
+) -> Floats:
+    """Step time of every layout by the formula above, shape (rows,); `updates`: with its update."""
     slices = slices_of(columns)
     first, of_state = distinct_rows(columns.state_keys)
     states = columns.rows(first)
     sizes = slice_bytes(job, states)
     largest = largest_ranks(job, states, sizes)
     replicas = data_prices(job, states, topology, largest, sizes, costs.durations_s)
+    if not updates:
+        replicas = replicas._replace(update=np.zeros_like(replicas.update))
     passes = Passes(job, slices, topology, costs.durations_s)
     beside = _Beside(job, topology, costs, slices, passes, states, sizes, largest)
     alike = columns.alike()
@@ -181,7 +185,13 @@ def _steps_s(
     computed = _pass_times(columns, ranks, passes, replicas, slower)
     waits = _waits_for_buffers(job, columns, ranks, computed, passes, replicas)
     lost_s = _lost_beside_reductions(job, columns, ranks, computed, waits.steady_s, replicas, slower)
-    times = _with_waits(columns, computed, waits.steady_s + lost_s)
+    wait_s = waits.steady_s + lost_s
+    split = columns.of_schedules("splits_backward")[:, None]
+    # The pass that completes gradients is longer by the wait.
+    times = computed._replace(
+        backward_s=computed.backward_s + np.where(split, 0.0, wait_s),
+        weights_s=computed.weights_s + np.where(split, wait_s, 0.0),
+    )
     sends = _send_times(columns, ranks, passes)
     microbatches = columns.microbatches(job)
     tied = np.logical_and(job.model.tied_embeddings, columns.last_rank > 0)
@@ -196,9 +206,15 @@ def _steps_s(
             for busy, sent, part in zip(times, sends, slowest_times, strict=True)
         )
     )
-    pace = slowest_times.total_s + _between_passes_s(columns, passes)
+    tight = columns.of_schedules("tight")
+    # A pass outside a tight pipeline gathers its input over the tensor group first.
+    gathered_s = np.where(tight, 0.0, 2 * columns.virtual * passes.receive[:, 0])
+    pace = slowest_times.total_s + gathered_s
     pace = np.maximum(pace, _pace_of_pairs(columns, ranks, times, passes))
-    pace = pace + _lost_between_passes_s(columns, passes, slower)
+    # A rank sends and receives a tensor in every pass; in a tight pipeline it waits for half of them.
+    beside_s = 4 * columns.virtual * (passes.send * slower.send)[:, 0]
+    beside_s = np.where(tight & ~split[:, 0], beside_s / 2, beside_s)
+    pace = pace + np.where(columns.pipeline > 1, beside_s, 0.0)
     bare = _bare_microbatches(columns, microbatches)
     sent = sum(part.max(axis=1) for part in sends)
     seconds = (microbatches - bare) * pace + bare * (slowest_times.total_s + sent + bare_wait - steady_wait)
@@ -214,7 +230,9 @@ def _steps_s(
     last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)
     reduced = _reduction_s(job, columns, largest, passes, replicas, slower, last_group_s)
     last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
-    reduced = np.maximum(0.0, reduced - last_wait) + _last_across_s(replicas)
+    # Under ZeRO 3 a step ends with the last sums over groups that shard.
+    across = np.maximum(0.0, replicas.across_layer - replicas.reduce_both) + replicas.across_both
+    reduced = np.maximum(0.0, reduced - last_wait) + across[:, 0]
     ends = (replicas.tie + replicas.update + replicas.gather)[:, 0]
     return np.asarray(seconds + reduced + ends + _gathered_ahead_s(largest, passes, replicas))
 
@@ -229,30 +247,6 @@ def _gathered_ahead_s(largest: Largest, passes: PassPrices, replicas: DataPrices
     forward = np.minimum(largest.bucket, largest.chunk) * passes.forward[:, -1]
     later = np.where(bucket > 0, (buckets - 1) * np.maximum(0.0, bucket - forward), 0.0)
     return np.asarray(replicas.ahead_ends[:, 0] + bucket + later)
-
-
-def _last_across_s(replicas: DataPrices) -> Floats:
-    """Seconds of the last sums over groups that shard, which end a step under ZeRO 3, shape (rows,)."""
-    first_layer = np.maximum(0.0, replicas.across_layer - replicas.reduce_both)
-    return np.asarray((first_layer + replicas.across_both)[:, 0])
-
-
-def _between_passes_s(columns: Columns, passes: PassPrices) -> Floats:
-    """Seconds per micro-batch between the passes of a rank that is not in a tight pipeline, shape (rows,).
-
-    A pass gathers its input over the tensor group first.
-    """
-    return np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * passes.receive[:, 0])
-
-
-def _lost_between_passes_s(columns: Columns, passes: PassPrices, slower: _Slowdowns) -> Floats:
-    """Seconds per micro-batch that passes lose beside the messages of others, shape (rows,).
-
-    A rank sends and receives a tensor in every pass. In a tight pipeline it waits for half of them.
-    """
-    lost = 4 * columns.virtual * (passes.send * slower.send)[:, 0]
-    waits = columns.of_schedules("tight") & ~columns.of_schedules("splits_backward")
-    return np.where(columns.pipeline > 1, np.where(waits, lost / 2, lost), 0.0)
 
 
 def _bare_microbatches(columns: Columns, microbatches: Ints) -> Floats:
@@ -391,13 +385,6 @@ def _waits_for_buffers(
     alternates = (columns.microbatches(job) > columns.pipeline) & ~columns.of_schedules("forwards_first")
     other = times.forward_s + np.where(split, times.backward_s, 0.0)
     return _BufferWaits(wait(np.where(alternates[:, None], other, 0.0)), wait(np.zeros_like(other)))
-
-
-def _with_waits(columns: Columns, times: PassTimes, wait_s: Floats) -> PassTimes:
-    """Pass times in which the pass that completes gradients is longer by a wait."""
-    split = columns.of_schedules("splits_backward")[:, None]
-    backward = times.backward_s + np.where(split, 0.0, wait_s)
-    return PassTimes(times.forward_s, backward, times.weights_s + np.where(split, wait_s, 0.0))
 
 
 def _send_times(columns: Columns, ranks: RankColumns, passes: PassPrices) -> PassTimes:

@@ -187,7 +187,11 @@ class Replicas:
             "optimizer", shard * optimizer_bytes(self.recipe, self.model), launches=OPTIMIZER_LAUNCHES
         )
         products = update_products(self.recipe, self.model, shard)
-        casts = _weight_casts(self.recipe, whole)
+        # The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too.
+        casts: tuple[Kernel, ...] = ()
+        table = self.recipe.narrow_kernels
+        if table is not None and PRECISIONS[table.forward].bytes < self.recipe.element_bytes:
+            casts = (elementwise("weights.cast", whole * cast_bytes(table.forward), launches=2),)
         return Work(
             name="optimizer",
             kind=Kind.COMP,
@@ -196,14 +200,6 @@ class Replicas:
             kernels=(kernel, *products, *casts),
             writes=(TensorClass("parameters", shard * self.recipe.element_bytes),),
         )
-
-
-def _weight_casts(recipe: TrainingRecipe, num_parameters: float) -> tuple[Kernel, ...]:
-    """The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too."""
-    table = recipe.narrow_kernels
-    if table is None or PRECISIONS[table.forward].bytes >= recipe.element_bytes:
-        return ()
-    return (elementwise("weights.cast", num_parameters * cast_bytes(table.forward), launches=2),)
 
 
 WAIT = Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))

@@ -36,16 +36,6 @@ from perfsim.work.builder import Stamped
 PASSES: tuple[Pass, ...] = get_args(Pass)
 
 
-@dataclass(frozen=True)
-class _Index:
-    """The slot of each pass, virtual stage and micro-batch."""
-
-    number: Ints
-
-    def slot(self, which: Pass, place: int, microbatch: int) -> int:
-        return int(self.number[PASSES.index(which), place, microbatch])
-
-
 FREED = ("freed0", "freed1", "freed2")
 """Outputs whose tasks free gradient buffers: see `Reduction.leave`."""
 
@@ -90,8 +80,8 @@ class _Passes:
 
 def _pipeline_slots(
     merged: list[Slot], placement: Placement, passes: _Passes, num_microbatches: int
-) -> tuple[Slots, _Index]:
-    """All slots of a step.
+) -> tuple[Slots, Ints]:
+    """All slots of a step, and the slot of each pass, virtual stage and micro-batch.
 
     A forward reads the activation of the previous virtual stage. A backward reads the gradient of the next
     stage and what its own forward saved. W reads what its own backward saved.
@@ -123,7 +113,7 @@ def _pipeline_slots(
     sources |= {name: (where("B", "F"), name) for name in passes.ports("B")}
     sources |= {name: (freed, name) for name in FREED}
     sources |= {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
-    return Slots(template, microbatch, sources), _Index(number)
+    return Slots(template, microbatch, sources), number
 
 
 def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bools) -> tuple[Ints, Ints]:
@@ -176,12 +166,12 @@ class StepWriter:
         orders = schedule(layout.schedule, layout.pipeline, layout.virtual_pipeline, microbatches)
         merged = merged_order(orders, self.placement)
         passes = self._passes()
-        slots, index = _pipeline_slots(merged, self.placement, passes, microbatches)
+        slots, number = _pipeline_slots(merged, self.placement, passes, microbatches)
         self.builder.fold(layout.width)
         steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.skewed else 1)
         for step in range(steps):
             stamped = self.builder.stamp(passes.templates, slots)
-            gradients = [self._reduce(rank, stamped, index) for rank in range(layout.pipeline)]
+            gradients = [self._reduce(rank, stamped, number) for rank in range(layout.pipeline)]
             self._tie(gradients)
             self._update(gradients, final=step == steps - 1)
             self.builder.end_step()
@@ -223,7 +213,7 @@ class StepWriter:
         of_embedding_and_head = replicas.reduce_works(stage.embedding_and_head)
         return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
 
-    def _reduce(self, rank: int, stamped: Stamped, index: _Index) -> list[int]:
+    def _reduce(self, rank: int, stamped: Stamped, slots: Ints) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
         replicas = self.stages.replicas[rank]
         final = self.plan.num_microbatches - 1
@@ -232,7 +222,7 @@ class StepWriter:
         for stage in self.stages.of_rank(rank):
             if stage.empty:
                 continue
-            slot = index.slot(self.last_pass, stage.number, final)
+            slot = int(slots[PASSES.index(self.last_pass), stage.number, final])
             done.append(stamped.tensor(slot, "weight_gradients"))
             if self.overlap or self.sharded or self.scattered:
                 reduced = [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
@@ -275,9 +265,9 @@ class StepWriter:
         if self.schedule.skewed or peers * layout.pipeline == 1:
             return []
         norms = []
-        for replicas, own in zip(stages.replicas, gradients, strict=True):
+        for replicas, reduced in zip(stages.replicas, gradients, strict=True):
             work = norm_work(RankGroup(replicas.ranks.start, 1, peers) if peers > 1 else None)
-            norms.append(self.builder.task(work, replicas.stream, own).tensor)
+            norms.append(self.builder.task(work, replicas.stream, reduced).tensor)
         if layout.pipeline == 1:
             return norms
         return [self.builder.task(norm_work(), f"{stages.replicas[0].device}/send-previous", norms).tensor]
@@ -285,9 +275,9 @@ class StepWriter:
     def _update(self, gradients: list[list[int]], *, final: bool) -> None:
         """Update the parameters of every rank with clipped gradients, and all-gather them under ZeRO."""
         norm = self._norm(gradients)
-        for replicas, own in zip(self.stages.replicas, gradients, strict=True):
+        for replicas, reduced in zip(self.stages.replicas, gradients, strict=True):
             compute = f"{replicas.device}/compute"
-            updated = self.builder.task(replicas.optimizer_work(), compute, [*own, *norm]).tensor
+            updated = self.builder.task(replicas.optimizer_work(), compute, [*reduced, *norm]).tensor
             if self.gathers_ahead:
                 if not final:  # the next step's gathers wait for the update
                     self.builder.task(WAIT, replicas.stream, [updated])

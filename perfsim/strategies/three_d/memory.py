@@ -186,10 +186,18 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     else:
         parts = np.empty(kept.shape), np.empty(kept.shape)
         for name, rows in schedules.items():
-            own = [column[rows] for column in (ranks.rank, *counts)], [part[rows] for part in whole]
-            parts[0][rows], parts[1][rows] = _in_flight_bytes(name, *own)
-    names = "activations", "weight gradient inputs"
-    return dict(zip(names, parts, strict=True)) | {"working set": _working_bytes(columns, ranks, sizes)}
+            in_rows = [column[rows] for column in (ranks.rank, *counts)], [part[rows] for part in whole]
+            parts[0][rows], parts[1][rows] = _in_flight_bytes(name, *in_rows)
+    # Temporaries of one pass: a recomputed layer, or the logits on the last stage; exchanges.
+    layer = (sizes.keeps_all - sizes.keeps).max(axis=-1, keepdims=True)
+    passing = np.maximum(
+        np.where(columns.recompute[..., None] > 0, layer, 0.0), np.where(ranks.last, sizes.logits, 0.0)
+    )
+    return {
+        "activations": parts[0],
+        "weight gradient inputs": parts[1],
+        "working set": np.asarray(sequences * (passing + sizes.exchanged)),
+    }
 
 
 def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floats]) -> tuple[Floats, Floats]:
@@ -222,18 +230,11 @@ def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     keys = division.ravel()[rows], groups.ravel()[rows]
     first, of_row = distinct_rows(keys)
     for number, (row, many) in enumerate(zip(*(key[first].tolist() for key in keys), strict=True)):
-        own = rows[of_row == number]
+        alike = rows[of_row == number]
         pipeline = int(columns.divisions.pipeline[row])
-        factors[own] = chunk_peaks(columns.divisions[row], many * pipeline)[rank.reshape(factors.shape)[own]]
+        peaks = chunk_peaks(columns.divisions[row], many * pipeline)
+        factors[alike] = peaks[rank.reshape(factors.shape)[alike]]
     return factors.reshape(rank.shape)
-
-
-def _working_bytes(columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> Floats:
-    """Temporary bytes of one pass: a recomputed layer, or the logits on the last stage; exchanges."""
-    layer = (sizes.keeps_all - sizes.keeps).max(axis=-1, keepdims=True)
-    redone = np.where(columns.recompute[..., None] > 0, layer, 0.0)
-    logits = np.where(ranks.last, sizes.logits, 0.0)
-    return np.asarray(columns.micro_batch[..., None] * (np.maximum(redone, logits) + sizes.exchanged))
 
 
 def peak_bytes(job: Job, grid: Grid, system: GpuClusterSpec) -> Floats:
@@ -258,20 +259,14 @@ def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tu
     """Peak memory of one rank of each pipeline stage."""
     columns = columns_of(job, layout)
     parts = rank_bytes(job, columns, columns.divisions[0].ranks(), system)
-    shown = {name: column[0] for name, column in parts.items() if _is_shown(name, layout)}
+    applies = {
+        "weight gradient inputs": schedule_called(layout.schedule).splits_backward,
+        "gathered parameters": layout.zero_stage == SHARDED,
+        "gradient buckets": layout.zero_stage >= GRADIENTS_SHARDED and layout.replicas > 1,
+    }
+    shown = {name: column[0] for name, column in parts.items() if applies.get(name, True)}
     capacity = system.device.memory.capacity
     return tuple(
         MemoryUse(f"stage {rank}", {name: float(column[rank]) for name, column in shown.items()}, capacity)
         for rank in range(layout.pipeline)
     )
-
-
-def _is_shown(name: str, layout: ParallelLayout) -> bool:
-    """Whether a part applies to a layout; parts that do not are not listed."""
-    if name == "weight gradient inputs":
-        return schedule_called(layout.schedule).splits_backward
-    if name == "gathered parameters":
-        return layout.zero_stage == SHARDED
-    if name == "gradient buckets":
-        return layout.zero_stage >= GRADIENTS_SHARDED and layout.replicas > 1
-    return True

@@ -17,13 +17,13 @@ Copies have a stream for each direction, and the CPU has one for the rank's upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Bools, Floats
+from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import LOADS, STORE, HostCosts
 from perfsim.costs.memory import (
     MemoryUse,
@@ -32,14 +32,13 @@ from perfsim.costs.memory import (
     state_bytes,
     updated_state_bytes,
 )
-from perfsim.costs.price import Costs, Shares
+from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout, Place
 from perfsim.specs.recipe import Job, TrainingRecipe
 from perfsim.strategies.plan import MEMORY, Screening
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, WAIT, norm_work
-from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.halves import slice_of
 from perfsim.strategies.three_d.memory import rank_bytes
 from perfsim.strategies.three_d.space import Columns, blocks_of, columns_of
@@ -371,15 +370,11 @@ def _moved_rows(job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[P
     """
     alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
     for places in tried_places(job, topology):
-        yield places, space.rows(_may_move(space, places))
+        # The rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
+        stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
+        yield places, space.rows(stays & ((space.zero == SHARDED) | (places.param == "none")))
         stage = GRADIENTS_SHARDED if places.param == "none" else SHARDED
         yield places, replace(alone, zero=np.full_like(alone.zero, stage))
-
-
-def _may_move(space: Columns, places: Places) -> Bools:
-    """Layouts whose states may be at these places: `legal` has the rules."""
-    stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
-    return np.asarray(stays & ((space.zero == SHARDED) | (places.param == "none")))
 
 
 # -------------------------------------------------------------------------------------- memory
@@ -450,48 +445,6 @@ def offloaded_memory(
 
 
 # ------------------------------------------------------------------------------------ estimate
-class _UpdatedOnHost(Costs):
-    """Prices of the graph without offload, with nothing for the update of the device."""
-
-    def __init__(self, costs: Costs) -> None:
-        self.costs = costs
-
-    def duration_s(self, work: Work) -> float:
-        return 0.0 if work.op == "optimizer" else self.costs.duration_s(work)
-
-    def durations_s(self, works: Sequence[Work]) -> Floats:
-        updates = np.array([work.op == "optimizer" for work in works], dtype=bool)
-        return np.where(updates, 0.0, self.costs.durations_s(works))
-
-    def taken(self, work: Work, /) -> Shares:
-        return self.costs.taken(work)
-
-    def bound(self, work: Work, /) -> Shares:
-        return self.costs.bound(work)
-
-    def send_s(self, ends: RankGroup, n_bytes: float, /) -> float:
-        return self.costs.send_s(ends, n_bytes)
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """The parameters that the rank with most of them updates, shape (rows,), and its pieces of an update."""
-
-    parameters: Floats
-    pieces: Floats
-
-    @classmethod
-    def of(cls, job: Job, ranks: RankColumns, optimizer: Floats) -> _Shard:
-        """From the bytes of optimizer states on every rank, without offload."""
-        fullest = optimizer.argmax(axis=1)[:, None]
-
-        def there(column: Any) -> Floats:
-            return np.asarray(np.take_along_axis(column.astype(float), fullest, axis=1)[:, 0])
-
-        ends = np.maximum(there(ranks.first), there(ranks.last))
-        return cls(there(optimizer) / state_bytes(job.recipe).optimizer, there(ranks.layers) + ends)
-
-
 def estimate_offloaded_s(
     job: Job, columns: Columns, places: Places, topology: FatTree, costs: Costs
 ) -> Floats:
@@ -504,26 +457,34 @@ def estimate_offloaded_s(
 
     s, u and l are the seconds to copy the gradients of a piece, to update it and to copy its parameters.
     """
-    priced: Costs = _UpdatedOnHost(costs) if places.optimizer != "none" else costs
-    base = estimate_steps_s(job, columns, topology, priced)
+    on_host = places.optimizer != "none"
+    base = estimate_steps_s(job, columns, topology, costs, updates=not on_host)
     ranks = columns.ranks()
     parts = rank_bytes(job, columns, ranks, topology.system)
-    shard = _Shard.of(job, ranks, parts["optimizer"])
+    fullest = parts["optimizer"].argmax(axis=1)[:, None]
+
+    def of_fullest(column: Any) -> Floats:
+        return np.asarray(np.take_along_axis(column.astype(float), fullest, axis=1)[:, 0])
+
+    ends = np.maximum(of_fullest(ranks.first), of_fullest(ranks.last))
+    # The parameters that the rank with most of them updates, and the pieces of its update.
+    shard = of_fullest(parts["optimizer"]) / state_bytes(job.recipe).optimizer
+    pieces = of_fullest(ranks.layers) + ends
     works = _HostWorks(job.recipe, places)
     many = [works.store(MANY), works.update(MANY), works.load(MANY)]
     store, update, load = (float(seconds) / MANY for seconds in costs.durations_s(many))
-    leaves = (columns.zero >= GRADIENTS_SHARDED) & (places.optimizer != "none")
+    leaves = (columns.zero >= GRADIENTS_SHARDED) & on_host
     loads = (columns.zero == SHARDED) & (places.param != "none")
-    piece = shard.parameters / shard.pieces
+    piece = shard / pieces
     stages = [
         np.where(leaves, 0.0, store * piece),
         update * piece,
         np.where(loads, 0.0, load * piece),
     ]
-    updated = sum(stages) + (shard.pieces - 1) * np.maximum.reduce(stages)
-    updated = updated if places.optimizer != "none" else np.zeros(len(columns))
-    stored = leaves * store * shard.parameters
-    loaded = loads * load * shard.parameters
+    updated = sum(stages) + (pieces - 1) * np.maximum.reduce(stages)
+    updated = updated if on_host else np.zeros(len(columns))
+    stored = leaves * store * shard
+    loaded = loads * load * shard
     kept = np.zeros(len(columns))
     if places.activations != "none":
         per_byte = float(costs.durations_s([works.load(MANY)])[0]) / works.load(MANY).comm_bytes
@@ -533,13 +494,13 @@ def estimate_offloaded_s(
     forward = np.where(columns.recompute > 0, 1 / 4, 1 / 3) * pass_s
     backward = pass_s - forward
     longer = np.maximum.reduce([forward, loaded, kept])
-    last = stored / shard.pieces
+    last = stored / pieces
     beside = np.minimum(IN_FLIGHT * last, longer)  # copies of gradients that end beside the next forward
     bound = stored - beside > backward
     waits = longer + np.maximum.reduce([backward, loaded + kept, stored - beside]) - pass_s
     waits = waits + kept / job.model.num_layers  # the last layer's return
     tail = np.where(bound, IN_FLIGHT * last, last)
-    return np.asarray(base + microbatches * (waits + loaded / shard.pieces) + tail + updated)
+    return np.asarray(base + microbatches * (waits + loaded / pieces) + tail + updated)
 
 
 # ----------------------------------------------------------------------------------- screening

@@ -258,18 +258,13 @@ class Reduction:
         if layer and count < self.per_bucket:
             return []
         block = stage.first_layer + layer
-        reduced = self._emit(template, self.of_layers(range(layer, layer + count)), gradients[-count:], block)
+        reduced = self.emit(template, self.of_layers(range(layer, layer + count)), gradients[-count:], block)
         for number in range(layer, layer + count):
             template.output(f"reduced{number}", reduced)
         return [reduced]
 
-    def emit_embedding_and_head(self, template: Template, gradient: int) -> None:
-        """Reduce the gradients of embedding and LM head, if that is in every micro-batch."""
-        if self.embedding_and_head:
-            reduced = self._emit(template, self.embedding_and_head, [gradient], EMBEDDING_AND_HEAD)
-            template.output("reduced_embedding_and_head", reduced)
-
-    def _emit(self, template: Template, works: Sequence[Work], reads: Sequence[int], block: int) -> int:
+    def emit(self, template: Template, works: Sequence[Work], reads: Sequence[int], block: int) -> int:
+        """Reduce gradients by works that follow one another; the last tensor."""
         for work in works:
             reads = [template.task(work, self.stream, reads, block=block).tensor]
         return reads[-1]
@@ -367,7 +362,9 @@ def _complete(
     if not stage.empty:
         template.output("weight_gradients", gradient)
         if reduction is not None:
-            reduction.emit_embedding_and_head(template, gradient)
+            if works := reduction.embedding_and_head:
+                ends = reduction.emit(template, works, [gradient], EMBEDDING_AND_HEAD)
+                template.output("reduced_embedding_and_head", ends)
             reduction.leave(template, reduced)
     return gradient
 

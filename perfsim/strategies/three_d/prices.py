@@ -1,4 +1,4 @@
-"""Prices of communication over replicas and of the update, in columns, as those of passes in `prices`."""
+"""Prices of passes, of communication over replicas and of the update, in columns."""
 
 from __future__ import annotations
 
@@ -157,13 +157,6 @@ PRICES: Mapping[Which, tuple[str, ...]] = {
 """The prices that the passes of a block with experts add to."""
 HOSTED: Mapping[Which, tuple[str, ...]] = {"forward": ("hosted",), "backward": ("hosted_backward",)}
 """The same of what runs while the host waits."""
-
-
-def _routed_keys(columns: Columns) -> tuple[Ints, Ints]:
-    """The fewest sequences, and the ranks that share them, with as many tokens on a rank, shape (rows,)."""
-    ranks = columns.tensor * columns.context
-    common = np.gcd(columns.micro_batch, ranks)
-    return columns.micro_batch // common, ranks // common
 
 
 @lru_cache(maxsize=4096)
@@ -385,9 +378,9 @@ class Passes:
         ends = EndPrices(*self.around.sums(durations(self.around.works)))
         self._kinds = len(kinds)
         tables = [_tables(slices.columns.context, layer) for layer in layers]
-        of_layers = [table for number in range(3) for table in (own[number] for own in tables)]
+        of_layers = [part[number] for number in range(3) for part in tables]
         self._table = np.stack([*of_layers, *_end_tables(ends)]).reshape(-1, 2 * self._slices)
-        self._redone = np.stack([own[3] for own in tables]).reshape(len(kinds), -1)
+        self._redone = np.stack([part[3] for part in tables]).reshape(len(kinds), -1)
 
     def of(self, columns: Columns, of_row: Ints) -> PassPrices:
         """The prices of some layouts, given the share of a layer of each."""
@@ -398,7 +391,10 @@ class Passes:
         *ends, send_inside, send_across, receive, begin = taken[3 * kinds :, :, None]
         mode = np.where(columns.zero == SHARDED, _EARLY[columns.recompute], columns.recompute)
         pipelined = columns.pipeline[:, None] > 1
-        far = _share_across(columns, self._topology)[:, None]
+        # Share of the neighbours in a pipeline that are on different nodes.
+        hops = columns.pipeline - 1
+        nodes = -(-self._topology.num_devices // self._topology.devices_per_node)
+        far = (np.minimum(hops, nodes - 1) / np.maximum(1, hops))[:, None]
         redone = self._redone.take(of_row + self._slices * mode, axis=1).T
         ends += [
             np.where(pipelined, far * send_across + (1 - far) * send_inside, 0.0),
@@ -479,7 +475,10 @@ def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
             works.add(every[:4], partial(_half_terms, base, kind, "mlp", run), where)
     if not kind.experts:
         return works
-    routed = _routed_keys(columns)
+    # The fewest sequences, and the ranks that share them, with as many tokens on a rank.
+    ranks = columns.tensor * columns.context
+    common = np.gcd(columns.micro_batch, ranks)
+    routed = columns.micro_batch // common, ranks // common
     divided = (columns.expert, columns.expert_tensor)
     occurs = {"dgrad": slices.splits, "recompute": slices.full}
     for which in PRICES:
@@ -503,13 +502,6 @@ def _end_terms(job: Job, slices: Slices, topology: FatTree) -> Terms:
     works.add(keys, partial(_head_split, base, kind), slices.splits)
     works.add(keys, partial(_send_terms, base, kind, node), slices.sends)
     return works
-
-
-def _share_across(columns: Columns, topology: FatTree) -> Floats:
-    """Share of the neighbours in a pipeline that are on different nodes, shape (rows,)."""
-    hops = columns.pipeline - 1
-    crossings = np.minimum(hops, -(-topology.num_devices // topology.devices_per_node) - 1)
-    return np.asarray(crossings / np.maximum(1, hops))
 
 
 ONE = np.ones(1)

@@ -1,7 +1,7 @@
 """The space of layouts: every legal layout of a job on all devices, in grids.
 
 - Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width.
-- _Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
+- Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
   rank. They are tried for sequences from `LONG_SEQUENCE` on, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
   Where the LM head is worth two layers or more, the last also has so many fewer.
@@ -207,11 +207,6 @@ def _fields_of(columns: Columns) -> list[Ints]:
     return [getattr(columns, name) for name in _COLUMNS]
 
 
-def _from_table(table: Ints, divisions: Divisions) -> Columns:
-    """Columns from an array of shape (fields, rows), in the order of the fields."""
-    return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
-
-
 def blocks_of(rows: int) -> Iterator[slice]:
     """Blocks of rows that are evaluated at once, so that their arrays stay in the cache."""
     return (slice(start, start + _BLOCK) for start in range(0, rows, _BLOCK))
@@ -319,31 +314,25 @@ class Space:
         counts = [int(legal.sum()) for legal in flags]
         if chosen is not None:
             parts = np.split(chosen, np.cumsum(counts))[:-1]
-            flags = [_flagged(legal, part) for legal, part in zip(flags, parts, strict=True)]
+            flags = [legal.copy() for legal in flags]
+            for legal, part in zip(flags, parts, strict=True):
+                legal[legal] = part
             counts = [int(part.sum()) for part in parts]
         ends = np.cumsum([0, *counts])
         table = np.empty((len(_COLUMNS), ends[-1]), dtype=np.int64)
-        for grid, own, start, end in zip(self.grids, flags, ends[:-1], ends[1:], strict=True):
-            grid.write(own, table[:, start:end])
-        return _from_table(table, self.divisions)
+        for grid, legal, start, end in zip(self.grids, flags, ends[:-1], ends[1:], strict=True):
+            grid.write(legal, table[:, start:end])
+        return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=self.divisions)
 
     def layout(self, row: int) -> ParallelLayout:
         for grid in self.grids:
             places = np.flatnonzero(grid.all_legal())
             if row < len(places):
-                table = np.empty((len(_COLUMNS), 1), dtype=np.int64)
-                flags = np.zeros(grid.shape, dtype=np.bool_)
-                flags.flat[places[row]] = True
-                grid.write(flags, table)
-                return _from_table(table, self.divisions).layout(0)
+                chosen = np.zeros(len(places), dtype=np.bool_)
+                chosen[row] = True
+                return Space([grid], self.divisions).rows(chosen).layout(0)
             row -= len(places)
         raise IndexError(f"a space of {len(self)} layouts has no layout {row + len(self)}")
-
-
-def _flagged(legal: Bools, chosen: Bools) -> Bools:
-    flags = legal.copy()
-    flags[legal] = chosen
-    return flags
 
 
 LONG_SEQUENCE = 16_384
@@ -364,24 +353,23 @@ def layout_space(
 ) -> Space:
     """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage.
 
-    _Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
+    Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
     """
     shares = "context" in free_degrees and (shares_sequences or job.seq_length >= LONG_SEQUENCE)
+    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model))
+
+    def is_legal(data: int, pipeline: int) -> bool:
+        shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
+        return shared and not (zero_stage == SHARDED and pipeline > 1) and bool(_divisions(pipeline, shape))
+
     degrees = [
         (tensor, context, pipeline)
         for tensor in _tensor_degrees(job, topology, free_degrees)
         for context in (_context_degrees(job, topology, tensor) if shares else (_Context(1, 0),))
         for pipeline in _divisors(topology.num_devices // tensor // context.ranks, "pipeline" in free_degrees)
-        if _is_legal(
-            job,
-            topology.num_devices // tensor // context.ranks // pipeline,
-            pipeline,
-            free_degrees,
-            zero_stage,
-        )
+        if is_legal(topology.num_devices // tensor // context.ranks // pipeline, pipeline)
     ]
     pipelines = tuple(dict.fromkeys(pipeline for *_, pipeline in degrees))
-    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model))
     divisions, first = _table(pipelines, shape)
     grids = []
     for tensor, context, pipeline in degrees:
@@ -403,17 +391,6 @@ def indivisible_degrees(space: Space, topology: FatTree, free_degrees: tuple[str
     )
     first = [part.columns for part in space.grids if part.all_legal().any()]
     return combinations - len({(columns.tensor.flat[0], columns.pipeline.flat[0]) for columns in first})
-
-
-def _is_legal(
-    job: Job, data: int, pipeline: int, free_degrees: tuple[str, ...], zero_stage: int | None
-) -> bool:
-    """Whether replicas share the batch evenly, and every pipeline rank has layers."""
-    if zero_stage == SHARDED and pipeline > 1:
-        return False
-    shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
-    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model))
-    return shared and bool(_divisions(pipeline, shape))
 
 
 class _Shape(NamedTuple):
@@ -488,27 +465,22 @@ def _expert_degrees(
         return
     node = topology.devices_per_node
     width = topology.num_devices // pipeline
-    split = tensor > 1
-    layout = ParallelLayout(tensor=tensor, data=width // tensor, sequence_parallel=split)
+    layout = ParallelLayout(tensor=tensor, data=width // tensor, sequence_parallel=tensor > 1)
+    counts = parameters(job.model)
+    states = state_bytes(job.recipe)
+    routed = sum(counts.routed_of(kind) for kind in layer_kinds(job.model))
+    experts_bytes = routed * (states.parameters + states.gradients)
     for shared in dict.fromkeys((1, tensor)):
         most = math.gcd(job.model.experts.num_experts, width // shared)
         for ranks in _divisors(most):
             together = ranks * shared
             placed = node % together == 0 or (together % node == 0 and (shared == 1 or ranks == most))
             legal = replace(layout, expert=ranks, expert_tensor=shared)
-            held = _experts_on_rank(job, pipeline * together)
-            if not placed or (ranks < most and held > topology.system.device.memory.capacity):
+            held_bytes = experts_bytes / (pipeline * together)
+            if not placed or (ranks < most and held_bytes > topology.system.device.memory.capacity):
                 continue
             if not any(expert_refusals(job, legal)):
                 yield ranks, shared
-
-
-def _experts_on_rank(job: Job, ranks: int) -> float:
-    """Bytes of weights and gradients of all experts divided over so many ranks."""
-    counts = parameters(job.model)
-    states = state_bytes(job.recipe)
-    routed = sum(counts.routed_of(kind) for kind in layer_kinds(job.model))
-    return routed * (states.parameters + states.gradients) / ranks
 
 
 @lru_cache(maxsize=1024)
@@ -549,10 +521,23 @@ def _grid(
     share = job.global_batch_size // data
     passes = job.model.num_layers * context.ranks
     sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
-    splits = [0, 1] if tensor > 1 and _splits_evenly(job, tensor, context) else [0]
+    split = ParallelLayout(
+        tensor=tensor,
+        context=context.ranks,
+        context_exchange=EXCHANGES[context.exchange],
+        sequence_parallel=True,
+    )
+    even = job.seq_length % tensor == 0 and not any(context_refusals(job, split))
+    splits = [0, 1] if tensor > 1 and even else [0]
     splits = splits[-1:] if job.model.experts is not None else splits
-    stages = _zero_stages(pipeline, data * context.ranks, zero_stage)
-    zero, shards = zip(*_sharded(topology, tensor, data * context.ranks, stages), strict=True)
+    replicas = data * context.ranks
+    inside = topology.devices_per_node // tensor
+    zeros = [0, 1, GRADIENTS_SHARDED, SHARDED] if replicas > 1 else [0]
+    zeros = [stage for stage in zeros if stage < SHARDED or pipeline == 1]  # 3 gathers layers on every rank
+    sharded = [(stage, replicas) for stage in (zeros if zero_stage is None else [zero_stage])]
+    if sharded[-1][0] == SHARDED and 1 < inside < replicas and replicas % inside == 0:
+        sharded.append((SHARDED, inside))
+    zero, shards = zip(*sharded, strict=True)
     modes, every = zip(*_recompute_modes(job, pipeline), strict=True)
     expert, expert_tensor = zip(*experts, strict=True) if experts else ((), ())
     columns = Columns(
@@ -575,34 +560,6 @@ def _grid(
     legal = ~columns.of_schedules("in_groups") | (microbatches % pipeline == 0)
     legal &= ~columns.of_schedules("fills_only") | (microbatches >= pipeline)
     return Grid(columns, legal)
-
-
-def _sharded(topology: FatTree, tensor: int, replicas: int, zeros: list[int]) -> Iterator[tuple[int, int]]:
-    """ZeRO stages, each with the ranks over which it shards: all, and under ZeRO 3 also those of a node."""
-    inside = topology.devices_per_node // tensor
-    for stage in zeros:
-        yield stage, replicas
-        if stage == SHARDED and 1 < inside < replicas and replicas % inside == 0:
-            yield stage, inside
-
-
-def _splits_evenly(job: Job, tensor: int, context: _Context) -> bool:
-    """Whether the positions of a rank divide over its tensor group."""
-    layout = ParallelLayout(
-        tensor=tensor,
-        context=context.ranks,
-        context_exchange=EXCHANGES[context.exchange],
-        sequence_parallel=True,
-    )
-    return not any(context_refusals(job, layout)) and job.seq_length % tensor == 0
-
-
-def _zero_stages(pipeline: int, data: int, fixed: int | None) -> list[int]:
-    """ZeRO stages; stage 3 gathers every layer on every rank, so it has no pipeline."""
-    if fixed is not None:
-        return [fixed]
-    stages = (0, 1, GRADIENTS_SHARDED, SHARDED) if pipeline == 1 else (0, 1, GRADIENTS_SHARDED)
-    return list(stages) if data > 1 else [0]
 
 
 def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:

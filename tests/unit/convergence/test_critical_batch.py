@@ -12,11 +12,9 @@ from perfsim.convergence.critical_batch import (
     LAWS,
     CriticalBatch,
     LawInputs,
-    bergsma_tokens,
     critical_batch,
     deepseek_tokens,
     fit_hyperbola,
-    kaplan_tokens,
     minicpm_tokens,
     overhead,
     steps,
@@ -46,6 +44,14 @@ CHINCHILLA_ROWS = [
     (20e9, 2.062, 1.919, 6.69, 9.41, 5.01, 24.3, 22.1),
     (175e9, 1.930, 1.620, 9.17, 21.1, 13.9, 68.7, 60.2),
 ]
+
+
+def kaplan_tokens(loss: float) -> float:
+    return critical_batch("kaplan_loss", LawInputs(loss=loss, loss_scale="WebText2")).tokens
+
+
+def bergsma_tokens(d_min_tokens: float) -> float:
+    return critical_batch("bergsma_2025", LawInputs(d_min_tokens=d_min_tokens)).tokens
 
 
 def kaplan_loss_of_tokens(params: float, tokens: float) -> float:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from perfsim.base.errors import InputError, PlanError, UnknownNameError
-from perfsim.convergence.critical_batch import kaplan_tokens
+from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.laws import (
     BESIROGLU,
     CEREBRAS_GPT,
@@ -48,8 +48,9 @@ def test_the_least_loss_itself_is_refused() -> None:
 
 
 def test_kaplan_batch_of_one_to_two_million_tokens_holds_for_these_losses_only() -> None:
-    assert kaplan_tokens(3.04) == pytest.approx(1.05e6, rel=0.06)
-    assert kaplan_tokens(2.63) == pytest.approx(2.1e6, rel=0.06)
+    for loss, tokens in ((3.04, 1.05e6), (2.63, 2.1e6)):
+        inputs = LawInputs(loss=loss, loss_scale="WebText2")
+        assert critical_batch("kaplan_loss", inputs).tokens == pytest.approx(tokens, rel=0.06)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
