@@ -116,7 +116,7 @@ def fit_collectives(
         weight = _octave_weight(kept)
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
-        estimates = _lines_account(segments[op], op, kept, link)
+        estimates = _lines_account(segments[op], op, kept, weight, link)
         assumed |= estimates.assumed_in(f"collectives.{op}")
         records[f"collectives.{op}"] = FitRecord(
             command=command,
@@ -132,7 +132,7 @@ def fit_collectives(
 
 
 def _lines_account(
-    segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: _Table, link: LinkSpec
+    segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: _Table, weight: Floats, link: LinkSpec
 ) -> Account:
     """Standard errors of an operation's lines at the rows that they were fitted to.
 
@@ -157,7 +157,6 @@ def _lines_account(
         all_logs[free] = free_logs
         return np.asarray(np.log(_predict(np.exp(all_logs).reshape(4, -1), op, rows)))
 
-    weight = _octave_weight(rows)
     error = predict(logs[free]) - np.log(rows.time_s)
     bend = 1 + weight * error**2 / _OUTLIER**2
     loss = Loss(weight * error / bend**0.5, weight / bend**1.5, cluster_of(*_cells(rows)))
@@ -243,6 +242,7 @@ def _values(segments: Sequence[ProtocolSegment]) -> Floats:
 
 def _agreeing_rows(rows: _Table) -> _Table:
     """Rows of the first table, and of later ones in octaves whose medians agree with it."""
+    per_byte = rows.time_s / rows.n_bytes
     keep = np.ones(rows.time_s.size, dtype=bool)
     for table in range(1, int(rows.table.max()) + 1):
         for size, octave in set(zip(rows.size.tolist(), rows.octave.tolist(), strict=True)):
@@ -250,13 +250,9 @@ def _agreeing_rows(rows: _Table) -> _Table:
             first = here & (rows.table < table) & keep
             later = here & (rows.table == table)
             if first.any() and later.any():
-                ratio = np.median(_per_byte(rows, later)) / np.median(_per_byte(rows, first))
+                ratio = np.median(per_byte[later]) / np.median(per_byte[first])
                 keep[later] = abs(ratio - 1) <= _DISAGREEMENT
     return rows.rows(keep)
-
-
-def _per_byte(rows: _Table, mask: NDArray[np.bool_]) -> Floats:
-    return rows.time_s[mask] / rows.n_bytes[mask]
 
 
 def _octave_weight(rows: _Table) -> Floats:

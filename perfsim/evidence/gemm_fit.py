@@ -202,7 +202,8 @@ def fit_gemm(
         )
         results.append(_polished(loss, np.clip(result.x, low, high), low, high, evaluations // 2))
     best, _ = min(results, key=lambda result: result[1])
-    errors = _absolute_errors(_constants(best), device, rest)
+    predicted_s = _model(_constants(best), device).time_s(rest.m, rest.n, rest.k)
+    errors = np.abs(predicted_s / rest.time_s - 1)
     judged = errors[rest.is_training_size] if rest.is_training_size.any() else errors
     loss = _loss_of_table(table.rows(order[:_REFINE_ROWS]), device, start)
     constants = _constants(_polished(loss, best, low, high, evaluations // 2)[0])
@@ -221,11 +222,6 @@ def fit_gemm(
         ),
     )
     return constants, record, estimates
-
-
-def _absolute_errors(constants: GemmConstants, device: DeviceSpec, table: _GemmTable) -> Floats:
-    """|predicted / measured - 1| of every row."""
-    return np.abs(_model(constants, device).time_s(table.m, table.n, table.k) / table.time_s - 1)
 
 
 def _model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
@@ -367,13 +363,7 @@ def fit_like(
     """
     tables = _GemmTable.by_precision(path)
     command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
-
-    def fitted(
-        table: _GemmTable, start: dict[str, float], seconds: Callable[[dict[str, float], _GemmTable], Floats]
-    ) -> tuple[dict[str, float], FitRecord]:
-        values, record = _factors(table.sample(_ROWS), start, seconds, path)
-        return values, record.model_copy(update={"command": command, "table": source or path.name})
-
+    fitted = partial(_factors, path=path, command=command, source=source or path.name)
     records: dict[str, FitRecord] = {}
     gemm = like.gemm
     if _SIXTEEN in tables and not is_own(device, like):
@@ -447,9 +437,13 @@ def _factors(
     table: _GemmTable,
     start: dict[str, float],
     seconds: Callable[[dict[str, float], _GemmTable], Floats],
+    *,
     path: Path,
+    command: str,
+    source: str,
 ) -> tuple[dict[str, float], FitRecord]:
-    """The factors with the least robust error, and the record of their fit."""
+    """The factors with the least robust error on some rows, and the record of their fit."""
+    table = table.sample(_ROWS)
     need_more_than(len(start), table.m.size, path, "GEMM shapes")
     sides = np.minimum(np.minimum(table.m, table.n), table.k)
     weight = np.where(sides >= _LARGE, 1.0, _SMALL_WEIGHT)
@@ -473,8 +467,8 @@ def _factors(
     found = at_best.errors(log_jacobian(errors, best, _STEP), few=False).tolist()
     paths = {"overhead": "overhead_k"} if "launch_s" in start else {}
     return values, FitRecord(
-        command="",
-        table="",
+        command=command,
+        table=source,
         points=table.m.size,
         median_ape=rounded(float(np.median(apes)), 3),
         p90_ape=rounded(float(np.quantile(apes, 0.9)), 3),

@@ -87,6 +87,13 @@ class Table:
         place = self._place(name)
         return [row[place] for row in self.rows]
 
+    def by(self, name: str) -> dict[str, list[Sequence[Cell]]]:
+        """The rows of each value of the column of this name, in the order of first sight."""
+        groups: dict[str, list[Sequence[Cell]]] = {}
+        for row in self.rows:
+            groups.setdefault(str(row[self._place(name)].value), []).append(row)
+        return groups
+
     def _place(self, name: str) -> int:
         return [column.name for column in self.columns].index(name)
 

@@ -190,6 +190,18 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def error_bars(middles: Sequence[float], ends: Iterable[Sequence[float]], colour: str) -> dict[str, Any]:
+    """Bars from each middle to its low and its high end."""
+    reach = [[rounded(abs(end - middle)) for end in pair] for middle, pair in zip(middles, ends, strict=True)]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "color": colour,
+        "array": [above for _, above in reach],
+        "arrayminus": [below for below, _ in reach],
+    }
+
+
 def layout(title: str, *, height: int, **more: Any) -> dict[str, Any]:
     """The layout shared by all figures; the legend lies under the axes, where phones have room."""
     style: dict[str, Any] = {

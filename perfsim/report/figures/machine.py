@@ -57,9 +57,7 @@ def _held(bar: MemoryUse) -> tuple[dict[str, float], float]:
 def memory(table: Table) -> go.Figure:
     """Stacked bars of `memory_table`; one subplot for each capacity, all in one unit."""
     unit = table.columns[-1].unit or text.NUMBER
-    groups: dict[float, list[Sequence[Cell]]] = {}
-    for row in table.rows:
-        groups.setdefault(row[-1].number, []).append(row)
+    groups = {rows[0][-1].number: rows for rows in table.by("capacity").values()}
     labels = {
         capacity: [f"{base.in_lines(str(row[0].value))}<br>{base.esc(row[1].value)}" for row in rows]
         for capacity, rows in groups.items()

@@ -184,10 +184,7 @@ def efficiency_curve(table: Table) -> go.Figure:
 
 def _by_series(table: Table) -> dict[str, list[Sequence[Cell]]]:
     """The rows of each series by number of devices."""
-    series: dict[str, list[Sequence[Cell]]] = {}
-    for row in table.rows:
-        series.setdefault(str(row[0].value), []).append(row)
-    return {name: sorted(rows, key=lambda row: row[1].number) for name, rows in series.items()}
+    return {name: sorted(rows, key=lambda row: row[1].number) for name, rows in table.by("series").items()}
 
 
 def _devices_axis(counts: Iterable[float]) -> dict[str, Any]:
@@ -320,9 +317,7 @@ def residuals(table: Table) -> go.Figure:
     A pale bar spans the errors that the family's 90 % bands allow, at the median of its runs. A run outside
     its own band has a diamond; runs that are not scored (evidence C) have open marks.
     """
-    families: dict[str, list[Sequence[Cell]]] = {}
-    for row in table.rows:
-        families.setdefault(str(row[1].value), []).append(row)
+    families = table.by("family")
     ranked = sorted(families, key=lambda name: median(abs(row[5].number) for row in families[name]))
     heads = {name: f"{base.esc(name)} ({len(families[name])})" for name in ranked}
     runs = [row for name in ranked for row in families[name]]

@@ -489,13 +489,7 @@ def time_dots(table: Table) -> go.Figure:
         y=names,
         mode="markers",
         marker={"color": base.BLUE, "size": 9},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [base.rounded(high - time) for time, (_, high) in zip(times, ends, strict=True)],
-            "arrayminus": [base.rounded(time - low) for time, (low, _) in zip(times, ends, strict=True)],
-            "color": base.GREY,
-        },
+        error_x=base.error_bars(times, ends, base.GREY),
         customdata=[
             f"{unit.text(row[3].number, row[3].band)}, {text.integer(row[1].number)} steps of "
             f"{step.text(row[2].number)}"

@@ -253,11 +253,10 @@ def _marks(matches: Sequence[Match], colour: str, symbol: str, axes: str, name: 
     """The matches of one direction: counts on the first of `axes`, equal numbers with bands on the other."""
     equal = [match.equal for match in matches]
     middles = [own.typical or 0.0 for own in equal]
-    ends = {"array": [own.high for own in equal], "arrayminus": [own.low for own in equal]}
-    reach = {
-        side: [0.0 if end is None else abs(end - middle) for end, middle in zip(values, middles, strict=True)]
-        for side, values in ends.items()
-    }
+    ends = [
+        [middle if end is None else end for end in (own.low, own.high)]
+        for own, middle in zip(equal, middles, strict=True)
+    ]
     hover = [
         f"{match.rival.machine} ({text.duration(match.rival.target_time.time_s)}): "
         f"{text.NUMBER.text(middle)} {match.series.devices_noun}"
@@ -265,7 +264,7 @@ def _marks(matches: Sequence[Match], colour: str, symbol: str, axes: str, name: 
     ]
     return go.Scatter(
         **{axes[0]: [match.rival.num_devices for match in matches], axes[1]: middles},
-        **{f"error_{axes[1]}": {"type": "data", "symmetric": False, "color": colour, "thickness": 1} | reach},
+        **{f"error_{axes[1]}": base.error_bars(middles, ends, colour) | {"thickness": 1}},
         mode="markers",
         marker={"color": colour, "symbol": symbol, "size": 8},
         name=name,
@@ -294,8 +293,8 @@ def cost_curve(table: Table) -> go.Figure:
     """A line for each series, from cheap and slow to dear and fast; points not worth taking are open."""
     unit, cost = (column.unit or text.NUMBER for column in table.columns[2:])
     traces = []
-    for index, name in enumerate(dict.fromkeys(row[0].value for row in table.rows)):
-        rows = sorted((row for row in table.rows if row[0].value == name), key=lambda row: row[2].number)
+    for index, (name, unsorted) in enumerate(table.by("series").items()):
+        rows = sorted(unsorted, key=lambda row: row[2].number)
         traces.append(
             go.Scatter(
                 x=[row[2].number / unit.scale for row in rows],

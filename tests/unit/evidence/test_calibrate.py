@@ -176,13 +176,16 @@ def test_calibrating_a_link_keeps_what_the_tables_do_not_tell(tmp_path: Path) ->
     assert calibration.fit["collectives.all_gather"] == known.fit["collectives.all_gather"]
 
 
-def test_calibrate_writes_a_file_that_the_catalogue_finds_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = a100_gpu().fit["gemm"]
-    monkeypatch.setattr(
-        calibrate, "fit_gemm", lambda *_args, **_options: (a100_gpu().gemm, record, Account())
-    )
+@pytest.fixture
+def _fit_of_the_a100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fit to a table finds the A100's constants, at once."""
+    known = a100_gpu()
+    found = (known.gemm, known.fit["gemm"], Account())
+    monkeypatch.setattr(calibrate, "fit_gemm", lambda *_args, **_options: found)
+
+
+@pytest.mark.usefixtures("_fit_of_the_a100")
+def test_calibrate_writes_a_file_that_the_catalogue_finds_by_its_name(tmp_path: Path) -> None:
     out = tmp_path / "mine.yaml"
     assert calibrate.calibrate_gemm(tmp_path / "gemm.csv", "a100-sxm4-80gb", out) == f"Calibration: {out}"
     assert yaml.safe_load(out.read_text())["name"] == "mine"
@@ -190,13 +193,8 @@ def test_calibrate_writes_a_file_that_the_catalogue_finds_by_its_name(
     assert yaml.safe_load(text)["name"] == "a100-sxm4"
 
 
-def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    record = a100_gpu().fit["gemm"]
-    monkeypatch.setattr(
-        calibrate, "fit_gemm", lambda *_args, **_options: (a100_gpu().gemm, record, Account())
-    )
+@pytest.mark.usefixtures("_fit_of_the_a100")
+def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed(tmp_path: Path) -> None:
     calibration = calibrate.gpu_calibration(tmp_path / "gemm.csv", DEVICE)
     assert calibration.name == "some-gpu"
     assert {"memory", "sustained_fraction", "sustained_spread"} <= set(calibration.assumed)

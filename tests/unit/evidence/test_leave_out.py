@@ -52,6 +52,7 @@ def by_family(found: LeavingOut) -> dict[str, LeftOut]:
 def test_constants_are_found_again_without_each_family() -> None:
     found = by_family(leave_out(tangents(), [], Catalog()))
     assert list(found) == ["host", "long", "flash", ALL]
+    assert found[ALL].inside["n"] == sum(len(runs) for runs in SLOPES.values())
     assert found["long"].constants[CEILING] == pytest.approx(0.7, rel=0.01)
     assert found["long"].constants[HOST] == pytest.approx(5e-5, rel=0.02)
 
@@ -120,11 +121,6 @@ def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None
     ]
     found = leave_out(twins, [], Catalog()).groups[0].constants
     assert found[CEILING] / AT[CEILING] == pytest.approx(found[twin] / 0.9, rel=1e-3)
-
-
-def test_the_last_row_is_over_all_runs() -> None:
-    rows = leave_out(tangents(), [], Catalog())
-    assert rows.rows[-1].inside["n"] == sum(len(runs) for runs in SLOPES.values())
 
 
 def test_slopes_are_those_of_the_priced_step() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, case_system, public_cases
+from perfsim.evidence.cases import StepCase, case_system
 from perfsim.evidence.plans import case_question, evaluate_case, ignored, suggested
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
@@ -111,10 +111,6 @@ def test_a_newer_release_is_predicted_faster() -> None:
         for release in ("r1.7", "r2.0")
     )
     assert new.step_time_s < old.step_time_s
-
-
-def test_the_public_cases_come_with_perfsim() -> None:
-    assert {"gpu.yaml", "weight_streaming.yaml"} <= {path.name for path in public_cases()}
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,9 @@ def test_known_constants_are_found_again(fitted: WaferCalibration, truth: WaferC
     assert fitted.link_s_per_element == truth.link_s_per_element
 
 
-def test_the_record_says_how_well_it_fits_and_how_to_repeat_it(fitted: WaferCalibration) -> None:
+def test_the_record_says_how_well_it_fits_with_a_check_of_the_link_and_how_to_repeat_it(
+    fitted: WaferCalibration,
+) -> None:
     record = fitted.fit["efficiency"]
     assert record.points == 6, "evidence C does not count"
     assert record.median_ape < 1e-3
@@ -87,12 +89,7 @@ def test_the_record_says_how_well_it_fits_and_how_to_repeat_it(fitted: WaferCali
         "efficiency.r2.0",
         "growth_per_release",
     }
-
-
-def test_the_record_counts_freedom_and_gives_growth_errors_and_a_check_of_the_link(
-    fitted: WaferCalibration,
-) -> None:
-    note = fitted.fit["efficiency"].note
+    note = record.note
     assert note.startswith("4 residual degree(s) of freedom; efficiency grows 25.0% a release; errors log0 ")
     assert "a link's time, left free, becomes 1.18 ns" in note
 

@@ -15,6 +15,7 @@ from perfsim.machines.machine import PeerClasses
 from perfsim.network import FatTree, Group, degraded
 from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.testing.toys import published_run
 from perfsim.work import Kind, RankGroup, Work
 
 ALONE = PeerClasses(np.zeros(1, dtype=np.int64))
@@ -46,31 +47,14 @@ def test_a_group_in_one_domain_does_not_leave_nvlink() -> None:
 
 
 def test_a_run_names_its_domain_and_its_servers() -> None:
-    fields = {
-        "id": "a",
-        "family": "f",
-        "evidence": "A",
-        "model": {
-            "num_layers": 2,
-            "hidden_size": 256,
-            "ffn_hidden_size": 1024,
-            "num_attention_heads": 4,
-            "vocab_size": 1000,
-            "seq_length": 128,
-        },
-        "strategy": "3d",
-        "parallel": {"data": 128},
-        "training": {"global_batch_size": 128, "precision": "bf16"},
-        "measured": {"step_time_s": 1.0},
-    }
     described = {
         "device": "gb200-nvl72",
         "num_devices": 128,
         "devices_per_node": 4,
         "inter_node": "800 Gb/s",
     }
-    racks = StepCase.model_validate({**fields, "system": {**described, "nvlink_domain": 72}})
-    trays = StepCase.model_validate({**fields, "system": described})
+    racks = StepCase.model_validate(published_run(system={**described, "nvlink_domain": 72}))
+    trays = StepCase.model_validate(published_run(system=described))
     for case, devices, server in ((racks, 72, 4), (trays, 4, None)):
         system = case_system(case, default_catalog())
         assert isinstance(system, GpuClusterSpec)

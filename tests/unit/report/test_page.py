@@ -15,12 +15,11 @@ import pytest
 from plotly.offline import get_plotlyjs_version
 
 import perfsim.report
-from perfsim.report.figures.step import breakdown_table, bridge_table, step_shares, timeline, waterfall
-from perfsim.report.page import Head, Section, linked, plotly_source, render_page, write_page
+from perfsim.report.figures.step import bridge_table, timeline, waterfall
+from perfsim.report.page import Section, linked, plotly_source, render_page
 from perfsim.report.study import candidates_table, headline
 from perfsim.report.study_page import differences, study_document, study_page, write_study_page
-from perfsim.report.table import Table
-from perfsim.report.text import COUNT, named
+from perfsim.report.text import named
 from perfsim.studies.answers import StudyResult
 from perfsim.version import __version__
 
@@ -183,19 +182,6 @@ def test_a_sparse_result_still_makes_a_page(sparse: StudyResult, tmp_path: Path)
     assert "figure-timeline-1" not in page
     assert "trace.json" not in page
     assert "nan" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
-
-
-def test_any_sections_make_a_page(result: StudyResult, tmp_path: Path) -> None:
-    figure = step_shares(breakdown_table(result))
-    sections = [
-        Section("Steps & more", "Lead.", figure, shows="Bars"),
-        Section("Numbers", table=Table.of({"a": None, "b": COUNT}, [["1", "<2>"]])),
-    ]
-    path = write_page("A <sweep>", sections, tmp_path / "deep" / "page.html", head=Head(verdict="Done."))
-    page = path.read_text("utf-8")
-    assert 'id="figure-steps-more"' in page
-    assert "<title>A &lt;sweep&gt;</title>" in page
-    assert 'class="num">&lt;2&gt;</td>' in page
 
 
 def test_two_sections_of_one_id_are_refused() -> None:

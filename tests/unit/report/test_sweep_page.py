@@ -111,16 +111,6 @@ def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_
     assert slugs == [*curves, *maps, "caveats", "without", "points", "inputs"]
 
 
-def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult) -> None:
-    figure = sweep_sections(result)[0].figure
-    names = [trace.name for trace in figure.data]
-    machines = ["CS-2, weight-streaming", "slow, weight-streaming"]
-    lines = [name for machine in machines for name in (machine, f"{machine}, ideal")]
-    assert names == [*lines, *(f"{machine}, 90 % band" for machine in machines)]
-    days = [point.target_time.time_s / 86400 for point in result.feasible]
-    assert min(days) == pytest.approx(min(figure.data[0].y))
-
-
 def maps_of(result: SweepResult) -> list[Any]:
     """The cells of every map of a page."""
     sections = sweep_sections(result)
