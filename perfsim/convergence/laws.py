@@ -112,7 +112,7 @@ class ChinchillaLaw(LossLaw):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KaplanLaw(LossLaw):
+class _KaplanLaw(LossLaw):
     """L(N, D) = ((n_c / N)^(alpha_n / alpha_d) + d_c / D)^alpha_d [arXiv 2001.08361 eq. 1.5]."""
 
     n_c: float = 8.8e13
@@ -138,7 +138,7 @@ class KaplanLaw(LossLaw):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeLaw(LossLaw):
+class _ComputeLaw(LossLaw):
     """L = (c / C)^gamma with C = 6 N D, for runs that all have about `RAY` tokens a parameter.
 
     Such runs do not tell what parameters and tokens each do, so other ratios are outside its runs.
@@ -186,13 +186,13 @@ def power_law(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return math.exp(middle_x + middle_y / gamma), gamma
 
 
-def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> ComputeLaw:
+def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> _ComputeLaw:
     """The least-squares line of log loss over log compute through runs of (parameters, tokens, loss).
 
     Its error is the larger of the seed's and 1.645 times the runs' root mean square residual in nats.
     """
     c_flop, gamma = power_law([(6.0 * params * tokens, loss) for params, tokens, loss in runs])
-    law = ComputeLaw(
+    law = _ComputeLaw(
         name="cerebras_gpt",
         source="fitted to the losses of Cerebras-GPT's model cards, arXiv 2304.03208",
         corpus="the Pile",
@@ -228,7 +228,7 @@ HOFFMANN = replace(
     b=410.7,
     beta=0.2849,
 )
-KAPLAN = KaplanLaw(
+KAPLAN = _KaplanLaw(
     name="kaplan",
     source="Kaplan et al. 2020, arXiv 2001.08361 eq. 1.5",
     corpus="WebText2",

@@ -93,7 +93,10 @@ class TimeToAccuracy:
     @property
     def regime(self) -> str:
         """What B_crit matters: weak (B below 0.2 B_crit), moderate, strong (above 0.5 B_crit)."""
-        return regime(self.batch_tokens, self.critical.tokens)
+        fraction = self.overhead - 1
+        if fraction < WEAK_BELOW:
+            return "weak"
+        return "strong" if fraction > STRONG_ABOVE else "moderate"
 
     @property
     def batch_over_critical(self) -> float:
@@ -127,7 +130,7 @@ class RatioBand:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedupSplit:
+class _SpeedupSplit:
     """speedup = device ratio x hardware x statistical; 1 and 1 would be linear scaling."""
 
     statistical: float
@@ -176,14 +179,6 @@ def time_to_accuracy(
     )
 
 
-def regime(batch_tokens: float, b_crit_tokens: float) -> str:
-    """weak, moderate or strong: how much the answer depends on the critical batch."""
-    fraction = overhead(batch_tokens, b_crit_tokens) - 1
-    if fraction < WEAK_BELOW:
-        return "weak"
-    return "strong" if fraction > STRONG_ABOVE else "moderate"
-
-
 def examples_shift(time: TimeToAccuracy, b_crit_tokens: float) -> float:
     """Logarithm of the examples at another critical batch over those at its own."""
     return math.log(overhead(time.batch_tokens, b_crit_tokens) / time.overhead)
@@ -218,7 +213,7 @@ def _log_overhead_ratio(a: TimeToAccuracy, b: TimeToAccuracy, b_crit: float) -> 
 
 def split_speedup(
     speedup: float, device_ratio: float, examples_small: float, examples_large: float
-) -> SpeedupSplit:
+) -> _SpeedupSplit:
     """Split a larger machine's loss of speedup into extra samples and slower devices."""
     require_positive(
         speedup=speedup,
@@ -227,7 +222,7 @@ def split_speedup(
         examples_large=examples_large,
     )
     statistical = examples_small / examples_large
-    return SpeedupSplit(statistical, speedup / (device_ratio * statistical))
+    return _SpeedupSplit(statistical, speedup / (device_ratio * statistical))
 
 
 @dataclass(frozen=True, slots=True)

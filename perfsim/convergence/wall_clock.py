@@ -3,8 +3,8 @@
     wall = queue + compile + load + weights + steps x stragglers x (1 + evaluation) + checkpoints + failures
            + repairs + teardown
 
-A checkpoint stops training for its bytes over the write rate. Failures cost what `goodput.failing_time_s`
-says, and repairs what `goodput.stopped_share` says. Low and high of a part are its ends with all inputs at
+A checkpoint stops training for its bytes over the write rate. Failures cost what `failing_time_s`
+says, and repairs what `stopped_share` says. Low and high of a part are its ends with all inputs at
 their ends: an envelope that is wider than a 90 % band and separate from the band of the steps.
 """
 

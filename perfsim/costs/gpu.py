@@ -201,22 +201,20 @@ class GpuKernels:
 
     def kernel_s(self, kernel: Kernel, /) -> float:
         """Seconds of one kernel on the device."""
-        seconds = self._kernels.get(kernel)
-        if seconds is None:
-            seconds = self._kernels[kernel] = self._kernel_s(kernel)
-        return seconds
-
-    def _kernel_s(self, kernel: Kernel) -> float:
+        if kernel in self._kernels:
+            return self._kernels[kernel]
         if kernel.op == "elementwise":
             moving_s = self._uncached_bytes(kernel) / self.memory_bytes_per_s
-            return kernel.launches * self.gpu.kernel_latency_s + moving_s
-        moving_s = kernel.bytes_accessed / self.memory_bytes_per_s
-        if kernel.op == "attention":
-            return self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
-        return self._gemm_s(
-            kernel,
-            self.gemm_of(kernel.precision).time_s(kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True),
-        )
+            seconds = kernel.launches * self.gpu.kernel_latency_s + moving_s
+        elif kernel.op == "attention":
+            moving_s = kernel.bytes_accessed / self.memory_bytes_per_s
+            seconds = self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
+        else:
+            shape = (kernel.m, kernel.n, kernel.k, kernel.batch)
+            gemm_s = self.gemm_of(kernel.precision).time_s(*shape, sustained=True)
+            seconds = self._gemm_s(kernel, gemm_s)
+        self._kernels[kernel] = seconds
+        return seconds
 
     def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
         """Seconds of a matrix product from those of its shape."""

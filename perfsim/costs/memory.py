@@ -165,7 +165,8 @@ def sharded_state_bytes(
 def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool) -> float:
     """Parameters of one tensor rank of a stage: its layers, the embedding, the LM head."""
     counts = parameters(part.model)
-    total = num_layers * _share_of_layer(part)
+    rest = counts.of(part.kind) - counts.routed_of(part.kind)
+    total = num_layers * (rest / part.tensor + routed_parameters(part))
     table = padded_vocab_size(part.model, part.tensor) * part.model.hidden_size / part.tensor
     positions = counts.embedding - part.model.vocab_size * part.model.hidden_size
     if first:
@@ -178,13 +179,6 @@ def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool)
 def routed_parameters(part: LayerSlice) -> float:
     """Parameters of the experts of a layer on one of the ranks that share them."""
     return parameters(part.model).routed_of(part.kind) / (part.expert * part.expert_split)
-
-
-def _share_of_layer(part: LayerSlice) -> float:
-    """Parameters of a layer on one rank; experts are divided over the ranks that share them."""
-    counts = parameters(part.model)
-    rest = counts.of(part.kind) - counts.routed_of(part.kind)
-    return rest / part.tensor + routed_parameters(part)
 
 
 def logit_bytes(part: LayerSlice, positions: int) -> float:

@@ -19,7 +19,6 @@ from perfsim.interop.imported import Reading
 from perfsim.interop.nearest_model import Nearest, nearest_model
 from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Row, Tool, Values, dense_ffn, experts, found, part_of, read_rows, same, when
-from perfsim.specs.model import TransformerConfig
 
 Fields = Mapping[str, Any]
 """Fields of `TransformerConfig` and of `Beyond`."""
@@ -159,16 +158,6 @@ def _mpt_positions(settings: Settings, _: Values) -> str:
     return "learned" if settings.flag("learned_pos_emb", default=True) else "none"
 
 
-def _mpt_width(settings: Settings, values: Values) -> int:
-    ratio = settings.number("expansion_ratio", default=4) or 4
-    return int(ratio * values["model.hidden_size"])
-
-
-def _opt_norm(settings: Settings, _: Values) -> bool:
-    before = settings.flag("do_layer_norm_before", default=True)
-    return before and not settings.flag("_remove_final_layer_norm")
-
-
 def _opt_parts(settings: Settings, values: Values) -> dict[str, int]:
     hidden: int = values["model.hidden_size"]
     width = settings.integer("word_embed_proj_dim", default=hidden)
@@ -204,7 +193,13 @@ FAMILY_ROWS: Mapping[str, tuple[Row, ...]] = {
     "gpt_bigcode": (_if("multi_query", "num_query_groups", 1, default=True),),
     "opt": (
         *_flag("enable_bias", *ALL_BIASES, default=True),
-        found("model.final_norm", "do_layer_norm_before _remove_final_layer_norm", _opt_norm),
+        found(
+            "model.final_norm",
+            "do_layer_norm_before _remove_final_layer_norm",
+            lambda s, _: (
+                s.flag("do_layer_norm_before", default=True) and not s.flag("_remove_final_layer_norm")
+            ),
+        ),
         found("model.parts", "word_embed_proj_dim", _opt_parts),
     ),
     "bloom": (_always("parts", lambda v: {"a norm of the embedding": 2 * v["model.hidden_size"]}),),
@@ -212,7 +207,11 @@ FAMILY_ROWS: Mapping[str, tuple[Row, ...]] = {
     "RefinedWeb": FALCON,
     "RefinedWebModel": FALCON,
     "mpt": (
-        found("model.ffn_hidden_size", "expansion_ratio", _mpt_width),
+        found(
+            "model.ffn_hidden_size",
+            "expansion_ratio",
+            lambda s, v: int((s.number("expansion_ratio") or 4) * v["model.hidden_size"]),
+        ),
         *(_if("no_bias", name, None, default=True, usual=True) for name in ALL_BIASES),
         _if("no_bias", "norm_vectors", None, default=True, usual=2),
         found("model.position_embedding", "attn_config.alibi attn_config.rope", _mpt_positions),
@@ -289,10 +288,6 @@ def _positions(settings: Settings, values: Values) -> int:
     return settings.needed(*POSITIONS.split(), "model_max_length")
 
 
-def _width(_: Settings, values: Values) -> Any:
-    return max(1, values["model.hidden_size"] // _heads(values))
-
-
 def _shared_width(settings: Settings, values: Values) -> int:
     """Width of all shared experts together."""
     width: int = values["model.experts.ffn_hidden_size"]
@@ -329,7 +324,11 @@ SHAPE: tuple[Row, ...] = (
     same("model.num_attention_heads", HEADS, needed=True),
     same("model.num_layers", LAYERS, needed=True),
     same("model.num_query_groups", KV_HEADS),
-    same("model.head_dim", "head_dim kv_channels attention_head_dim", default=_width),
+    same(
+        "model.head_dim",
+        "head_dim kv_channels attention_head_dim",
+        default=lambda _, v: max(1, v["model.hidden_size"] // _heads(v)),
+    ),
     same("model.ffn_hidden_size", FFN, default=lambda _, values: 4 * values["model.hidden_size"]),
     same("model.vocab_size", "vocab_size padded_vocab_size n_vocab", needed=True),
     found("model.max_position_embeddings", POSITIONS, _positions),
@@ -464,7 +463,9 @@ def model_beside(source: Source) -> Nearest | None:
         if path.suffix == ".json" and path.is_file():
             other = Source.read(path)
             return _read(other, other.as_json()).model
-        return _known_model(default_catalog().model(source.model))
+        described = {"name", "description", "sources", "assumed", "released"}
+        known = default_catalog().model(source.model)
+        return Nearest(known.model_dump(exclude=described, exclude_none=True), {})
     folder = source.path.resolve().parent
     usual = [folder / name for name in USUAL if (folder / name).is_file()]
     others = sorted(folder.glob("*.json"))[:MOST_FILES]
@@ -482,12 +483,6 @@ def _model_of(path: Path) -> Nearest | None:
         return _read(source, document).model if _recognise(document) else None
     except (InputError, OSError):
         return None
-
-
-def _known_model(model: TransformerConfig) -> Nearest:
-    """A model of the catalogue."""
-    described = {"name", "description", "sources", "assumed", "released"}
-    return Nearest(model.model_dump(exclude=described, exclude_none=True), {})
 
 
 TOOL = Tool(

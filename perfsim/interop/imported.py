@@ -84,9 +84,8 @@ class Reading:
             return None
         described = {"name": self.title, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
         settings = {key: fields.pop(key) for key in RUNTIME_FIELDS if key in fields}
-        stated = {
-            key: value for key, value in settings.items() if key != "framework"
-        }  # a name of the catalogue
+        # The framework is a name of the catalogue.
+        stated = {key: value for key, value in settings.items() if key != "framework"}
         self._validate(TrainingRecipe, {"seq_length": 1, **described, **fields, "runtime": stated})
         runtime = {"name": self.title, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
         return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}
@@ -161,9 +160,11 @@ class Imported:
 
     def text(self) -> str:
         """The document as a YAML file, with the remarks as comments."""
-        comments = [f"# Imported from {self.format}", *(f"# {line}" for line in self.remarks())]
+        remarks = (f"# {line}" for line in (f"Imported from {self.format}", *self.remarks()))
+        # A character that would end a comment is replaced.
+        comments = ["".join(char if char.isprintable() else "?" for char in line) for line in remarks]
         body = yaml.safe_dump(self.document, sort_keys=False, allow_unicode=True, width=140)
-        return "\n".join([*map(_printable, comments), body])
+        return "\n".join([*comments, body])
 
 
 def layout_text(layout: Layout | None, *, whole: bool = True) -> str:
@@ -174,15 +175,10 @@ def layout_text(layout: Layout | None, *, whole: bool = True) -> str:
     if layout is None:
         return ""
     usual: Any = type(layout)()
-    names = {
-        "tensor": "tp",
-        "pipeline": "pp",
-        "data": "dp",
-        "virtual_pipeline": "vpp",
-        "micro_batch_size": "mbs",
-    }
-    names |= {"zero_stage": "zero", "sequence_parallel": "sp"}
-    short = names if isinstance(layout, ParallelLayout) else {"data": "dp", "micro_batch_size": "mbs"}
+    short = {"data": "dp", "micro_batch_size": "mbs"}
+    if isinstance(layout, ParallelLayout):
+        short |= {"tensor": "tp", "pipeline": "pp", "virtual_pipeline": "vpp"}
+        short |= {"zero_stage": "zero", "sequence_parallel": "sp"}
     parts = []
     for key, value in asdict(layout).items():
         if key == "data" and not whole:
@@ -195,8 +191,3 @@ def layout_text(layout: Layout | None, *, whole: bool = True) -> str:
 
 def _safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text)[:LONGEST_NAME].strip("._-")
-
-
-def _printable(line: str) -> str:
-    """A comment without characters that would end it."""
-    return "".join(char if char.isprintable() else "?" for char in line)

@@ -475,7 +475,8 @@ def _attention(settings: Settings, _: Values) -> str | None:
 
 
 def _dropout(settings: Settings, _: Values) -> bool:
-    return any(settings.number(f"{part}_dropout", default=DROPOUT) for part in ("attention", "hidden"))
+    rates = [settings.number(f"{part}_dropout", default=DROPOUT) for part in ("attention", "hidden")]
+    return any(rates)
 
 
 def _optimizer_word(settings: Settings) -> str:

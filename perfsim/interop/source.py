@@ -291,13 +291,10 @@ class Settings:
         return folded[word]
 
     # ------------------------------------------------------------------------------- errors
-    def problem(self, name: str, message: str, help_text: str = "") -> Problem:
-        """A problem with the value of a key, at its line."""
-        return self.source.problem(f"{name}: {message}", help_text, self.source.line_of(name))
-
     def error(self, name: str, message: str, help_text: str = "") -> InputError:
-        """The same as an error."""
-        return InputError([self.problem(name, message, help_text)])
+        """A problem with the value of a key, at its line."""
+        line = self.source.line_of(name)
+        return InputError([self.source.problem(f"{name}: {message}", help_text, line)])
 
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""

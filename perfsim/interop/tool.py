@@ -9,40 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
 from perfsim.interop.imported import Reading
 from perfsim.interop.nearest_model import Beyond
 from perfsim.interop.source import Settings, Source
-from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import TrainingRecipe
 from perfsim.specs.runtime import Runtime
+from perfsim.strategies.plan import Plan
 
-
-class Chosen(Protocol):
-    """What is to be run: the fields of a plan that a tool needs."""
-
-    @property
-    def strategy(self) -> str: ...
-
-    @property
-    def job(self) -> Job: ...
-
-    @property
-    def layout(self) -> Any: ...
-
-    @property
-    def system(self) -> SystemSpec: ...
-
-    @property
-    def num_microbatches(self) -> int: ...
-
-
+Chosen = Plan[Any, Any]
+"""The plan that a tool is told, whose layout is of the type that the tool's writer names."""
 Values = dict[str, Any]
 """What was read so far, by field: `model.num_layers`, `layout.tensor`, `recipe.precision`."""
 Write = Callable[[Chosen], Any]

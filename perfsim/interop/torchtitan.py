@@ -79,10 +79,6 @@ def _layers_per_stage(chosen: Chosen) -> int | None:
     return chosen.job.model.num_layers // layout.num_stages if even else None
 
 
-def _zero_if_even(chosen: Chosen) -> int | None:
-    return None if _layers_per_stage(chosen) is None else 0
-
-
 def _modules(chosen: Chosen) -> list[list[str]] | None:
     """The modules of each virtual stage where these are uneven."""
     given = chosen.layout.layers_per_stage
@@ -207,8 +203,14 @@ ROWS: tuple[Row, ...] = (
     ),
     # The layers of stages need the number of layers, so `_read_stages` reads them.
     tool.told("layout.virtual_pipeline", f"{PIPELINE}layers_per_stage", _layers_per_stage),
-    tool.told("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", _zero_if_even),
-    tool.told("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", _zero_if_even),
+    *(
+        tool.told(
+            "layout.virtual_pipeline",
+            f"{PIPELINE}{end}_stage_less_layers",
+            lambda c: None if _layers_per_stage(c) is None else 0,
+        )
+        for end in ("first", "last")
+    ),
     tool.told("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
     Row(
         "layout.recompute",

@@ -121,7 +121,7 @@ class FatTreeNetwork(Network):
     def of_graph(self, graph: TaskGraph, /) -> FatTreeNetwork:
         """The network with its NVLink ports where communications that may overlap can fill one."""
         tree = self.tree
-        asked = port_demand(graph, tree, self.collectives)
+        asked = _port_demand(graph, tree, self.collectives)
         port_bytes_per_s = tree.system.node.lanes(tree.devices_per_node) * tree.edges.rated.get(
             "scale_up", 0.0
         )
@@ -317,7 +317,7 @@ def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     return source, target, spare, within
 
 
-def port_demand(graph: TaskGraph, tree: FatTree, collectives: CollectiveModel) -> float:
+def _port_demand(graph: TaskGraph, tree: FatTree, collectives: CollectiveModel) -> float:
     """The most bytes/s that overlapping communications can ask of one NVLink port, an upper bound.
 
     Tasks of one stream never overlap, and streams of one name are those of different devices, so each name

@@ -56,11 +56,6 @@ class _Travelled(NamedTuple):
     source: Floats
     place: Floats
 
-    @property
-    def size(self) -> int:
-        """Numbers that it holds."""
-        return int(self.rows.values.size)
-
 
 class _ExpertCompute(ContextCompute):
     """Compiles blocks with experts."""

@@ -345,7 +345,8 @@ class GpuCompiler(ModuleCompute):
         blocks = self.scatters[task.reads[0]]
         operands = self.operands()
         self.scatters[task.writes[0]] = blocks
-        parts = [self.cell(f"gradient part[{self.graph_tag(task.reads[0])}]", block) for block in blocks]
+        reduced_in = int(self.graph.tag[self.graph.writer[task.reads[0]]])
+        parts = [self.cell(f"gradient part[{reduced_in}]", block) for block in blocks]
         shards = self._shards(blocks)
         kept = shards if self._sums_shards(blocks) else []
         first = len(operands)
@@ -380,10 +381,6 @@ class GpuCompiler(ModuleCompute):
         tensor = self.task.writes[0]
         self.reduced_to |= {(tensor, block): cell for block, cell in zip(blocks, cells, strict=True)}
         return cells
-
-    def graph_tag(self, handle: int) -> int:
-        """The micro-batch of the task that writes a tensor."""
-        return int(self.graph.tag[self.graph.writer[handle]])
 
     def sharding(self, rank: int, block: int) -> tuple[int, int]:
         """The number of shards of a block's states, and which of them a rank has."""

@@ -228,6 +228,10 @@ class Compiler(ABC):
         """The positions of each sample that a rank has: all, unless others share its sequences."""
         return slice(None)
 
+    def sharding(self, _rank: int, _block: int) -> tuple[int, int]:
+        """The number of shards of a block's states, and which of them a rank has: by default all in one."""
+        return 1, 0
+
     @abstractmethod
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""

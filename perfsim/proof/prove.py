@@ -20,7 +20,6 @@ from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.proof.executor import Executor, Outcome
-from perfsim.proof.gpu_program import GpuCompiler
 from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, order_in_time, random_order
 from perfsim.proof.program import BROKEN, Compiler, Fault, FaultError, Program, failure, origin
 from perfsim.proof.promises import held_unlike_promised, mispriced
@@ -145,12 +144,7 @@ class Subject:
     def executor(self) -> Executor:
         """All ranks with their buffers, ready to run."""
         program, compiler = self.compiled
-        layout = self.plan.layout
-        of_rank = compiler.rows, compiler.places, compiler.share
-        oracle = Oracle(self.training, layout.tensor, _shards(layout), *of_rank)
-        if isinstance(compiler, GpuCompiler):
-            oracle.sharding = compiler.sharding
-        return Executor(program, self.unfolded, compiler.initial, oracle)
+        return Executor(program, self.unfolded, compiler.initial, Oracle(compiler))
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
         """Random topological orders of all tasks on all ranks."""
@@ -179,11 +173,6 @@ class Subject:
             return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
         except FaultError as error:
             return [error.fault]
-
-
-def _shards(layout: Layout) -> int:
-    """Ranks that divide optimizer states."""
-    return layout.shards if isinstance(layout, ParallelLayout) else layout.data
 
 
 def subject_of(plan: Plan, seed: int = 0) -> Subject:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Floats
 from perfsim.proof.layers import merged_statistics
-from perfsim.proof.program import Claim
-from perfsim.proof.serial import Record, SmallTraining, train
-from perfsim.proof.shares import Share, Weights, cut, with_experts
+from perfsim.proof.program import Claim, Compiler
+from perfsim.proof.serial import Record, train
+from perfsim.proof.shares import Weights, cut, with_experts
 
 # Collectives on arrays: from one array per member to one array per member.
 
@@ -48,27 +48,15 @@ CLIPPED = "clipped"
 
 @dataclass
 class Oracle:
-    """Serial training, partitioned as a schedule partitions it.
+    """Serial training, partitioned among ranks as a compiler of a graph partitions it."""
 
-    `rows(rank, microbatch)` are the samples of the batch that a rank has in a micro-batch, and `places(rank)`
-    their positions; `share(rank)` is its share of the model. `shards` is the number of ranks that divide
-    optimizer states, and rank // peers % shards is the shard of a rank.
-    """
-
-    training: SmallTraining
-    peers: int
-    shards: int
-    rows: Callable[[int, int], Ints]
-    places: Callable[[int], Ints | slice]
-    share: Callable[[int], Share]
-    sharding: Callable[[int, int], tuple[int, int]] | None = None
-    """The number of shards of a block's states and that of a rank, where these differ by block."""
+    compiler: Compiler
     _cache: dict[tuple[Claim, int], Floats] = field(default_factory=dict)
 
     @cached_property
     def records(self) -> list[Record]:
         """Serial training, one record per step."""
-        return train(self.training)
+        return train(self.compiler.training)
 
     def expected(self, claim: Claim, rank: int) -> Floats:
         """The value that a claim states for a rank."""
@@ -99,18 +87,14 @@ class Oracle:
 
     def _own(self, values: Floats, rank: int, claim: Claim) -> Floats:
         """What a rank has of values of all samples and positions."""
-        return values[self.rows(rank, claim.microbatch)][:, self.places(rank)]
+        return values[self.compiler.rows(rank, claim.microbatch)][:, self.compiler.places(rank)]
 
     def _flat(self, blocks: Mapping[int, Weights], block: int, rank: int, quantity: str) -> Floats:
-        share = self.share(rank)
+        share = self.compiler.share(rank)
         layout = share.layouts[block]
         flat = layout.flat(cut(with_experts(blocks, block, share), share))
-        return layout.shard(flat, *self._sharding(rank, block)) if quantity.endswith("shard") else flat
-
-    def _sharding(self, rank: int, block: int) -> tuple[int, int]:
-        if self.sharding is not None:
-            return self.sharding(rank, block)
-        return self.shards, rank // self.peers % self.shards
+        sharded = quantity.endswith("shard")
+        return layout.shard(flat, *self.compiler.sharding(rank, block)) if sharded else flat
 
     def error(self, claim: Claim, rank: int, value: Floats) -> float:
         """Largest difference over the largest expected entry; infinite for another shape."""

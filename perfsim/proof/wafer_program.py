@@ -244,38 +244,31 @@ class WaferCompiler(Compiler):
 
         def run(_: int, *values: Any) -> tuple[Any, ...]:
             gradient = values[0].copy()
-            flat, moments = values[count : count + 2]
+            flat, moments, *of_head = values[count:]
             if both:
-                return None, *self._update_both(gradient, values[count - 1], values[count:])
+                # The embedding is updated with the sum of both gradients, and the LM head copies its words.
+                words = layout.parts["words"]
+                words_of_head = self.whole.layouts[HEAD].parts["words"]
+                gradient[words] += values[count - 1][words_of_head]
+                updated, state = adam(flat, gradient, moments)
+                head = of_head[0].copy()
+                head[words_of_head] = updated[words]
+                return None, gradient, updated, state, head, of_head[1]
             updated, state = adam(flat, gradient, moments)
             if tied and task.block == HEAD:
                 words = layout.parts["words"]
                 updated[words], state.first[words], state.second[words] = flat[words], 0.0, 0.0
             return None, gradient, updated, state
 
+        claims = [
+            (1, Claim("weight gradient", task.block, self.step, -1)),
+            (2, Claim("weights", task.block, self.step, -1)),
+            *([(4, Claim("weights", HEAD, self.step, -1))] if both else []),
+        ]
         record = Cell(SHARED, f"gradient used in step {self.step + 1}", task.block)
         writes = [*self.handle(), record, *states]
-        self.add([*operands, *states], writes, per_rank(run), claims=self._claims(task.block, both=both))
-
-    def _claims(self, block: int, *, both: bool) -> list[tuple[int, Claim]]:
-        if self.training.model.tied_embeddings and block == HEAD:
-            return []
-        claims = [
-            (1, Claim("weight gradient", block, self.step, -1)),
-            (2, Claim("weights", block, self.step, -1)),
-        ]
-        return [*claims, (4, Claim("weights", HEAD, self.step, -1))] if both else claims
-
-    def _update_both(self, gradient: Floats, of_head: Floats, states: Sequence[Any]) -> tuple[Any, ...]:
-        """Update the embedding with the sum of both gradients, and copy its words to the LM head."""
-        layout = self.whole.layouts[EMBEDDING]
-        head = self.whole.layouts[HEAD]
-        flat, moments, of_head_flat, head_moments = states
-        gradient[layout.parts["words"]] += of_head[head.parts["words"]]
-        updated, state = adam(flat, gradient, moments)
-        copy = of_head_flat.copy()
-        copy[head.parts["words"]] = updated[layout.parts["words"]]
-        return gradient, updated, state, copy, head_moments
+        alone = tied and task.block == HEAD
+        self.add([*operands, *states], writes, per_rank(run), claims=[] if alone else claims)
 
     # --------------------------------------------------------------------------------- compute
     def compute(

@@ -10,7 +10,7 @@ from perfsim.base.units import format_quantity
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.bill import NOT_GIVEN, amount_text
 from perfsim.machines import machine_of
-from perfsim.specs.calibration import Calibration, ClusterCalibration, FitRecord
+from perfsim.specs.calibration import Calibration, FitRecord
 from perfsim.studies.answers import Assumption, production_of
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import StudySpec
@@ -122,7 +122,15 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
         assumptions += _described(catalog, "wall_clock", clock.name)
     for candidate in spec.candidates:
         if candidate.cluster_calibration is not None:
-            assumptions += _cluster_scale(candidate.cluster_calibration, catalog)
+            # The scale fitted to the user's measured steps, with its cases.
+            scale = candidate.cluster_calibration
+            cases = "; ".join(
+                f"{case.id}: measured {case.measured_s:.4g} s, predicted {case.predicted_s:.4g} s, "
+                f"{100 * case.residual:+.1f} % after scaling"
+                for case in scale.cases
+            )
+            assumptions.append(Assumption(f"calibration {scale.name}", "scale", scale.note, cases, "fit"))
+            assumptions += _constants_of(scale, catalog)
     return tuple(dict.fromkeys(assumptions))
 
 
@@ -200,20 +208,6 @@ def _money(spec: StudySpec) -> Iterator[Assumption]:
         text = NOT_GIVEN if value is None else f"{amount_text(value)}{unit}"
         source = NO_DEFAULT if value is None else energy.source
         yield Assumption("money", name, text, source, "assumption")
-
-
-def _cluster_scale(calibration: ClusterCalibration, catalog: Catalog) -> list[Assumption]:
-    """The scale fitted to the user's measured steps, with its cases."""
-    cases = "; ".join(
-        f"{case.id}: measured {case.measured_s:.4g} s, predicted {case.predicted_s:.4g} s, "
-        f"{100 * case.residual:+.1f} % after scaling"
-        for case in calibration.cases
-    )
-    topic = f"calibration {calibration.name}"
-    return [
-        Assumption(topic, "scale", calibration.note, cases, "fit"),
-        *_constants_of(calibration, catalog),
-    ]
 
 
 def _described(catalog: Catalog, kind: str, name: str) -> list[Assumption]:

@@ -52,10 +52,8 @@ class GridSpec(Spec):
     """Replaces the study's own candidates."""
 
 
-class VariantSpec(Spec):
+class VariantSpec(GridSpec):
     """The changes of one variant: paths as in a grid, each with one value."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
     candidates: Candidates = ()
     """Replaces the candidates of the grid or the study in this variant."""
@@ -580,7 +578,7 @@ def load_sweep(
 def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog) -> SweepSpec:
     """A sweep with values of its study replaced, and in the candidates of its grid and of its variants."""
 
-    def changed(part: GridSpec | VariantSpec) -> Any:
+    def changed(part: GridSpec) -> Any:
         if not part.candidates:
             return part
         study = spec.study.model_copy(update={"candidates": part.candidates})

@@ -59,14 +59,27 @@ class Target:
     measured: HyperbolaFit | None = None
     """The user's own runs that the critical batch was fitted to."""
 
-    def examples_error(self, batch_tokens: float) -> float:
-        """Least error of the examples at a batch; NotIdentifiableError far beyond the measured batches."""
-        return LEAST_EXAMPLES_ERROR if self.measured is None else self.measured.relative_error(batch_tokens)
-
     @property
     def d_min_error(self) -> float:
         """Half-width e of the 90 % band of the tokens, [D / (1 + e), D (1 + e)]; 0 where they are given."""
         return 0.0 if self.loss is None else self.loss.d_min_error
+
+    def time_of(
+        self, batch_tokens: float, step_time_s: float, step_time_error: float, unshared_error: float
+    ) -> TimeToAccuracy:
+        """The time of steps to this end; NotIdentifiableError far beyond the measured batches."""
+        return time_to_accuracy(
+            batch_tokens,
+            step_time_s,
+            self.d_min_tokens,
+            self.critical,
+            step_time_error,
+            d_min_error=self.d_min_error,
+            unshared_error=unshared_error,
+            examples_error=LEAST_EXAMPLES_ERROR
+            if self.measured is None
+            else self.measured.relative_error(batch_tokens),
+        )
 
 
 def target_for(
@@ -178,26 +191,7 @@ def _time_at(question: Question, target: Target, global_batch_size: int) -> Batc
     """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits."""
     asked = question.at(global_batch_size)
     best = estimated(asked)
-    return _choice_of(best.plan, evaluated(asked, best.plan).step_time_s, target)
-
-
-def _choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.0) -> BatchChoice:
-    """A plan with its step time, and what that makes of the time to the target.
-
-    `hidden` is the share of the step that hides communication; points of a curve leave it out of their band.
-    """
-    accuracy = accuracy_of(plan, hidden)
-    answer = time_to_accuracy(
-        plan.job.tokens_per_step,
-        step_time_s,
-        target.d_min_tokens,
-        target.critical,
-        accuracy.step_time_error,
-        d_min_error=target.d_min_error,
-        unshared_error=accuracy.unshared_error,
-        examples_error=target.examples_error(plan.job.tokens_per_step),
-    )
-    return BatchChoice(plan, answer, target.loss)
+    return choice_of_run(evaluated(asked, best.plan), target, of_curve=True)
 
 
 def batch_curve(
@@ -249,10 +243,17 @@ def run_at(question: Question, target: Target, global_batch_size: int) -> tuple[
     return evaluation, choice_of_run(evaluation, target)
 
 
-def choice_of_run(evaluation: Evaluation, target: Target) -> BatchChoice:
-    """A simulated plan, and what its step time makes of the time to the target."""
-    hidden = evaluation.hidden_communication_fraction
-    return _choice_of(evaluation.plan, evaluation.step_time_s, target, hidden)
+def choice_of_run(evaluation: Evaluation, target: Target, *, of_curve: bool = False) -> BatchChoice:
+    """A simulated plan, and what its step time makes of the time to the target.
+
+    Points of a curve leave the share of the step that hides communication out of their band.
+    """
+    plan = evaluation.plan
+    accuracy = accuracy_of(plan, 0.0 if of_curve else evaluation.hidden_communication_fraction)
+    answer = target.time_of(
+        plan.job.tokens_per_step, evaluation.step_time_s, accuracy.step_time_error, accuracy.unshared_error
+    )
+    return BatchChoice(plan, answer, target.loss)
 
 
 MINICPM_SCALE = "C4"

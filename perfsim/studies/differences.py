@@ -28,7 +28,7 @@ _MOST_S = 1e18
 Path = tuple[str | int, ...]
 
 
-class AnsweredRow(BaseModel):
+class _AnsweredRow(BaseModel):
     """A candidate in the document of a study's answer, as far as it is read back."""
 
     label: str = ""
@@ -40,7 +40,7 @@ class AnsweredRow(BaseModel):
     layout: dict[str, Any] = {}
 
 
-class AnsweredInput(BaseModel):
+class _AnsweredInput(BaseModel):
     """An assumption in the document of a study's answer."""
 
     topic: str
@@ -53,8 +53,8 @@ class AnswerDocument(BaseModel):
 
     study: str
     title: str | None = None
-    candidates: list[AnsweredRow]
-    assumptions: list[AnsweredInput]
+    candidates: list[_AnsweredRow]
+    assumptions: list[_AnsweredInput]
 
     @property
     def times_s(self) -> dict[str, float]:

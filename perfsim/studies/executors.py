@@ -85,7 +85,7 @@ class Executor(Protocol):
         ...
 
 
-class InProcess:
+class _InProcess:
     """Computes in this process, one item after the other."""
 
     size = 1
@@ -319,7 +319,7 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-IN_PROCESS = InProcess()
+IN_PROCESS = _InProcess()
 
 
 def available_processes() -> int:

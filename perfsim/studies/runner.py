@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
-from perfsim.convergence.time_to_accuracy import RampedRun, time_to_accuracy
+from perfsim.convergence.time_to_accuracy import RampedRun
 from perfsim.convergence.wall_clock import RunPart, whole_run
 from perfsim.engine.limits import present_limits
 from perfsim.network import Topology, ends_of, links_by_ends
@@ -654,21 +654,12 @@ class _Reader:
         key = id(study.model), id(study.recipe), id(study.convergence)  # which the points keep alive
         if key not in self._targets:
             self._targets[key] = target_of(study)
-        target = self._targets[key]
-        time_s = time_to_accuracy(
-            document["batch_tokens"],
-            document["step_time_s"],
-            target.d_min_tokens,
-            target.critical,
-            document["step_time_error"],
-            d_min_error=target.d_min_error,
-            unshared_error=document["unshared_error"],
-            examples_error=target.examples_error(document["batch_tokens"]),
-        )
+        known = ("batch_tokens", "step_time_s", "step_time_error", "unshared_error")
+        target_time = self._targets[key].time_of(*(document[name] for name in known))
         prediction = prediction_from(document, study.model.name)
         row = Answer(
             **{**_values(prediction), "caveats": self._shared(prediction.caveats)},
-            time=time_s,
+            time=target_time,
             whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
             production=production_of(study, point.candidate),
         )

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError
+from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.interop import emit
 from perfsim.machines.layout_text import text_of
@@ -35,7 +36,6 @@ from perfsim.studies.spec import ConvergenceSpec
 STEPS = 25
 """assumed: 5 steps to warm up and 20 to measure. Steps of a healthy machine that scatter by 2 % give a mean
 within 0.7 %, so that two layouts are compared within 1 %."""
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)

@@ -378,11 +378,10 @@ class Digests:
         law) without file names, titles, sources and reasons, and the version of the model.
         """
         inputs = {name: self._part(getattr(study, name)) for name in _INPUTS if name != "candidates"}
-        inputs["candidates"] = [self._parts(candidate) for candidate in study.candidates]
+        inputs["candidates"] = [
+            {name: self._part(value) for name, value in candidate} for candidate in study.candidates
+        ]
         return _digest({"inputs": inputs, "model_version": model_version()})
-
-    def _parts(self, spec: BaseModel) -> dict[str, Any]:
-        return {name: self._part(value) for name, value in spec}
 
     def _part(self, value: Any) -> Any:
         """A description's digest; any other value as it is."""

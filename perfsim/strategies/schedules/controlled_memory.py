@@ -40,7 +40,7 @@ Counts = tuple[Numbers | float, Numbers | float, Numbers | float]
 
 
 @dataclass(frozen=True)
-class VSchedule:
+class _VSchedule:
     """A schedule by the offsets of its building block: units between neighbours in each of `PASSES`."""
 
     offsets: tuple[int, int, int, int]
@@ -121,7 +121,7 @@ def _long_paths(share: int, p: Numbers) -> tuple[tuple[Counts, Counts], ...]:
 
 
 @lru_cache(maxsize=256)
-def _order(schedule: VSchedule, pipeline: int, microbatches: int) -> list[StageOrder]:
+def _order(schedule: _VSchedule, pipeline: int, microbatches: int) -> list[StageOrder]:
     """Runs all ranks unit by unit: the next pass of its block if that can begin, else a weight gradient."""
     waiting = [deque(slots) for slots in _blocks(schedule, pipeline, microbatches)]
     placed = Placement(pipeline, CHUNKS, v_shaped=True)
@@ -154,7 +154,7 @@ def _order(schedule: VSchedule, pipeline: int, microbatches: int) -> list[StageO
     return orders
 
 
-def _blocks(schedule: VSchedule, pipeline: int, microbatches: int) -> Iterator[list[Slot]]:
+def _blocks(schedule: _VSchedule, pipeline: int, microbatches: int) -> Iterator[list[Slot]]:
     """Forwards and backwards of every rank in the order of the repeated block."""
     turn = 1
     while any(
@@ -170,7 +170,7 @@ def _blocks(schedule: VSchedule, pipeline: int, microbatches: int) -> Iterator[l
         yield [slot for _, slot in sorted(slots)]
 
 
-def _units(schedule: VSchedule, pipeline: int, turn: int) -> list[tuple[int, ...]]:
+def _units(schedule: _VSchedule, pipeline: int, turn: int) -> list[tuple[int, ...]]:
     """The unit in which every rank begins each of `PASSES`; `turn` is between forwards and backwards."""
     down, up, back_down, back_up = schedule.offsets
     last = pipeline - 1
@@ -188,10 +188,10 @@ def _units(schedule: VSchedule, pipeline: int, turn: int) -> list[tuple[int, ...
 
 
 @lru_cache(maxsize=1024)
-def _peaks(schedule: VSchedule, pipeline: int, microbatches: int) -> list[tuple[tuple[float, float], ...]]:
+def _peaks(schedule: _VSchedule, pipeline: int, microbatches: int) -> list[tuple[tuple[float, float], ...]]:
     """Activations and inputs of weight gradients at the possible peaks of every rank."""
     return [held_at_peak(order, CHUNKS) for order in _order(schedule, pipeline, microbatches)]
 
 
-V_HALF = VSchedule((1, 2, 1, 2), HALF)
-V_MIN = VSchedule((1, 1, 1, 1), THIRD)
+V_HALF = _VSchedule((1, 2, 1, 2), HALF)
+V_MIN = _VSchedule((1, 1, 1, 1), THIRD)

@@ -108,28 +108,25 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Bloc
     )
     kinds = layer_kinds(model)
     distinct = [kind for kind, _ in Counter(kinds).most_common()]
-    layers = [
-        _layer(LAYER if number == 0 else f"{LAYER} ({kind.words})", replace(part, kind=kind), device)
-        for number, kind in enumerate(distinct)
-    ]
+    layers = []
+    for number, kind in enumerate(distinct):
+        layer = replace(part, kind=kind)
+        forward = (*attention_kernels(layer, "forward"), *mlp_kernels(layer, "forward"))
+        backward = (*mlp_kernels(layer, "backward"), *attention_kernels(layer, "backward"))
+        layers.append(
+            Block(
+                LAYER if number == 0 else f"{LAYER} ({kind.words})",
+                LAYER,
+                layer,
+                counts.of(kind),
+                counts.of(kind),
+                device.kernels(forward),
+                device.kernels(backward),
+                counts.matrices_of(kind),
+            )
+        )
     order = (0, *(1 + distinct.index(kind) for kind in kinds), 1 + len(distinct))
     return Blocks((embedding, *layers, head), order)
-
-
-def _layer(name: str, part: LayerSlice, device: StreamedDevice) -> Block:
-    counts = parameters(part.model)
-    forward = (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward"))
-    backward = (*mlp_kernels(part, "backward"), *attention_kernels(part, "backward"))
-    return Block(
-        name,
-        LAYER,
-        part,
-        counts.of(part.kind),
-        counts.of(part.kind),
-        device.kernels(forward),
-        device.kernels(backward),
-        counts.matrices_of(part.kind),
-    )
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,8 @@ def _taken_by_replicas(
         gather.append(costs.taken(replicas.gather_work(layer)) if data > 1 else NONE)
         bucket = layer * int(largest.bucket[row])
         reduce.append(costs.taken(replicas.reduce_work(bucket)) if data > 1 else NONE)
-    shapes = (np.array(shares, dtype=np.float64).reshape(-1, 2)[of_row] for shares in (gather, reduce))
-    return next(shapes), next(shapes)
+    gathers, reduces = (np.array(shares, dtype=np.float64).reshape(-1, 2) for shares in (gather, reduce))
+    return gathers[of_row], reduces[of_row]
 
 
 _TINY_S = 1e-30

@@ -84,28 +84,13 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
         )
         for number, (first, _) in enumerate(spans)
     ]
-    replicas = _replicas_of_ranks(job, layout, virtual, places.last_rank)
+    replicas = [_replicas(job, layout, virtual, rank, places.last_rank) for rank in range(layout.pipeline)]
     if layout.zero_stage == SHARDED:
         for number, stage in enumerate(virtual):
             of_layers = tuple(stage.held_by(range(index, index + 1)) for index in range(stage.num_layers))
             shards = Shards(replicas[0], of_layers, stage.embedding_and_head)
             virtual[number] = replace(stage, shards=shards)
     return _Stages(tuple(virtual), tuple(replicas))
-
-
-def _replicas_of_ranks(
-    job: Job, layout: ParallelLayout, virtual: list[VirtualStage], last: int
-) -> list[Replicas]:
-    """The data-parallel replicas of every pipeline rank; `last` has the LM head."""
-    part = slice_of(job, layout)
-    replicas = []
-    for rank in range(layout.pipeline):
-        # On a rank with both, embedding and LM head may be one tensor.
-        held = Held(stage_parameters(part, 0, first=rank == 0, last=rank == last))
-        for stage in virtual:
-            held += stage.held_by(range(stage.num_layers)) if stage.rank == rank else Held()
-        replicas.append(_replicas(job, layout, rank, held))
-    return replicas
 
 
 def group_of(job: Job, layout: ParallelLayout, rank: int, kind: LayerKind = PLAIN) -> TensorGroup:
@@ -146,8 +131,11 @@ def experts_of(job: Job, layout: ParallelLayout, group: TensorGroup, mode: str =
     return ExpertGroup(group.part, group.device, mode, ranks, shares, recipe.expert_dispatcher, waits)
 
 
-def _replicas(job: Job, layout: ParallelLayout, rank: int, held: Held) -> Replicas:
-    """The replicas of a pipeline rank, and those of its experts."""
+def _replicas(job: Job, layout: ParallelLayout, stages: list[VirtualStage], rank: int, last: int) -> Replicas:
+    """The replicas of a pipeline rank, and those of its experts; rank `last` has the LM head."""
+    # On a rank with both, embedding and LM head may be one tensor.
+    held = Held(stage_parameters(slice_of(job, layout), 0, first=rank == 0, last=rank == last))
+    held = sum((stage.held_by(range(stage.num_layers)) for stage in stages if stage.rank == rank), held)
     first = rank * layout.width
     holds = layout.expert * layout.expert_tensor
     replicas = Replicas(

@@ -61,16 +61,14 @@ def test_equal_studies_differ_in_nothing(tmp_path: Path) -> None:
 
 
 def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
-    paths = []
-    for name, time_s, value in (("a", 100.0, "1"), ("b", 150.0, "2")):
-        path = tmp_path / f"{name}.json"
-        document = {
-            "study": name,
+    documents = (
+        {
             "candidates": [{"label": "1 CS-2", "time_to_accuracy_s": time_s}],
             "assumptions": [{"topic": "device", "name": "peak", "value": value}],
         }
-        path.write_text(json.dumps(document))
-        paths.append(path)
+        for time_s, value in ((100.0, "1"), (150.0, "2"))
+    )
+    paths = answers(tmp_path, *documents)
     shown = CliRunner().invoke(main, ["diff", *map(str, paths), "--json"])
     assert shown.exit_code == 0, shown.output
     answer = json.loads(shown.output)
@@ -86,10 +84,9 @@ def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
     "candidates", [[{}], 5, [{"label": "a", "time_to_accuracy_s": None}], [["a"]]], ids=repr
 )
 def test_a_document_of_another_form_is_refused(tmp_path: Path, candidates: object) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"study": "a", "candidates": candidates, "assumptions": []}))
+    (path,) = answers(tmp_path, {"candidates": candidates})
     with pytest.raises(
-        InputError, match=r"the answer of 'a' lacks|a.json:1:[0-9]+: is no answer of .*: candidates"
+        InputError, match=r"the answer of 's0' lacks|answer0.json:1:[0-9]+: is no answer of .*: candidates"
     ):
         diff(path, path)
 

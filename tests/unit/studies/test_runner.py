@@ -338,6 +338,3 @@ def test_the_critical_batch_can_be_stated(spec: StudySpec) -> None:
     )
     critical = target_of(spec.model_copy(update={"convergence": law})).critical
     assert (critical.tokens, critical.band_tokens) == (3e6, (2e6, 4.5e6))
-
-
-# -------------------------------------------------------------------------------------- the file

@@ -59,12 +59,6 @@ def test_every_sample_has_its_count(samples: Path) -> None:
     assert {path.name: import_file(path).parameters for path in samples.iterdir()} == PARAMETERS
 
 
-@pytest.mark.parametrize("name", ["zero2.json", "zero3.json"])
-def test_a_file_without_a_model_has_the_count_of_the_one_beside_it(samples: Path, name: str) -> None:
-    result = import_file(samples / name, model=str(samples / "llama31_8b_config.json"))
-    assert (result.format, result.parameters) == ("deepspeed", LLAMA_8B)
-
-
 def test_a_log_becomes_a_calibration_of_a_cluster_that_run_takes_in_one_command(
     samples: Path, tmp_path: Path
 ) -> None:
