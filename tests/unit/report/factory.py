@@ -7,11 +7,11 @@ have the shapes of real ones. Loaded by path from the conftest of the unit tests
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
 from perfsim.costs.memory import MemoryUse
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.verification import SamplingSummary
@@ -108,6 +108,31 @@ def streaming_timeline(layers: int, layer_s: float) -> tuple[TimelineBar, ...]:
     return tuple(bars)
 
 
+class _GivenTime(TimeToAccuracy):
+    """A time whose steps and band are those of a point of a curve, not derived."""
+
+    point: BatchPoint
+
+    @property
+    def steps(self) -> float:
+        return self.point.steps
+
+    @property
+    def time_s(self) -> float:
+        return self.point.time_to_accuracy_s
+
+    @property
+    def band_s(self) -> tuple[float, float]:
+        return self.point.time_to_accuracy_band_s
+
+
+def _time_of(best: BatchPoint) -> TimeToAccuracy:
+    common = {known.name: getattr(TIME, known.name) for known in fields(TimeToAccuracy)}
+    made = _GivenTime(**common | {"batch_tokens": best.batch_tokens, "step_time_s": best.step_time_s})
+    object.__setattr__(made, "point", best)
+    return made
+
+
 def _candidate(
     strategy: str, system: str, devices: int, curve: tuple[BatchPoint, ...], **figures: Any
 ) -> CandidateResult:
@@ -123,14 +148,7 @@ def _candidate(
         "global_batch_size": best.global_batch_size,
         "step_time_s": best.step_time_s,
         "tokens_per_s": best.batch_tokens / best.step_time_s,
-        "time": replace(
-            TIME,
-            batch_tokens=best.batch_tokens,
-            step_time_s=best.step_time_s,
-            steps=best.steps,
-            time_s=best.time_to_accuracy_s,
-            band_s=best.time_to_accuracy_band_s,
-        ),
+        "time": _time_of(best),
         "batch_curve": curve,
     }
     shares = figures.pop("shares")
@@ -292,6 +310,6 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         timeline=(),
         breakdown_s={},
         utilisation={},
-        time=replace(TIME, time_s=math.inf, band_s=(math.inf, math.inf)),
+        time=replace(TIME, step_time_s=math.inf),
     )
     return replace(result, candidates=(result.candidates[0], bare))
