@@ -97,7 +97,7 @@ def thinned_sweep(name: str, folder: Path) -> Page:
         points = [replace(own, study=own.study.model_copy(update=study)) for own in points if ends(own)]
     result = run_sweep(replace(sweep, points=tuple(points)), folder / "points.sqlite", jobs=1)
     _, first = named_points(result.analysis)[0]
-    named = {part: text.duration(seconds) for part, seconds in first.parts_s.items()}
+    named = {part: text.duration(seconds) for part, seconds in first.prediction.parts_s.items()}
     return Page(write_sweep(result, folder), named)
 
 

@@ -331,7 +331,8 @@ class _Failures:
 
 def prepare() -> None:
     """Import what every mutant needs but perfsim itself, and set how hypothesis searches."""
-    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants"}
+    # numba would find the machine code of the file as it stands on disk, not of the mutant.
+    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants", "NUMBA_DISABLE_JIT": "1"}
     for name in (
         "click",
         "networkx",
