@@ -70,7 +70,8 @@ def simulate(
         flows=int(np.count_nonzero(tables.flow[tables.kind] >= 0)),
         links=len(carried),
         contended_s=contended_s,
-        engine=chosen,
+        # Which engine a search takes depends on what the process did before, so only reported steps name it.
+        engine=chosen if reported or limits.engine else "",
         tasks=len(graph),
     )
     return Trace(graph, start_s, end_s, simulated)

@@ -42,7 +42,7 @@ class Simulated(NamedTuple):
     contended_s: float
     """Time in which at least one link could not carry its flows at full speed."""
     engine: str = ""
-    """`simpy` or `fast`: which of the two engines, whose times are the same to the bit."""
+    """`simpy` or `fast` of a step that is reported; empty where a search took either, to the same times."""
     tasks: int = 0
     """Tasks of the simulated graph."""
 
