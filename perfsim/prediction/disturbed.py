@@ -199,7 +199,7 @@ def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resi
 #
 # Otherwise one flow stands for a whole collective. That is exact where every step uses the same links, as in
 # a ring. Rounds of a tree do not: some stay inside a leaf, others cross its uplinks. Limits: the steps of a
-# ring together take the price of the collective, up to rounding to the time grid. Each round of a tree sends
+# ring together take the price of the collective, up to rounding. Each round of a tree sends
 # the whole message, unpipelined: `tree.time_s` with the latency and bandwidth of a send, where the slowest
 # pair determines the time of a round.
 

@@ -213,7 +213,7 @@ class Planned:
     objective: Objective
     """What the shortlist is ranked by."""
     shortlist: tuple[Entry, ...]
-    """Ascending by step time; every entry is simulated, long steps with fewer micro-batches."""
+    """Ascending by step time; every task of every entry is simulated."""
     within: int
     """Layouts that the closed form puts inside the model's error of the fastest."""
     refused: Mapping[str, int]
