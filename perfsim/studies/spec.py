@@ -39,7 +39,7 @@ from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
-from perfsim.specs.recipe import Sequences, TrainingRecipe
+from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.strategies import STRATEGIES, strategy_names
 
@@ -301,7 +301,7 @@ class StudySpec(CatalogSpec):
     title: str
     question: str
     model: TransformerConfig
-    recipe: TrainingRecipe
+    recipe: Recipe
     candidates: Annotated[Candidates, Field(min_length=1, max_length=MOST_CHOICES)]
     batch_sizes: Annotated[
         BatchSizes, BeforeValidator(_in_a_list, json_schema_input_type=Sequences | BatchSizes)
