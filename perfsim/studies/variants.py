@@ -369,11 +369,13 @@ def _scales(series: Series) -> str:
     small = first.target_time
     large = last.target_time
     ratio = last.num_devices / first.num_devices
-    split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
+    statistical, hardware = split_speedup(
+        small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens
+    )
     return (
         f"From {first.num_devices:,} to {_machine(last)} the time falls from {_time(first)} to "
         f"{_time(last)}: a scaling efficiency of {_percent(series.efficiency(last))} relative to the "
-        f"smallest machine ({_percent(split.hardware)} in throughput, {_percent(split.statistical)} in "
+        f"smallest machine ({_percent(hardware)} in throughput, {_percent(statistical)} in "
         "tokens to the target)."
     )
 
