@@ -36,7 +36,7 @@ from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
-from perfsim.specs.recipe import Sequences, TrainingRecipe
+from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.strategies import STRATEGIES, strategy_names
@@ -269,7 +269,7 @@ class StudySpec(CatalogSpec):
     title: str
     question: str
     model: TransformerConfig
-    recipe: TrainingRecipe
+    recipe: Recipe
     runtime: Runtime | None = None
     """Training stack of all candidates that name none; None: the recipe's."""
     candidates: Annotated[Candidates, Field(min_length=1, max_length=MOST_CHOICES)]
