@@ -19,6 +19,7 @@ from perfsim.machines.machine import (
     Machine,
     Network,
     PeerClasses,
+    Rate,
     Setting,
     SystemLinks,
     Traffic,
@@ -454,6 +455,12 @@ class GpuCluster(Machine):
         "exposed offload": ("node.host",),
     }
     fragments_memory = True
+    rates: ClassVar[tuple[Rate, ...]] = (
+        *Machine.rates,
+        Rate("links inside a node", "node.scale_up.bandwidth", 0.2),
+        Rate("the network between nodes", "node.nic.bandwidth", 0.3),
+    )
+    recompute_modes = ("none", "selective", "full")
     default_strategy = "3d"
 
     def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:

@@ -26,7 +26,7 @@ from perfsim.costs.wafer import (
     place_of,
     roof_tokens,
 )
-from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, PeerClasses, Traffic, Unknown
+from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, PeerClasses, Rate, Traffic, Unknown
 from perfsim.network import WaferTree
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import WaferClusterSpec
@@ -337,6 +337,12 @@ class WaferCluster(Machine):
     layer_fixed_s = 0.0055
     """Forward and backward. assumed: a fit of the same logs with a constant per layer in place of our
     movement over the mesh, which grows with the layer; used only in a remark."""
+    rates: ClassVar[tuple[Rate, ...]] = (
+        *Machine.rates,
+        Rate("links of MemoryX", "memoryx.server.bandwidth", 0.2),
+        Rate("links of SwarmX", "swarmx.bandwidth", 0.2),
+        Rate("flash of MemoryX", "memoryx.server.flash.bandwidth", 0.4),
+    )
     default_strategy = "weight-streaming"
 
     def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:

@@ -166,7 +166,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
     A plan above `memory_limit`, a share of a device's memory, has a caveat.
     """
     plan = evaluation.plan
-    causes = why(plan, evaluation.step, evaluation.trace)
+    causes = why(evaluation)
     cluster = evaluation.cluster
     cluster_calibration = None
     if cluster is not None:
