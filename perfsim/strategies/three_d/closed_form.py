@@ -16,29 +16,23 @@ from typing import NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.costs.price import MOST_TAKEN, NONE, Costs
+from perfsim.costs.price import MOST_TAKEN, Costs
 from perfsim.network import FatTree
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import PacedRanks, PassTimes, schedule_called
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, Replicas
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns
-from perfsim.strategies.three_d.memory import SliceBytes, recomputed_layers, slice_bytes
+from perfsim.strategies.three_d.memory import recomputed_layers, slice_bytes
 from perfsim.strategies.three_d.prices import (
     DataPrices,
-    EndPrices,
     Largest,
-    LayerPrices,
     Passes,
     PassPrices,
-    Slices,
-    Terms,
     data_prices,
     largest_ranks,
-    slices_of,
-    straddling_stage,
+    taken_by_replicas,
 )
 from perfsim.strategies.three_d.space import Columns, blocks_of, distinct_rows, taken
-from perfsim.work import RankGroup
 
 # How much compute loses while communication runs beside it, in columns.
 #
@@ -57,36 +51,15 @@ class _Slowdowns(NamedTuple):
     """Beside a message between pipeline ranks."""
 
 
-class _Beside:
-    """What compute loses beside communication: a layer's work, and a layer's communication."""
-
-    def __init__(
-        self,
-        job: Job,
-        topology: FatTree,
-        costs: Costs,
-        slices: Slices,
-        passes: Passes,
-        states: Columns,
-        sizes: SliceBytes,
-        largest: Largest,
-    ) -> None:
-        self._layer = _limited_s(passes.last_kind, slices.columns, costs)
-        self._gather, self._reduce = _taken_by_replicas(job, states, topology, costs, largest, sizes)
-        self._send = _sends(passes.around, costs)
-
-    def of(self, of_slice: Ints, of_state: Ints, passes: PassPrices) -> _Slowdowns:
-        """The slowdowns of some layouts, given their passes."""
-        forward = self._layer[0].take(of_slice, axis=0) / passes.forward[:, -1:]
-        backward_s = (passes.backward + passes.weights)[:, -1:]
-        backward = self._layer[1].take(of_slice, axis=0) / backward_s
-        gather, reduce = (taken.take(of_state, axis=0) for taken in (self._gather, self._reduce))
-        return _Slowdowns(
-            gather_forward=_lost(gather, forward),
-            gather_backward=_lost(gather, backward),
-            reduce_backward=_lost(reduce, backward),
-            send=_lost(self._send.take(of_slice, axis=0), (forward + backward) / 2),
-        )
+def _slowdowns(passes: Passes, rows: Ints, priced: PassPrices, gather: Floats, reduce: Floats) -> _Slowdowns:
+    """The slowdowns of some layouts, given what gathering a layer and reducing a bucket take of a device."""
+    forward, backward = passes.limits(priced, rows)
+    return _Slowdowns(
+        gather_forward=_lost(gather, forward),
+        gather_backward=_lost(gather, backward),
+        reduce_backward=_lost(reduce, backward),
+        send=_lost(passes.sent.take(passes.of_row[rows], axis=0), (forward + backward) / 2),
+    )
 
 
 def _lost(taken: Floats, bound: Floats) -> Floats:
@@ -94,52 +67,6 @@ def _lost(taken: Floats, bound: Floats) -> Floats:
     taken = np.minimum(taken, MOST_TAKEN)
     longer = (taken / (1.0 - taken) * bound).sum(axis=1, keepdims=True)
     return np.asarray(longer / (1.0 + longer))
-
-
-def _limited_s(works: Terms, columns: Columns, costs: Costs) -> tuple[Floats, Floats]:
-    """Seconds of a layer that units, and memory bandwidth, limit: forward and backward, (slices, 2) each."""
-    seconds = np.zeros((2, len(works.works)))
-    for number in works.adds_to("forward", "backward", "later", "later_backward").tolist():
-        work = works.works[number]
-        (units, memory), duration_s = costs.bound(work), costs.duration_s(work)
-        seconds[0, number], seconds[1, number] = units * duration_s, memory * duration_s
-    limits = [LayerPrices(*works.sums(limited)) for limited in seconds]
-    ring = columns.context
-    forward = [part.forward + ring * part.later for part in limits]
-    backward = [part.backward + ring * part.later_backward for part in limits]
-    return np.stack(forward, axis=1), np.stack(backward, axis=1)
-
-
-def _sends(around: Terms, costs: Costs) -> Floats:
-    """What a message between pipeline ranks takes of a device, across nodes if there are several."""
-    across = around.adds_to("send_across")
-    name = "send_across" if len(across) else "send_inside"
-    taken = np.zeros((2, len(around.works)))
-    for number in around.adds_to(name).tolist():
-        taken[:, number] = costs.taken(around.works[number])
-    return np.stack([getattr(EndPrices(*around.sums(share)), name) for share in taken], axis=1)
-
-
-def _taken_by_replicas(
-    job: Job, columns: Columns, topology: FatTree, costs: Costs, largest: Largest, sizes: SliceBytes
-) -> tuple[Floats, Floats]:
-    """What gathering a layer and reducing a bucket take of a device, shape (rows, 2) each."""
-    stage = straddling_stage(columns, topology.devices_per_node)
-    first, of_row = distinct_rows((columns.tensor, columns.replicas, columns.shards, stage, columns.zero))
-    gather = []
-    reduce = []
-    for row in first.tolist():
-        tensor = int(columns.tensor[row])
-        data = int(columns.replicas[row])
-        zero = int(columns.zero[row])
-        group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
-        replicas = Replicas(job.recipe, group, "", 0.0, zero, int(columns.shards[row]))
-        layer = float(sizes.layer[row, -1])
-        gather.append(costs.taken(replicas.gather_work(layer)) if data > 1 else NONE)
-        bucket = layer * int(largest.bucket[row])
-        reduce.append(costs.taken(replicas.reduce_work(bucket)) if data > 1 else NONE)
-    gathers, reduces = (np.array(shares, dtype=np.float64).reshape(-1, 2) for shares in (gather, reduce))
-    return gathers[of_row], reduces[of_row]
 
 
 _TINY_S = 1e-30
@@ -150,7 +77,6 @@ def estimate_steps_s(
     job: Job, columns: Columns, topology: FatTree, costs: Costs, *, updates: bool = True
 ) -> Floats:
     """Step time of every layout by the formula above, shape (rows,); `updates`: with its update."""
-    slices = slices_of(columns)
     first, of_state = distinct_rows(columns.state_keys)
     states = columns.rows(first)
     sizes = slice_bytes(job, states)
@@ -158,17 +84,16 @@ def estimate_steps_s(
     replicas = data_prices(job, states, topology, largest, sizes, costs.durations_s)
     if not updates:
         replicas = replicas._replace(update=np.zeros_like(replicas.update))
-    passes = Passes(job, slices, topology, costs.durations_s)
-    beside = _Beside(job, topology, costs, slices, passes, states, sizes, largest)
+    gather, reduce = taken_by_replicas(job, states, topology, costs, largest, sizes)
+    passes = Passes(job, columns, topology, costs)
     alike = columns.alike()
     seconds = np.empty(len(columns), dtype=np.float64)
     for block in blocks_of(len(columns)):
         rows = alike[block]
         some = columns.rows(rows)
-        of_slice = slices.of_row[rows]
         state = of_state[rows]
-        priced = passes.of(some, of_slice)
-        slower = beside.of(of_slice, state, priced)
+        priced = passes.of(some, rows)
+        slower = _slowdowns(passes, rows, priced, gather.take(state, axis=0), reduce.take(state, axis=0))
         seconds[rows] = _steps_s(job, some, taken(largest, state), priced, taken(replicas, state), slower)
     return seconds
 
