@@ -19,12 +19,11 @@ import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.costs.memory import reduced_grad_bytes
-from perfsim.costs.price import NONE, Costs
+from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
-from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.context import ring_terms
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, Held, Replicas, layers_per_bucket
 from perfsim.strategies.three_d.division import kind_numbers, kinds_of
@@ -47,7 +46,7 @@ from perfsim.strategies.three_d.layers import (
     head_positions,
     slice_of,
 )
-from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
+from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters, slice_bytes
 from perfsim.strategies.three_d.pipeline import (
     VirtualStage,
     embedding_work,
@@ -443,8 +442,14 @@ def _rings_s(ranks: Ints, part: _Parts) -> tuple[Floats, Floats]:
     return forward, ends + between + part.exchange
 
 
+# Communication over replicas, and the update, on the rank with most parameters.
+
+
 class DataPrices(NamedTuple):
-    """Seconds of communication over replicas, and of the update, on the rank with most parameters."""
+    """Seconds of communication over replicas, and of the update, on the rank with most parameters.
+
+    Of shape (rows, 1) each.
+    """
 
     reduce: Floats
     """All gradients."""
@@ -487,12 +492,50 @@ class Largest(NamedTuple):
     """Layers that fill a bucket of gradients."""
 
 
-def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
+class OverReplicas:
+    """The prices of communication over replicas for every distinct way to hold states among some layouts."""
+
+    def __init__(self, job: Job, columns: Columns, topology: FatTree, costs: Costs) -> None:
+        first, self.of_row = distinct_rows(columns.state_keys)
+        """The way of every layout."""
+        states = columns.rows(first)
+        sizes = slice_bytes(job, states)
+        stage = _straddling_stage(states, topology.devices_per_node)
+        self.largest = _largest_ranks(job, states, sizes)
+        self.prices = _data_prices(job, states, self.largest, sizes, stage, costs)
+        of_group, of_state = distinct_rows(
+            (states.tensor, states.replicas, states.shards, stage, states.zero)
+        )
+        taken = np.zeros((2, len(of_group), 2))
+        for number, row in enumerate(of_group.tolist()):
+            tensor = int(states.tensor[row])
+            data = int(states.replicas[row])
+            if data > 1:
+                group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
+                zero = int(states.zero[row])
+                replicas = Replicas(job.recipe, group, "", 0.0, zero, int(states.shards[row]))
+                layer = float(sizes.layer[row, -1])
+                bucket = layer * int(self.largest.bucket[row])
+                taken[0, number] = costs.taken(replicas.gather_work(layer))
+                taken[1, number] = costs.taken(replicas.reduce_work(bucket))
+        self.taken = taken[:, of_state]
+        """What gathering a layer, and reducing a bucket, take of a device: shape (2, ways, 2)."""
+
+
+def _straddling_stage(columns: Columns, node: int) -> Ints:
+    """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
+    width = columns.tensor * columns.replicas
+    stage = np.maximum(1, node // width)
+    nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
+    return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
+
+
+def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
     """The rank of every layout with most parameters."""
     bucket = layers_per_bucket(job.recipe, sizes.layer.max(axis=1), columns.zero)
     of_key, of_row = distinct_rows((columns.tensor, columns.division, columns.expert, columns.expert_tensor))
     columns = columns.rows(of_key)
-    sizes = SliceBytes(*(column[of_key] for column in sizes))
+    sizes = taken(sizes, of_key)
     ranks = columns.ranks()
     parameters = rank_parameters(sizes, ranks) + ranks.sum_of(sizes.experts)
     largest = parameters.argmax(axis=1)[:, None]
@@ -515,82 +558,6 @@ class _Shapes(NamedTuple):
     both: float
 
 
-def data_prices(
-    job: Job,
-    columns: Columns,
-    topology: FatTree,
-    largest: Largest,
-    sizes: SliceBytes,
-    durations: Durations,
-) -> DataPrices:
-    """The prices of every layout's replicas."""
-    full, rest = np.divmod(largest.chunk, largest.bucket)
-    overlaps = int(job.runtime.overlap_grad_reduce)
-    gathers = int(job.runtime.overlap_param_gather)
-    keys = (
-        columns.tensor,
-        columns.replicas,
-        columns.shards,
-        _straddling_stage(columns, topology.devices_per_node),
-        columns.zero,
-        columns.last_rank,
-        largest.layers,
-        largest.first,
-        largest.last,
-        overlaps * np.where(full > 0, largest.bucket, 0),
-        overlaps * rest,
-        gathers * np.minimum(largest.bucket, largest.chunk),
-        columns.expert * columns.expert_tensor,
-    )
-    base = Job(job.model, job.recipe, 1)
-    of_degrees, _ = distinct_rows((columns.tensor, keys[-1]))
-    share = Counter(kind_numbers(job.model)) or Counter([0])
-    weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
-    shapes = {
-        (int(columns.tensor[row]), int(keys[-1][row])): _Shapes(
-            *(
-                float(getattr(sizes, name)[row] @ (weight if name in OF_LAYERS else np.ones(1)))
-                for name in _Shapes._fields
-            )
-        )
-        for row in of_degrees.tolist()
-    }
-
-    terms = _Terms(DataPrices._fields, len(columns))
-    terms.add(keys, lambda *key: _data_terms(base, shapes[key[0], key[-1]], _ReplicaKey(*key)))
-    return DataPrices(*terms.sums(durations(terms.works))[:, :, None])
-
-
-def _straddling_stage(columns: Columns, node: int) -> Ints:
-    """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
-    width = columns.tensor * columns.replicas
-    stage = np.maximum(1, node // width)
-    nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
-    return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
-
-
-def taken_by_replicas(
-    job: Job, columns: Columns, topology: FatTree, costs: Costs, largest: Largest, sizes: SliceBytes
-) -> tuple[Floats, Floats]:
-    """What gathering a layer and reducing a bucket take of a device, shape (rows, 2) each."""
-    stage = _straddling_stage(columns, topology.devices_per_node)
-    first, of_row = distinct_rows((columns.tensor, columns.replicas, columns.shards, stage, columns.zero))
-    gather = []
-    reduce = []
-    for row in first.tolist():
-        tensor = int(columns.tensor[row])
-        data = int(columns.replicas[row])
-        zero = int(columns.zero[row])
-        group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
-        replicas = Replicas(job.recipe, group, "", 0.0, zero, int(columns.shards[row]))
-        layer = float(sizes.layer[row, -1])
-        gather.append(costs.taken(replicas.gather_work(layer)) if data > 1 else NONE)
-        bucket = layer * int(largest.bucket[row])
-        reduce.append(costs.taken(replicas.reduce_work(bucket)) if data > 1 else NONE)
-    gathers, reduces = (np.array(shares, dtype=np.float64).reshape(-1, 2) for shares in (gather, reduce))
-    return gathers[of_row], reduces[of_row]
-
-
 class _ReplicaKey(NamedTuple):
     """What determines the communication over the replicas of one rank."""
 
@@ -602,27 +569,51 @@ class _ReplicaKey(NamedTuple):
     """The pipeline rank."""
     zero: int
     last_rank: int
+    holds: int
+    """Ranks between two with the same experts."""
     layers: int
     first: int
     last: int
+    chunk: int
     bucket: int
-    """Layers of a bucket of overlapped reductions; 0 without overlap."""
-    rest: int
-    """Layers of the last such bucket."""
-    ahead: int
-    """Layers of a bucket whose parameters are gathered beside forwards; 0: none is."""
-    holds: int
-    """Ranks between two with the same experts."""
+    """As in `Largest`."""
+
+
+def _data_prices(
+    job: Job, columns: Columns, largest: Largest, sizes: SliceBytes, stage: Ints, costs: Costs
+) -> DataPrices:
+    """The prices of every layout's replicas; `stage` is the pipeline rank on most nodes."""
+    holds = columns.expert * columns.expert_tensor
+    keys = (columns.tensor, columns.replicas, columns.shards, stage, columns.zero, columns.last_rank, holds)
+    base = Job(job.model, job.recipe, 1)
+    share = Counter(kind_numbers(job.model)) or Counter([0])
+    weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
+
+    def of(name: str) -> Floats:
+        """Parameters of every layout's ranks, in the mean over layers."""
+        column: Floats = getattr(sizes, name)
+        return column @ (weight if name in OF_LAYERS else np.ones(1))
+
+    first, of_row = distinct_rows((columns.tensor, holds))
+    columns_of_shapes = [of(name)[first].tolist() for name in _Shapes._fields]
+    shapes = [_Shapes(*shape) for shape in zip(*columns_of_shapes, strict=True)]
+
+    def terms_of(shape: int, *key: int) -> Named:
+        return _data_terms(base, shapes[shape], _ReplicaKey(*key))
+
+    terms = _Terms(DataPrices._fields, len(columns))
+    terms.add((of_row, *keys, *largest), terms_of)
+    return DataPrices(*terms.sums(costs.durations_s(terms.works))[:, :, None])
 
 
 @lru_cache(maxsize=4096)
 def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
     zero = key.zero
     data = key.data
-    first = shapes.embedding
-    if key.last and key.first:
-        first = shapes.both
-    ends = first if key.first else shapes.head if key.last else 0.0
+    chunk = key.chunk
+    bucket = key.bucket
+    begins = shapes.both if key.last and key.first else shapes.embedding
+    ends = begins if key.first else shapes.head if key.last else 0.0
     layer = Held(shapes.layer, shapes.experts)
     whole = layer * key.layers + Held(ends)
     first_rank = key.stage * key.tensor * data
@@ -650,15 +641,17 @@ def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
         ends_of_pipeline = RankGroup(0, key.last_rank * key.tensor * data, 2)
         grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
         tie = [tied_embedding_work(group, ends_of_pipeline, grad_bytes)]
+    overlaps = job.runtime.overlap_grad_reduce
     scatters = zero >= GRADIENTS_SHARDED
     updates_shard = 0 < zero < SHARDED
+    ahead = min(bucket, chunk) if job.runtime.overlap_param_gather else 0
     return {
         "reduce": reduce(whole),
-        "gather": gather(whole, updates_shard and not key.ahead),
+        "gather": gather(whole, updates_shard and not ahead),
         "update": [replicas.optimizer_work()],
-        "reduce_ends": reduce(Held(ends), job.runtime.overlap_grad_reduce),
-        "reduce_bucket": reduce(layer * key.bucket),
-        "reduce_rest": reduce(layer * key.rest),
+        "reduce_ends": reduce(Held(ends), overlaps),
+        "reduce_bucket": reduce(layer * bucket, overlaps and chunk >= bucket),
+        "reduce_rest": reduce(layer * (chunk % bucket), overlaps),
         "reduce_layer": reduce(layer, scatters),
         "reduce_embedding": reduce(Held(shapes.embedding), scatters),
         "reduce_head": reduce(Held(shapes.head), scatters),
@@ -667,7 +660,7 @@ def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
         "gather_both": gather(Held(shapes.both), zero == SHARDED),
         "across_layer": across(shapes.layer),
         "across_both": across(shapes.both),
-        "ahead_bucket": gather(layer * key.ahead, updates_shard and key.ahead > 0),
-        "ahead_ends": gather(Held(first), updates_shard and key.ahead > 0),
+        "ahead_bucket": gather(layer * ahead, updates_shard and ahead > 0),
+        "ahead_ends": gather(Held(begins), updates_shard and ahead > 0),
         "tie": tie,
     }
