@@ -81,7 +81,6 @@ from perfsim.studies.executors import (
     attempt,
     available_processes,
     executor_for,
-    nobody,
 )
 from perfsim.studies.spec import CandidateSpec, Digests, StudySpec, check_question, question_of_candidate
 from perfsim.studies.store import Store, Stored, StoreError
@@ -277,7 +276,7 @@ class StudyRun:
 def run_study(
     spec: StudySpec,
     compare: Sequence[str] = (),
-    progress: Tell = nobody,
+    progress: Tell = lambda _: None,
     executor: Executor = IN_PROCESS,
 ) -> StudyRun:
     """Answer a study; `compare` keeps the candidates of these strategies, in this order.
@@ -549,7 +548,7 @@ def run_sweep(
     *,
     jobs: int | None = None,
     scheduler: str | None = None,
-    tell: Tell = nobody,
+    tell: Tell = lambda _: None,
 ) -> SweepResult:
     """Answer every point that is not stored yet, storing each answer as soon as it is finished.
 

@@ -503,11 +503,13 @@ def _scales(series: Series) -> str:
     small = first.target_time
     large = last.target_time
     ratio = last.num_devices / first.num_devices
-    split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
+    statistical, hardware = split_speedup(
+        small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens
+    )
     return (
         f"From {first.num_devices:,} to {_machine(last)} the time falls from {_time(first)} to "
         f"{_time(last)}: a scaling efficiency of {100 * series.efficiency(last):.0f} % relative to the "
-        f"smallest machine ({100 * split.hardware:.0f} % in throughput, {100 * split.statistical:.0f} % in "
+        f"smallest machine ({100 * hardware:.0f} % in throughput, {100 * statistical:.0f} % in "
         "tokens to the target)."
     )
 
