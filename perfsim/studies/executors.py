@@ -1,7 +1,7 @@
 """Where the items of a study or a sweep are computed: in this process, in several, or on a Dask cluster.
 
-A worker that dies loses its items, which are computed again. Which of them killed it is not known, so they run
-alone, one after the other; one whose worker dies even then is `Failed` and stops no other.
+A worker that dies loses its items, which are computed again. Which of them killed it is not known, so they
+run alone, one after the other; one whose worker dies even then is `Failed` and stops no other.
 """
 
 from __future__ import annotations
