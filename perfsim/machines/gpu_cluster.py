@@ -35,7 +35,7 @@ from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.specs.recipe import Recipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
-from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import meeting_of
 
@@ -287,7 +287,7 @@ class FatTreeNetwork(Network):
         """
         inside = self.tree.devices_per_node % layout.tensor == 0
         thin = self.tree.has_thin_uplinks(rated=True)
-        return inside and not thin and not schedule_called(layout.schedule).splits_backward
+        return inside and not thin and not schedule_called(layout.schedule).has("splits_backward")
 
 
 def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:

@@ -34,7 +34,7 @@ from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan
-from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
 from perfsim.work import Kind, TaskGraph, Work
 from perfsim.work.counts import attention_flop_per_step, model_flop_per_step, parameters

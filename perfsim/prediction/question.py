@@ -417,14 +417,18 @@ def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
     problems = []
     for path, value in given.items():
         root, dot, _ = path.partition(".")
-        if root not in known:
-            problems.append(
-                Problem(f"{path}={value}: {root!r} cannot be asked", help=did_you_mean(root, known))
-            )
+        if root not in known or misplaced(path):
+            help_text = misplaced(path) or did_you_mean(root, known)
+            problems.append(Problem(f"{path}={value}: {root!r} cannot be asked", help=help_text))
         elif dot and not known[root].kind:
             problems.append(Problem(f"{path}={value}: {root!r} is a single value", help=f"write {root}=..."))
     if problems:
         raise InputError(problems)
+
+
+def misplaced(path: str) -> str:
+    """What to write instead of a path into the runtime of a recipe; empty for every other path."""
+    return f"write {path.removeprefix('recipe.')}" if f"{path}.".startswith("recipe.runtime.") else ""
 
 
 def changed_part(root: str, part: Any, changes: Mapping[str, Any], catalog: Catalog) -> Any:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.convergence.critical_batch import (
-    Z_90,
     CriticalBatch,
-    HyperbolaFit,
     LawInputs,
     NotIdentifiableError,
     critical_batch,
     deepseek_tokens,
     minicpm_tokens,
+    relative_error,
 )
 from perfsim.convergence.laws import LossLaw, LossTarget, loss_law, tokens_for
 from perfsim.convergence.time_to_accuracy import (
@@ -25,7 +23,6 @@ from perfsim.convergence.time_to_accuracy import (
     Segment,
     TimeToAccuracy,
     ramped,
-    time_to_accuracy,
 )
 from perfsim.convergence.wall_clock import Training
 from perfsim.engine.limits import present_limits
@@ -56,8 +53,8 @@ class Target:
     critical: CriticalBatch
     loss: LossTarget | None = None
     """The loss that the tokens reach, where the recipe names one."""
-    measured: HyperbolaFit | None = None
-    """The user's own runs that the critical batch was fitted to."""
+    measured: tuple[float, ...] | None = None
+    """Batches in tokens of the user's own runs, where the critical batch was fitted to them."""
 
     @property
     def d_min_error(self) -> float:
@@ -68,17 +65,17 @@ class Target:
         self, batch_tokens: float, step_time_s: float, step_time_error: float, unshared_error: float
     ) -> TimeToAccuracy:
         """The time of steps to this end; NotIdentifiableError far beyond the measured batches."""
-        return time_to_accuracy(
-            batch_tokens,
-            step_time_s,
-            self.d_min_tokens,
-            self.critical,
-            step_time_error,
-            d_min_error=self.d_min_error,
+        return TimeToAccuracy(
+            batch_tokens=batch_tokens,
+            step_time_s=step_time_s,
+            d_min_tokens=self.d_min_tokens,
+            critical=self.critical,
+            step_time_error=step_time_error,
             unshared_error=unshared_error,
+            d_min_error=self.d_min_error,
             examples_error=LEAST_EXAMPLES_ERROR
             if self.measured is None
-            else self.measured.relative_error(batch_tokens),
+            else relative_error(batch_tokens, self.measured),
         )
 
 
@@ -96,19 +93,9 @@ def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, a
     if tokens is None and recipe.target_loss is not None:
         loss = tokens_for(by_law, recipe.target_loss, counted(model, by_law), law.loss_scale)
         tokens = loss.tokens
-    fit = None
-    if law.fit is not None:
-        one_error = math.pow(law.fit.band_factor, 1 / Z_90)
-        fit = HyperbolaFit(
-            e_min=law.fit.e_min_tokens or math.nan,
-            b_crit=law.fit.b_crit_tokens,
-            rms_log=law.fit.residual,
-            b_crit_interval=(law.fit.b_crit_tokens / one_error, law.fit.b_crit_tokens * one_error),
-            batches=law.fit.batches_tokens,
-            run_kind=law.fit.run_kind,
-            notes=law.fit.notes,
-        )
-        tokens = law.fit.e_min_tokens if tokens is None else tokens
+    fit = law.fit
+    if fit is not None and tokens is None:
+        tokens = fit.e_min_tokens
     if tokens is None:
         raise InputError(
             f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
@@ -119,10 +106,9 @@ def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, a
         loss_scale=law.loss_scale or ("" if loss is None else by_law.corpus),
         tokens=law.critical_batch_tokens,
         band_factor=law.band_factor,
-        source="" if law.fit is None else f"{law.fit.name}: {law.fit.description}",
         fit=fit,
     )
-    measured = fit if law.law == "fitted" and fit is not None and fit.batches else None
+    measured = fit.batches_tokens or None if law.law == "fitted" and fit is not None else None
     return Target(tokens, critical_batch(law.law, inputs), loss, measured)
 
 

@@ -18,7 +18,7 @@ from perfsim.studies.answers import Assumption, Circumstances, PointResult, sett
 from perfsim.studies.axes import LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import Machines, Match, Series
-from perfsim.studies.spec import Digests
+from perfsim.studies.spec import Digests, runtime_of
 
 SAME = 0.01
 """Relative changes of the step time below this are not reported one by one."""
@@ -152,8 +152,16 @@ class Analysis(Machines):
         """By dotted path, the value in each variant where they differ; names and prose are left out."""
         columns: list[dict[str, str]] = []
         for name in self.variants:
-            study = next(point for point in self.points if point.variant == name).study
-            parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
+            first = next(point for point in self.points if point.variant == name)
+            study = first.study
+            recipe = study.recipe.model_copy(update={"runtime": None})
+            runtime = runtime_of(study, first.candidate)
+            parts = {
+                "model": study.model,
+                "recipe": recipe,
+                "runtime": runtime,
+                "system": first.candidate.system,
+            }
             columns.append(
                 {
                     f"{root}.{path}": value
@@ -369,11 +377,13 @@ def _scales(series: Series) -> str:
     small = first.target_time
     large = last.target_time
     ratio = last.num_devices / first.num_devices
-    split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
+    statistical, hardware = split_speedup(
+        small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens
+    )
     return (
         f"From {first.num_devices:,} to {_machine(last)} the time falls from {_time(first)} to "
         f"{_time(last)}: a scaling efficiency of {_percent(series.efficiency(last))} relative to the "
-        f"smallest machine ({_percent(split.hardware)} in throughput, {_percent(split.statistical)} in "
+        f"smallest machine ({_percent(hardware)} in throughput, {_percent(statistical)} in "
         "tokens to the target)."
     )
 

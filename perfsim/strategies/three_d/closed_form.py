@@ -223,7 +223,7 @@ def _steps_s(
     for name, rows in columns.by_schedule.items():
         paced = PacedRanks(slowest_times.of(rows), others.of(rows), columns.pipeline[rows])
         schedule = schedule_called(name)
-        together = tied[rows] | (not schedule.skewed)
+        together = tied[rows] | (not schedule.has("skewed"))
         bubble = schedule.bubble_s(paced, columns.virtual[rows], microbatches[rows], together)
         late = np.where(together, paced.others.forward_s / columns.virtual[rows], 0.0)
         seconds[rows] += np.where(delayed[rows] > 0, np.maximum(bubble, late + delayed[rows]), bubble)

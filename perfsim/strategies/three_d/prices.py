@@ -20,6 +20,7 @@ from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.context import ring_terms
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, Held, Replicas, layers_per_bucket
 from perfsim.strategies.three_d.division import kind_numbers, kinds_of
+from perfsim.strategies.three_d.emission import experts_of, group_of, layer_of
 from perfsim.strategies.three_d.expert import (
     ExpertGroup,
     Which,
@@ -28,7 +29,17 @@ from perfsim.strategies.three_d.expert import (
     router_works,
     shared_work,
 )
-from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
+from perfsim.strategies.three_d.layers import (
+    BACKWARD,
+    EMBEDDED,
+    FORWARD,
+    FROM_HEAD,
+    Between,
+    Degrees,
+    Layer,
+    head_positions,
+    slice_of,
+)
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
 from perfsim.strategies.three_d.pipeline import (
     VirtualStage,
@@ -40,8 +51,6 @@ from perfsim.strategies.three_d.pipeline import (
     transfer_work,
 )
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
-from perfsim.strategies.three_d.stages import experts_of, group_of, layer_of
-from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, Layer
 from perfsim.work import RankGroup, Work
 
 # The works that add up to prices, in components: each is written once for all layouts that agree in it.

@@ -10,7 +10,7 @@ import pytest
 from perfsim.api.planning import plan
 from perfsim.base.errors import PlanError
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
-from perfsim.convergence.time_to_accuracy import RatioBand, time_to_accuracy
+from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.prediction.question import Question
 from perfsim.studies import batches
 from perfsim.studies.batches import BatchChoice, Target, batch_curve, best_of
@@ -62,7 +62,7 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
 
     def time_at(_: Question, target: Target, batch: int) -> BatchChoice:
         step_s = fixed_s + a_token_s * batch * sequence / devices
-        time = time_to_accuracy(batch * sequence, step_s, target.d_min_tokens, target.critical, 0.1)
+        time = TimeToAccuracy(batch * sequence, step_s, target.d_min_tokens, target.critical, 0.1)
         job = SimpleNamespace(global_batch_size=batch)
         return BatchChoice(SimpleNamespace(job=job), time)  # type: ignore[arg-type]
 

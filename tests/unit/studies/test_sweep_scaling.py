@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.report.figures.time import equal_time
 from perfsim.report.sweep import matches_table, sweep_document, sweep_sections
 from perfsim.studies.answers import PointResult
@@ -30,7 +30,7 @@ def result(write_sweep: Write, tmp_path: Path) -> SweepResult:
 def at_speed(point: PointResult, factor: float) -> PointResult:
     """The same point with steps so many times as long."""
     time = point.target_time
-    slower = time_to_accuracy(
+    slower = TimeToAccuracy(
         time.batch_tokens,
         time.step_time_s * factor,
         time.d_min_tokens,

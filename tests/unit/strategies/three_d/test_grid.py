@@ -10,11 +10,10 @@ from perfsim.prediction.question import Question
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.halves import HalfPass
+from perfsim.strategies.three_d.emission import layer_of
+from perfsim.strategies.three_d.layers import FORWARD, HalfPass
 from perfsim.strategies.three_d.prices import LayerPrices, layer_terms, slices_of
 from perfsim.strategies.three_d.space import columns_of, layout_space
-from perfsim.strategies.three_d.stages import layer_of
-from perfsim.strategies.three_d.tensor import FORWARD
 
 DRAWN = 24
 ASKED = {
