@@ -18,7 +18,6 @@ from perfsim.base.errors import InputError, LayoutError, PerfsimError
 from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.interop import emit
-from perfsim.machines.layout_text import text_of
 from perfsim.prediction.bands import SHARDED, Accuracy, accuracy_of
 from perfsim.prediction.caveats import batch_caveats, worst_first
 from perfsim.prediction.planner import Search, confirmed, search
@@ -26,6 +25,7 @@ from perfsim.prediction.prediction import Prediction, prediction_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
+from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.batches import (
     Target,

@@ -8,10 +8,10 @@ from typing import Any
 
 from perfsim.base.errors import PerfsimError
 from perfsim.engine.limits import present_limits
-from perfsim.machines.layout_text import text_of
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation
+from perfsim.specs.layout_text import text_of
 from perfsim.studies.answers import CandidateResult
 from perfsim.studies.batches import Target, target_of, time_of_run
 from perfsim.studies.executors import attempt
