@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.engine.limits import present_limits
-from perfsim.machines.layout_text import text_of
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluated, evaluation_of, graph_of, reported
 from perfsim.specs.layout import Layout
+from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.plan import Screening
 from perfsim.strategies.three_d.legal import Refusal, RefusedLayoutError

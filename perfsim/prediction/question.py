@@ -300,7 +300,7 @@ class Question:
     @property
     def named_settings(self) -> list[str] | None:
         """The settings that the text of a layout names; None where the layout is not text."""
-        from perfsim.machines.layout_text import settings
+        from perfsim.specs.layout_text import settings
 
         return [name for _, name, _ in settings(self.layout)] if isinstance(self.layout, str) else None
 
