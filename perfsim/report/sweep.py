@@ -160,7 +160,7 @@ def headline(analysis: Analysis) -> str:
         return _most_change(analysis)
     if analysis.variants and analysis.scalings:
         grown = ", ".join(
-            f"{text.number(own.speedup(own.last))} times ({own.series.circumstance})"
+            f"{text.number(own.speedup(own.last))} times ({own.circumstance})"
             for own in analysis.scalings[:MAX_NAMED]
         )
         own = analysis.scalings[0]

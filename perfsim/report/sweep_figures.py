@@ -17,8 +17,8 @@ from perfsim.report.study_figures import where_steps_go
 from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import outcome_of
-from perfsim.studies.scaling import Match, Series, TimeMap
-from perfsim.studies.variants import Analysis, Change
+from perfsim.studies.scaling import Match, Series
+from perfsim.studies.variants import Analysis, Change, TimeMap
 
 MAX_ROWS = 2000
 """A table of points with more shows a sample of them."""
@@ -169,11 +169,11 @@ def _efficiency(analysis: Analysis) -> Iterator[Section]:
     share = {"in throughput": text.SHARE, "in time to the target": text.SHARE}
     rows = (
         (
-            *(own.series.label, point.num_devices, own.efficiency(point), own.series.efficiency(point)),
+            *(own.label, point.num_devices, own.throughput_efficiency(point), own.efficiency(point)),
             f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}",
         )
         for own in analysis.scalings[:_MAX_SERIES]
-        for point in text.thinned(own.series.points, _MAX_MARKS)
+        for point in text.thinned(own.points, _MAX_MARKS)
     )
     table = Table.of(
         {"series": None, "devices": text.COUNT, **share, "note": None},
