@@ -30,8 +30,8 @@ from perfsim.catalog.kinds import (
     takes_boolean,
 )
 from perfsim.catalog.yaml_tree import Mark, Node, Scalar, read_yaml
-from perfsim.specs.calibration import CollectiveCalibration, ProtocolSegment
-from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, NodeSpec
+from perfsim.specs.calibration import Calibration, CollectiveCalibration
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec
 from perfsim.specs.precisions import PRECISIONS
 
 if TYPE_CHECKING:
@@ -314,31 +314,35 @@ def values(node: Node) -> Node:
     return _without(node, *META)
 
 
-def extend(child: Node, parent: Node) -> Node:
+def _extend(child: Node, parent: Node) -> Node:
     """Merge `child` over `parent`; values and their provenance keep their marks."""
     merged = _overlay(values(child), values(parent))
-    for name in NOT_INHERITED:
-        if name in child.mapping:
-            _put(merged, name, child)
-    own_paths = {path for path, _ in values(child).leaves()}
-    inner = {prefix for path in own_paths for prefix in _prefixes(path)}
-    inherited_paths = [
+    kept = [name for name in NOT_INHERITED if name in child.mapping]
+    written = {path for path, _ in values(child).leaves()}
+    inner = {prefix for path in written for prefix in _prefixes(path)}
+    inherited = [
         path
         for path, _ in values(parent).leaves()
-        if path not in inner and not any(prefix in own_paths for prefix in _prefixes(path))
+        if path not in inner and not any(prefix in written for prefix in _prefixes(path))
     ]
     for name in PROVENANCE:
-        table = _inherited(parent.mapping.get(name), inherited_paths)
-        written = child.mapping.get(name)
-        if written is not None and not written.is_mapping:
-            _put(merged, name, child)
+        own = child.mapping.get(name)
+        if own is not None and not own.is_mapping:
+            kept.append(name)
             continue
-        if written is not None:
-            entries = {**table.mapping, **written.mapping}
-            table = replace(written, value=entries, keys={**table.keys, **written.keys})
-        if table.mapping:
-            merged.mapping[name] = table
+        table = parent.mapping.get(name, Node(Mark(""), {}))
+        keys = {path: key for path in inherited if (key := covering(path, table))}
+        merged_table = Node(
+            own.mark if own else table.mark,
+            {path: table.mapping[key] for path, key in keys.items()} | (own.mapping if own else {}),
+            keys={path: table.keys[key] for path, key in keys.items()} | (own.keys if own else {}),
+        )
+        if merged_table.mapping:
+            merged.mapping[name] = merged_table
             merged.keys[name] = child.keys.get(name, table.mark)
+    for name in kept:
+        merged.mapping[name] = child.mapping[name]
+        merged.keys[name] = child.keys[name]
     return merged
 
 
@@ -363,24 +367,8 @@ def _overlay(child: Node, parent: Node) -> Node:
     return Node(child.mark, result, keys={**parent.keys, **child.keys})
 
 
-def _put(merged: Node, name: str, origin: Node) -> None:
-    merged.mapping[name] = origin.mapping[name]
-    merged.keys[name] = origin.keys[name]
-
-
-def _inherited(table: Node | None, paths: list[str]) -> Node:
-    """The parent's provenance for these paths, one entry each."""
-    if table is None:
-        return Node(Mark(""), {})
-    entries: dict[Scalar, Node] = {}
-    keys: dict[Scalar, Mark] = {}
-    for path in paths:
-        if key := covering(path, table):
-            entries[path], keys[path] = table.mapping[key], table.keys[key]
-    return Node(table.mark, entries, keys=keys)
-
-
 SpecT = TypeVar("SpecT", bound=BaseModel)
+BorrowerT = TypeVar("BorrowerT", DeviceSpec, LinkSpec)
 
 
 @dataclass(slots=True)
@@ -437,7 +425,7 @@ def _extended(node: Node, kind: str, catalog: Catalog, files: tuple[Path, ...]) 
             problem if problem.file else base.mark.problem(f"extends: {problem.message}", problem.help)
             for problem in error.problems
         ]
-    return replace(extend(child, parent.node), broken=parent.node.broken), parent.problems
+    return replace(_extend(child, parent.node), broken=parent.node.broken), parent.problems
 
 
 def build(
@@ -485,24 +473,34 @@ def in_order(problems: list[Problem]) -> list[Problem]:
 def _calibrated(spec: SpecT, catalog: Catalog) -> SpecT:
     """A device, or the links of a node of GPUs, with the nearest calibration where they name none."""
     if isinstance(spec, DeviceSpec) and spec.calibration is None:
-        return spec.model_copy(update=_of_device(spec, catalog))
-    if isinstance(spec, GpuClusterSpec) and None in _calibrations(spec.node):
-        return spec.model_copy(update={"node": _of_node(spec.node, catalog)})
+        known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == spec.kind]
+        near = min(known, key=lambda other: (*_unlikeness(spec, other), other.name), default=None)
+        if near is None or near.calibration is None:
+            return spec
+        words = f"{near.calibration.name}, that of the nearest {spec.kind} with one ({near.name})"
+        return _borrowing(spec, near.calibration, words)
+    if not isinstance(spec, GpuClusterSpec):
+        return spec
+    node = spec.node
+    if None in (node.scale_up.calibration, node.nic.calibration):
+        links = [
+            (link, link.calibration) for link in _measured(catalog, "link", LinkSpec) if link.calibration
+        ]
+        port = node.scale_up.bandwidth * node.lanes(node.devices)
+        inside = [(link, known) for link, known in links if known.collectives]
+        across = [(link, known) for link, known in links if known.network]
+        update = {
+            "scale_up": _of_link(node.scale_up, inside, port),
+            "nic": _of_link(node.nic, across, node.nic.bandwidth),
+        }
+        return spec.model_copy(update={"node": node.model_copy(update=update)})
     return spec
 
 
-def _calibrations(node: NodeSpec) -> tuple[CollectiveCalibration | None, ...]:
-    return node.scale_up.calibration, node.nic.calibration
-
-
-def _of_device(device: DeviceSpec, catalog: Catalog) -> dict[str, object]:
-    known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == device.kind]
-    if not known:
-        return {}
-    nearest = min(known, key=lambda other: (*_unlikeness(device, other), other.name))
-    name = "" if nearest.calibration is None else nearest.calibration.name
-    reason = f"it names none: {name}, that of the nearest {device.kind} with one ({nearest.name})"
-    return {"calibration": nearest.calibration, "assumed": {**device.assumed, "calibration": reason}}
+def _borrowing(spec: BorrowerT, calibration: Calibration | None, words: str) -> BorrowerT:
+    """A description with a calibration that is not its own, which its assumptions tell."""
+    assumed = {**spec.assumed, "calibration": f"it names none: {words}"}
+    return spec.model_copy(update={"calibration": calibration, "assumed": assumed})
 
 
 def _unlikeness(device: DeviceSpec, other: DeviceSpec) -> tuple[float, float]:
@@ -519,49 +517,32 @@ def _figures(device: DeviceSpec) -> tuple[float, float, float]:
     return min(whole_bits), max(sixteen or device.peak.values()), device.memory.bandwidth
 
 
-def _of_node(node: NodeSpec, catalog: Catalog) -> NodeSpec:
-    links = [link for link in _measured(catalog, "link", LinkSpec) if link.calibration is not None]
-    inside = [link for link in links if link.calibration and link.calibration.collectives]
-    across = [link for link in links if link.calibration and link.calibration.network]
-    port = node.scale_up.bandwidth * node.lanes(node.devices)
-    return node.model_copy(
-        update={
-            "scale_up": _of_link(node.scale_up, inside, port),
-            "nic": _of_link(node.nic, across, node.nic.bandwidth),
-        }
-    )
-
-
-def _of_link(link: LinkSpec, known: list[LinkSpec], bytes_per_s: float) -> LinkSpec:
+def _of_link(
+    link: LinkSpec, known: list[tuple[LinkSpec, CollectiveCalibration]], bytes_per_s: float
+) -> LinkSpec:
     """The link with the calibration of the nearest one; `bytes_per_s` is all that a device can send."""
     if link.calibration is not None or not known:
         return link
-    nearest = min(known, key=lambda other: (abs(math.log(bytes_per_s / other.bandwidth)), other.name))
-    reason = f"it names none: that of the link of nearest bandwidth with one ({nearest.name}), scaled by it"
-    calibration = _scaled(nearest.calibration, bytes_per_s / nearest.bandwidth)
-    update = {"calibration": calibration, "assumed": {**link.assumed, "calibration": reason}}
-    return link.model_copy(update=update)
-
-
-def _scaled(calibration: CollectiveCalibration | None, factor: float) -> CollectiveCalibration | None:
-    """A calibration with all rates inside a node multiplied."""
-    if calibration is None:
-        return None
+    near, calibration = min(
+        known, key=lambda pair: (abs(math.log(bytes_per_s / pair[0].bandwidth)), pair[0].name)
+    )
+    factor = bytes_per_s / near.bandwidth
     collectives = {
-        op: tuple(_faster(segment, factor) for segment in segments)
+        op: tuple(
+            segment.model_copy(
+                update={
+                    name: rate * factor
+                    for name in ("bandwidth_bytes_per_s", "local_bytes_per_s")
+                    if (rate := getattr(segment, name)) is not None
+                }
+            )
+            for segment in segments
+        )
         for op, segments in calibration.collectives.items()
     }
-    return calibration.model_copy(update={"collectives": collectives})
-
-
-def _faster(segment: ProtocolSegment, factor: float) -> ProtocolSegment:
-    local = segment.local_bytes_per_s
-    return segment.model_copy(
-        update={
-            "bandwidth_bytes_per_s": segment.bandwidth_bytes_per_s * factor,
-            "local_bytes_per_s": None if local is None else local * factor,
-        }
-    )
+    scaled = calibration.model_copy(update={"collectives": collectives})
+    words = f"that of the link of nearest bandwidth with one ({near.name}), scaled by it"
+    return _borrowing(link, scaled, words)
 
 
 def _measured(catalog: Catalog, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
