@@ -16,7 +16,7 @@ from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Gap, Settings
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import RUNTIME_FIELDS, TrainingRecipe
+from perfsim.specs.recipe import RUNTIME_FIELDS, Recipe
 
 BASE_RECIPE = "gpt3_pretraining"
 """The recipe of the catalogue that an imported one extends: what a file does not say."""
@@ -46,7 +46,7 @@ class Reading:
     settings: Settings
     model: Nearest | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Fields of a `TrainingRecipe` and of its `Runtime`."""
+    """Fields of a `Recipe` and of its `Runtime`."""
     layout: Layout | None = None
     devices: int | None = None
     steps: tuple[Step, ...] = ()
@@ -86,7 +86,7 @@ class Reading:
         settings = {key: fields.pop(key) for key in RUNTIME_FIELDS if key in fields}
         # The framework is a name of the catalogue.
         stated = {key: value for key, value in settings.items() if key != "framework"}
-        self._validate(TrainingRecipe, {"seq_length": 1, **described, **fields, "runtime": stated})
+        self._validate(Recipe, {"seq_length": 1, **described, **fields, "runtime": stated})
         runtime = {"name": self.title, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
         return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}
 

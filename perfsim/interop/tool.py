@@ -19,7 +19,7 @@ from perfsim.interop.source import Settings, Source
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies.plan import Plan
 
@@ -57,7 +57,7 @@ _SPECS: Mapping[str, Any] = {
     "model": TransformerConfig,
     "model.experts": Experts,
     "model.latent_attention": LatentAttention,
-    "recipe": TrainingRecipe,
+    "recipe": Recipe,
     "runtime": Runtime,
     "layout": ParallelLayout,
 }

@@ -32,7 +32,7 @@ from perfsim.network.topology import route_around
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
@@ -419,7 +419,7 @@ class GpuCluster(Machine):
     def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:
         return FatTree(system, num_devices)
 
-    def costs(self, topology: FatTree, recipe: TrainingRecipe) -> GpuCosts:
+    def costs(self, topology: FatTree, recipe: Recipe) -> GpuCosts:
         return GpuCosts(topology, recipe)
 
     def network(self, topology: FatTree, /) -> Network:
@@ -431,7 +431,7 @@ class GpuCluster(Machine):
     def links(self, system: GpuClusterSpec, /) -> SystemLinks:
         return SystemLinks((system.node.scale_up,), (system.node.nic,))
 
-    def calibrations(self, system: GpuClusterSpec, recipe: TrainingRecipe, /) -> list[Calibration]:
+    def calibrations(self, system: GpuClusterSpec, recipe: Recipe, /) -> list[Calibration]:
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
         return [calibration for calibration in (*links, recipe.runtime.framework) if calibration is not None]
 
@@ -499,7 +499,7 @@ class GpuCluster(Machine):
         given["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
         return ParallelLayout(**given)
 
-    def usual_settings(self, layout: ParallelLayout, recipe: TrainingRecipe, /) -> list[Setting]:
+    def usual_settings(self, layout: ParallelLayout, recipe: Recipe, /) -> list[Setting]:
         """The settings that Megatron-LM's README recommends.
 
         These are sequence parallelism with tensor parallelism, the distributed optimizer (ZeRO 1) with data

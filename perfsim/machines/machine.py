@@ -19,7 +19,7 @@ from perfsim.network import Topology
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import LinkSpec, SystemSpec
 from perfsim.specs.layout import Layout
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 
@@ -216,7 +216,7 @@ class Machine(ABC):
         """The network of the first `num_devices` devices; InputError for an impossible number."""
 
     @abstractmethod
-    def costs(self, topology: Any, recipe: TrainingRecipe) -> Costs:
+    def costs(self, topology: Any, recipe: Recipe) -> Costs:
         """The cost model under a recipe."""
 
     def network(self, topology: Any, /) -> Network:
@@ -231,11 +231,11 @@ class Machine(ABC):
         """The links that collectives run over."""
         return SystemLinks()
 
-    def calibrations(self, _system: Any, _recipe: TrainingRecipe, /) -> list[Calibration]:
+    def calibrations(self, _system: Any, _recipe: Recipe, /) -> list[Calibration]:
         """Calibrations, besides the device's own, that prices use."""
         return []
 
-    def releases(self, _system: Any, _recipe: TrainingRecipe, /) -> tuple[str, str] | None:
+    def releases(self, _system: Any, _recipe: Recipe, /) -> tuple[str, str] | None:
         """The software release of a system, and the measured one whose speed is used.
 
         None where speeds do not depend on a release.
@@ -318,7 +318,7 @@ class Machine(ABC):
         return None
 
     # ----------------------------------------------------------------------------------- layouts
-    def usual_settings(self, _layout: Any, _recipe: TrainingRecipe, /) -> list[Setting]:
+    def usual_settings(self, _layout: Any, _recipe: Recipe, /) -> list[Setting]:
         """The settings that matter for a layout, and their usual values."""
         return []
 

@@ -23,7 +23,7 @@ from perfsim.proof.layers import (
 )
 from perfsim.proof.shares import Share, Weights
 from perfsim.specs.model import Experts
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 
 # A block with experts in NumPy, float64: router, the rows of tokens, experts, and their backward.
 #
@@ -230,7 +230,7 @@ class Kept(NamedTuple):
 
 
 def kept_by(
-    mode: str, recipe: TrainingRecipe, share: Share, attention: AttentionKept, mlp: MlpKept | BlockKept
+    mode: str, recipe: Recipe, share: Share, attention: AttentionKept, mlp: MlpKept | BlockKept
 ) -> Kept:
     """What a layer under a recompute mode keeps; by operator experts are kept whole."""
     results = dict(attention.results or {})

@@ -25,7 +25,7 @@ from perfsim.proof.shares import EXPERTS, cut
 from perfsim.proof.tensors import CLIPPED, NORM, combined, pieces, summed
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.strategies.three_d.offload import ACTIVATIONS, SAVED
 from perfsim.work import (
     EMBEDDING,
@@ -64,7 +64,7 @@ class GpuCompiler(ModuleCompute):
     """Compiles graphs of `3d`, of its special cases and of ZeRO."""
 
     def __init__(
-        self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout, recipe: TrainingRecipe
+        self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout, recipe: Recipe
     ) -> None:
         super().__init__(graph, training, layout, recipe)
         self.rest_gathered: set[tuple[int, int]] = set()

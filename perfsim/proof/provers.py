@@ -17,7 +17,7 @@ from perfsim.proof.wafer_program import WaferCompiler
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
@@ -300,7 +300,7 @@ def small_sequence(parts: Parts) -> int:
     return -(-LEAST_SEQUENCE // period) * period
 
 
-def _small_recipe(recipe: TrainingRecipe, parts: Parts) -> TrainingRecipe:
+def _small_recipe(recipe: Recipe, parts: Parts) -> Recipe:
     """The recipe with a short sequence; half of it reaches the LM head if not all of it did."""
     length = small_sequence(parts)
     positions = length // 2 if recipe.lm_head_positions else None

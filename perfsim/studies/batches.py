@@ -34,7 +34,7 @@ from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.strategies import Plan
 from perfsim.studies.spec import ConvergenceSpec, RampSpec, StudySpec
 from perfsim.work.counts import parameters
@@ -82,9 +82,7 @@ class Target:
         )
 
 
-def target_for(
-    model: TransformerConfig, recipe: TrainingRecipe, law: ConvergenceSpec, asked_by: str = ""
-) -> Target:
+def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, asked_by: str = "") -> Target:
     """What ends a run of a model under a recipe.
 
     Raises InputError where the recipe says nothing of it or a loss is outside its law's runs, and PlanError

@@ -27,7 +27,7 @@ from perfsim.prediction.run import graph_of
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.work.counts import parameters
 
 Amount = Annotated[float, *number(1e-9, 1e30)]
@@ -95,7 +95,7 @@ class EquationsSpec(Spec):
     """Equations of communication and memory in L, T, B, P and N, for a model on a few GPUs."""
 
     model: TransformerConfig
-    recipe: TrainingRecipe
+    recipe: Recipe
     system: GpuClusterSpec
     batch: Sequences
     devices: Annotated[tuple[Count, ...], Field(min_length=2)]

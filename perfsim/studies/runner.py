@@ -418,7 +418,7 @@ def _result(
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    rows = _told_apart([_candidate_result(spec, own) for own in answered])
+    rows = _told_apart([_candidate_result(spec, own) for own in answered], answered)
     options: list[Option] = []
     plans: dict[str, str] = {}
     for row, own in zip(rows, answered, strict=True):
@@ -462,15 +462,22 @@ def _result(
     )
 
 
-def _told_apart(candidates: Sequence[CandidateResult]) -> list[CandidateResult]:
-    """The candidates with a number behind a label that an earlier one has."""
+def _told_apart(candidates: Sequence[CandidateResult], answered: Sequence[Answered]) -> list[CandidateResult]:
+    """The candidates with their runtime, else with a number, behind a label that several have."""
+    alike = Counter(row.label for row in candidates)
     seen = Counter[str]()
     apart = []
-    for candidate in candidates:
-        seen[candidate.label] += 1
-        repeat = seen[candidate.label]
-        words = [candidate.apart, f"candidate {repeat} of this name"] if repeat > 1 else [candidate.apart]
-        apart.append(replace(candidate, apart=", ".join(filter(None, words))))
+    for row, own in zip(candidates, answered, strict=True):
+        words = [row.apart]
+        if alike[row.label] > 1 and own.candidate.runtime is not None:
+            words.append(own.candidate.runtime.name)
+        told = replace(row, apart=", ".join(filter(None, words)))
+        seen[told.label] += 1
+        if (repeat := seen[told.label]) > 1:
+            told = replace(
+                told, apart=", ".join(filter(None, [told.apart, f"candidate {repeat} of this name"]))
+            )
+        apart.append(told)
     return apart
 
 

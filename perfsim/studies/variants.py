@@ -18,7 +18,7 @@ from perfsim.studies.answers import Assumption, Circumstances, PointResult, sett
 from perfsim.studies.axes import LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import Machines, Match, Series
-from perfsim.studies.spec import Digests
+from perfsim.studies.spec import Digests, runtime_of
 
 SAME = 0.01
 """Relative changes of the step time below this are not reported one by one."""
@@ -152,8 +152,16 @@ class Analysis(Machines):
         """By dotted path, the value in each variant where they differ; names and prose are left out."""
         columns: list[dict[str, str]] = []
         for name in self.variants:
-            study = next(point for point in self.points if point.variant == name).study
-            parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
+            first = next(point for point in self.points if point.variant == name)
+            study = first.study
+            recipe = study.recipe.model_copy(update={"runtime": None})
+            runtime = runtime_of(study, first.candidate)
+            parts = {
+                "model": study.model,
+                "recipe": recipe,
+                "runtime": runtime,
+                "system": first.candidate.system,
+            }
             columns.append(
                 {
                     f"{root}.{path}": value

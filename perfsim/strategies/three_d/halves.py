@@ -17,7 +17,7 @@ import numpy as np
 from perfsim.costs.memory import main_grad_bytes
 from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies.three_d.data import SHARDED
 from perfsim.work import Kind, Template, TensorClass, Work
 from perfsim.work.counts import (
@@ -75,7 +75,7 @@ def fullest_rank(experts: int, ranks: int, spread: float) -> float:
     return float((by_rank.max(axis=1) / by_rank.mean(axis=1)).mean())
 
 
-def waits_for_rows(recipe: TrainingRecipe) -> bool:
+def waits_for_rows(recipe: Recipe) -> bool:
     """Whether the host must learn how many rows go where: not with a fixed capacity or in a CUDA graph."""
     framework = recipe.runtime.stack
     if framework is None or framework.cuda_graph or recipe.expert_capacity is not None:
