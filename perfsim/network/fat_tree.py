@@ -63,41 +63,45 @@ class FatTree(Topology):
 
     # ---------------------------------------------------------------------------------- the graph
     def _vertices(self) -> Iterator[tuple[str, str]]:
-        """GPUs by rank, what else is in the nodes, leaves, spines."""
+        """GPUs by rank, switches and NICs of the nodes, leaves, spines, hosts of the nodes."""
         yield from super()._vertices()
-        inside = self._in_node()
-        for node in range(self.nodes):
-            yield from ((f"node{node}/{name}", kind) for name, kind in inside)
+        nodes = range(self.nodes)
+        inside, hosts = self._in_node()
+        yield from ((f"node{node}/{name}", kind) for node in nodes for name, kind in inside)
         yield from ((f"leaf{leaf}", "leaf") for leaf in range(self.leaves))
         yield from ((f"spine{spine}", "spine") for spine in range(self.spines))
+        yield from ((f"node{node}/{name}", kind) for node in nodes for name, kind in hosts)
 
-    def _in_node(self) -> list[tuple[str, str]]:
-        """Name and kind of the vertices of a node besides its GPUs."""
+    def _in_node(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """Name and kind of the switch and the NICs of a node, and of its hosts."""
         inside = [] if self.full_mesh else [("nvswitch", "nvswitch")]
         inside += [(f"nic{nic}", "nic") for nic in range(self.nics_per_node)]
         host = self.system.node.host
-        if host is not None:
-            kinds = ["cpu", "dram", "nvme"] if host.nvme is not None else ["cpu", "dram"]
-            hosts = range(-(-self._gpus // host.devices))
-            inside += [(f"{kind}{number}", kind) for number in hosts for kind in kinds]
-        return inside
+        if host is None:
+            return inside, []
+        kinds = ["cpu", "dram"] if host.nvme is None else ["cpu", "dram", "nvme"]
+        hosts = range(-(-self._gpus // host.devices))
+        return inside, [(f"{kind}{number}", kind) for number in hosts for kind in kinds]
 
     def _parts(self) -> list[Part]:
         gpus = [(f"gpu{gpu}", "device") for gpu in range(self._gpus)]
-        inside = self._in_node()
-        node = np.arange(self.nodes)[:, None]
-        leaf = np.arange(self.leaves)[:, None]
-        spines = np.arange(self.spines)
+        inside, hosts = self._in_node()
+        spines = [(f"spine{spine}", "spine") for spine in range(self.spines)]
         first_leaf = self.num_devices + self.nodes * len(inside)
+        first_spine = first_leaf + self.leaves
+        node = np.arange(self.nodes)[:, None]
+        leaf = first_leaf + np.arange(self.leaves)[:, None]
         of_node = (
             node * self._gpus + np.arange(self._gpus),
             self.num_devices + node * len(inside) + np.arange(len(inside)),
             first_leaf + node // self.system.fabric.nodes_per_leaf,
+            first_spine + self.spines + node * len(hosts) + np.arange(len(hosts)),
         )
-        of_leaf = first_leaf + leaf, first_leaf + self.leaves + spines + 0 * leaf
-        above = [("leaf", "leaf"), *((f"spine{spine}", "spine") for spine in spines)]
+        of_leaf = leaf, first_spine + np.arange(self.spines) + 0 * leaf
+        own = [*gpus, *inside, ("leaf", "leaf"), *hosts]
+        above = [("leaf", "leaf"), *spines]
         return [
-            Part.of([*gpus, *inside, above[0]], self._node_cables(), np.concatenate(of_node, axis=1)),
+            Part.of(own, self._node_cables(), np.concatenate(of_node, axis=1)),
             Part.of(above, self._leaf_cables(), np.concatenate(of_leaf, axis=1)),
         ]
 

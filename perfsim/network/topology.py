@@ -158,7 +158,7 @@ class Edges:
 
     @classmethod
     def of(cls, parts: Sequence[Part], usual: Rated | None = None) -> Edges:
-        """The edges of all copies of all parts, copy by copy; `usual` follows from them unless it is given."""
+        """The edges of all parts, copy by copy; what is usual follows from them unless it is given."""
         kinds: dict[str, int] = {}
         columns = [_columns(part, kinds) for part in parts]
         source, target, kind, bytes_per_s, seconds, duplex = (
@@ -249,7 +249,8 @@ class Topology(ABC):
             raise InputError(f"{system.name}: at least one device is needed, not {num_devices}")
         self.system = system
         self.num_devices = num_devices
-        self._usual: Rated | None = None
+        self.usual: Rated | None = None
+        """What prices assume of edges; None: what is most common."""
 
     @abstractmethod
     def device(self, rank: int) -> str:
@@ -281,7 +282,7 @@ class Topology(ABC):
     @cached_property
     def edges(self) -> Edges:
         """All edges as columns; devices are vertices 0 to `num_devices` - 1."""
-        return Edges.of(self.parts, self._usual)
+        return Edges.of(self.parts, self.usual)
 
     @cached_property
     def vertices(self) -> tuple[tuple[str, str], ...]:
@@ -336,14 +337,14 @@ class Topology(ABC):
         for link, capacity in bytes_per_s.items():
             for way in (link,) if self.edges.duplex[link] else (link, link ^ 1):
                 values[way] = {"bytes_per_s": capacity}
-        twin = type(self)(self.system, self.num_devices)
-        twin._usual = None if rate else self.edges.usual
-        twin.parts = []
+        parts: list[Part] = []
         first = 0
         for part in self.parts:
             after = first + part.num_links
-            twin.parts += part.changed({link - first: values[link] for link in values if first <= link < after})
+            parts += part.changed({link - first: values[link] for link in values if first <= link < after})
             first = after
+        twin = type(self)(self.system, self.num_devices)
+        vars(twin).update(parts=parts, usual=None if rate else self.edges.usual)
         return twin
 
     # ------------------------------------------------------------------------------ named links
@@ -469,4 +470,5 @@ def route_around(topology: Topology, source: int, target: int, dead: frozenset[i
     except nx.NetworkXNoPath:
         names = ", ".join(sorted({"-".join(topology.ends(link)) for link in dead if link % 2 == 0}))
         raise InputError(f"no route is left from {ends[0]} to {ends[1]} without {names}") from None
-    return [min(left[a][b]) for a, b in pairwise(paths[target % len(paths)])]
+    keys = [[int(key) for key in left[a][b]] for a, b in pairwise(paths[target % len(paths)])]
+    return [min(links) for links in keys]

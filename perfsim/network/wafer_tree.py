@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,34 @@ Way = Literal["down", "up"]
 """Towards the systems, or away from them."""
 POOLS = ("server", "dram", "flash")
 """Kinds of links that occur once in every weight server."""
+
+
+class Stream(NamedTuple):
+    """What an operation that moves data runs on."""
+
+    lane: str
+    """The part of the machine that is busy."""
+    way: Way
+    kinds: tuple[str, ...]
+    """The kinds of links that it crosses."""
+
+
+_TREE = ("memoryx", "swarmx", "io", "server", "dram")
+_AT_SYSTEM = ("io", "feed")
+STREAMS: Mapping[str, Stream] = {
+    "memoryx_read": Stream("link", "down", _TREE),
+    "reduce": Stream("link", "up", _TREE),
+    "reduce_part": Stream("link", "up", _TREE),
+    # Gradients that SwarmX has summed do not enter MemoryX.
+    "reduce_in_tree": Stream("link", "up", ("swarmx", "io")),
+    "reduce_in_tree_part": Stream("link", "up", ("swarmx", "io")),
+    "flash_read": Stream("flash", "down", ("flash",)),
+    "flash_write": Stream("flash", "up", ("flash",)),
+    "samples": Stream("input", "down", _AT_SYSTEM),
+    "spill": Stream("spilling", "up", _AT_SYSTEM),
+    "fetch": Stream("spilling", "down", _AT_SYSTEM),
+    "memoryx_update": Stream("update", "down", ("dram",)),
+}
 
 
 class WaferTree(Topology):

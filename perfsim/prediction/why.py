@@ -19,8 +19,8 @@ from perfsim.costs.wafer import StreamingRoof
 from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of, network_of
-from perfsim.machines.machine import Lane, Network, PeerClasses
-from perfsim.machines.placement import Placed, traffic_by_work
+from perfsim.machines.machine import Lane, Network
+from perfsim.machines.placement import Placed
 from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
@@ -180,7 +180,7 @@ def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
     """
     topology = placed.topology
     network = network_of(placed.topology)
-    crossings = _crossings(trace, network, PeerClasses(placed.peers.astype(np.int64)))
+    crossings = _crossings(trace, network, placed.peers.astype(np.int64))
     if not len(crossings.link):
         return {}
     window = _Window.of(trace)
@@ -190,13 +190,13 @@ def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
     shared = edges.bytes_per_s * (edges.medium == np.arange(len(edges)))
     capacity = np.bincount(edges.kind, shared, minlength=len(edges.kinds)) * (window.high - window.low)
     total = np.bincount(edges.kind, on_link, minlength=len(edges.kinds))
-    share = np.divide(on_link, network.bytes_per_s(np.arange(len(edges))), where=on_link > 0, out=0 * on_link)
+    share = np.divide(on_link, network.capacities, where=on_link > 0, out=0 * on_link)
     use = {}
     for number, kind in enumerate(edges.kinds):
         if total[number] > 0.0:
             links = np.flatnonzero(edges.kind == number)
             busiest = int(links[np.argmax(share[links])])
-            peak = window.peak(trace, crossings, busiest) / float(network.bytes_per_s(np.array([busiest]))[0])
+            peak = window.peak(trace, crossings, busiest) / float(network.capacities[busiest])
             use[kind] = LinkUse(
                 float(total[number] / capacity[number]), peak if peak > ROUNDED else min(1.0, peak)
             )
@@ -211,9 +211,9 @@ class _Crossings(NamedTuple):
     n_bytes: Floats
 
 
-def _crossings(trace: Trace, network: Network, peers: PeerClasses) -> _Crossings:
+def _crossings(trace: Trace, network: Network, peers: Ints) -> _Crossings:
     works = trace.graph.works
-    loads = traffic_by_work(works, network, lambda work: network.load(work, peers))
+    loads = network.by_work(works, peers, limiting=False)
     counts = [len(load.links) for load in loads.values()]
     sent = np.array([network.sent_bytes(works[number]) for number in loads])
     links = np.concatenate([np.empty(0, dtype=np.int64), *(load.links for load in loads.values())])

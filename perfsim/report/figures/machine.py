@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from perfsim.costs.memory import MemoryUse
-from perfsim.network.topology import Cables, NetworkMap, Place
+from perfsim.network.export import Cables, NetworkMap, Place
 from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, LinkUse, Roofline
 from perfsim.report import text
 from perfsim.report.figures import base
