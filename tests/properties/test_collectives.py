@@ -185,12 +185,12 @@ def test_an_even_group_takes_what_the_formulas_of_even_groups_say(
     op: CollectiveOp, ranks: int, nodes: int, n_bytes: float, shared_nics: bool
 ) -> None:
     """The same protocols written out for `ranks` on each of `nodes`, without regard to uneven groups."""
-    calibration = MODEL.nic.calibration
+    calibration = MODEL.node.nic.calibration
     assert calibration is not None
     assert calibration.network is not None
     network = calibration.network
     bus = ranks * MODEL.nic_share_bytes_per_s * network.efficiency
-    if shared_nics and ranks not in (1, MODEL.devices_per_node):
+    if shared_nics and ranks not in (1, MODEL.node.devices):
         assert network.partial_node_rank_bytes_per_s is not None
         bus = min(bus, ranks * network.partial_node_rank_bytes_per_s)
     lines = []
@@ -206,5 +206,6 @@ def test_an_even_group_takes_what_the_formulas_of_even_groups_say(
         moving_s = n_bytes * wire / (line.bandwidth_fraction * bus)
         if line.algorithm == "ring" or op == "all_reduce":
             lines.append(line.latency_base_s + steps_s + moving_s)
-    model = replace(MODEL, shared_nics=shared_nics)
+    node = MODEL.node.model_copy(update={"nics": 8, "devices_share_nics": shared_nics})
+    model = replace(MODEL, node=node)
     assert model.time_s(op, n_bytes, Group.even(ranks, nodes)) == pytest.approx(min(lines), rel=1e-12)
