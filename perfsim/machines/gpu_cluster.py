@@ -18,6 +18,7 @@ from perfsim.machines.machine import (
     Lane,
     Machine,
     Network,
+    Rate,
     Setting,
     SystemLinks,
     Traffic,
@@ -35,7 +36,7 @@ from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
-from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import Meeting, meeting_of
 
@@ -258,7 +259,7 @@ class _FatTreeNetwork(Network):
         """
         inside = self.tree.devices_per_node % layout.tensor == 0
         thin = self.tree.has_thin_uplinks(rated=True)
-        return inside and not thin and not schedule_called(layout.schedule).splits_backward
+        return inside and not thin and not schedule_called(layout.schedule).has("splits_backward")
 
     def _port_demand(self, graph: TaskGraph) -> float:
         """The most bytes/s that overlapping communications can ask of one NVLink port, an upper bound.
@@ -414,6 +415,12 @@ class GpuCluster(Machine):
         "exposed offload": ("node.host",),
     }
     fragments_memory = True
+    rates: ClassVar[tuple[Rate, ...]] = (
+        *Machine.rates,
+        Rate("links inside a node", "node.scale_up.bandwidth", 0.2),
+        Rate("the network between nodes", "node.nic.bandwidth", 0.3),
+    )
+    recompute_modes = ("none", "selective", "full")
     default_strategy = "3d"
 
     def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:

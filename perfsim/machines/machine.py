@@ -14,11 +14,12 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import StreamingRoof
-from perfsim.machines.layout_text import parsed_settings
 from perfsim.network import Topology
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import LinkSpec, SystemSpec
 from perfsim.specs.layout import Layout
+from perfsim.specs.layout_text import parsed_settings
+from perfsim.specs.model import Recompute
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
@@ -163,6 +164,20 @@ class Setting(NamedTuple):
     """What most users set instead, as layout text; empty where the value is usual."""
 
 
+class Rate(NamedTuple):
+    """A rate of a machine that may not be as described.
+
+    assumed: clocks under a power limit and memory differ by a tenth between devices of one kind, a shared
+    network by more than links of one machine; figures of flash are the least certain.
+    """
+
+    words: str
+    path: str
+    """Its dotted path in the system."""
+    deviation: float
+    """Its standard deviation in log."""
+
+
 class SystemLinks(NamedTuple):
     """Links of a system that collectives run over."""
 
@@ -205,6 +220,13 @@ class Machine(ABC):
     """The lane of each operation that moves data beside compute; empty where lanes are not distinguished."""
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """For each cause of a step time, the fields of the system that it rests on."""
+    rates: ClassVar[tuple[Rate, ...]] = (
+        Rate("arithmetic of the devices", "device.peak.{precision}", 0.1),
+        Rate("device memory", "device.memory.bandwidth", 0.1),
+    )
+    """Rates that may explain a measured step; those of every kind."""
+    recompute_modes: ClassVar[tuple[Recompute, ...]] = ()
+    """Modes of recomputation that any of its layouts may have."""
     more: ClassVar[str] = "more devices"
     """What shortens a step that is bound by compute."""
     layer_fixed_s: ClassVar[float] = 0.0

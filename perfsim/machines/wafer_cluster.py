@@ -25,7 +25,7 @@ from perfsim.costs.wafer import (
     place_of,
     roof_tokens,
 )
-from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, Traffic, Unknown
+from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, Rate, Traffic, Unknown
 from perfsim.network import WaferTree
 from perfsim.network.wafer_tree import STREAMS
 from perfsim.specs.calibration import WaferCalibration
@@ -34,7 +34,7 @@ from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan
-from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
 from perfsim.work import Kind, TaskGraph, Work
 from perfsim.work.counts import attention_flop_per_step, model_flop_per_step, parameters
@@ -249,6 +249,12 @@ class WaferCluster(Machine):
     layer_fixed_s = 0.0055
     """Forward and backward. assumed: a fit of the same logs with a constant per layer in place of our
     movement over the mesh, which grows with the layer; used only in a remark."""
+    rates: ClassVar[tuple[Rate, ...]] = (
+        *Machine.rates,
+        Rate("links of MemoryX", "memoryx.server.bandwidth", 0.2),
+        Rate("links of SwarmX", "swarmx.bandwidth", 0.2),
+        Rate("flash of MemoryX", "memoryx.server.flash.bandwidth", 0.4),
+    )
     default_strategy = "weight-streaming"
 
     def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:

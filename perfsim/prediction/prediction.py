@@ -130,15 +130,15 @@ class Prediction:
         """Start and end of every task of the step. Raises PerfsimError for a stored prediction."""
         return StepTrace(self.run.trace)
 
-    def emit(self, tool: str) -> str:
+    def emit(self, tool: str = "") -> str:
         """Flags or a file with which a tool (megatron, deepspeed, torchtitan, modelzoo) runs the layout.
 
-        Raises InputError for another tool or a layout that it cannot run, PerfsimError for a stored
-        prediction.
+        Without a name it is the tool that takes the plans of the runtime. Raises InputError for another tool
+        or a layout that it cannot run, PerfsimError for a stored prediction.
         """
         from perfsim.interop import emit  # writers of many tools
 
-        return emit(tool, self.run.plan)
+        return emit(tool or self.run.plan.job.runtime.takes_plans or "", self.run.plan)
 
 
 def predict(question: Question) -> Prediction:
@@ -166,7 +166,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
     A plan above `memory_limit`, a share of a device's memory, has a caveat.
     """
     plan = evaluation.plan
-    causes = why(plan, evaluation.step, evaluation.trace)
+    causes = why(evaluation)
     cluster = evaluation.cluster
     cluster_calibration = None
     if cluster is not None:

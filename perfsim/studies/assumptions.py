@@ -8,9 +8,9 @@ from typing import Any
 from perfsim.base.errors import CatalogError
 from perfsim.base.units import format_quantity
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.convergence.bill import NOT_GIVEN, amount_text
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Calibration, FitRecord
+from perfsim.specs.prices import NOT_GIVEN, amount_text
 from perfsim.studies.answers import Assumption, production_of
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import StudySpec, question_of_candidate, runtime_of

@@ -25,7 +25,6 @@ from perfsim.base.sizes import MOST_CHOICES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number
-from perfsim.convergence.bill import Currency, EnergySpec, PriceSpec
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.machines import machine_of
@@ -36,6 +35,7 @@ from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
+from perfsim.specs.prices import Currency, EnergySpec, PriceSpec
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
