@@ -16,7 +16,7 @@ from typing import Any
 
 from perfsim.base.errors import PerfsimError
 from perfsim.costs.memory import MemoryUse
-from perfsim.costs.wafer import StreamingRoof
+from perfsim.costs.wafer import PEAK, StreamingRoof
 from perfsim.engine.failures import FailedRun
 from perfsim.engine.trace import Simulated
 from perfsim.interop import gaps_of
@@ -203,8 +203,10 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
 
 def _marked(plan: Plan, name: str) -> str:
     """A name of a plan's system; a system at peak is marked as an upper bound."""
-    peak = machine_of(plan.system).at_peak(plan.system, plan.job.recipe)
-    return f"{name.removesuffix(' at peak')} at peak (upper bound, never observed)" if peak else name
+    releases = machine_of(plan.system).releases(plan.system, plan.job.recipe)
+    if releases is None or releases[0] != PEAK:
+        return name
+    return f"{name.removesuffix(' at peak')} at peak (upper bound, never observed)"
 
 
 Document = dict[str, Any]

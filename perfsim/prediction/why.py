@@ -18,8 +18,8 @@ from perfsim.costs.wafer import StreamingRoof
 from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of, network_of
-from perfsim.machines.machine import Lane, PeerClasses
-from perfsim.machines.placement import Placed, traffic_by_work
+from perfsim.machines.machine import Lane
+from perfsim.machines.placement import Placed
 from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
@@ -173,8 +173,7 @@ def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
     """
     graph = trace.graph
     network = network_of(placed.topology)
-    peers = PeerClasses(placed.peers.astype(np.int64))
-    loads = traffic_by_work(graph.works, network, lambda work: network.load(work, peers))
+    loads = network.by_work(graph.works, placed.peers.astype(np.int64), limiting=False)
     if not loads:
         return {}
     low_s, high_s = trace.step_window_s
@@ -188,7 +187,7 @@ def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
     sent = np.array([network.sent_bytes(work) for work in graph.works])
     n_bytes = np.concatenate([load.times for load in loads.values()]) * sent[row]
     on_link = np.bincount(column, n_bytes * runs[row], minlength=len(crossed))
-    rate = network.bytes_per_s(crossed)
+    rate = network.capacities[crossed]
 
     def peak(link: int) -> float:
         """The most that a link carries at any instant, as a share of its capacity."""
