@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
+from perfsim.base.spec import CatalogSpec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.kinds import (
@@ -34,9 +35,6 @@ from perfsim.specs.calibration import Calibration, CollectiveCalibration
 from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec
 from perfsim.specs.precisions import PRECISIONS
 
-if TYPE_CHECKING:
-    from perfsim.catalog.catalog import Catalog
-
 # Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
 #
 # A field whose annotation is a description with its own file (DeviceSpec, LinkSpec, a
@@ -50,11 +48,21 @@ Loc = tuple[object, ...]
 RecordT = TypeVar("RecordT")
 
 
+class Shelves(Protocol):
+    """What reading asks of the catalogue: files and descriptions by kind and name."""
+
+    def names(self, kind: str) -> list[str]: ...
+
+    def find(self, kind: str, name_or_path: str, near: Path | None = None) -> Path: ...
+
+    def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any: ...
+
+
 @dataclass(slots=True)
 class Resolver:
     """Walks the tree of a file along an annotation and collects its problems; paths are relative to it."""
 
-    catalog: Catalog
+    catalog: Shelves
     file: Path
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
@@ -332,13 +340,13 @@ def _extend(child: Node, parent: Node) -> Node:
             continue
         table = parent.mapping.get(name, Node(Mark(""), {}))
         keys = {path: key for path in inherited if (key := covering(path, table))}
-        merged_table = Node(
-            own.mark if own else table.mark,
-            {path: table.mapping[key] for path, key in keys.items()} | (own.mapping if own else {}),
-            keys={path: table.keys[key] for path, key in keys.items()} | (own.keys if own else {}),
-        )
-        if merged_table.mapping:
-            merged.mapping[name] = merged_table
+        entries: dict[Scalar, Node] = {path: table.mapping[key] for path, key in keys.items()}
+        marks: dict[Scalar, Mark] = {path: table.keys[key] for path, key in keys.items()}
+        if own is not None:
+            entries |= own.mapping
+            marks |= own.keys
+        if entries:
+            merged.mapping[name] = Node(own.mark if own else table.mark, entries, keys=marks)
             merged.keys[name] = child.keys.get(name, table.mark)
     for name in kept:
         merged.mapping[name] = child.mapping[name]
@@ -368,7 +376,7 @@ def _overlay(child: Node, parent: Node) -> Node:
 
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
-BorrowerT = TypeVar("BorrowerT", DeviceSpec, LinkSpec)
+BorrowerT = TypeVar("BorrowerT", bound=CatalogSpec)
 
 
 @dataclass(slots=True)
@@ -399,7 +407,7 @@ class LocatedMapping:
         return CatalogError([*self.problems, *complaints(error, model, self.node)])
 
 
-def read_mapping(path: Path, kind: str, catalog: Catalog, children: tuple[Path, ...] = ()) -> LocatedMapping:
+def read_mapping(path: Path, kind: str, catalog: Shelves, children: tuple[Path, ...] = ()) -> LocatedMapping:
     """Read a file and merge it over what it extends; raises CatalogError if it cannot be read."""
     node, problems = read_yaml(path)
     base = node.mapping.get("extends")
@@ -409,7 +417,7 @@ def read_mapping(path: Path, kind: str, catalog: Catalog, children: tuple[Path, 
     return LocatedMapping(path, node, problems + more)
 
 
-def _extended(node: Node, kind: str, catalog: Catalog, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
+def _extended(node: Node, kind: str, catalog: Shelves, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
     """Merge `node`, from the last of `files`, over what it extends; `files` guard against a cycle."""
     base = node.mapping["extends"]
     child = replace(_without(node, "extends"), broken=True)  # its missing keys may be the base's
@@ -429,7 +437,7 @@ def _extended(node: Node, kind: str, catalog: Catalog, files: tuple[Path, ...]) 
 
 
 def build(
-    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: Catalog, default_name: str
+    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: Shelves, default_name: str
 ) -> SpecT:
     """Build a description from a mapping; its `kind` chooses among `classes`.
 
@@ -470,7 +478,7 @@ def in_order(problems: list[Problem]) -> list[Problem]:
 # Rates of collectives inside a node are scaled by the bandwidths of the two links.
 
 
-def _calibrated(spec: SpecT, catalog: Catalog) -> SpecT:
+def _calibrated(spec: SpecT, catalog: Shelves) -> SpecT:
     """A device, or the links of a node of GPUs, with the nearest calibration where they name none."""
     if isinstance(spec, DeviceSpec) and spec.calibration is None:
         known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == spec.kind]
@@ -545,7 +553,7 @@ def _of_link(
     return _borrowing(link, scaled, words)
 
 
-def _measured(catalog: Catalog, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
+def _measured(catalog: Shelves, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
     """Every description of the catalogue whose file names a calibration that is not marked as borrowed."""
     for name in catalog.names(kind):
         try:
