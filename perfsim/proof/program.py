@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from perfsim.base.arrays import Ints
 from perfsim.proof.serial import SmallTraining
-from perfsim.proof.shares import Share
+from perfsim.proof.parameters import Place, Share
 from perfsim.work import Task, TaskGraph, block_name
 from perfsim.work.graph import rank_of
 
@@ -228,9 +228,9 @@ class Compiler(ABC):
         """The positions of each sample that a rank has: all, unless others share its sequences."""
         return slice(None)
 
-    def sharding(self, _rank: int, _block: int) -> tuple[int, int]:
-        """The number of shards of a block's states, and which of them a rank has: by default all in one."""
-        return 1, 0
+    def sharding(self, _rank: int, _block: int) -> Place:
+        """Among how many ranks a block's states are sharded, and which shard a rank has: by default all in one."""
+        return Place()
 
     @abstractmethod
     def initial(self, cell: Cell, rank: int) -> Any:
