@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
 
-from perfsim.api.questions import Named, Rows, Tabular, names_of, values_of, writing
+from perfsim.api.questions import Named, Rows, Tabular, names_of, writing
 from perfsim.base.errors import InputError, Problem, within_floats
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import DAY_S
@@ -24,6 +24,7 @@ from perfsim.studies.answers import (
     CandidateResult,
     StudyResult,
     quantities,
+    values_of,
 )
 from perfsim.studies.axes import Sweep, changed_study, load_sweep, only_strategies
 from perfsim.studies.comparisons import Comparison, compare, load_comparison

@@ -41,9 +41,8 @@ from perfsim.evidence.cases import (
 )
 from perfsim.evidence.score import validate_file
 from perfsim.evidence.step_fit import MeasuredFile
+from perfsim.interop.formats import Imported, read_model
 from perfsim.interop.formats import import_file as read_file
-from perfsim.interop.formats import read_model
-from perfsim.interop.imported import Imported
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig

@@ -40,7 +40,7 @@ from perfsim.catalog.yaml_tree import Mark, Node, read_yaml, shown_path
 from perfsim.specs.calibration import Calibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 PATH_VARIABLE = "PERFSIM_PATH"
@@ -88,7 +88,7 @@ class Catalog:
         return _DescriptionsByName(self, "model")
 
     @property
-    def recipes(self) -> _DescriptionsByName[TrainingRecipe]:
+    def recipes(self) -> _DescriptionsByName[Recipe]:
         """Every recipe."""
         return _DescriptionsByName(self, "recipe")
 
@@ -118,9 +118,9 @@ class Catalog:
         """A model."""
         return cast(TransformerConfig, self.load("model", name_or_path))
 
-    def recipe(self, name_or_path: str) -> TrainingRecipe:
+    def recipe(self, name_or_path: str) -> Recipe:
         """A recipe."""
-        return cast(TrainingRecipe, self.load("recipe", name_or_path))
+        return cast(Recipe, self.load("recipe", name_or_path))
 
     def calibration(self, name_or_path: str) -> Calibration:
         """Fitted constants."""

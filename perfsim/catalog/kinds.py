@@ -16,7 +16,7 @@ from perfsim.base.text import did_you_mean
 from perfsim.specs.calibration import Calibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec, system_classes
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import WallClockSpec
 
@@ -150,7 +150,7 @@ _CLASSES: dict[str, tuple[type[BaseModel], ...]] = {
     "device": (DeviceSpec,),
     "link": (LinkSpec,),
     "model": (TransformerConfig,),
-    "recipe": (TrainingRecipe,),
+    "recipe": (Recipe,),
     "runtime": (Runtime,),
     "framework": (FrameworkCalibration,),
     "wall_clock": (WallClockSpec,),

@@ -42,7 +42,7 @@ from perfsim.specs.calibration import (
 )
 from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, HostSpec, SystemSpec
 from perfsim.specs.precisions import PRECISIONS, Precision
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.work import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
 from perfsim.work.kernels import Kernel
 
@@ -115,7 +115,7 @@ COLLECTIVE_LAUNCHES = 3
 class GpuKernels:
     """Prices the compute of the slowest of `devices` GPUs under one recipe; prices are cached."""
 
-    def __init__(self, system: SystemSpec, recipe: TrainingRecipe, devices: int = 1) -> None:
+    def __init__(self, system: SystemSpec, recipe: Recipe, devices: int = 1) -> None:
         self.recipe = recipe
         self.framework = _framework(recipe)
         self.gpu = _calibration(system)
@@ -263,7 +263,7 @@ class GpuKernels:
 class GpuCosts(GpuKernels, Costs):
     """Prices classes of work for one recipe on one GPU cluster; prices are cached."""
 
-    def __init__(self, topology: FatTree, recipe: TrainingRecipe) -> None:
+    def __init__(self, topology: FatTree, recipe: Recipe) -> None:
         super().__init__(topology.system, recipe, topology.num_devices)
         self.topology = topology
         self.collectives = CollectiveModel.of_tree(topology)
@@ -403,7 +403,7 @@ def _chunk(product: Kernel, chunks: int) -> Kernel:
     return product._replace(m=max(1, product.m // chunks), flop=product.flop / chunks)
 
 
-def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
+def peak_flop_per_s(system: SystemSpec, recipe: Recipe) -> float:
     """Datasheet peak of a device for products that are not narrow: at a recipe's precision, or in bf16."""
     narrow = PRECISIONS[recipe.precision].is_narrow
     return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
@@ -470,7 +470,7 @@ def _calibration(system: SystemSpec) -> GpuCalibration:
     return calibration
 
 
-def _framework(recipe: TrainingRecipe) -> FrameworkCalibration:
+def _framework(recipe: Recipe) -> FrameworkCalibration:
     runtime = recipe.runtime
     if runtime.stack is None:
         raise CatalogError(f"runtime {runtime.name} names no framework, so launches cannot be priced on GPUs")

@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from perfsim.specs.model import TransformerConfig, layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.work.counts import parameters, weight_matrices
 from perfsim.work.kernels import FULL, Kernel, LayerSlice, gemm
 from perfsim.work.layer import padded_vocab_size
 
 
-def moment_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> float:
+def moment_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> float:
     """Bytes of the moments of a parameter, in the mean over `model`; None: of a matrix of a layer."""
     row = OPTIMIZERS[recipe.optimizer]
     size = row.moment_bytes
@@ -49,7 +49,7 @@ def share_of_matrices(model: TransformerConfig) -> float:
     return counts.body_matrices / counts.total
 
 
-def orthogonalisation_flop(recipe: TrainingRecipe, model: TransformerConfig) -> float:
+def orthogonalisation_flop(recipe: Recipe, model: TransformerConfig) -> float:
     """FLOPs of the orthogonalisations of a step, per parameter of the model; 0 for most optimizers.
 
     With a the shorter and b the longer side of a matrix, a Newton-Schulz iteration does 4 a^2 b + 2 a^3 FLOPs
@@ -69,7 +69,7 @@ def _newton_schulz_flop(model: TransformerConfig) -> float:
 
 
 def update_products(
-    recipe: TrainingRecipe, model: TransformerConfig | None, num_parameters: float
+    recipe: Recipe, model: TransformerConfig | None, num_parameters: float
 ) -> tuple[Kernel, ...]:
     """The matrix products of an update of some parameters on one rank, as squares of the hidden size.
 
@@ -120,7 +120,7 @@ class StateBytes:
     optimizer: float
 
 
-def state_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> StateBytes:
+def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> StateBytes:
     """Bytes per parameter of the model states under a recipe's precisions; `model` as in `moment_bytes`."""
     gradients = main_grad_bytes(recipe)
     states = PRECISIONS[recipe.optimizer_precision].bytes
@@ -128,18 +128,18 @@ def state_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) 
     return StateBytes(recipe.element_bytes, gradients, updated_state_bytes(recipe, model) + copied)
 
 
-def updated_state_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> float:
+def updated_state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> float:
     """Bytes per parameter that the optimizer updates: moments, and the copy of narrower weights."""
     states = PRECISIONS[recipe.optimizer_precision].bytes
     return moment_bytes(recipe, model) + (states if recipe.element_bytes < states else 0.0)
 
 
-def main_grad_bytes(recipe: TrainingRecipe) -> float:
+def main_grad_bytes(recipe: Recipe) -> float:
     """Bytes of one accumulated gradient: as it is reduced, but no narrower than an element."""
     return max(recipe.element_bytes, reduced_grad_bytes(recipe))
 
 
-def reduced_grad_bytes(recipe: TrainingRecipe) -> float:
+def reduced_grad_bytes(recipe: Recipe) -> float:
     """Bytes of one gradient on the wire between replicas.
 
     Megatron-LM accumulates and reduces gradients in one buffer: in fp32, or with `--grad-reduce-in-bf16` (or

@@ -15,7 +15,7 @@ from perfsim.costs.gpu import GpuKernels, peak_flop_per_s
 from perfsim.costs.price import Costs
 from perfsim.network import WaferTree
 from perfsim.specs.calibration import WaferCalibration
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.work import Work
 from perfsim.work.kernels import Kernel
 
@@ -211,7 +211,7 @@ LAST_MINOR = {1: 9, 2: 10}
 class WaferCosts(Costs):
     """Prices classes of work for one recipe on one wafer cluster."""
 
-    def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
+    def __init__(self, topology: WaferTree, recipe: Recipe) -> None:
         system = topology.system
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
@@ -301,7 +301,7 @@ def _number(release: str) -> tuple[int, ...]:
 class StreamedGpuCosts(Costs):
     """Prices classes of work for one recipe on GPUs under a SwarmX tree."""
 
-    def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
+    def __init__(self, topology: WaferTree, recipe: Recipe) -> None:
         self.kernels = GpuKernels(topology.system, recipe, topology.num_devices)
         self.streams = StreamCosts(topology)
 

@@ -24,7 +24,7 @@ from perfsim.specs.calibration import Calibration, Dispatcher
 from perfsim.specs.hardware import GpuClusterSpec, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.precisions import PRECISIONS, StatePrecision
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan
 
@@ -138,7 +138,7 @@ def _layout(case: StepCase, system: SystemSpec) -> Layout | None:
     return machine_of(system).published_layout(given)
 
 
-def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
+def _recipe(case: StepCase, catalog: Catalog) -> Recipe:
     """The recipe of a case.
 
     A run that says that it does not overlap gradient reduction has the defaults of Megatron-LM, gradients in
@@ -171,7 +171,7 @@ def _recipe(case: StepCase, catalog: Catalog) -> TrainingRecipe:
         host_blocking=training.host_blocking,
         software_release=case.system.software_release,
     )
-    return TrainingRecipe(
+    return Recipe(
         name=case.id,
         seq_length=case.model.max_position_embeddings,
         precision=training.precision,

@@ -29,7 +29,7 @@ from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.hardware import Devices, SystemSpec, WaferClusterSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import Sequences, TrainingRecipe
+from perfsim.specs.recipe import Recipe, Sequences
 
 Version = Annotated[int, *number(1, 1000)]
 
@@ -39,7 +39,7 @@ class _ProductionRun(Spec):
 
     name: str
     model: TransformerConfig
-    recipe: TrainingRecipe
+    recipe: Recipe
     system: SerializeAsAny[SystemSpec]
     devices: Devices
     layout: str
@@ -113,7 +113,7 @@ class ScalingFile(Spec):
     """A file of published ratios, all of one machine and recipe."""
 
     schema_version: Version = Field(alias="schema")
-    recipe: TrainingRecipe
+    recipe: Recipe
     system: SerializeAsAny[SystemSpec]
     source: str
     runs: Annotated[tuple[_RatioRun, ...], Field(min_length=2, max_length=MOST_CASES)]

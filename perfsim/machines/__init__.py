@@ -12,7 +12,7 @@ from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.network import Topology
 from perfsim.specs.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
 from perfsim.specs.layout import Layout
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.plan import check_runs_on
 
@@ -78,7 +78,7 @@ def build_topology(system: SystemSpec, num_devices: int) -> Topology:
     return machine_of(system).topology(system, num_devices)
 
 
-def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
+def costs_for(topology: Topology, recipe: Recipe) -> Costs:
     """The cost model of a system under a recipe."""
     return machine_of(topology.system).costs(topology, recipe)
 

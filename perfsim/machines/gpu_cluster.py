@@ -32,10 +32,10 @@ from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
-from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import meeting_of
 
@@ -287,7 +287,7 @@ class FatTreeNetwork(Network):
         """
         inside = self.tree.devices_per_node % layout.tensor == 0
         thin = self.tree.has_thin_uplinks(rated=True)
-        return inside and not thin and not schedule_called(layout.schedule).splits_backward
+        return inside and not thin and not schedule_called(layout.schedule).has("splits_backward")
 
 
 def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -459,7 +459,7 @@ class GpuCluster(Machine):
     def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:
         return FatTree(system, num_devices)
 
-    def costs(self, topology: FatTree, recipe: TrainingRecipe) -> GpuCosts:
+    def costs(self, topology: FatTree, recipe: Recipe) -> GpuCosts:
         return GpuCosts(topology, recipe)
 
     def network(self, topology: FatTree, /) -> FatTreeNetwork:
@@ -471,13 +471,11 @@ class GpuCluster(Machine):
     def links(self, system: GpuClusterSpec, /) -> SystemLinks:
         return SystemLinks((system.node.scale_up,), (system.node.nic,))
 
-    def calibrations(self, system: GpuClusterSpec, recipe: TrainingRecipe, /) -> list[Calibration]:
+    def calibrations(self, system: GpuClusterSpec, recipe: Recipe, /) -> list[Calibration]:
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
         return [calibration for calibration in (*links, recipe.runtime.framework) if calibration is not None]
 
-    def unknowns(
-        self, system: GpuClusterSpec, _recipe: TrainingRecipe, _num_devices: int, /
-    ) -> Iterator[Unknown]:
+    def unknowns(self, system: GpuClusterSpec, _recipe: Recipe, _num_devices: int, /) -> Iterator[Unknown]:
         """The constants of another chip; `chip` names a device that has the same chip with another memory."""
         device = system.device
         calibration = device.calibration
@@ -541,7 +539,7 @@ class GpuCluster(Machine):
         given["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
         return ParallelLayout(**given)
 
-    def usual_settings(self, layout: ParallelLayout, recipe: TrainingRecipe, /) -> list[Setting]:
+    def usual_settings(self, layout: ParallelLayout, recipe: Recipe, /) -> list[Setting]:
         """The settings that Megatron-LM's README recommends.
 
         These are sequence parallelism with tensor parallelism, the distributed optimizer (ZeRO 1) with data

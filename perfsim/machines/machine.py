@@ -14,12 +14,12 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import StreamingRoof
-from perfsim.machines.layout_text import parsed_settings
 from perfsim.network import Topology
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import LinkSpec, SystemSpec
 from perfsim.specs.layout import Layout
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.layout_text import parsed_settings
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 
@@ -209,7 +209,7 @@ class Machine(ABC):
         """The network of the first `num_devices` devices; InputError for an impossible number."""
 
     @abstractmethod
-    def costs(self, topology: Any, recipe: TrainingRecipe) -> Costs:
+    def costs(self, topology: Any, recipe: Recipe) -> Costs:
         """The cost model under a recipe."""
 
     def network(self, _topology: Any, /) -> Network:
@@ -224,22 +224,22 @@ class Machine(ABC):
         """The links that collectives run over."""
         return SystemLinks()
 
-    def calibrations(self, _system: Any, _recipe: TrainingRecipe, /) -> list[Calibration]:
+    def calibrations(self, _system: Any, _recipe: Recipe, /) -> list[Calibration]:
         """Calibrations, besides the device's own, that prices use."""
         return []
 
-    def releases(self, _system: Any, _recipe: TrainingRecipe, /) -> tuple[str, str] | None:
+    def releases(self, _system: Any, _recipe: Recipe, /) -> tuple[str, str] | None:
         """The software release of a system, and the measured one whose speed is used.
 
         None where speeds do not depend on a release.
         """
         return None
 
-    def at_peak(self, _system: Any, _recipe: TrainingRecipe, /) -> bool:
+    def at_peak(self, _system: Any, _recipe: Recipe, /) -> bool:
         """Whether the system is assumed to run at peak, an upper bound that was never observed."""
         return False
 
-    def unknowns(self, _system: Any, _recipe: TrainingRecipe, _num_devices: int, /) -> Iterable[Unknown]:
+    def unknowns(self, _system: Any, _recipe: Recipe, _num_devices: int, /) -> Iterable[Unknown]:
         """What no published run shows of a system of this kind, such as its software or its size."""
         return ()
 
@@ -319,7 +319,7 @@ class Machine(ABC):
         return None
 
     # ----------------------------------------------------------------------------------- layouts
-    def usual_settings(self, _layout: Any, _recipe: TrainingRecipe, /) -> list[Setting]:
+    def usual_settings(self, _layout: Any, _recipe: Recipe, /) -> list[Setting]:
         """The settings that matter for a layout, and their usual values."""
         return []
 

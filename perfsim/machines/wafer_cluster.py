@@ -31,10 +31,10 @@ from perfsim.network import WaferTree
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan
-from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
 from perfsim.work import Kind, TaskGraph, Work
 from perfsim.work.counts import attention_flop_per_step, model_flop_per_step, parameters
@@ -342,7 +342,7 @@ class WaferCluster(Machine):
     def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:
         return WaferTree(system, num_devices)
 
-    def costs(self, topology: WaferTree, recipe: TrainingRecipe) -> Costs:
+    def costs(self, topology: WaferTree, recipe: Recipe) -> Costs:
         """The cost model by the device that computes, a wafer or a GPU."""
         costs: type[WaferCosts | StreamedGpuCosts]
         costs = StreamedGpuCosts if topology.system.device.kind == "gpu" else WaferCosts
@@ -351,7 +351,7 @@ class WaferCluster(Machine):
     def network(self, topology: WaferTree, /) -> _WaferNetwork:
         return _WaferNetwork(topology)
 
-    def releases(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> tuple[str, str] | None:
+    def releases(self, system: WaferClusterSpec, recipe: Recipe, /) -> tuple[str, str] | None:
         """The release of the recipe or the system, and the nearest one that was measured."""
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
@@ -359,12 +359,10 @@ class WaferCluster(Machine):
         wanted = recipe.runtime.software_release or system.software_release
         return wanted, nearest_release(wanted, calibration)
 
-    def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
+    def at_peak(self, system: WaferClusterSpec, recipe: Recipe, /) -> bool:
         return (recipe.runtime.software_release or system.software_release) == PEAK
 
-    def unknowns(
-        self, system: WaferClusterSpec, recipe: TrainingRecipe, num_devices: int, /
-    ) -> Iterator[Unknown]:
+    def unknowns(self, system: WaferClusterSpec, recipe: Recipe, num_devices: int, /) -> Iterator[Unknown]:
         """The efficiency of a release without a log, and the loss of many systems."""
         calibration = system.device.calibration
         if isinstance(calibration, WaferCalibration):

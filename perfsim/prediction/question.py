@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from perfsim.specs.layout import Layout
     from perfsim.specs.model import TransformerConfig
     from perfsim.specs.perturbations import PerturbationSpec
-    from perfsim.specs.recipe import Job, TrainingRecipe
+    from perfsim.specs.recipe import Job, Recipe
     from perfsim.specs.runtime import Runtime
     from perfsim.specs.wall_clock import WallClockSpec
     from perfsim.strategies import Strategy
@@ -167,7 +167,7 @@ class Question:
             most=MOST_SEQUENCES,
         ),
     )
-    recipe: TrainingRecipe = field(
+    recipe: Recipe = field(
         metadata=_asked(
             "Name of the catalogue, or a YAML file.",
             kind="recipe",
@@ -293,7 +293,7 @@ class Question:
     @property
     def named_settings(self) -> list[str] | None:
         """The settings that the text of a layout names; None where the layout is not text."""
-        from perfsim.machines.layout_text import settings
+        from perfsim.specs.layout_text import settings
 
         return [name for _, name, _ in settings(self.layout)] if isinstance(self.layout, str) else None
 
@@ -417,14 +417,18 @@ def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
     problems = []
     for path, value in given.items():
         root, dot, _ = path.partition(".")
-        if root not in known:
-            problems.append(
-                Problem(f"{path}={value}: {root!r} cannot be asked", help=did_you_mean(root, known))
-            )
+        if root not in known or misplaced(path):
+            help_text = misplaced(path) or did_you_mean(root, known)
+            problems.append(Problem(f"{path}={value}: {root!r} cannot be asked", help=help_text))
         elif dot and not known[root].kind:
             problems.append(Problem(f"{path}={value}: {root!r} is a single value", help=f"write {root}=..."))
     if problems:
         raise InputError(problems)
+
+
+def misplaced(path: str) -> str:
+    """What to write instead of a path into the runtime of a recipe; empty for every other path."""
+    return f"write {path.removeprefix('recipe.')}" if f"{path}.".startswith("recipe.runtime.") else ""
 
 
 def changed_part(root: str, part: Any, changes: Mapping[str, Any], catalog: Catalog) -> Any:
@@ -455,7 +459,7 @@ def described(given: Any, kind: str, catalog: Catalog) -> Any:
     raise InputError([Problem(f"{kind}: {type(given).__name__} is not {base.__name__}", help=expected)])
 
 
-def _recipe_for(given: TrainingRecipe | None, model: TransformerConfig, catalog: Catalog) -> TrainingRecipe:
+def _recipe_for(given: Recipe | None, model: TransformerConfig, catalog: Catalog) -> Recipe:
     """The recipe that is given, else the one of the model's age with sequences that the model can have."""
     released = model.released or ""
     recipe = given or catalog.recipe(next(name for since, name in ERAS if released >= since))
@@ -497,7 +501,7 @@ _UNPRICED = (
 _PROSE = {"name": "", "description": "", "sources": {}, "assumed": {}}
 
 
-def priced_part(recipe: TrainingRecipe) -> TrainingRecipe:
+def priced_part(recipe: Recipe) -> Recipe:
     """The recipe without its batch and its target, on which no price of work depends."""
     return recipe.model_copy(update={**_PROSE, **dict.fromkeys(_UNPRICED)})
 
@@ -506,12 +510,12 @@ def priced_part(recipe: TrainingRecipe) -> TrainingRecipe:
 class _Machine:
     system: SystemSpec
     devices: int
-    recipe: TrainingRecipe
+    recipe: Recipe
     topology: Topology
     costs: Costs
     lent: int = 0
 
-    def suits(self, question: Question, recipe: TrainingRecipe) -> bool:
+    def suits(self, question: Question, recipe: Recipe) -> bool:
         """Whether a question has its prices."""
         return self.devices == question.devices and self.recipe == recipe and self.system == question.system
 

@@ -52,7 +52,7 @@ from perfsim.proof.program import Cell, Claim, Compiler, per_rank
 from perfsim.proof.serial import SmallTraining
 from perfsim.proof.tensors import pieces
 from perfsim.specs.layout import ContextExchange, ParallelLayout
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
 
@@ -111,7 +111,7 @@ class GpuCompute(Compiler):
     """Compiles the compute tasks of one GPU plan."""
 
     def __init__(
-        self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout, recipe: TrainingRecipe
+        self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout, recipe: Recipe
     ) -> None:
         super().__init__(graph, training)
         self.layout = layout

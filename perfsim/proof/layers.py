@@ -36,7 +36,7 @@ from perfsim.proof.operations import (
     weighted,
 )
 from perfsim.proof.parameters import Share, Weights, latent_of
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 
 # ------------------------------------------------------------------------------ attention
 
@@ -214,7 +214,7 @@ class Kept(NamedTuple):
     """What products and the core made, if a recompute keeps it."""
 
 
-def kept_by(mode: str, recipe: TrainingRecipe, attention: Attention, mlp: Part | Block) -> Kept:
+def kept_by(mode: str, recipe: Recipe, attention: Attention, mlp: Part | Block) -> Kept:
     """What a layer under a recompute mode keeps; by operator experts are kept whole."""
     before = attention.before
     if mode == "full":

@@ -17,11 +17,10 @@ from perfsim.proof.program import Fault, Message, Program
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
-from perfsim.strategies.schedules import Held, Pass, Slot, schedule_called
-from perfsim.strategies.schedules.slots import held_at_peak
-from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.strategies.schedules import Held, Pass, Slot, held_at_peak, schedule_called
+from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
-from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import EMBEDDING, HEAD, Kind, TaskGraph, Work
 from perfsim.work.graph import rank_of
 from perfsim.work.layer import padded_vocab_size

@@ -17,12 +17,12 @@ from perfsim.proof.wafer_program import WaferCompiler
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
-from perfsim.strategies.streaming.blocks import StreamingPlan
-from perfsim.strategies.three_d.stages import ThreeDPlan, placement_of
+from perfsim.strategies.streaming.passes import StreamingPlan
+from perfsim.strategies.three_d.emission import ThreeDPlan, placement_of
 from perfsim.work import TaskGraph
 
 MOST_SEQUENCES = 2
@@ -132,7 +132,7 @@ class _GpuProver:
 
     def max_norm(self, plan: ThreeDPlan) -> float:
         """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4]."""
-        return math.inf if schedule_called(plan.layout.schedule).skewed else MAX_NORM
+        return math.inf if schedule_called(plan.layout.schedule).has("skewed") else MAX_NORM
 
     def features(self, plan: ThreeDPlan) -> list[str]:
         layout = plan.layout
@@ -300,7 +300,7 @@ def small_sequence(parts: Parts) -> int:
     return -(-LEAST_SEQUENCE // period) * period
 
 
-def _small_recipe(recipe: TrainingRecipe, parts: Parts) -> TrainingRecipe:
+def _small_recipe(recipe: Recipe, parts: Parts) -> Recipe:
     """The recipe with a short sequence; half of it reaches the LM head if not all of it did."""
     length = small_sequence(parts)
     positions = length // 2 if recipe.lm_head_positions else None

@@ -19,8 +19,8 @@ from perfsim.report.table import Cell, Table, Value
 from perfsim.report.terminal import caveat_lines, paragraph, table_lines
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import outcome_of, verb
-from perfsim.studies.scaling import Match, Series, TimeMap
-from perfsim.studies.variants import Analysis, SweepResult, first_sentence
+from perfsim.studies.scaling import Match, Series
+from perfsim.studies.variants import Analysis, SweepResult, TimeMap, first_sentence
 from perfsim.version import __version__
 
 MAX_NAMED = 3
@@ -227,7 +227,7 @@ def headline(analysis: Analysis) -> str:
         return _most_change(analysis)
     if analysis.variants and analysis.scalings:
         grown = ", ".join(
-            f"{text.number(own.speedup(own.last))} times ({own.series.circumstance})"
+            f"{text.number(own.speedup(own.last))} times ({own.circumstance})"
             for own in analysis.scalings[:MAX_NAMED]
         )
         own = analysis.scalings[0]

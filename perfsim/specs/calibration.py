@@ -437,6 +437,9 @@ class ClusterCalibration(Calibration):
         return note + (" (too far apart for a single factor)" if self.is_wide else "")
 
 
+RunKind = Literal["pre-training", "fine-tuning", "warm-start"]
+
+
 class ConvergenceCalibration(Calibration):
     """Critical batch and examples to the target of one's own runs, from `perfsim calibrate convergence`."""
 
@@ -451,5 +454,5 @@ class ConvergenceCalibration(Calibration):
     """Root mean square of ln(measured / fitted)."""
     batches_tokens: tuple[Annotated[float, *number(1e-6, 1e18)], ...] = ()
     """Measured batches, increasing."""
-    run_kind: Literal["pre-training", "fine-tuning", "warm-start"] = "pre-training"
+    run_kind: RunKind = "pre-training"
     notes: tuple[str, ...] = ()

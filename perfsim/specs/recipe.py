@@ -41,12 +41,12 @@ RUNTIME_FIELDS = tuple(name for name in Runtime.model_fields if name not in Cata
 """Settings that recipes had before there were runtimes."""
 
 
-class TrainingRecipe(CatalogSpec):
+class Recipe(CatalogSpec):
     """What is learned: sequences, batch, precisions, optimizer, and the target of the run."""
 
     moved: ClassVar[Mapping[str, str]] = {
         name: f"a setting of the runtime: write runtime: {{extends: NAME, {name}: ...}} with a NAME of "
-        f"`perfsim show runtimes`, or recipe.runtime.{name} as a path"
+        f"`perfsim show runtimes`, or runtime.{name} as a path"
         for name in RUNTIME_FIELDS
     }
     seq_length: Positions
@@ -104,7 +104,7 @@ class TrainingRecipe(CatalogSpec):
     """Share of unstructured zeros in the layers' weight matrices, which wafers skip."""
 
     @model_validator(mode="after")
-    def _exclude_each_other(self) -> TrainingRecipe:
+    def _exclude_each_other(self) -> Recipe:
         for first, second in (
             ("global_batch_size", "batch_size_per_device"),
             ("tokens", "tokens_per_parameter"),
@@ -149,7 +149,7 @@ class TrainingRecipe(CatalogSpec):
         narrow = self.precision
         return KernelPrecisions(forward=narrow, input_gradient=narrow, weight_gradient=narrow)
 
-    def ran_with(self, **settings: Any) -> TrainingRecipe:
+    def ran_with(self, **settings: Any) -> Recipe:
         """The recipe with some settings of its runtime changed, which are not checked."""
         return self.model_copy(update={"runtime": self.runtime.model_copy(update=settings)})
 
@@ -165,7 +165,7 @@ class Job:
     """One model trained by one recipe with a given global batch (sequences over all devices)."""
 
     model: TransformerConfig
-    recipe: TrainingRecipe
+    recipe: Recipe
     global_batch_size: int
 
     @property

@@ -27,7 +27,7 @@ from perfsim.prediction.run import graph_of
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.work.counts import parameters
 
 Amount = Annotated[float, *number(1e-9, 1e30)]
@@ -95,7 +95,7 @@ class EquationsSpec(Spec):
     """Equations of communication and memory in L, T, B, P and N, for a model on a few GPUs."""
 
     model: TransformerConfig
-    recipe: TrainingRecipe
+    recipe: Recipe
     system: GpuClusterSpec
     batch: Sequences
     devices: Annotated[tuple[Count, ...], Field(min_length=2)]
@@ -298,7 +298,7 @@ def _speeds(speeds: SpeedsSpec) -> Answered:
     for run in speeds.runs:
         speedup = first.time / run.time
         needed = [float(examples(batch, e_min, b_crit)) for batch in (first.batch, run.batch)]
-        split = split_speedup(speedup, run.devices / first.devices, *needed)
+        statistical, hardware = split_speedup(speedup, run.devices / first.devices, *needed)
         rows.append(
             {
                 "name": run.name,
@@ -308,8 +308,8 @@ def _speeds(speeds: SpeedsSpec) -> Answered:
                 "law_examples": needed[1],
                 "time_s": run.time,
                 "speedup": speedup,
-                "statistical": split.statistical,
-                "hardware": split.hardware,
+                "statistical": statistical,
+                "hardware": hardware,
             }
         )
     last = rows[-1]

@@ -24,8 +24,13 @@ from perfsim.studies.spec import CandidateSpec, StudySpec, check_question, quest
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
 """Values of fields that a mapping may leave out."""
-NAMED = {"model": "model", "recipe": "recipe"}
-NAMED_BY_CANDIDATE = {"system": "system", "cluster_calibration": "calibration", "wall_clock": "wall_clock"}
+NAMED = {"model": "model", "recipe": "recipe", "runtime": "runtime"}
+NAMED_BY_CANDIDATE = {
+    "system": "system",
+    "runtime": "runtime",
+    "cluster_calibration": "calibration",
+    "wall_clock": "wall_clock",
+}
 """Fields whose value may be a name or a path, and the catalogue kind that they name."""
 
 

@@ -32,7 +32,7 @@ from perfsim.specs.hardware import (
 )
 from perfsim.specs.layout import Layout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import RUNTIME_FIELDS, Job, TrainingRecipe
+from perfsim.specs.recipe import RUNTIME_FIELDS, Job, Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan, Strategy, strategy
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
@@ -160,10 +160,10 @@ def model(**changes: Any) -> TransformerConfig:
     return TransformerConfig(**(fields | changes))
 
 
-def recipe(**changes: Any) -> TrainingRecipe:
+def recipe(**changes: Any) -> Recipe:
     """bf16 with Adam on sequences of 1,024 tokens; settings of the runtime are taken as well."""
     settings = {name: changes.pop(name) for name in RUNTIME_FIELDS if name in changes}
-    return TrainingRecipe(**({"name": "toy", "seq_length": 1024, "runtime": Runtime(**settings)} | changes))
+    return Recipe(**({"name": "toy", "seq_length": 1024, "runtime": Runtime(**settings)} | changes))
 
 
 def job(batch: int = 32, recipe_changes: Mapping[str, Any] | None = None, **model_changes: Any) -> Job:

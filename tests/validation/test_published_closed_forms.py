@@ -20,7 +20,7 @@ from perfsim.engine.trace import Trace
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import Precision
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.memory import stage_memory
@@ -79,7 +79,7 @@ class Megatron(NamedTuple):
         )
 
     def job(self, **recipe: Any) -> Job:
-        return Job(self.model, TrainingRecipe(name="r", seq_length=2048, **recipe), self.batch)
+        return Job(self.model, Recipe(name="r", seq_length=2048, **recipe), self.batch)
 
 
 MEGATRON = [
@@ -156,7 +156,7 @@ def test_selective_recompute_adds_one_forward_of_the_attention_core(published: M
 # --------------------------------------------------------------------------------------- memory
 @megatron
 def test_states_of_the_layers_are_those_of_figure_1_of_2205_05198(published: Megatron) -> None:
-    states = state_bytes(TrainingRecipe(name="r", seq_length=2048, precision="bf16"))
+    states = state_bytes(Recipe(name="r", seq_length=2048, precision="bf16"))
     each = states.parameters + states.gradients + states.optimizer
     weights = published.layers * parameters(published.model).matrices_of()
     on_device = each * weights / (published.tensor * published.pipeline)
@@ -214,7 +214,7 @@ def test_model_states_take_the_bytes_that_megatrons_distributed_optimizer_lists(
     precision: Precision, reduced: Precision | None, kept: float, sharded: float, d: int
 ) -> None:
     """Megatron-LM, docs/source/api-guide/dist_optimizer.md: 4 + 16/d, 6 + 12/d, 8 + 8/d."""
-    recipe = TrainingRecipe(name="r", seq_length=1, precision=precision, reduce_precision=reduced)
+    recipe = Recipe(name="r", seq_length=1, precision=precision, reduce_precision=reduced)
     held = sharded_state_bytes(1.0, state_bytes(recipe), 1, d)
     assert sum(held.values()) == kept + sharded / d
 

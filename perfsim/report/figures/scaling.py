@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Cell, Table
-from perfsim.studies.scaling import Scaling, Series
+from perfsim.studies.scaling import Series
 
 # Time to the target and efficiency by number of devices, next to the ideal.
 
@@ -129,16 +129,16 @@ def scaling_curve(table: Table) -> go.Figure:
     return go.Figure([*lines, *bands], style)
 
 
-def efficiency_table(scalings: Sequence[Scaling]) -> Table:
+def efficiency_table(scalings: Sequence[Series]) -> Table:
     """Every point with its efficiency in throughput and in time to the target."""
     columns = {"series": None, "devices": text.COUNT, "in throughput": text.SHARE}
     rows = (
         (
-            *(own.series.label, point.num_devices, own.efficiency(point), own.series.efficiency(point)),
+            *(own.label, point.num_devices, own.throughput_efficiency(point), own.efficiency(point)),
             f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}",
         )
         for own in scalings
-        for point in text.thinned(own.series.points, MAX_MARKS)
+        for point in text.thinned(own.points, MAX_MARKS)
     )
     caption = "Relative to the smallest machine of the series."
     return Table.of(columns | {"in time to the target": text.SHARE, "note": None}, rows, caption)

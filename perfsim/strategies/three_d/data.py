@@ -17,7 +17,7 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, update_products, updated_state_bytes
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.kernels import Kernel, elementwise
 from perfsim.work.layer import cast_bytes
@@ -61,7 +61,7 @@ class Held:
 class Replicas:
     """The ranks with the same parameters as one rank, and their number: replicas and their context ranks."""
 
-    recipe: TrainingRecipe
+    recipe: Recipe
     ranks: RankGroup
     device: str
     num_parameters: float
@@ -72,6 +72,8 @@ class Replicas:
     """Whose matrices an optimizer may treat otherwise than the rest; None: all parameters alike."""
     apart: Replicas | None = None
     """The ranks with the same experts as this rank; None: it has no experts."""
+    experts: bool = False
+    """Whether the parameters are those of routed experts."""
 
     @property
     def stream(self) -> str:
@@ -174,6 +176,7 @@ class Replicas:
             comm_bytes=n_bytes,
             group=ranks,
             writes=(TensorClass(tensor, n_bytes),),
+            experts=self.experts,
         )
 
     def optimizer_work(self) -> Work:
@@ -216,7 +219,7 @@ def norm_work(peers: RankGroup | None = None) -> Work:
     )
 
 
-def layers_per_bucket(recipe: TrainingRecipe, layer_parameters: Floats, zero_stage: Ints) -> Ints:
+def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints) -> Ints:
     """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and where the recipe has no buckets."""
     if recipe.runtime.grad_bucket is None:
         return np.ones_like(zero_stage)
@@ -225,7 +228,7 @@ def layers_per_bucket(recipe: TrainingRecipe, layer_parameters: Floats, zero_sta
     return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
-def optimizer_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> float:
+def optimizer_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> float:
     """Bytes per parameter that an optimizer step reads and writes.
 
     The update reads gradient and states, and writes states and the weights that kernels read. The gradient is

@@ -35,14 +35,14 @@ from perfsim.costs.memory import (
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout, Place
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies.plan import MEMORY, Screening
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, WAIT, norm_work
-from perfsim.strategies.three_d.halves import slice_of
+from perfsim.strategies.three_d.emission import ThreeDPlan
+from perfsim.strategies.three_d.layers import slice_of
 from perfsim.strategies.three_d.memory import rank_bytes
 from perfsim.strategies.three_d.space import Columns, blocks_of, columns_of
-from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,
@@ -85,7 +85,7 @@ class Places(NamedTuple):
 class _HostWorks:
     """The work that offload adds, for a number of parameters of one rank's shard."""
 
-    recipe: TrainingRecipe
+    recipe: Recipe
     places: Places
 
     def store(self, num_parameters: float) -> Work:

@@ -9,12 +9,12 @@ import perfsim as ps
 from perfsim.cli import main
 from perfsim.prediction.question import question_of
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 
 CATALOG = ps.Catalog()
 
 
-def recipe_for(recipe: str | None, model: TransformerConfig) -> TrainingRecipe:
+def recipe_for(recipe: str | None, model: TransformerConfig) -> Recipe:
     """The recipe of a question."""
     return question_of({"model": model, "system": "dgx-h100", "devices": 8, "recipe": recipe}).recipe
 

@@ -14,7 +14,7 @@ from perfsim.catalog.yaml_tree import parse_yaml
 from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, WaferClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import TrainingRecipe
+from perfsim.specs.recipe import Recipe
 
 SystemSpec = GpuClusterSpec | WaferClusterSpec
 
@@ -78,7 +78,7 @@ class Question(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: str
     model: TransformerConfig
-    recipe: TrainingRecipe
+    recipe: Recipe
     systems: list[SystemSpec]
     layouts: dict[str, ParallelLayout] = {}
     seed: int = 0

@@ -22,7 +22,7 @@ from perfsim.machines import MACHINES, Machine, machine, machine_of, register
 from perfsim.network import Cable, Topology
 from perfsim.specs.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
 from perfsim.specs.model import Recompute
-from perfsim.specs.recipe import Job, TrainingRecipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import STRATEGIES, Plan, Strategy
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -61,7 +61,7 @@ class Ring(Topology):
 class RingCosts(Costs):
     """Half of the peak, and a ring of links."""
 
-    def __init__(self, ring: Ring, recipe: TrainingRecipe) -> None:
+    def __init__(self, ring: Ring, recipe: Recipe) -> None:
         self.ring = ring
         self.flop_per_s = ring.system.device.peak[recipe.precision] / 2
 
@@ -180,7 +180,7 @@ class RingCluster(Machine):
     def topology(self, system: RingSpec, num_devices: int) -> Ring:
         return Ring(system, num_devices)
 
-    def costs(self, topology: Ring, recipe: TrainingRecipe) -> RingCosts:
+    def costs(self, topology: Ring, recipe: Recipe) -> RingCosts:
         return RingCosts(topology, recipe)
 
 

@@ -15,7 +15,7 @@ from perfsim.proof.layers import every_second, made
 from perfsim.proof.prove import Request, Subject, plans_of, subject_of
 from perfsim.proof.shares import Share
 from perfsim.work.kernels import LayerSlice
-from perfsim.work.recompute import kept_shares
+from perfsim.work.layer import kept_shares
 
 LATENTS = {
     "q_lora_rank": 8,
