@@ -237,9 +237,7 @@ class GpuCompute(Compiler):
         writes = [*self.results(), *writes]
         self.add([*operands, *of_blocks, *reads], writes, per_rank(kernel), claims=claims)
 
-    def completes(
-        self, quantity: str, number: int, carries: int | None = None
-    ) -> list[tuple[int, Claim]]:
+    def completes(self, quantity: str, number: int, carries: int | None = None) -> list[tuple[int, Claim]]:
         """Claim the first tensor of the task, now or once the parts of the tensor peers are summed.
 
         `carries` is the block whose gradients come with it.
@@ -770,4 +768,3 @@ class GpuCompute(Compiler):
             return (Summand(dx, self.share(rank).layouts[task.block].flat(evaluated(gradients))),)
 
         self.compute(carried, [task.block], reads, [], claims)
-

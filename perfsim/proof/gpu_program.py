@@ -304,7 +304,9 @@ class GpuCompiler(GpuExchange):
                     continue
                 layouts = self.share(rank).layouts
                 place = Place(len(members), index)
-                shards = [layouts[block].shard(total, place) for block, total in zip(blocks, totals, strict=True)]
+                shards = [
+                    layouts[block].shard(total, place) for block, total in zip(blocks, totals, strict=True)
+                ]
                 results.append((None, *(map(np.add, inputs[first + count :], shards) if kept else shards)))
             return results
 

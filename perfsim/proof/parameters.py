@@ -285,7 +285,9 @@ class _BlockLayout:
             and not any(AXES[axis].divided for axis in of)
         ]
         """Tensors that every peer holds whole, of whose gradients each peer makes a summand."""
-        self.counted = self.flat((name, np.full(self.shapes[name], share.counts(name, axes[name]))) for name in axes)
+        self.counted = self.flat(
+            (name, np.full(self.shapes[name], share.counts(name, axes[name]))) for name in axes
+        )
         """1 for the entries that this rank counts in the norm of all gradients, 0 for the others."""
 
     def views(self, flat: Floats) -> Weights:

@@ -123,7 +123,9 @@ class GpuPrices:
     def rounding(self, message: Message) -> float:
         """Elements by which they may differ; every tensor of a block is divided alone."""
         if message.content == "shards":
-            layouts = Share(self.plan.job.model, self.plan.job.seq_length, Place(self.plan.layout.tensor)).layouts
+            layouts = Share(
+                self.plan.job.model, self.plan.job.seq_length, Place(self.plan.layout.tensor)
+            ).layouts
             return ROUNDING * sum(len(layouts[block].shapes) for block in message.blocks)
         return ROUNDING * (self.plan.layout.shards if message.content == "table" else 1)
 

@@ -11,7 +11,17 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.layers import attention, feed_forward, head, join
-from perfsim.proof.operations import Gradients, Part, Routing, evaluated, loss_gradient, losses, lookup, run_part, statistics
+from perfsim.proof.operations import (
+    Gradients,
+    Part,
+    Routing,
+    evaluated,
+    loss_gradient,
+    losses,
+    lookup,
+    run_part,
+    statistics,
+)
 from perfsim.proof.parameters import EXPERTS, WORDS, Share, Weights, blocks
 from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
@@ -187,7 +197,9 @@ def train(training: SmallTraining) -> list[Record]:
     records = []
     for step in range(STEPS):
         record = gradients(training, weights, step)
-        flats = {block: layouts[block].flat(parts.items()) for block, parts in record.weight_gradients.items()}
+        flats = {
+            block: layouts[block].flat(parts.items()) for block, parts in record.weight_gradients.items()
+        }
         record.squared_norm = sum(
             float(np.sum(layouts[block].counted * gradient**2)) for block, gradient in flats.items()
         )
@@ -257,7 +269,9 @@ class _Serial:
         """Add gradients to those of the blocks that have the weights, the layer's or the ends."""
         for number in {block, EXPERTS + block, EMBEDDING, HEAD}:
             of_block = self.record.weight_gradients.setdefault(number, {})
-            for name, value in evaluated([pair for pair in gradients if pair[0] in self.weights.get(number, {})]):
+            for name, value in evaluated(
+                [pair for pair in gradients if pair[0] in self.weights.get(number, {})]
+            ):
                 of_block[name] = of_block[name] + value if name in of_block else value
 
     def loss(self, y: Floats, ahead: int, norm: str, block: int) -> tuple[Floats, Floats]:
@@ -293,7 +307,9 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         modules.append((layer, before, run.layer(layer, before.value)))
     d = np.zeros_like(table.value)
     for layer, before, module in reversed(modules):
-        record.later_losses[layer], dy = run.loss(record.hidden[layer + 1], layer - count + 1, "mtp_norm", layer)
+        record.later_losses[layer], dy = run.loss(
+            record.hidden[layer + 1], layer - count + 1, "mtp_norm", layer
+        )
         (d,), of_weights = before.backward(run.of(layer), run.back(layer, module, d + dy))
         run.keep(layer, of_weights)
         record.gradient[layer] = d
