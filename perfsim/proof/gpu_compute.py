@@ -1,13 +1,13 @@
 """Compute tasks of GPU strategies: the parts of layers, embedding and LM head, forward and backward.
 
-Buffers besides tensors of the graph: weights and gradients; what attention passes to the MLP task of the same layer
-(`attention kept`), and a block with experts to its later tasks; what is recomputed; and the gradient that a layer's
-attention needs if attention and MLP are parallel (`output gradient`).
+Buffers besides tensors of the graph: weights and gradients; what attention passes to the MLP task of the
+same layer (`attention kept`), and a block with experts to its later tasks; what is recomputed; and the
+gradient that a layer's attention needs if attention and MLP are parallel (`output gradient`).
 
-The layer of a module of multi-token prediction begins with embeddings and a projection, and ends with LM head and
-loss. Both are parts of its attention and MLP tasks, which read the tables of embedding and LM head and add to their
-gradients; embedding and LM head are on the same rank. The LM head of the model itself reads the output of the last
-layer before the modules.
+The layer of a module of multi-token prediction begins with embeddings and a projection, and ends with LM
+head and loss. Both are parts of its attention and MLP tasks, which read the tables of embedding and LM head
+and add to their gradients; embedding and LM head are on the same rank. The LM head of the model itself
+reads the output of the last layer before the modules.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from perfsim.proof.operations import (
     word_gradients,
 )
 from perfsim.proof.parameters import EXPERTS, Place, Share, Weights
-from perfsim.proof.program import Cell, Claim, Compiler, per_rank
+from perfsim.proof.program import Cell, Claim, Compiler, Values, per_rank
 from perfsim.proof.serial import SmallTraining
 from perfsim.proof.tensors import pieces
 from perfsim.specs.layout import ContextExchange, ParallelLayout
@@ -56,15 +56,14 @@ from perfsim.specs.recipe import Recipe
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
 
-Values = Sequence[Any]
 Function = Callable[[int, Weights, Values, Values], tuple[Any, ...]]
-"""From a rank, the weights that its task reads, its operands in the graph and its buffers to what it writes."""
+"""From a rank, the weights that its task reads, its operands and its buffers to what it writes."""
 POSITIONS = 1
 """The axis of positions in hidden activations."""
 
 
 class Summand(NamedTuple):
-    """A gradient with the gradients of weights that every tensor peer holds whole: both are summed over peers."""
+    """A gradient and those of weights that every tensor peer holds whole: both are summed over peers."""
 
     values: Floats
     gradients: Floats
@@ -306,7 +305,7 @@ class GpuCompute(Compiler):
 
         def run(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
             made = begin(rank, w, operands[0]).with_core(w, self.share(rank).of_layer(task.block))
-            return made.output.value, made, *(operands[0] for _ in outside)
+            return made.made_output.value, made, *(operands[0] for _ in outside)
 
         claims = self.completes("attention", task.block)
         self.compute(run, self.blocks_with(EMBEDDING), [], [self.cell("attention kept"), *outside], claims)
@@ -347,7 +346,7 @@ class GpuCompute(Compiler):
             saved: Kept = operands[0]
             block = saved.attention or begin(rank, w, saved)
             made = block.with_core(w, self.share(rank).of_layer(task.block))
-            return made.output.value, made
+            return made.made_output.value, made
 
         claims = self.completes("attention", task.block) if self.mode_of(task.block) != "selective" else []
         self.compute(run, self.blocks_with(EMBEDDING), [], [self.cell("recomputed attention")], claims)
@@ -366,7 +365,7 @@ class GpuCompute(Compiler):
         self.compute(run, [task.block], reads, [self.cell("recomputed MLP")], claims)
 
     def head_forward(self, task: Task) -> None:
-        """Logits and the statistics of their softmax; modules are between the model's last layer and its LM head."""
+        """Logits and the statistics of their softmax; modules may precede the LM head."""
         self.needs(1)
         tokens = self.tokens()
         outside = self._own_output()
@@ -398,11 +397,11 @@ class GpuCompute(Compiler):
         self.needs(2)
         recomputed, beside = self.attention_kept(task.block)
 
-        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Floats, Gradients]:
+        def run(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Floats, Gradients]:
             kept: Attention = buffers[0] if recomputed else operands[1].attention
             dy = buffers[len(recomputed)] if beside else plain(operands[0])
             (d_context,), of_output = kept.made_output.backward(w, dy)
-            d_heads, _ = kept.core.backward(w, d_context)
+            d_heads, __ = kept.core.backward(w, d_context)
             (dx,), of_heads = kept.heads.backward(w, *d_heads)
             return dx, of_output + of_heads
 
@@ -413,7 +412,8 @@ class GpuCompute(Compiler):
     ) -> None:
         """The backward of an attention block to the layer's input, which the gradient of its MLP passes by.
 
-        In a module the layer's input was joined with words, of which the gradients are kept for the embedding.
+        In a module the layer's input was joined with words, of which the gradients are kept for the
+        embedding.
         """
         task = self.task
         first = self.ahead == 1
@@ -455,8 +455,8 @@ class GpuCompute(Compiler):
     def _module_loss(self) -> tuple[Callable[..., Any], list[Cell], list[Cell], list[tuple[int, Claim]]]:
         """The backward of a module's own loss, with the buffers that it reads and writes.
 
-        It makes the gradient of the layer's output, by its own loss and if it is not the last by later ones, the
-        gradients of weights, and what it leaves.
+        It makes the gradient of the layer's output, by its own loss and if it is not the last by later
+        ones, the gradients of weights, and what it leaves.
         """
         if not self.ahead:
             return lambda _, __, d, ___: (plain(d), [], []), [], [], []
@@ -489,8 +489,9 @@ class GpuCompute(Compiler):
     ) -> None:
         """Write the input gradient, and the weight gradients or what their later task computes them from.
 
-        `run` makes the input gradient, the gradients of weights, and what `writes` are. `later_claims` are about
-        `writes`. Where a split backward has no tensor for the gradients of weights, they are in `leaves`.
+        `run` makes the input gradient, the gradients of weights, and what `writes` are. `later_claims` are
+        about `writes`. Where a split backward has no tensor for the gradients of weights, they are in
+        `leaves`.
         """
         task = self.task
         block = task.block
@@ -518,14 +519,14 @@ class GpuCompute(Compiler):
     def targets(self, *, begins: bool) -> list[tuple[int, Cell, bool]]:
         """The blocks to whose gradients the present task adds, their buffers, and whether something is there.
 
-        The first task of a micro-batch begins them where they are reduced after every one. A reduction must follow.
+        The first task of a micro-batch begins them where they are reduced after every one. A reduction must
+        follow.
         """
         block = self.task.block
-        made = [block]
-        if self.task.work.op == "experts.wgrad":
-            made.append(EXPERTS + block)
-        if self.task.work.op in ("experts.backward",):
-            made = [EXPERTS + block]
+        made = {
+            "experts.wgrad": [block, EXPERTS + block],
+            "experts.backward": [EXPERTS + block],
+        }.get(self.task.work.op, [block])
         targets = []
         for number in made:
             self.pending.setdefault(self.place, {})[number] = None
@@ -572,7 +573,7 @@ class GpuCompute(Compiler):
 
         self.compute(run, [], [*cells, *left], [*cells, *words])
 
-    def embedding_backward(self, _: Task) -> None:
+    def embedding_backward(self, _task: Task) -> None:
         """Gradients of words and positions, with those by modules."""
         self.needs(1)
         tokens = self.tokens()
@@ -715,8 +716,8 @@ class GpuCompute(Compiler):
     def shared_backward(self, task: Task) -> None:
         """Backward of shared experts, while gradients of rows travel."""
 
-        def run(rank: int, w: Weights, _: Values, buffers: Values) -> tuple[Any, ...]:
-            block, d, _ = buffers[0]
+        def run(_: int, w: Weights, __: Values, buffers: Values) -> tuple[Any, ...]:
+            block, d, ___ = buffers[0]
             (dz,), gradients = block.shared.backward(w, d[3])
             return dz, gradients
 
@@ -749,9 +750,9 @@ class GpuCompute(Compiler):
         whole = task.work.op.endswith("backward")
         split = not whole and self.layout.tensor == 1
 
-        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+        def run(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
             block, d, gradients = buffers[0]
-            _, z, _, _ = block.router.values
+            z = block.router.values[1]
             dz = np.zeros_like(z) if place is None else operands[place]
             inputs, of_router = block.router.backward(w, d[1], dz, operands[0].values, d[2])
             return inputs[0], of_router + gradients + (buffers[1] if beside else [])

@@ -1,9 +1,10 @@
 """What ranks of one stage exchange inside a layer: keys and values, heads, and rows for experts.
 
-Ranks that share sequences attend in parts. In a ring each block's scores enter a running softmax [1805.02867], and
-gradients of keys and values travel one message behind them, to which every rank adds its own. Rows travel to the
-ranks of their experts and back; where they went is kept in a buffer, so that they come back to their places. Ranks
-that share an expert all-gather their rows, compute, and reduce-scatter the results.
+Ranks that share sequences attend in parts. In a ring each block's scores enter a running softmax
+[1805.02867], and gradients of keys and values travel one message behind them, to which every rank adds its
+own. Rows travel to the ranks of their experts and back; where they went is kept in a buffer, so that they
+come back to their places. Ranks that share an expert all-gather their rows, compute, and reduce-scatter the
+results.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.gpu_compute import GpuCompute, Rows, Values, plain
+from perfsim.proof.gpu_compute import GpuCompute, Rows, plain
 from perfsim.proof.layers import Attention, Kept, output
 from perfsim.proof.operations import Gradients, Part, core, core_gradients, of_groups, run_part, scores
 from perfsim.proof.parameters import Share, Weights
-from perfsim.proof.program import Message
+from perfsim.proof.program import Message, Values
 from perfsim.proof.tensors import summed
 from perfsim.work import EMBEDDING, Task
 
@@ -58,18 +59,18 @@ class _Running(NamedTuple):
 
 
 class _Ring(NamedTuple):
-    """What the backward of a core in a ring reads: its output, and the logarithm of the sum of exponentials."""
+    """What the backward of a core in a ring reads: its output, and the log of the sum of exponentials."""
 
     context: Floats
     log_sum: Floats
 
 
 class _Core(NamedTuple):
-    """Arrays that an all-to-all exchanges, the core that made them, and gradients of weights made with them."""
+    """Arrays that an all-to-all exchanges, the core that made them, and gradients of weights with them."""
 
     arrays: Sequence[Floats]
     part: Part | None = None
-    gradients: Gradients = []
+    gradients: Gradients | None = None
 
 
 class _Travelled(NamedTuple):
@@ -226,7 +227,7 @@ class GpuExchange(GpuCompute):
                 return _Travelling(pair, done[0])
             return _Travelling(pair, tuple(a + b for a, b in zip(before, done[0], strict=True)))
 
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             messages = [sent(rank, *inputs) for rank, inputs in zip(members, values, strict=True)]
             return [(messages[number - 1],) for number in range(len(members))]
 
@@ -239,7 +240,7 @@ class GpuExchange(GpuCompute):
         gathers = task.work.writes[0].name == "heads"
         cut, joined = (HEADS, POSITIONS) if gathers else (POSITIONS, HEADS)
 
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             arrays = [
                 value.heads.values if isinstance(value, Attention) else value.arrays for (value, *_) in values
             ]
@@ -260,12 +261,12 @@ class GpuExchange(GpuCompute):
         self.needs(1)
         route = self.cell("route of experts")
 
-        def there(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def there(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             sent = [inputs[0] for inputs in values]
             arrived = [_gathered(sent, self.share(rank).own_experts) for rank in members]
             return [(own.rows, own) for own in arrived]
 
-        def back(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def back(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             made = [inputs[0] for inputs in values]
             routes = [inputs[1] for inputs in values]
             return [(_returned(routes, made, number),) for number in range(len(members))]
@@ -282,7 +283,7 @@ class GpuExchange(GpuCompute):
         """Peers that share experts gather one another's rows."""
         self.needs(1)
 
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             sent = [inputs[0] for inputs in values]
             bounds = np.cumsum([0, *(len(rows.expert) for rows in sent)])
             whole = Rows(*(np.concatenate(columns) for columns in zip(*sent, strict=True)))
@@ -296,7 +297,7 @@ class GpuExchange(GpuCompute):
         """The sum of what peers made of the rows, for each its own."""
         self.needs(1)
 
-        def kernel(_: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             total = summed([inputs[0].values for inputs in values])
             return [(Rows(total[inputs[1]], inputs[0].expert[inputs[1]]),) for inputs in values]
 

@@ -1,10 +1,10 @@
 """GPU strategies as programs: effects of collectives, sends, copies and updates on buffers.
 
-Gradients of weights that every tensor peer holds whole are sums over the peers: they travel with a gradient of
-activations (`Summand`) to its collective, which sums both. Tasks of their own sum the norm of all gradients; without
-them an optimizer knows only those of its rank. With offload the host has weights, moments and the sum of the
-gradients that left the device. A copy of gradients clears those on the device; a copy of weights overwrites them
-there.
+Gradients of weights that every tensor peer holds whole are sums over the peers: they travel with a gradient
+of activations (`Summand`) to its collective, which sums both. Tasks of their own sum the norm of all
+gradients; without them an optimizer knows only those of its rank. With offload the host has weights,
+moments and the sum of the gradients that left the device. A copy of gradients clears those on the device; a
+copy of weights overwrites them there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import UPDATES
-from perfsim.proof.gpu_compute import GpuCompute, Partial, Summand, plain
+from perfsim.proof.gpu_compute import Partial, Summand, plain
 from perfsim.proof.gpu_exchange import EXCHANGES, GpuExchange
 from perfsim.proof.operations import merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place
-from perfsim.proof.program import Cell, Claim, Message, Values, first_made, first_read, per_rank
+from perfsim.proof.program import Cell, Claim, Message, Values, per_rank
 from perfsim.proof.serial import Moments, adam, clipping
 from perfsim.proof.tensors import CLIPPED, NORM, pieces, summed
 from perfsim.specs.model import layer_kinds
@@ -52,7 +52,7 @@ def _blocks_of(task: Task) -> tuple[int, ...]:
 
 
 class _Update(NamedTuple):
-    """The update of a block on one device: whether of a shard, its gradient, its master weights and moments."""
+    """The update of a block on one device: whether of a shard, its gradient, its weights and moments."""
 
     block: int
     shard: bool
@@ -168,7 +168,7 @@ class GpuCompiler(GpuExchange):
         adds = info.carries is not None and not info.later
         buffer = [self.gradient(info.carries)] if info.carries is not None and adds else []
 
-        def kernel(_: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             tensors = [inputs[0] for inputs in values]
             made = given([plain(tensor) for tensor in tensors])
             if info.carries is None:
@@ -295,7 +295,7 @@ class GpuCompiler(GpuExchange):
         first = len(operands)
         count = len(blocks)
 
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             totals = [summed([inputs[first + number] for inputs in values]) for number in range(count)]
             results: list[tuple[Any, ...]] = []
             for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
@@ -332,7 +332,7 @@ class GpuCompiler(GpuExchange):
         kept = shards if self._sums_shards(blocks) else []
         first = len(operands)
 
-        def kernel(_: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             totals = [summed([inputs[first + number] for inputs in values]) for number in range(len(blocks))]
             if not kept:
                 return [(None, *(total.copy() for total in totals)) for _ in values]
@@ -378,7 +378,7 @@ class GpuCompiler(GpuExchange):
         masters = [self.copied.get((self.place, block), self.cell("weight shard", block)) for block in blocks]
         tensors = (None,) * len(task.writes)
 
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             layouts = self.share(members[0]).layouts
             whole = [
                 layouts[block].whole([inputs[len(operands) + number] for inputs in values])
@@ -501,7 +501,7 @@ class GpuCompiler(GpuExchange):
         own = self._updates(hosted=False)
         count = len(operands)
 
-        def over_peers(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def over_peers(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             totals = [
                 self._squared(rank, own, self._summed(rank, own, inputs[count:]), len(members))
                 for rank, inputs in zip(members, values, strict=True)

@@ -1,7 +1,7 @@
 """A model by its parts, each as operations; and what a layer keeps of them from its forward to its backward.
 
-Serial training carries out all parts of a layer at once, undivided; the ranks of a schedule carry out each in a task
-of its own, on their shares.
+Serial training carries out all parts of a layer at once, undivided; the ranks of a schedule carry out each
+in a task of its own, on their shares.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def output(run: Run, context: Node) -> Node:
 
 def attention(run: Run, x: Node) -> Node:
     """An attention block without its residual."""
-    return output(run, core(run, *heads(run, x)))
+    q, k, v = heads(run, x)
+    return output(run, core(run, q, k, v))
 
 
 # ------------------------------------------------------------------------------ MLP and experts
@@ -106,8 +107,8 @@ def _linears(run: Run, z: Node, prefix: str) -> Node:
 def router(run: Run, x: Node, attended: Node) -> tuple[Node, ...]:
     """The residual, its norm, a row for every slot of a token, and how much each expert counts.
 
-    Which experts compute a token is drawn (`Routing`), so that ranks agree on it whatever their rounding; how much
-    each counts is the router's softmax over all experts, so the router has gradients.
+    Which experts compute a token is drawn (`Routing`), so that ranks agree on it whatever their rounding;
+    how much each counts is the router's softmax over all experts, so the router has gradients.
     """
     total = add(run, x, attended)
     z = norm(run, total, "norm2")
@@ -140,7 +141,7 @@ def feed_forward(run: Run, x: Node, attended: Node, routing: Routing | None) -> 
 
 
 def join(run: Run, x: Node, tokens: Ints) -> Node:
-    """The input of a module of multi-token prediction: hidden states joined with later words [2412.19437 2.2]."""
+    """The input of a module of multi-token prediction: hidden states and later words [2412.19437 2.2]."""
     hidden = norm(run, x, "mtp_hidden")
     words = norm(run, lookup(run, tokens), "mtp_words")
     return linear(run, joined(run, hidden, words), "mtp_joint")
@@ -214,6 +215,11 @@ class Kept(NamedTuple):
     """What products and the core made, if a recompute keeps it."""
 
 
+def every_second(products: Mapping[str, Floats]) -> dict[str, Floats]:
+    """The results of the first, third, ... product of a layer [torchtitan's checkpoint by operator]."""
+    return dict(list(products.items())[::2])
+
+
 def kept_by(mode: str, recipe: Recipe, attention: Attention, mlp: Part | Block) -> Kept:
     """What a layer under a recompute mode keeps; by operator experts are kept whole."""
     before = attention.before
@@ -224,8 +230,7 @@ def kept_by(mode: str, recipe: Recipe, attention: Attention, mlp: Part | Block) 
         whole = mlp if isinstance(mlp, Block) else None
         inner = mlp.products if isinstance(mlp, Part) else {}
         first = {name: value for name, value in inner.items() if name != "fc2"}
-        # The results of the first, third, ... product of a layer, as in torchtitan's selective checkpoint.
-        results = dict(list((attention.products | first).items())[::2])
+        results = every_second(attention.products | first)
         if recipe.runtime.attention == "flash" and isinstance(attention.core, Part):
             results["context"] = attention.core.value
         return Kept(before, mlp=whole, results=results)

@@ -1,10 +1,11 @@
 """The operations of a model in NumPy, float64: what each makes, and its backward next to it.
 
-An operation adds a `Node` to a `Run`, which remembers them, so that the backward of any part of a model is that of
-its operations in reverse. A rank runs them on its share: column-parallel first linears, row-parallel second ones,
-so that outputs are partial sums until the peers' collective adds them [1909.08053]. Terms that must enter this sum
-only once (residuals, biases of row-parallel linears) are added by the first peer. A backward reads the weights that
-the rank has then, and its weight gradients are computed when they are called for.
+An operation adds a `Node` to a `Run`, which remembers them, so that the backward of any part of a model is
+that of its operations in reverse. A rank runs them on its share: column-parallel first linears,
+row-parallel second ones, so that outputs are partial sums until the peers' collective adds them
+[1909.08053]. Terms that must enter this sum only once (residuals, biases of row-parallel linears) are added
+by the first peer. A backward reads the weights that the rank has then, and its weight gradients are
+computed when they are called for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -224,7 +225,7 @@ def _mean(x: Floats) -> Floats:
 
 
 def linear(run: Run, x: Node, name: str, *, closes: bool = False) -> Node:
-    """A product with its bias; of one that `closes` a row-parallel pair the first peer alone adds the bias."""
+    """A product with its bias, which the first peer alone adds if it `closes` a row-parallel pair."""
     bias = f"{name}_bias"
     biased = bias in run.weights
     y = run.kept.get(name)
@@ -312,7 +313,7 @@ def _angles(places: tuple[int, ...], half: int) -> tuple[Floats, Floats]:
 def core(
     run: Run, q: Node, k: Node, v: Node, places: tuple[int, ...] | None = None, first_head: int = 0
 ) -> Node:
-    """Scores, softmax, weighted values: on the rank's own positions, or on others of heads from `first_head`."""
+    """Scores, softmax, weighted values: on own positions, or on others of heads from `first_head` on."""
     share = run.share
     own = share.places if places is None else places
     p = softmax(scores(q.value, k.value, (own, own), share, first_head))
@@ -439,7 +440,7 @@ def experts(run: Run, rows: Node, expert: Ints) -> Node:
     y = np.zeros_like(x)
 
     def product(name: str, local: int, values: Floats) -> Floats:
-        made = values @ w[name][local]
+        made: Floats = values @ w[name][local]
         return made + w[f"{name}_bias"][local] if f"{name}_bias" in w else made
 
     for local, chosen in own:
@@ -462,13 +463,20 @@ def experts(run: Run, rows: Node, expert: Ints) -> Node:
             inputs.setdefault("expert_fc2", []).append((activated, d[chosen]))
         gradients: Gradients = []
         for name, pairs in inputs.items():
-            gradients.append((name, lambda pairs=pairs: np.stack([a.T @ b for a, b in pairs])))
+            gradients.append((name, partial(_of_experts, pairs)))
             if f"{name}_bias" in w:
-                bias = lambda pairs=pairs: np.stack([b.sum(axis=0) for _, b in pairs])  # noqa: E731
-                gradients.append((f"{name}_bias", bias))
+                gradients.append((f"{name}_bias", partial(_of_biases, pairs)))
         return [dx], gradients
 
     return run.add(y, [rows], back)
+
+
+def _of_experts(pairs: Sequence[tuple[Floats, Floats]]) -> Floats:
+    return np.stack([x.T @ dy for x, dy in pairs])
+
+
+def _of_biases(pairs: Sequence[tuple[Floats, Floats]]) -> Floats:
+    return np.stack([dy.sum(axis=0) for _, dy in pairs])
 
 
 # ------------------------------------------------------------------------------ words
@@ -526,8 +534,8 @@ def _real_rows(share: Share) -> int:
     return max(0, min(share.rows, share.model.vocab_size - share.first_row))
 
 
-# The cross-entropy of a divided vocabulary, as Megatron's: peers exchange the maximum, the sum of exponentials and
-# the target's score of each token.
+# The cross-entropy of a divided vocabulary, as Megatron's: peers exchange the maximum, the sum of
+# exponentials and the target's score of each token.
 
 
 def statistics(scored: Floats, targets: Ints, share: Share) -> Floats:

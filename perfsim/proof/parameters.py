@@ -2,15 +2,15 @@
 
 A tensor is written by its axes, `hf` for the first product of an MLP. `AXES` says how long each axis is and
 which ranks divide it: columns or rows of matrices over tensor peers [1909.08053], experts over their ranks.
-Whoever divides no axis of a tensor holds it whole. The parameters of a block (embedding, one layer, its routed
-experts, LM head) are one flat vector of named parts, as in distributed optimizers; a ZeRO shard is an equal part
-of each of its named tensors.
+Whoever divides no axis of a tensor holds it whole. The parameters of a block (embedding, one layer, its
+routed experts, LM head) are one flat vector of named parts, as in distributed optimizers; a ZeRO shard is
+an equal part of each of its named tensors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
@@ -157,18 +157,21 @@ class Place(NamedTuple):
     number: int = 0
 
 
+ALONE = Place()
+
+
 @dataclass(frozen=True)
 class Share:
     """The share of a model, for sequences of `seq_length`, that one rank holds."""
 
     model: TransformerConfig
     seq_length: int
-    tensor: Place = Place()
+    tensor: Place = ALONE
     some_places: tuple[int, ...] | None = None
     """The positions of a sequence that it computes; None: all."""
-    expert: Place = Place()
+    expert: Place = ALONE
     """Among ranks with different experts."""
-    expert_tensor: Place = Place()
+    expert_tensor: Place = ALONE
     """Among ranks that share every expert."""
     whole_layers: bool = False
     """Whether routed experts are in the block of their layer, as where layers stream."""
@@ -186,10 +189,10 @@ class Share:
     def divider(self, axis: str) -> Place:
         """The place of the rank among those that divide an axis; the only one if nobody does."""
         divided = AXES[axis].divided
-        return Place() if divided is None else getattr(self, divided)
+        return ALONE if divided is None else getattr(self, divided)
 
     def length(self, axis: str) -> int:
-        """Entries of an axis that it holds; where they do not divide evenly, every rank is padded to the same."""
+        """Entries of an axis that it holds; where they do not divide evenly, every rank pads to the same."""
         return -(-AXES[axis].length(self.model) // self.divider(axis).of)
 
     @property
@@ -234,13 +237,13 @@ class Share:
         return _Layouts(self)
 
     def axes(self, block: int) -> dict[str, str]:
-        """The tensors of a block with their axes; those of a layer with its experts if they are in its block."""
+        """The tensors of a block with their axes; of a layer with its experts if they are in its block."""
         axes = axes_of(self.model, block)
         together = self.whole_layers and 0 <= block < EXPERTS and layer_kinds(self.model)[block].experts
         return axes | axes_of(self.model, EXPERTS + block) if together else axes
 
     def cut(self, whole: Weights, block: int) -> Weights:
-        """The rank's part of each named tensor of a block; what is too short for all ranks is padded with 0."""
+        """The rank's part of each named tensor of a block; what is too short for all ranks is padded."""
         axes = self.axes(block)
         return {name: self._cut(value, axes[name]) for name, value in whole.items()}
 

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from perfsim.costs.memory import reduced_grad_bytes
-from perfsim.proof.program import Fault, Message, Program
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
+from perfsim.proof.program import Fault, Message, Program
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import Held, Pass, Slot, held_at_peak, schedule_called

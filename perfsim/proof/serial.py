@@ -16,9 +16,9 @@ from perfsim.proof.operations import (
     Part,
     Routing,
     evaluated,
+    lookup,
     loss_gradient,
     losses,
-    lookup,
     run_part,
     statistics,
 )
@@ -91,7 +91,7 @@ class SmallTraining:
         if self.model.experts is None:
             raise ValueError(f"{self.model.name} has no experts")
         seed = (self.seed, 2, step, layer)
-        return _drawn_routing(self.model.experts, self.batch, self.seq_length, self.capacity, seed)
+        return drawn_routing(self.model.experts, self.batch, self.seq_length, self.capacity, seed)
 
     @cached_property
     def share(self) -> Share:
@@ -141,7 +141,7 @@ def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Float
 
 
 @lru_cache(maxsize=64)
-def _drawn_routing(
+def drawn_routing(
     experts: Experts, batch: int, length: int, capacity: float | None, seed: tuple[int, ...]
 ) -> Routing:
     """Routing in which the slots of a sequence go round the experts in an order of its own.
@@ -291,7 +291,8 @@ class _Serial:
 def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -> Record:
     """Loss and all gradients of one step.
 
-    A module of multi-token prediction reads the output of the one before it, the first one that of the last layer.
+    A module of multi-token prediction reads the output of the one before it, the first one that of the last
+    layer.
     """
     record = Record(np.zeros(training.batch))
     run = _Serial(training, weights, step, record)

@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 
 from perfsim.base.arrays import Floats
+from perfsim.proof.parameters import Weights, with_experts
 from perfsim.proof.program import Claim, Compiler
 from perfsim.proof.serial import Record, train
-from perfsim.proof.parameters import Weights, with_experts
 
 # Collectives on arrays: from one array per member to one array per member.
 

@@ -1,7 +1,7 @@
 """Weight streaming as a program: weights in MemoryX, slots on wafers, gradients summed on their way back.
 
-Flash, spilled activations and prefetched samples have their own buffers, so a copy moves the value that is there
-when it runs.
+Flash, spilled activations and prefetched samples have their own buffers, so a copy moves the value that is
+there when it runs.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class WaferCompiler(Compiler):
         arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
         stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
 
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             in_group = [inputs for rank, inputs in zip(members, values, strict=True) if rank in group]
             parts = [inputs[number] for inputs in in_group for number in arriving]
             total = summed([*(values[0][number] for number in stored), *parts])
@@ -234,7 +234,9 @@ class WaferCompiler(Compiler):
             weights_of_head[words_of_head] = updated[words]
             return None, gradient, updated, state, weights_of_head, of_head[1]
 
-        claims = [(2 + 2 * place, Claim("weights", block, self.step, -1)) for place, block in enumerate(blocks)]
+        claims = [
+            (2 + 2 * place, Claim("weights", block, self.step, -1)) for place, block in enumerate(blocks)
+        ]
         claims.append((1, Claim("weight gradient", task.block, self.step, -1)))
         record = Cell(SHARED, f"gradient used in step {self.step + 1}", task.block)
         writes = [*self.handle(), record, *states]
