@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.report.figures.time import equal_time
-from perfsim.report.sweep import matches_table, sweep_document, sweep_sections
+from perfsim.report.sweep import sweep_document, sweep_sections
+from perfsim.report.sweep_figures import equal_time, matches_table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
