@@ -48,11 +48,17 @@ from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
 from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
-from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec, with_verify
-from perfsim.studies.trials import Explained, explain
+from perfsim.studies.trials import (
+    AnswerDocument,
+    Difference,
+    Explained,
+    compare_answers,
+    compare_studies,
+    explain,
+)
 
 if TYPE_CHECKING:
     pass

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from perfsim.prediction.prediction import Prediction
     from perfsim.prediction.verification import SamplingSummary
     from perfsim.prediction.why import GapExplained
-    from perfsim.studies.differences import Difference
-    from perfsim.studies.trials import Explained, Tried
+    from perfsim.studies.trials import Difference, Explained, Tried
 
 
 # The layout of text and of tables: plain text without box characters, so that pipes and terminals without
