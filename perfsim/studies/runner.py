@@ -15,17 +15,10 @@ from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError,
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart, whole_run
 from perfsim.engine.limits import present_limits
-from perfsim.network import Topology, ends_of, links_by_ends
-from perfsim.network.topology import network_map
+from perfsim.network import Topology
+from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy, accuracy_of
-from perfsim.prediction.caveats import (
-    default_settings,
-    edge_batch,
-    extrapolated_law,
-    sensitive_target,
-    shared_caveats,
-    worst_first,
-)
+from perfsim.prediction.caveats import default_settings, worst_first
 from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
@@ -77,6 +70,7 @@ from perfsim.studies.executors import (
 from perfsim.studies.spec import CandidateSpec, Digests, StudySpec, check_question, question_of_candidate
 from perfsim.studies.store import Store, Stored, StoreError
 from perfsim.studies.timeline import devices_of, timeline
+from perfsim.studies.trust import edge_batch, extrapolated_law, sensitive_target, shared_caveats
 from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
 
@@ -201,9 +195,8 @@ def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbatio
         slowest = max(at_last, *(straggler.factor for straggler in beyond))
         stragglers = [straggler for straggler in stragglers if straggler.rank != last]
         stragglers.append(StragglerSpec(rank=last, factor=slowest))
-    present = links_by_ends(topology) if spec.links else {}
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
-    links = tuple(link for link in addressed if ends_of(link.link, present) is not None)
+    links = tuple(link for link in addressed if topology.links_named(link.link))
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
     return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
 

@@ -15,8 +15,8 @@ from perfsim.base.errors import PlanError
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.prediction.question import Question
-from perfsim.report.figures.time import equal_time
-from perfsim.report.sweep import matches_table, sweep_document, sweep_sections
+from perfsim.report.sweep import sweep_document, sweep_sections
+from perfsim.report.sweep_figures import equal_time, matches_table
 from perfsim.studies import batches
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
