@@ -16,7 +16,8 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.prediction.why import LinkUse, Why
-from perfsim.studies.answers import Assumption, BatchPoint, CandidateResult, StudyResult
+from perfsim.studies.answers import Assumption, CandidateResult, StudyResult
+from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar
 
 SEQ = 2048
