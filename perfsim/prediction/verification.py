@@ -19,7 +19,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import VerificationError
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.precisions import PRECISIONS
@@ -37,10 +38,6 @@ from perfsim.work.counts import attention_flop_per_step, model_flop_per_step
 from perfsim.work.graph import HEAD, block_name
 from perfsim.work.kernels import Kernel
 from perfsim.work.layer import FLASH, padded_vocab_size
-
-if TYPE_CHECKING:
-    from perfsim.prediction.prediction import Prediction
-    from perfsim.prediction.run import Evaluation
 
 Verify = Literal["off", "sample", "full"]
 MOST_SAMPLES = 10_000
@@ -99,11 +96,6 @@ def sample_step(evaluation: Evaluation, spec: SamplingSpec) -> SamplingSummary |
     if spec.mode == "off" or not spec.tasks:
         return None
     return verify(evaluation.graph, evaluation.plan.job, evaluation.plan.layout, spec)
-
-
-def verified(prediction: Prediction, mode: str) -> SamplingSummary | None:
-    """The verification of a prediction; None where `mode` is off. Raises ValueError for a stored one."""
-    return sample_step(prediction.run, SamplingSpec.model_validate({"mode": mode}))
 
 
 def must_be_right(summaries: Iterable[SamplingSummary]) -> None:

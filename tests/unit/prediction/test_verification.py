@@ -20,7 +20,6 @@ from perfsim.prediction.verification import (
     SamplingSummary,
     must_be_right,
     sample_step,
-    verified,
     verify,
 )
 from perfsim.strategies import Plan, strategy
@@ -249,8 +248,8 @@ def test_the_same_seed_draws_the_same(dense: Step) -> None:
 
 def test_a_prediction_is_verified_unless_it_is_off() -> None:
     prediction = ps.predict(model="gpt3_xl", system="cs-2", devices=1, batch=16)
-    assert verified(prediction, "off") is None
+    assert sample_step(prediction.run, SamplingSpec(mode="off")) is None
     assert sample_step(prediction.run, SamplingSpec(tasks=0)) is None
-    summary = verified(prediction, "sample")
+    summary = sample_step(prediction.run, SamplingSpec())
     assert summary is not None
     assert summary.passed
