@@ -337,10 +337,10 @@ def tools_page() -> str:
             spelled = f"`{first}`" + (f" ({', '.join(f'`{key}`' for key in others)})" if others else "")
             read = "yes" if row.read else "follows from others" if row.write else "no effect"
             field = row.field.strip("()") if row.field.startswith("(") else f"`{row.field}`"
-            written = "yes" if row.write and tool.writer else ""
+            written = "yes" if row.write and tool.runs else ""
             parts.append(f"| {spelled} | {field.replace('|', ' ')} | {read} | {written} |")
         limited = {row.field: row for row in tool.rows if row.gap or row.refusal}
-        if tool.writer:
+        if tool.runs:
             names = ", ".join(f"`{field}`" for field in limited)
             parts.append(f"\nRefused or named as a gap where the tool has not their value: {names}.")
         parts.append("")

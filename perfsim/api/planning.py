@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from perfsim.api.questions import Named, Rows, Tabular, asks, values_of, writing
+from perfsim.api.questions import Named, Rows, Tabular, asks, writing
 from perfsim.base.errors import InputError, within_floats
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.prediction.question import described, question_of
 from perfsim.report.text import layout_short
 from perfsim.specs.hardware import SystemSpec
+from perfsim.studies.answers import values_of
 from perfsim.studies.batches import target_for
 from perfsim.studies.executors import executor_for
 from perfsim.studies.scaling import Matched, match_system

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from html import escape
 from inspect import Parameter, signature
 from pathlib import Path
@@ -130,11 +129,6 @@ class Tabular(ABC):
 
     def _repr_html_(self) -> str:
         return self.rows()._repr_html_()
-
-
-def values_of(result: Any) -> dict[str, Any]:
-    """The fields of a result, of which an answer with tables and files is made."""
-    return {each.name: getattr(result, each.name) for each in fields(result)}
 
 
 def _cell(value: Any) -> str:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
 from perfsim.base.errors import InputError, PerfsimError, UnknownNameError
 from perfsim.convergence.uncertain import FloatArray, require_positive
+from perfsim.specs.calibration import ConvergenceCalibration, RunKind
 
 # The hyperbola between optimizer steps and examples, and its fit to measured runs.
 #
@@ -29,8 +30,6 @@ from perfsim.convergence.uncertain import FloatArray, require_positive
 # Source: McCandlish et al. 2018 (arXiv 1812.06162). B_crit here is the batch at which E doubles.
 
 Batch = TypeVar("Batch", float, FloatArray)
-
-RUN_KINDS = ("pre-training", "fine-tuning", "warm-start")
 
 MIN_BATCH_SIZES = 3
 MIN_RANGE = 1.25
@@ -63,10 +62,6 @@ class NotIdentifiableError(PerfsimError):
     """The given runs do not determine E_min and B_crit; the message says what is missing."""
 
 
-class OutlierError(InputError):
-    """A measured point so far from the others that a typing error is the likely cause."""
-
-
 def overhead(batch: Batch, b_crit: float) -> Batch:
     """E / E_min = 1 + B / B_crit: examples used over the minimum."""
     require_positive(batch=batch, b_crit=b_crit)
@@ -79,15 +74,9 @@ def examples(batch_tokens: Batch, d_min_tokens: float, b_crit_tokens: float) -> 
     return d_min_tokens * overhead(batch_tokens, b_crit_tokens)
 
 
-def steps_for_tokens(tokens: Batch, batch_tokens: Batch) -> Batch:
-    """Optimizer steps that consume `tokens` at a fixed batch, S = E / B."""
-    require_positive(tokens=tokens, batch_tokens=batch_tokens)
-    return tokens / batch_tokens
-
-
 def steps(batch_tokens: Batch, d_min_tokens: float, b_crit_tokens: float) -> Batch:
     """Optimizer steps to the target at a fixed batch, S = S_min (1 + B_crit / B) = E(B) / B."""
-    return steps_for_tokens(examples(batch_tokens, d_min_tokens, b_crit_tokens), batch_tokens)
+    return examples(batch_tokens, d_min_tokens, b_crit_tokens) / batch_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +105,23 @@ class HyperbolaFit:
         """Examples to the target at `batch`."""
         return examples(batch, self.e_min, self.b_crit)
 
-    def relative_error(self, batch: float) -> float:
-        """Half-width of the 90 % band on `examples(batch)`, as a fraction, by distance from the fitted range.
 
-        Inside it 10 % (1.645 x 6 %); below it, or above up to twice the largest fitted batch, 18 %; up to
-        four times 31 %. These are the errors of fits to MLPerf reference runs. Raises
-        NotIdentifiableError beyond.
-        """
-        require_positive(batch=batch)
-        beyond = batch / max(self.batches)
-        if beyond > 4:
-            raise NotIdentifiableError(
-                f"batch {batch:g} is {beyond:.1f} times the largest fitted one ({max(self.batches):g}); "
-                "recipes change there and the law was seen 31 % wrong at 3.6 times: measure a larger batch"
-            )
-        if beyond > 2:
-            return 0.31
-        return 0.18 if beyond > 1 or batch < min(self.batches) else Z_90 * 0.06
+def relative_error(batch: float, fitted: Sequence[float]) -> float:
+    """Half-width of the 90 % band on the examples at a batch, as a fraction, by distance from fitted batches.
+
+    Inside their range 10 % (1.645 x 6 %); below it, or above up to twice the largest, 18 %; up to four times
+    31 %. These are the errors of fits to MLPerf reference runs. Raises NotIdentifiableError beyond.
+    """
+    require_positive(batch=batch)
+    beyond = batch / max(fitted)
+    if beyond > 4:
+        raise NotIdentifiableError(
+            f"batch {batch:g} is {beyond:.1f} times the largest fitted one ({max(fitted):g}); "
+            "recipes change there and the law was seen 31 % wrong at 3.6 times: measure a larger batch"
+        )
+    if beyond > 2:
+        return 0.31
+    return 0.18 if beyond > 1 or batch < min(fitted) else Z_90 * 0.06
 
 
 def fit_hyperbola(
@@ -147,12 +136,12 @@ def fit_hyperbola(
     With `prior` the expectation of `PRIOR_LOG` counts as one more point: it steadies predictions of other
     batches where the runs say little, and gives a B_crit where they alone leave it unbounded.
 
-    Repeats of one batch size are averaged first; `run_kind` is one of RUN_KINDS. Raises OutlierError for a
+    Repeats of one batch size are averaged first; `run_kind` is a `RunKind`. Raises InputError for a
     point three times off the fit to the others, NotIdentifiableError for fine-tuning, fewer than three
     batch sizes, too small a range, or a standard error that leaves B_crit unbounded.
     """
-    if run_kind not in RUN_KINDS:
-        raise InputError(f"unknown kind of run '{run_kind}'; known: {', '.join(RUN_KINDS)}")
+    if run_kind not in get_args(RunKind):
+        raise InputError(f"unknown kind of run '{run_kind}'; known: {', '.join(get_args(RunKind))}")
     if run_kind == "fine-tuning":
         raise NotIdentifiableError(_FINE_TUNING)
     batch, log_e = _mean_by_batch(batches, measured)
@@ -201,7 +190,7 @@ def _mean_of_repeats(size: float, values: FloatArray) -> float:
     for value in values if values.size > 2 else ():
         ratio = max(value / middle, middle / value)
         if ratio > OUTLIER_FACTOR:
-            raise OutlierError(
+            raise InputError(
                 f"batch {size:g}: {value:g} is {ratio:.4g} times off the median of its repeats ({middle:g}); "
                 "a digit too many or too few?"
             )
@@ -245,7 +234,7 @@ def _sse(log_b_crit: FloatArray, batch: FloatArray, log_e: FloatArray, *, prior:
 
 
 def _check_outlier(batch: FloatArray, log_e: FloatArray, fit: _Profile) -> None:
-    """Raise OutlierError for a point that the fit to all others misses by more than OUTLIER_FACTOR."""
+    """Raise InputError for a point that the fit to all others misses by more than OUTLIER_FACTOR."""
     residual = log_e - math.log(fit.e_min) - np.log1p(batch / math.exp(fit.log_b_crit))
     # Of three points any two fit exactly, so none of them is the outlier; a close fit has none at all.
     if batch.size <= MIN_BATCH_SIZES or np.abs(residual).max() < 0.25:
@@ -256,7 +245,7 @@ def _check_outlier(batch: FloatArray, log_e: FloatArray, fit: _Profile) -> None:
     expected = rest.e_min * (1 + batch[worst] / math.exp(rest.log_b_crit))
     ratio = math.exp(abs(log_e[worst] - math.log(expected)))
     if ratio > OUTLIER_FACTOR:
-        raise OutlierError(
+        raise InputError(
             f"batch {batch[worst]:g}: {math.exp(log_e[worst]):g} is {ratio:.4g} times off what the other "
             f"batches say ({expected:g}); a digit too many or too few?"
         )
@@ -295,11 +284,6 @@ _ZHANG_B_OPT_TOKENS = 256 * _ZHANG_SEQUENCE_TOKENS
 _ZHANG_FITTED_TOKENS = (20 * 85e6, 20 * 1.2e9)
 _BERGSMA_SEQUENCE_TOKENS = 2048
 _KAPLAN_LOSS_SCALE = "WebText2"
-_ZHANG_SOURCE = (
-    "Zhang et al. 2024, arXiv 2410.21676, B* = 93.20 (N/1e6)^0.47 sequences of 512, D = 20 N; converted"
-)
-_KAPLAN_SOURCE = "Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = 2.1e8 / L^(1/0.21) tokens"
-_BERGSMA_SOURCE = "Bergsma et al. 2025, arXiv 2505.13738: exponent read, coefficient recalled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,21 +328,32 @@ class CriticalBatch:
 
 @dataclass(frozen=True, slots=True)
 class LawInputs:
-    """Inputs of the laws; each law uses some of them and names a missing one.
-
-    `loss` is in nats per token, `loss_scale` names its corpus. `tokens` and `source` are for law
-    `constant`, `band_factor` replaces any law's band. `fit` is for law `fitted`: its batches count units
-    of `tokens_per_example` tokens.
-    """
+    """Inputs of the laws; each law uses some of them and names a missing one."""
 
     d_min_tokens: float | None = None
     loss: float | None = None
+    """Nats per token."""
     loss_scale: str = ""
+    """Corpus of the loss."""
     tokens: float | None = None
+    """For law `constant`."""
     band_factor: float | None = None
-    source: str = ""
-    fit: HyperbolaFit | None = None
-    tokens_per_example: float = 1.0
+    """Replaces any law's band."""
+    fit: ConvergenceCalibration | None = None
+    """For law `fitted`."""
+
+    def need(self, law: str, name: Literal["d_min_tokens", "loss", "tokens"]) -> float:
+        """An input without which a law has no answer; InputError where it is missing or impossible."""
+        value: float | None = getattr(self, name)
+        if value is None:
+            raise InputError(f"critical-batch law '{law}' needs {name}")
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"critical-batch law '{law}': {name} must be positive and finite, got {value:g}")
+        return value
+
+    def band(self, default: float = DEFAULT_BAND_FACTOR) -> float:
+        """The band factor that is given, else a law's own."""
+        return default if self.band_factor is None else self.band_factor
 
 
 def critical_batch(law: str = DEFAULT_LAW, inputs: LawInputs | None = None) -> CriticalBatch:
@@ -368,33 +363,18 @@ def critical_batch(law: str = DEFAULT_LAW, inputs: LawInputs | None = None) -> C
     return LAWS[law](inputs or LawInputs())
 
 
-def zhang_20_percent_tokens(d_min_tokens: float) -> float:
-    """Zhang's own critical batch B* in tokens: 20 % more steps than linear scaling, not a doubling of E."""
-    return (
-        22.80 * math.pow(_need(d_min_tokens, "data_law", "d_min_tokens") / 1e6, 0.47) * _ZHANG_SEQUENCE_TOKENS
-    )
+def zhang_tokens(d_min_tokens: float) -> tuple[float, float]:
+    """Zhang's own critical batch B* in tokens, and B_crit = 5 B* - 6 B_opt with B_opt = 256 sequences of 512.
 
-
-def zhang_converted_tokens(d_min_tokens: float) -> float:
-    """B_crit = 5 B* - 6 B_opt in tokens, B_opt = 256 sequences of 512; may be negative below 2.5e8 tokens."""
-    return 5 * zhang_20_percent_tokens(d_min_tokens) - 6 * _ZHANG_B_OPT_TOKENS
-
-
-def _need(value: float | None, law: str, name: str) -> float:
-    if value is None:
-        raise InputError(f"critical-batch law '{law}' needs {name}")
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"critical-batch law '{law}': {name} must be positive and finite, got {value:g}")
-    return value
-
-
-def _band(inputs: LawInputs, default: float) -> float:
-    return default if inputs.band_factor is None else inputs.band_factor
+    B* costs 20 % more steps than linear scaling. B_crit may be negative below 2.5e8 training tokens.
+    """
+    star = 22.80 * math.pow(d_min_tokens / 1e6, 0.47) * _ZHANG_SEQUENCE_TOKENS
+    return star, 5 * star - 6 * _ZHANG_B_OPT_TOKENS
 
 
 def _data_law(inputs: LawInputs) -> CriticalBatch:
-    d_min = _need(inputs.d_min_tokens, "data_law", "d_min_tokens")
-    tokens = zhang_converted_tokens(d_min)
+    d_min = inputs.need("data_law", "d_min_tokens")
+    _, tokens = zhang_tokens(d_min)
     low, high = _ZHANG_FITTED_TOKENS
     notes = []
     if tokens < FLOOR_TOKENS:
@@ -403,15 +383,15 @@ def _data_law(inputs: LawInputs) -> CriticalBatch:
         notes.append(f"extrapolated: the law was fitted on {low / 1e9:g} to {high / 1e9:g} billion tokens")
     return CriticalBatch(
         max(tokens, FLOOR_TOKENS),
-        _band(inputs, DEFAULT_BAND_FACTOR),
+        inputs.band(),
         "data_law",
-        _ZHANG_SOURCE,
+        "Zhang et al. 2024, arXiv 2410.21676, B* = 93.20 (N/1e6)^0.47 sequences of 512, D = 20 N; converted",
         tuple(notes),
     )
 
 
 def _kaplan_loss(inputs: LawInputs) -> CriticalBatch:
-    loss = _need(inputs.loss, "kaplan_loss", "loss")
+    loss = inputs.need("kaplan_loss", "loss")
     if not inputs.loss_scale:
         raise InputError(
             "critical-batch law 'kaplan_loss' needs loss_scale: on which corpus is the loss measured?"
@@ -421,21 +401,28 @@ def _kaplan_loss(inputs: LawInputs) -> CriticalBatch:
     if inputs.loss_scale.casefold() != _KAPLAN_LOSS_SCALE.casefold():
         note += f", but the law was fitted on {_KAPLAN_LOSS_SCALE}: other corpora move it by 3 to 8 times"
         band = 8.0
-    tokens = 2.1e8 / math.pow(loss, 1 / 0.21)  # the paper's text rounds the coefficient to 2e8
-    return CriticalBatch(tokens, _band(inputs, band), "kaplan_loss", _KAPLAN_SOURCE, (note,))
+    return CriticalBatch(
+        2.1e8 / math.pow(loss, 1 / 0.21),  # the paper's text rounds the coefficient to 2e8
+        inputs.band(band),
+        "kaplan_loss",
+        "Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = 2.1e8 / L^(1/0.21) tokens",
+        (note,),
+    )
 
 
 def _bergsma_2025(inputs: LawInputs) -> CriticalBatch:
-    d_min = _need(inputs.d_min_tokens, "bergsma_2025", "d_min_tokens")
-    tokens = 0.0471 * math.pow(d_min, 0.462) * _BERGSMA_SEQUENCE_TOKENS
-    note = "the coefficient 0.0471 was recalled, not read in the paper: unverified"
-    return CriticalBatch(tokens, _band(inputs, DEFAULT_BAND_FACTOR), "bergsma_2025", _BERGSMA_SOURCE, (note,))
+    d_min = inputs.need("bergsma_2025", "d_min_tokens")
+    return CriticalBatch(
+        0.0471 * math.pow(d_min, 0.462) * _BERGSMA_SEQUENCE_TOKENS,
+        inputs.band(),
+        "bergsma_2025",
+        "Bergsma et al. 2025, arXiv 2505.13738: exponent read, coefficient recalled",
+        ("the coefficient 0.0471 was recalled, not read in the paper: unverified",),
+    )
 
 
 def _constant(inputs: LawInputs) -> CriticalBatch:
-    tokens = _need(inputs.tokens, "constant", "tokens")
-    band = _band(inputs, DEFAULT_BAND_FACTOR)
-    return CriticalBatch(tokens, band, "constant", inputs.source or "given by the user")
+    return CriticalBatch(inputs.need("constant", "tokens"), inputs.band(), "constant", "given by the user")
 
 
 def _given_length(_: LawInputs) -> CriticalBatch:
@@ -445,14 +432,13 @@ def _given_length(_: LawInputs) -> CriticalBatch:
 
 
 def _fitted(inputs: LawInputs) -> CriticalBatch:
-    if inputs.fit is None:
+    fit = inputs.fit
+    if fit is None:
         raise InputError(
             "critical-batch law 'fitted' needs fit: a table of batches and examples to the target"
         )
-    scale = _need(inputs.tokens_per_example, "fitted", "tokens_per_example")
-    band = _band(inputs, inputs.fit.band_factor)
-    source = inputs.source or f"fit to {len(inputs.fit.batches)} measured batch sizes"
-    return CriticalBatch(inputs.fit.b_crit * scale, band, "fitted", source, inputs.fit.notes)
+    source = f"{fit.name}: {fit.description}"
+    return CriticalBatch(fit.b_crit_tokens, inputs.band(fit.band_factor), "fitted", source, fit.notes)
 
 
 LAWS: Mapping[str, Callable[[LawInputs], CriticalBatch]] = {

@@ -11,13 +11,13 @@ their ends: an envelope that is wider than a 90 % band and separate from the ban
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfsim.base.units import DAY_S
-from perfsim.convergence.uncertain import FloatArray, Place, Uncertain, require_positive
+from perfsim.convergence.uncertain import Z_90, FloatArray, Place, Uncertain, require_positive
 from perfsim.specs.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
 
 # Wall time of a run that fails: checkpoints, lost work, restarts, and repairs where spares run out.
@@ -83,7 +83,6 @@ def stopped_share(spares: int, repairing: FloatArray | float) -> FloatArray:
 
 LEAST_PROGRESS = 0.05
 """Share of the wall clock that is progress, below which a run is warned of."""
-SLOW = "hardly advances: it fails more often than it can write checkpoints and restart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,15 @@ class RunPart:
 
 def whole_run(spec: WallClockSpec, training: Training) -> tuple[RunPart, ...]:
     """The parts of the wall clock that take time: steps first, their sum last."""
-    clock = _Clock(spec, training, np.full(3, training.time_s), _ends)
+    upwards = np.array([-Z_90, 0.0, Z_90])
+    rates = {_named(spec, name).name for name, value in spec if isinstance(value, RateRange)}
+    # Each input goes from the end where the run is shortest to the one where it is longest.
+    clock = _Clock(
+        spec,
+        training,
+        np.full(3, training.time_s),
+        lambda name: upwards[::-1] if name in rates else upwards,
+    )
     how = clock.words()
     parts = []
     for name, seconds in clock.parts():
@@ -129,8 +136,7 @@ def whole_run(spec: WallClockSpec, training: Training) -> tuple[RunPart, ...]:
 
 def wall_s(spec: WallClockSpec, training: Training, time_s: FloatArray, place: Place) -> FloatArray:
     """Seconds of the whole run for each time of all steps, with the inputs at their places."""
-    clock = _Clock(spec, training, time_s, lambda entry, _: entry.at(place(entry.name)))
-    return sum((seconds for _, seconds in clock.parts()), start=np.zeros(()))
+    return sum((seconds for _, seconds in _Clock(spec, training, time_s, place).parts()), start=np.zeros(()))
 
 
 def inputs_of(spec: WallClockSpec) -> list[Uncertain]:
@@ -149,15 +155,6 @@ def _named(spec: WallClockSpec, name: str) -> Uncertain:
     return Uncertain(words, spread.low, spread.typical, spread.high, units.get(type(spread), ""))
 
 
-Value = Callable[[Uncertain, bool], FloatArray]
-"""The values of an input; the second argument says that more of it makes the run shorter."""
-
-
-def _ends(entry: Uncertain, falling: bool) -> FloatArray:
-    values = np.array([entry.low, entry.typical, entry.high])
-    return values[::-1] if falling else values
-
-
 @dataclass(frozen=True)
 class _Clock:
     """A wall clock with values for all its inputs, and the time of all steps."""
@@ -165,32 +162,23 @@ class _Clock:
     spec: WallClockSpec
     run: Training
     time_s: FloatArray
-    value: Value
+    place: Place
 
-    def of(self, name: str, *, without: float = 0.0, falling: bool = False) -> FloatArray:
+    def of(self, name: str, *, without: float = 0.0) -> FloatArray:
         """The values of a field; `without` where the wall clock has none."""
         if getattr(self.spec, name) is None:
             return np.asarray(without)
-        return self.value(_named(self.spec, name), falling)
+        entry = _named(self.spec, name)
+        return entry.at(self.place(entry.name))
 
     def moved_s(self, bytes_a_parameter: float, rate: str) -> FloatArray:
-        """Seconds to move so many bytes a parameter."""
-        if getattr(self.spec, rate) is None:
-            return np.zeros(())
-        return self.run.num_parameters * bytes_a_parameter / self.of(rate, falling=True)
+        """Seconds to move so many bytes a parameter; none where the wall clock has no rate."""
+        return self.run.num_parameters * bytes_a_parameter / self.of(rate, without=np.inf)
 
     @property
     def slowed_s(self) -> FloatArray:
         """The steps with their stragglers."""
         return self.time_s * self.of("stragglers", without=1.0)
-
-    @property
-    def weights_s(self) -> FloatArray:
-        return self.moved_s(self.spec.weight_bytes, "weight_rate")
-
-    @property
-    def write_s(self) -> FloatArray:
-        return self.moved_s(self.spec.checkpoint_bytes, "checkpoint_rate")
 
     @property
     def failures_per_s(self) -> FloatArray:
@@ -213,45 +201,54 @@ class _Clock:
 
     def parts(self) -> Iterator[tuple[str, FloatArray]]:
         """Name and seconds of each part."""
+        spec = self.spec
         slowed_s = self.slowed_s
         interval_s = self.interval_s
-        write_s = self.write_s
+        weights_s = self.moved_s(spec.weight_bytes, "weight_rate")
+        write_s = self.moved_s(spec.checkpoint_bytes, "checkpoint_rate")
         writing_s = slowed_s * write_s / interval_s if self.run.time_s else np.zeros(())
         yield "steps", self.time_s
         yield "stragglers", slowed_s - self.time_s
         yield "evaluation", slowed_s * self.of("evaluation")
         for name, field in (("queue", "queue"), ("compilation", "compile"), ("loading", "load")):
             yield name, self.of(field)
-        yield "first weights", self.weights_s
+        yield "first weights", weights_s
         yield "checkpoints", writing_s
-        restart_s = self.of("restart") + self.of("load") + self.weights_s
+        restart_s = self.of("restart") + self.of("load") + weights_s
         failing_s = failing_time_s(slowed_s, interval_s, write_s, restart_s, self.failures_per_s)
-        if self.spec.failures_per_node_day is not None:
+        if spec.failures_per_node_day is not None:
             yield "failures", failing_s - slowed_s - writing_s
-        if self.spec.spares is not None:
-            stopped = stopped_share(self.spec.spares, self.failures_per_s * self.of("repair"))
+        if spec.spares is not None:
+            stopped = stopped_share(spec.spares, self.failures_per_s * self.of("repair"))
             yield "waiting for repairs", failing_s * stopped / (1.0 - stopped)
         yield "teardown", self.of("teardown")
 
     def words(self) -> dict[str, str]:
         """What parts were computed from; the values are the three ends."""
+
+        def typical(values: FloatArray) -> float:
+            return float(np.broadcast_to(values, 3)[1])
+
         spec = self.spec
         run = self.run
-        failures_per_s = float(np.broadcast_to(self.failures_per_s, 3)[1])
+        failures_per_s = typical(self.failures_per_s)
         gigabytes = run.num_parameters / 1e9
         written = gigabytes * spec.checkpoint_bytes
         words = {
             "steps": f"{run.steps:,.0f} steps, without their band",
-            "stragglers": f"{np.broadcast_to(self.of('stragglers', without=1.0), 3)[1]:g} times the step",
-            "evaluation": f"{100 * np.broadcast_to(self.of('evaluation'), 3)[1]:.2g} % of the steps",
+            "stragglers": f"{typical(self.of('stragglers', without=1.0)):g} times the step",
+            "evaluation": f"{100 * typical(self.of('evaluation')):.2g} % of the steps",
             "first weights": f"{gigabytes * spec.weight_bytes:,.0f} GB",
-            "checkpoints": f"{written:,.0f} GB every {np.broadcast_to(self.interval_s, 3)[1] / 3600:.2g} h",
+            "checkpoints": f"{written:,.0f} GB every {typical(self.interval_s) / 3600:.2g} h",
         }
         if failures_per_s:
             words["failures"] = f"one every {1 / failures_per_s / DAY_S:.2g} days"
             total = sum((seconds for _, seconds in self.parts()), start=np.zeros(3))
             if np.any(self.time_s < LEAST_PROGRESS * total):
-                words["failures"] += f"; at an end of the range the run {SLOW}"
+                words["failures"] += (
+                    "; at an end of the range the run hardly advances: it fails more often than it can "
+                    "write checkpoints and restart"
+                )
         if spec.spares is not None:
             words["waiting for repairs"] = f"{spec.spares} spare"
         return words

@@ -25,7 +25,7 @@ from perfsim.evidence.fitting import (
     scipy,
 )
 from perfsim.machines import machine_of
-from perfsim.network.algorithms import num_steps, wire_factor
+from perfsim.network.collectives import num_steps, wire_factor
 from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, FitRecord, ProtocolSegment
 from perfsim.specs.hardware import LinkSpec
 

@@ -8,15 +8,14 @@ comments are the list under `_comments`, which DeepSpeed ignores.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
+from perfsim.base.sizes import MOST_DEVICES
 from perfsim.interop import tool
 from perfsim.interop.huggingface import model_beside
-from perfsim.interop.imported import Reading
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Chosen, Row, Tool, Values, Writer
+from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values
 from perfsim.specs.layout import ParallelLayout
 
 WIRES = ("fp32", "fp16", "bf16")
@@ -44,14 +43,13 @@ def _tensor(chosen: Chosen) -> int | None:
 def _place(states: str, earlier: str, least_stage: int) -> Row:
     """Where states are offloaded; `earlier` is the flag of older releases."""
     key = f"zero_optimization.offload_{states}.device"
-    row = tool.named(f"layout.offload_{states}", key, {place: place for place in PLACES})
 
     def read(settings: Settings, values: Values) -> str | None:
         usual = "cpu" if settings.flag(f"zero_optimization.{earlier}") else "none"
         place = settings.choice((key,), {place: place for place in ("none", *PLACES)}, usual)
         return place if values["layout.zero_stage"] >= least_stage else None
 
-    return replace(row, read=read)
+    return tool.spelled(f"layout.offload_{states}", key, {place: place for place in PLACES}, read)
 
 
 def _offload(chosen: Chosen) -> str:
@@ -109,20 +107,20 @@ CPU_CHECKPOINTS = "activation_checkpointing.cpu_checkpointing"
 ROWS: tuple[Row, ...] = (
     tool.same("recipe.global_batch_size", "train_batch_size"),
     tool.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu"),
-    Row("(micro-batches)", ACCUMULATION, lambda c: c.num_microbatches, tool.whole(ACCUMULATION)),
-    replace(
-        tool.same("layout.zero_stage", "zero_optimization.stage"),
-        read=tool.whole("zero_optimization.stage", default=0, least=0, most=3),
+    Row(
+        "(micro-batches)",
+        ACCUMULATION,
+        lambda c: c.num_microbatches,
+        lambda s, _: s.integer(ACCUMULATION, most=MOST_DEVICES),
     ),
+    tool.same("layout.zero_stage", "zero_optimization.stage", default=0, least=0, most=3),
     tool.same("layout.shard_group", "zero_optimization.mics_shard_size"),
     _place("optimizer", "cpu_offload", 1),
     _place("param", "cpu_offload_params", PARAMETERS_SHARDED),
     *(tool.known(f"zero_optimization.offload_{states}.{name}") for states in STATES for name in BUFFERS),
-    tool.found("(a share of the optimizer)", "zero_optimization.offload_optimizer.ratio", _ratio),
+    Row("(a share of the optimizer)", "zero_optimization.offload_optimizer.ratio", read=_ratio),
     tool.named("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
-    tool.found(
-        "layout.recompute", CPU_CHECKPOINTS, lambda s, _: "full" if s.flag(CPU_CHECKPOINTS) else "none"
-    ),
+    Row("layout.recompute", CPU_CHECKPOINTS, read=lambda s, _: "full" if s.flag(CPU_CHECKPOINTS) else "none"),
     tool.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
     Row(
         "layout.tensor",
@@ -136,7 +134,7 @@ ROWS: tuple[Row, ...] = (
         lambda c: c.job.recipe.precision == "bf16",
         _precision,
     ),
-    tool.told("recipe.precision", "fp16.enabled", lambda c: c.job.recipe.precision == "fp16"),
+    Row("recipe.precision", "fp16.enabled", lambda c: c.job.recipe.precision == "fp16"),
     tool.spelled(
         "recipe.reduce_precision",
         "communication_data_type",
@@ -146,22 +144,26 @@ ROWS: tuple[Row, ...] = (
     tool.grad_bucket("zero_optimization.reduce_bucket_size"),
     tool.optimizer("deepspeed", "optimizer.type"),
     tool.known("_comments steps_per_print wall_clock_breakdown"),
-    tool.refuses("layout.schedule", "its pipelines run 1f1b, not {}", unless=("1f1b",), when=_staged),
-    tool.refuses("layout.zero_stage", "ZeRO {} does not go with its pipelines", when=_staged),
+    tool.lacks(
+        "layout.schedule", "its pipelines run 1f1b, not {}", unless=("1f1b",), when=_staged, refused=True
+    ),
+    tool.lacks("layout.zero_stage", "ZeRO {} does not go with its pipelines", when=_staged, refused=True),
     Row("layout.offload_optimizer", refusal=_offload),
-    tool.refuses(
+    tool.lacks(
         "layout.shard_group",
         f"groups that shard (MiCS) have ZeRO {MICS_STAGE}, not {{c.layout.zero_stage}}",
         unless=(None,),
         when=lambda c: c.layout.zero_stage < MICS_STAGE,
+        refused=True,
     ),
-    tool.refuses(
+    tool.lacks(
         "layout.context_exchange",
         "its context ranks exchange heads (context_exchange all_to_all), not keys and values",
         unless=("all_to_all",),
         when=lambda c: c.layout.context > 1,
+        refused=True,
     ),
-    tool.refuses("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32")),
+    tool.lacks("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32"), refused=True),
     tool.lacks(
         "model",
         "the model, which the training script builds: {0.num_layers} layers, hidden {0.hidden_size}, "
@@ -205,7 +207,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     settings = Settings.of(source, document)
     settings.values = {name: value for name, value in settings.values.items() if value != "auto"}
     values = tool.read_rows(ROWS, settings)
-    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime")
+    recipe = values.recipe
     batch = recipe.get("global_batch_size")
     micro = values.get("layout.micro_batch_size")
     accumulation = values.get("(micro-batches)")
@@ -221,7 +223,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     if model is not None:
         # The file does not say it; a recipe has to.
         recipe["seq_length"] = min(model.fields["max_position_embeddings"], LONGEST)
-    layout = ParallelLayout(**tool.part_of(values, "layout"), data=data or 1)
+    layout = values.layout(data=data or 1)
     return Reading(
         settings,
         model,
@@ -231,8 +233,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     )
 
 
-def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
-    return json.dumps({"_comments": list(comments), **tool.nested(values)}, indent=2) + "\n"
+def _text(comments: list[str], values: Mapping[str, Any]) -> str:
+    return json.dumps({"_comments": comments, **values}, indent=2) + "\n"
 
 
 TOOL = Tool(
@@ -243,10 +245,8 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
-    writer=Writer(
-        ParallelLayout,
-        "GPUs",
-        _text,
-        lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",
-    ),
+    runs=ParallelLayout,
+    render=_text,
+    start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",
+    comment="",
 )

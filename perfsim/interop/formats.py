@@ -1,30 +1,124 @@
-"""The foreign formats, told apart by what stands in a file."""
+"""Foreign files: their formats, told apart by what stands in them, and the descriptions that they become."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perfsim.base.errors import InputError, Problem
-from perfsim.interop import CHAKRA, GAP, READ, mllog, tool_named
-from perfsim.interop.chakra import is_chakra, read_chakra
-from perfsim.interop.imported import Imported, Reading, layout_text
-from perfsim.interop.megatron import iteration_steps
-from perfsim.interop.source import Source
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.model import TransformerConfig
+import yaml
+from pydantic import ValidationError
 
+from perfsim.base.errors import InputError, Problem, refused_values
+from perfsim.base.spec import CatalogSpec
+from perfsim.base.units import YAML_CONTEXT
+from perfsim.interop import CHAKRA, GAP, READ, tool_named
+from perfsim.interop.source import Gap, Source
+from perfsim.interop.tool import Reading, Step
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout_text import text_of
+from perfsim.specs.model import TransformerConfig
+from perfsim.specs.recipe import RUNTIME_FIELDS, Recipe
+
+BASE_RECIPE = "gpt3_pretraining"
+"""The recipe of the catalogue that an imported one extends: what a file does not say."""
+BASE_RUNTIME = "megatron_2021"
+"""The runtime of the catalogue that an imported one extends."""
+LONGEST_NAME = 64
+SHOWN_KEYS = 24
+"""Keys that were not used and stand in the text; JSON has all of them."""
+USUAL_NAMES = ("config", "params", "model", "train", "config.json")
+"""Names of files that tell nothing; the folder's name is taken."""
 PARSERS: Mapping[str, Callable[[Source], Any]] = {
     "json": Source.as_json,
     "yaml": Source.as_yaml,
     "toml": Source.as_toml,
     "text": lambda source: source.text,
 }
+LAYOUT_FIELDS = (
+    *("tensor", "pipeline", "data", "virtual_pipeline", "sequence_parallel", "zero_stage", "schedule"),
+    "layers_per_stage",
+)
+MODEL_FIELDS = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp"),
+    *("vocab_size", "tied_embeddings", "bias", "position_embedding"),
+)
+TRAINING_FIELDS = ("precision", "attention", "overlap_grad_reduce", "reduce_precision")
+"""What a case of measured steps says of layout, model and training."""
 
 
+@dataclass(frozen=True)
+class Imported:
+    """A foreign file as a description of perfsim, with what was not used and what cannot be said."""
+
+    format: str
+    kind: str
+    """Of the document: model, recipe, measured, convergence or trace."""
+    document: dict[str, Any]
+    """The description, as YAML files hold it."""
+    parameters: int | None = None
+    """Of the model of the file, with embedding and untied head; None without a model."""
+    unused_keys: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    recipe: dict[str, Any] | None = None
+    layout: str = ""
+    """As `--layout` takes it; empty where the file has none."""
+    devices: int | None = None
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def unsupported(self) -> tuple[str, ...]:
+        """What the document cannot express, in words."""
+        return tuple(gap.text for gap in self.gaps)
+
+    @property
+    def changes_model(self) -> bool:
+        """Whether the document describes another model than the file, because it cannot be expressed."""
+        return any(gap.changes_model for gap in self.gaps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as `perfsim import --json` prints it."""
+        return {
+            "kind": self.kind,
+            "format": self.format,
+            "parameters": self.parameters,
+            "unused_keys": list(self.unused_keys),
+            "unsupported": list(self.unsupported),
+            "document": self.document,
+            "recipe": self.recipe,
+            "layout": self.layout or None,
+            "devices": self.devices,
+            "measured_steps": [asdict(step) for step in self.steps],
+        }
+
+    def remarks(self) -> list[str]:
+        """The count, the unused keys and the gaps, one line each."""
+        lines = [] if self.parameters is None else [f"{self.parameters:,} parameters"]
+        if self.unused_keys:
+            plural = "s" if len(self.unused_keys) > 1 else ""
+            names = [*self.unused_keys[:SHOWN_KEYS], *(["..."] if len(self.unused_keys) > SHOWN_KEYS else [])]
+            lines.append(f"{len(self.unused_keys)} key{plural} not used: {', '.join(names)}")
+        lines += [f"not expressible: {text}" for text in self.unsupported]
+        if self.kind == "model" and self.layout:
+            devices = f", {self.devices} devices" if self.devices else ""
+            lines.append(f"layout of the file: {self.layout}{devices}")
+        if self.kind == "model" and self.recipe:
+            lines.append("its recipe: perfsim import --part recipe")
+        return lines
+
+    def text(self) -> str:
+        """The document as a YAML file, with the remarks as comments."""
+        remarks = (f"# {line}" for line in (f"Imported from {self.format}", *self.remarks()))
+        # A character that would end a comment is replaced.
+        comments = ["".join(char if char.isprintable() else "?" for char in line) for line in remarks]
+        body = yaml.safe_dump(self.document, sort_keys=False, allow_unicode=True, width=140)
+        return "\n".join([*comments, body])
+
+
+# ---------------------------------------------------------------------------------------- reading
 def import_file(
     path: Path,
     format_name: str = "",
@@ -42,24 +136,49 @@ def import_file(
     that the file lacks, and `more` are logs of further runs. Raises InputError for an unknown
     format, a file of none or of several, and for wrong values, at their lines.
     """
-    if format_name == CHAKRA or (not format_name and is_chakra(path)):
-        trace = read_chakra(path)
-        return Imported(CHAKRA, "trace", trace.summary(), None, (), ())
+    if format_name in ("", CHAKRA):
+        from perfsim.interop.chakra import is_chakra, read_chakra
+
+        if format_name or is_chakra(path):
+            return Imported(CHAKRA, "trace", read_chakra(path).summary())
     source = replace(Source.read(path, given), model=model)
     for other in more:
-        if not mllog.TOOL.recognise(source.text) or not mllog.TOOL.recognise(Source.read(other).text):
+        logs = (source.text, Source.read(other).text)
+        if not all(map(tool_named("mllog").recognise, logs)):
             raise InputError([Problem("several files can only be logs of MLPerf runs", str(other))])
-        source = replace(source, text=f"{source.text}\n{Source.read(other).text}")
+        source = replace(source, text="\n".join(logs))
     name, reading = read(source, format_name)
     if spare := [key for key in given or {} if key not in reading.settings.used]:
         raise InputError([Problem(f"--set {key}: this format has no use for it here") for key in spare])
-    return _imported(name, reading, part, system)
-
-
-def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
-    """The format of a file and all that it says."""
-    name, document = _chosen(source, format_name)
-    return name, tool_named(name).read(source, document)
+    title = tool_named(name).title
+    documents = {
+        "measured": measured_document(reading, system) if system else None,
+        "model": _model_document(reading, title),
+        "recipe": _recipe_document(reading, title),
+        "convergence": reading.points,
+    }
+    present = {kind: document for kind, document in documents.items() if document is not None}
+    kind = part or next(iter(present), "")
+    if kind not in present:
+        if part == "measured":
+            source.refuse("measured steps need the machine on which they ran", "add --system NAME")
+        there = f"the file has {', '.join(present)}" if present else "the file has nothing to import"
+        source.refuse(f"there is no {kind or 'model'} in this file of {title}", there)
+    layout = [] if reading.layout is None else text_of(reading.layout).split(",")
+    if reading.devices is None:  # the number of replicas then follows from --devices
+        layout = [setting for setting in layout if not setting.startswith("dp=")]
+    return Imported(
+        format=name,
+        kind=kind,
+        document=present[kind],
+        parameters=None if reading.model is None else reading.model.parameters,
+        unused_keys=reading.settings.unused(),
+        gaps=_gaps(reading),
+        recipe=present.get("recipe"),
+        layout=",".join(layout),
+        devices=reading.devices,
+        steps=reading.steps,
+    )
 
 
 def read_model(path: Path, format_name: str = "") -> TransformerConfig:
@@ -76,58 +195,17 @@ def read_model(path: Path, format_name: str = "") -> TransformerConfig:
     return TransformerConfig.model_validate(result.document | {"assumed": gaps})
 
 
-def format_of(path: Path) -> str:
-    """The foreign format of a file; empty where it has none, or is no text."""
-    try:
-        matches = _matches(Source.read(path))
-    except InputError:
-        return ""
-    return next(iter(matches), "")
-
-
-def _imported(format_name: str, reading: Reading, part: str = "", system: str = "") -> Imported:
-    """The result for a part of what was read. Raises InputError for a part that the file lacks."""
-    title = tool_named(format_name).title
-    documents: dict[str, dict[str, Any] | None] = {
-        "measured": measured_document(reading, system) if system else None,
-        "model": None if reading.model is None else reading.model_document(title),
-        "recipe": reading.recipe_document(title),
-        "convergence": reading.points,
-    }
-    present = {kind: document for kind, document in documents.items() if document is not None}
-    kind = part or next(iter(present), "")
-    if kind not in present:
-        source = reading.settings.source
-        if part == "measured":
-            source.refuse("measured steps need the machine on which they ran", "add --system NAME")
-        there = f"the file has {', '.join(present)}" if present else "the file has nothing to import"
-        source.refuse(f"there is no {kind or 'model'} in this file of {title}", there)
-    return Imported(
-        format=format_name,
-        kind=kind,
-        document=present[kind],
-        parameters=None if reading.model is None else reading.model.parameters,
-        unused_keys=reading.settings.unused(),
-        gaps=reading.gaps,
-        recipe=present.get("recipe"),
-        layout=layout_text(reading.layout, whole=reading.devices is not None),
-        devices=reading.devices,
-        steps=reading.steps,
-    )
-
-
-def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
-    """The format of a file with its parsed document."""
+def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
+    """The format of a file and all that it says."""
     if format_name:
         chosen = tool_named(format_name)
-        documents = _documents(source, chosen.syntaxes)
-        if documents:
-            recognised = [document for document in documents if chosen.recognise(document)]
-            return format_name, (recognised or documents)[0]
-        return format_name, PARSERS[chosen.syntaxes[0]](source)
+        documents = _documents(source, chosen.syntaxes) or [PARSERS[chosen.syntaxes[0]](source)]
+        recognised = [document for document in documents if chosen.recognise(document)]
+        return format_name, chosen.read(source, (recognised or documents)[0])
     matches = _matches(source)
     if len(matches) == 1:
-        return next(iter(matches.items()))
+        ((name, document),) = matches.items()
+        return name, tool_named(name).read(source, document)
     if matches:
         names = ", ".join(matches)
         source.refuse(f"this may be a file of {names}", "choose with --format " + " or ".join(matches))
@@ -138,14 +216,23 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
     raise InputError([*_syntax_problems(source), unknown])
 
 
+def format_of(path: Path) -> str:
+    """The foreign format of a file; empty where it has none, or is no text."""
+    try:
+        matches = _matches(Source.read(path))
+    except InputError:
+        return ""
+    return next(iter(matches), "")
+
+
 def _matches(source: Source) -> dict[str, Any]:
     """The formats that recognise a file, with its document in their syntax."""
-    matches: dict[str, Any] = {}
     parsed = {syntax: _documents(source, (syntax,)) for syntax in PARSERS}
+    matches: dict[str, Any] = {}
     for name in READ:
-        for syntax in tool_named(name).syntaxes:
-            if parsed[syntax] and name not in matches and tool_named(name).recognise(parsed[syntax][0]):
-                matches[name] = parsed[syntax][0]
+        for document in (document for syntax in tool_named(name).syntaxes for document in parsed[syntax]):
+            if name not in matches and tool_named(name).recognise(document):
+                matches[name] = document
     return matches
 
 
@@ -162,37 +249,71 @@ def _documents(source: Source, syntaxes: Sequence[str]) -> list[Any]:
 
 def _syntax_problems(source: Source) -> Sequence[Problem]:
     """Why the file is not of the syntax that its name or first character promises."""
-    first = source.text.lstrip()[:1]
-    syntax = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}.get(
-        source.path.suffix, "json" if first == "{" else ""
-    )
+    begins_as = "json" if source.text.lstrip().startswith("{") else "text"
+    by_name = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
     try:
-        if syntax:
-            PARSERS[syntax](source)
+        PARSERS[by_name.get(source.path.suffix, begins_as)](source)
     except InputError as error:
         return error.problems
     return ()
 
 
-# Measured steps of a run as cases of a file of measurements, for a scale of the cluster.
+# ------------------------------------------------------------------------------------ descriptions
+def _gaps(reading: Reading) -> tuple[Gap, ...]:
+    """Gaps of the model and of the rest, those first that change the model."""
+    of_model = [] if reading.model is None else reading.model.gaps()
+    return tuple(sorted([*of_model, *reading.settings.gaps], key=lambda gap: not gap.changes_model))
 
-PARTS = 2
-"""Intervals of a run with one batch size, so that the spread of its steps is seen."""
-LAYOUT_FIELDS = (
-    *("tensor", "pipeline", "data", "virtual_pipeline", "sequence_parallel", "zero_stage", "schedule"),
-    "layers_per_stage",
-)
-MODEL_FIELDS = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp"),
-    *("vocab_size", "tied_embeddings", "bias", "position_embedding"),
-)
-TRAINING_FIELDS = ("precision", "attention", "overlap_grad_reduce", "reduce_precision")
+
+def _name(reading: Reading) -> str:
+    """The name of the imported description, from the file: one safe path component."""
+    path = reading.settings.source.path
+    stem = re.sub(r"[-_.]?config$", "", path.name.split(".json")[0].removesuffix(path.suffix))
+    if not stem or stem.casefold() in USUAL_NAMES:
+        stem = path.resolve().parent.name
+    safe = (
+        re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:LONGEST_NAME].strip("._-") for name in (reading.name, stem)
+    )
+    return next(filter(None, safe), "imported")
+
+
+def _model_document(reading: Reading, title: str) -> dict[str, Any] | None:
+    """The YAML of the nearest model. Raises InputError for numbers that no model can have."""
+    if reading.model is None:
+        return None
+    document = {"name": _name(reading), "description": f"Imported from {title}", **reading.model.fields}
+    _validate(reading, TransformerConfig, document)
+    return document
+
+
+def _recipe_document(reading: Reading, title: str) -> dict[str, Any] | None:
+    """The YAML of a recipe; None where the file says nothing about training."""
+    fields = {key: value for key, value in reading.recipe.items() if value is not None}
+    if not fields:
+        return None
+    name = _name(reading)
+    described = {"name": name, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
+    settings = {key: fields.pop(key) for key in RUNTIME_FIELDS if key in fields}
+    # The framework is a name of the catalogue.
+    stated = {key: value for key, value in settings.items() if key != "framework"}
+    _validate(reading, Recipe, {"seq_length": 1, **described, **fields, "runtime": stated})
+    runtime = {"name": name, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
+    return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}
+
+
+def _validate(reading: Reading, spec: type[CatalogSpec], document: dict[str, Any]) -> None:
+    """Raises InputError for a description that its class refuses."""
+    try:
+        spec.model_validate(document, context=YAML_CONTEXT)
+    except ValidationError as error:
+        source = reading.settings.source
+        raise InputError([source.problem(words) for words in refused_values(error.errors())]) from None
 
 
 def measured_document(reading: Reading, device: str, *, alone: bool = True) -> dict[str, Any]:
     """The YAML of the measured steps of a run on `device`, one case for each batch size.
 
-    A run with a single batch size that stands `alone` is divided into two intervals. Raises InputError for
+    A run with a single batch size that stands `alone` is divided into intervals. Raises InputError for
     a log without steps, or without the number of ranks, and for a model that cannot be expressed.
     """
     source = reading.settings.source
@@ -203,10 +324,10 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
         source.refuse(
             "the number of ranks is unknown", "the dump of arguments has world_size; or --set world_size=N"
         )
-    reading.model_document("")  # refuses numbers that no model can have
-    if lacking := [gap.text for gap in reading.gaps if gap.changes_model]:
+    _model_document(reading, "")  # refuses numbers that no model can have
+    if lacking := [gap.text for gap in _gaps(reading) if gap.changes_model]:
         raise InputError([source.problem(f"cannot be expressed: {text}") for text in lacking])
-    steps = iteration_steps(source.text, PARTS) if alone and len(reading.steps) == 1 else reading.steps
+    steps = reading.intervals if alone and len(reading.steps) == 1 else reading.steps
     batches = [step.global_batch_size or reading.recipe.get("global_batch_size") for step in steps]
     if None in batches:
         source.refuse("the global batch size is unknown", "give it with --set global_batch_size=N")
@@ -218,7 +339,7 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
     model = {field: fields[field] for field in MODEL_FIELDS if field in fields}
     cases = [
         {
-            "id": f"{reading.title}-{number}",
+            "id": f"{_name(reading)}-{number}",
             "system": {"device": device, "num_devices": reading.devices},
             "model": model | {"seq_length": reading.recipe["seq_length"]},
             "strategy": "zero3" if layout.zero_stage == 3 else "3d",
@@ -233,4 +354,4 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
         }
         for number, (batch, step) in enumerate(zip(batches, steps, strict=True), 1)
     ]
-    return {"schema": 1, "cluster": reading.title, "cases": cases}
+    return {"schema": 1, "cluster": _name(reading), "cases": cases}

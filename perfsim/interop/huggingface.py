@@ -15,10 +15,10 @@ from typing import Any
 from perfsim.base.errors import InputError
 from perfsim.base.sizes import MOST_LAYERS, MOST_WIDTH
 from perfsim.catalog import default_catalog
-from perfsim.interop.imported import Reading
-from perfsim.interop.nearest_model import Nearest, nearest_model
+from perfsim.interop import tool
+from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Row, Tool, Values, dense_ffn, experts, found, part_of, read_rows, same, when
+from perfsim.interop.tool import Reading, Row, Tool, Values
 
 Fields = Mapping[str, Any]
 """Fields of `TransformerConfig` and of `Beyond`."""
@@ -102,7 +102,7 @@ OTHER_KINDS: Mapping[str, str] = {
 # ------------------------------------------------------------------------ keys of one family's own
 def _flag(key: str, *names: str, default: bool = False) -> tuple[Row, ...]:
     """Fields that are what a truth value says."""
-    return tuple(found(f"model.{name}", key, lambda s, _: s.flag(key, default=default)) for name in names)
+    return tuple(Row(f"model.{name}", key, read=lambda s, _: s.flag(key, default=default)) for name in names)
 
 
 def _if(key: str, field: str, value: Any, *, default: bool = False, usual: Any = None) -> Row:
@@ -115,12 +115,12 @@ def _if(key: str, field: str, value: Any, *, default: bool = False, usual: Any =
         chosen = value if settings.flag(key, default=default) else usual
         return chosen(values) if callable(chosen) else chosen
 
-    return found(f"model.{field}", key, read)
+    return Row(f"model.{field}", key, read=read)
 
 
 def _always(field: str, value: Any) -> Row:
     """A field that follows from others."""
-    return found(f"model.{field}", "", lambda _, values: value(values) if callable(value) else value)
+    return Row(f"model.{field}", "", read=lambda _, values: value(values) if callable(value) else value)
 
 
 def _of_each_head(values: Values) -> int:
@@ -185,40 +185,40 @@ ATTENTION_BIASES = ("attention_bias", "output_bias")
 FALCON = (
     *_flag("bias", *ALL_BIASES),
     _if("alibi", "position_embedding", "alibi"),
-    found("model.num_query_groups", "num_kv_heads n_head_kv multi_query", _falcon_groups),
-    found("model.norms", "num_ln_in_parallel_attn parallel_attn", _falcon_norms),
+    Row("model.num_query_groups", "num_kv_heads n_head_kv multi_query", read=_falcon_groups),
+    Row("model.norms", "num_ln_in_parallel_attn parallel_attn", read=_falcon_norms),
 )
 GLM = (*_flag("attention_bias", "attention_bias"), _always("output_bias", value=False))
 FAMILY_ROWS: Mapping[str, tuple[Row, ...]] = {
     "gpt_bigcode": (_if("multi_query", "num_query_groups", 1, default=True),),
     "opt": (
         *_flag("enable_bias", *ALL_BIASES, default=True),
-        found(
+        Row(
             "model.final_norm",
             "do_layer_norm_before _remove_final_layer_norm",
-            lambda s, _: (
+            read=lambda s, _: (
                 s.flag("do_layer_norm_before", default=True) and not s.flag("_remove_final_layer_norm")
             ),
         ),
-        found("model.parts", "word_embed_proj_dim", _opt_parts),
+        Row("model.parts", "word_embed_proj_dim", read=_opt_parts),
     ),
     "bloom": (_always("parts", lambda v: {"a norm of the embedding": 2 * v["model.hidden_size"]}),),
     "falcon": FALCON,
     "RefinedWeb": FALCON,
     "RefinedWebModel": FALCON,
     "mpt": (
-        found(
+        Row(
             "model.ffn_hidden_size",
             "expansion_ratio",
-            lambda s, v: int((s.number("expansion_ratio") or 4) * v["model.hidden_size"]),
+            read=lambda s, v: int((s.number("expansion_ratio") or 4) * v["model.hidden_size"]),
         ),
         *(_if("no_bias", name, None, default=True, usual=True) for name in ALL_BIASES),
         _if("no_bias", "norm_vectors", None, default=True, usual=2),
-        found("model.position_embedding", "attn_config.alibi attn_config.rope", _mpt_positions),
-        found(
+        Row("model.position_embedding", "attn_config.alibi attn_config.rope", read=_mpt_positions),
+        Row(
             "model.num_query_groups",
             "attn_config.attn_type",
-            lambda s, _: 1 if s.text("attn_config.attn_type") == "multiquery_attention" else None,
+            read=lambda s, _: 1 if s.text("attn_config.attn_type") == "multiquery_attention" else None,
         ),
     ),
     "phi": (_if("qk_layernorm", "qk_norm", lambda values: 2 * _of_each_head(values)),),
@@ -238,10 +238,10 @@ FAMILY_ROWS: Mapping[str, tuple[Row, ...]] = {
         *_flag("add_bias_linear", *ALL_BIASES),
         _if("add_qkv_bias", "attention_bias", value=True),
         _if("rmsnorm", "norm_vectors", None, default=True, usual=2),
-        found(
+        Row(
             "model.num_query_groups",
             "multi_query_attention multi_query_group_num",
-            lambda s, v: (
+            read=lambda s, v: (
                 s.integer("multi_query_group_num", default=1)
                 if s.flag("multi_query_attention")
                 else _heads(v)
@@ -254,8 +254,8 @@ FAMILY_ROWS: Mapping[str, tuple[Row, ...]] = {
     "internlm": _flag("bias", *ATTENTION_BIASES),
     "internlm2": _flag("bias", *ATTENTION_BIASES),
     "gpt_oss": (_always("parts", lambda v: {"attention sinks": v["model.num_layers"] * _heads(v)}),),
-    "bert": (found("model.parts", "type_vocab_size", _bert_parts),),
-    "roberta": (found("model.parts", "type_vocab_size", _bert_parts),),
+    "bert": (Row("model.parts", "type_vocab_size", read=_bert_parts),),
+    "roberta": (Row("model.parts", "type_vocab_size", read=_bert_parts),),
 }
 
 
@@ -320,47 +320,49 @@ def _expert_layers(settings: Settings, values: Values) -> tuple[bool, ...]:
 
 
 SHAPE: tuple[Row, ...] = (
-    same("model.hidden_size", HIDDEN, needed=True),
-    same("model.num_attention_heads", HEADS, needed=True),
-    same("model.num_layers", LAYERS, needed=True),
-    same("model.num_query_groups", KV_HEADS),
-    same(
+    tool.same("model.hidden_size", HIDDEN, needed=True),
+    tool.same("model.num_attention_heads", HEADS, needed=True),
+    tool.same("model.num_layers", LAYERS, needed=True),
+    tool.same("model.num_query_groups", KV_HEADS),
+    tool.same(
         "model.head_dim",
         "head_dim kv_channels attention_head_dim",
         default=lambda _, v: max(1, v["model.hidden_size"] // _heads(v)),
     ),
-    same("model.ffn_hidden_size", FFN, default=lambda _, values: 4 * values["model.hidden_size"]),
-    same("model.vocab_size", "vocab_size padded_vocab_size n_vocab", needed=True),
-    found("model.max_position_embeddings", POSITIONS, _positions),
-    same("model.tied_embeddings", "tie_word_embeddings"),
-    same("model.attention_bias", "attention_bias"),
-    same("model.output_bias", "attention_bias"),
-    same("model.bias", "mlp_bias"),
-    same("model.mtp_num_layers", "num_nextn_predict_layers", default=0),
+    tool.same("model.ffn_hidden_size", FFN, default=lambda _, values: 4 * values["model.hidden_size"]),
+    tool.same("model.vocab_size", "vocab_size padded_vocab_size n_vocab", needed=True),
+    Row("model.max_position_embeddings", POSITIONS, read=_positions),
+    tool.same("model.tied_embeddings", "tie_word_embeddings"),
+    tool.same("model.attention_bias", "attention_bias"),
+    tool.same("model.output_bias", "attention_bias"),
+    tool.same("model.bias", "mlp_bias"),
+    tool.same("model.mtp_num_layers", "num_nextn_predict_layers", default=0),
 )
 BLOCKS: tuple[Row, ...] = (
-    *when(
+    *tool.when(
         lambda settings, _: settings.has("kv_lora_rank"),
-        same("model.latent_attention.q_lora_rank", "q_lora_rank"),
-        same("model.latent_attention.kv_lora_rank", "kv_lora_rank", needed=True),
-        same("model.latent_attention.qk_nope_head_dim", "qk_nope_head_dim", needed=True),
-        same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
-        same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
+        tool.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
+        tool.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", needed=True),
+        tool.same("model.latent_attention.qk_nope_head_dim", "qk_nope_head_dim", needed=True),
+        tool.same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
+        tool.same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
     ),
-    *experts(
+    *tool.experts(
         EXPERTS,
-        same("model.experts.top_k", ACTIVE, needed=True),
-        same(
+        tool.same("model.experts.top_k", ACTIVE, needed=True),
+        tool.same(
             "model.experts.ffn_hidden_size",
             "moe_intermediate_size expert_ffn_hidden_size",
-            default=dense_ffn,
+            default=tool.dense_ffn,
         ),
-        found("model.experts.shared_ffn_hidden_size", "n_shared_experts", _shared_width),
-        found("model.ffn_hidden_size", "intermediate_size_mlp", _dense_width),
-        found("model.expert_layers", f"{EXPERT_LAYERS} mlp_only_layers", _expert_layers),
-        found("model.router_bias", "topk_method", lambda s, _: s.text("topk_method") == "noaux_tc" or None),
-        same("model.experts.groups", "n_group", default=1),
-        same("model.experts.top_groups", "topk_group", default=1),
+        Row("model.experts.shared_ffn_hidden_size", "n_shared_experts", read=_shared_width),
+        Row("model.ffn_hidden_size", "intermediate_size_mlp", read=_dense_width),
+        Row("model.expert_layers", f"{EXPERT_LAYERS} mlp_only_layers", read=_expert_layers),
+        Row(
+            "model.router_bias", "topk_method", read=lambda s, _: s.text("topk_method") == "noaux_tc" or None
+        ),
+        tool.same("model.experts.groups", "n_group", default=1),
+        tool.same("model.experts.top_groups", "topk_group", default=1),
     ),
 )
 
@@ -412,11 +414,11 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         known = f"model_type {family!r} is unknown: it" if family else "without a model_type the file"
         settings.gap(f"{known} is read with the names and defaults of Llama; check the count")
     defaults = {f"model.{name}": value for name, value in FAMILIES.get(family, LLAMA).items()}
-    values = read_rows(SHAPE, settings, defaults)
+    values = tool.read_rows(SHAPE, settings, defaults)
     if family not in FAMILIES:
         activation = settings.text("hidden_act", default="silu")
         values["model.gated_mlp"] = activation.startswith(("sil", "swi", "glu", "geglu"))
-    values = read_rows((*FAMILY_ROWS.get(family, ()), *BLOCKS), settings, values)
+    values = tool.read_rows((*FAMILY_ROWS.get(family, ()), *BLOCKS), settings, values)
     values["model.sliding_window"], values["model.sliding_window_pattern"] = _window(settings, values, family)
     if family == "gpt_neo":
         settings.gap("local attention in every second layer; taken as full attention")
@@ -424,7 +426,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         settings.gap("layers that predict further tokens, which the count leaves out")
     if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
         settings.gap("attention and MLP that read the same input, each by its own norm")
-    model = nearest_model(part_of(values, "model"))
+    model = values.model
     name = settings.text("_name_or_path").rstrip("/").split("/")[-1]
     if section:
         settings.gap(f"what stands outside `{section}`: encoders of images and sound")

@@ -20,11 +20,9 @@ from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES, MOST_HEADS, MOST_LAYERS, MOST_VOCABULARY
 from perfsim.interop import tool
-from perfsim.interop.imported import Reading, Step
-from perfsim.interop.nearest_model import nearest_model
 from perfsim.interop.shell import UNKNOWN, flags_of
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Chosen, Row, Tool, Values, Write, Writer
+from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, Values, Write
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.specs.model import layer_kinds
 
@@ -131,8 +129,8 @@ def _window(settings: Settings, _: Values) -> int | None:
     return int(size[1])
 
 
-def _further_tokens(settings: Settings, values: Values) -> int | None:
-    count: int | None = tool.number("model.mtp_num_layers", "mtp_num_layers")(settings, values)
+def _further_tokens(settings: Settings, _: Values) -> int | None:
+    count = settings.integer("mtp_num_layers", least=0, most=MOST_LAYERS)
     if count:
         settings.gap("layers that predict further tokens, which the count leaves out")
     return count
@@ -186,13 +184,11 @@ MODEL: tuple[Row, ...] = (
     tool.same("model.hidden_size", "hidden_size", needed=True),
     tool.same("model.ffn_hidden_size", "ffn_hidden_size", default=_usual_ffn),
     tool.same("model.num_attention_heads", "num_attention_heads", needed=True),
-    tool.told("model.num_query_groups", "group_query_attention", _if(lambda c: c.job.model.num_query_groups)),
-    replace(tool.same("model.num_query_groups", "num_query_groups"), read=_groups),
+    Row("model.num_query_groups", "group_query_attention", _if(lambda c: c.job.model.num_query_groups)),
+    tool.same("model.num_query_groups", "num_query_groups", read=_groups),
     tool.same("model.head_dim", "kv_channels"),
     Row("model.qk_norm", "qk_layernorm", _if(lambda c: c.job.model.qk_layernorm), _qk_norm),
-    tool.told(
-        "model.latent_attention", "multi_latent_attention", _if(lambda c: c.job.model.latent_attention)
-    ),
+    Row("model.latent_attention", "multi_latent_attention", _if(lambda c: c.job.model.latent_attention)),
     *tool.when(
         lambda settings, _: settings.flag("multi_latent_attention"),
         tool.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
@@ -211,15 +207,15 @@ MODEL: tuple[Row, ...] = (
         lambda _, values: "model.sliding_window" in values,
         tool.same("model.sliding_window_pattern", "window_attn_skip_freq"),
     ),
-    replace(tool.same("model.mtp_num_layers", "mtp_num_layers", usual=0), read=_further_tokens),
+    tool.same("model.mtp_num_layers", "mtp_num_layers", usual=0, read=_further_tokens),
     *tool.experts(
         "num_experts num_moe_experts",
         tool.same("model.experts.top_k", "moe_router_topk", default=2),
         tool.same("model.experts.ffn_hidden_size", "moe_ffn_hidden_size", default=tool.dense_ffn),
         tool.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
         Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
-        tool.found(
-            "model.shared_gate", "moe_shared_expert_gate", lambda s, _: s.flag("moe_shared_expert_gate")
+        Row(
+            "model.shared_gate", "moe_shared_expert_gate", read=lambda s, _: s.flag("moe_shared_expert_gate")
         ),
     ),
     *tool.when(
@@ -243,11 +239,11 @@ MODEL: tuple[Row, ...] = (
         of=lambda c: c.job.model.experts,
     ),
     *tool.when(
-        lambda *_: True,
+        None,
         tool.same("layout.expert", "expert_model_parallel_size", default=1),
         of=lambda c: c.job.model.experts,
     ),
-    replace(tool.same("model.vocab_size", "vocab_size"), read=_vocabulary),
+    tool.same("model.vocab_size", "vocab_size", read=_vocabulary),
     tool.same(
         "model.max_position_embeddings", "max_position_embeddings seq_length encoder_seq_length", needed=True
     ),
@@ -261,10 +257,8 @@ MODEL: tuple[Row, ...] = (
         _norm_vectors,
     ),
     tool.spelled("model.bias", "disable_bias_linear", {False: True}, _bias),
-    tool.found(
-        "model.attention_bias", "add_qkv_bias", lambda s, v: v["model.bias"] or s.flag("add_qkv_bias")
-    ),
-    tool.found("model.output_bias", "", lambda _, values: values["model.bias"]),
+    Row("model.attention_bias", "add_qkv_bias", read=lambda s, v: v["model.bias"] or s.flag("add_qkv_bias")),
+    Row("model.output_bias", "", read=lambda _, values: values["model.bias"]),
     tool.spelled(
         "model.tied_embeddings",
         "untie_embeddings_and_output_weights share_embeddings_and_output_weights",
@@ -400,14 +394,14 @@ LAYOUT: tuple[Row, ...] = (
     TENSOR,
     tool.same("layout.context", "context_parallel_size", usual=1, default=1),
     *tool.when(
-        lambda *_: True,
+        None,
         tool.spelled("layout.context_exchange", "cp_comm_type", EXCHANGES, _context_exchange),
         of=lambda c: c.layout.context > 1,
     ),
     tool.same("layout.pipeline", "pipeline_model_parallel_size", default=1),
     # Reading these and the share of recomputed layers needs ranks or layers, so `_divided` does it.
-    tool.told("layout.virtual_pipeline", "num_layers_per_virtual_pipeline_stage", _layers_per_virtual_stage),
-    tool.told("layout.layers_per_stage", "pipeline_model_parallel_layout", _pipeline_layout),
+    Row("layout.virtual_pipeline", "num_layers_per_virtual_pipeline_stage", _layers_per_virtual_stage),
+    Row("layout.layers_per_stage", "pipeline_model_parallel_layout", _pipeline_layout),
     tool.spelled(
         "layout.sequence_parallel",
         "sequence_parallel",
@@ -415,11 +409,11 @@ LAYOUT: tuple[Row, ...] = (
         lambda settings, values: settings.flag("sequence_parallel") and values["layout.tensor"] > 1,
     ),
     Row("layout.zero_stage", "use_distributed_optimizer", _if(lambda c: c.layout.zero_stage), _zero_stage),
-    tool.told("layout.shard_group", "num_distributed_optimizer_instances", _instances),
+    Row("layout.shard_group", "num_distributed_optimizer_instances", _instances),
     tool.named("layout.offload_optimizer", "optimizer_cpu_offload", {"cpu": True}, default="none"),
     tool.spelled("layout.offload_optimizer", "overlap_cpu_optimizer_d2h_h2d", {"cpu": True}),
     tool.spelled("layout.offload_optimizer", "use_precision_aware_optimizer", {"cpu": True}),
-    tool.found("(a share of the optimizer on the CPU)", "optimizer_offload_fraction", _offload_fraction),
+    Row("(a share of the optimizer on the CPU)", "optimizer_offload_fraction", read=_offload_fraction),
     tool.spelled("layout.zero_stage", "use_megatron_fsdp use_custom_fsdp", dict.fromkeys(SHARDING, True)),
     tool.spelled("layout.zero_stage", "data_parallel_sharding_strategy", SHARDING),
     # Megatron-FSDP demands these two.
@@ -431,14 +425,15 @@ LAYOUT: tuple[Row, ...] = (
         {mode: mode for mode in ("full", "selective")},
         _recompute,
     ),
-    tool.told("layout.recompute_every", "recompute_method", _recompute_method),
-    tool.told("layout.recompute_every", "recompute_num_layers", _recompute_layers),
+    Row("layout.recompute_every", "recompute_method", _recompute_method),
+    Row("layout.recompute_every", "recompute_num_layers", _recompute_layers),
     tool.known("checkpoint_num_layers distribute_checkpointed_activations"),
-    tool.refuses(
+    tool.lacks(
         "layout.schedule",
         f"its schedules are {' and '.join(SCHEDULES)}, not {{}}",
         unless=SCHEDULES,
         when=lambda c: c.layout.pipeline > 1,
+        refused=True,
     ),
     Row("layout.offload_param", refusal=_offload),
     Row("layout.recompute_every", gap=_recompute_between),
@@ -501,7 +496,7 @@ RECIPE: tuple[Row, ...] = (
         lambda settings, _: settings.flag("overlap_param_gather") or None,
     ),
     tool.spelled("recipe.precision", "fp16", {"fp16": True}),
-    tool.told("recipe.precision", "bf16", _if(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
+    Row("recipe.precision", "bf16", _if(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
     tool.spelled("recipe.precision", "fp8_format fp8", {"fp8": "hybrid"}, _precision),
     tool.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     tool.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
@@ -647,12 +642,12 @@ def _start(chosen: Chosen) -> str:
     )
 
 
-def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
+def _text(comments: list[str], values: Mapping[str, Any]) -> str:
     flags = [
         f"--{key.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
         for key, value in values.items()
     ]
-    return "\n".join([*tool.commented(comments), *flags, ""])
+    return "\n".join([*comments, *flags, ""])
 
 
 # ------------------------------------------------------------------------------ logs and their steps
@@ -666,11 +661,13 @@ ELAPSED = re.compile(r"elapsed time per iteration \((?P<unit>ms|s)\):\s*(?P<valu
 BATCH = re.compile(r"global batch size:\s*(\d{1,9})")
 WARM_UP = 1
 """Lines at the start that include compilation, allocation and the first reading of data."""
+INTERVALS = 2
+"""Of a run with one batch size, so that the spread of its steps is seen."""
 FEWEST = 3
 """Lines of one batch size below which none is left out as warm-up."""
 
 
-def iteration_steps(text: str, parts: int = 1) -> tuple[Step, ...]:
+def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
     """The median step of each batch size, in the order of the log, without the first line.
 
     With `parts` each batch size is divided into so many intervals of equal length, in the order of time.
@@ -701,13 +698,13 @@ def _recognise(text: Any) -> bool:
         return False
     dump = bool(DUMPED.search(text)) and re.search(r"\bnum_layers \.{2,}", text) is not None
     flags = "--num-layers" in text and "--hidden-size" in text
-    return dump or flags or iteration_steps(text) != ()
+    return dump or flags or _steps(text) != ()
 
 
 def _read(source: Source, _text: Any) -> Reading:
     """Model, recipe, layout and measured steps of a script or log."""
     values: dict[str, Any] = {match[1]: match[2].strip() for match in DUMPED.finditer(source.text)}
-    steps = iteration_steps(source.text)
+    steps = _steps(source.text)
     if not values and steps and "--num-layers" not in source.text:
         source.refuse(
             "a log of iterations without the arguments of the run",
@@ -723,29 +720,24 @@ def _read(source: Source, _text: Any) -> Reading:
     unknown = {name for name, value in settings.values.items() if isinstance(value, str) and UNKNOWN in value}
     settings.values = {name: value for name, value in settings.values.items() if name not in unknown}
     settings.unknown |= unknown
-    return replace(read_settings(settings, _world_size(settings, variables, source.text)), steps=steps)
+    reading = read_settings(settings, _world_size(settings, variables, source.text))
+    return replace(reading, steps=steps, intervals=_steps(source.text, INTERVALS))
 
 
 def read_settings(settings: Settings, world: int | None) -> Reading:
     """Model, recipe and layout of Megatron's arguments by name; also of YAML that has these names."""
     values = tool.read_rows(ROWS, settings)
-    layout = ParallelLayout(**tool.part_of(values, "layout"))
-    ways = layout.tensor * layout.pipeline * layout.context
-    if world is not None and world % ways:
-        settings.source.refuse(
-            f"{world} ranks are not a multiple of tensor {layout.tensor} × pipeline {layout.pipeline} × "
-            f"context {layout.context}",
-            "check the number of nodes and of ranks of a node",
-        )
-    layout = replace(layout, data=1 if world is None else world // ways)
+    layout = values.layout()
+    recipe = values.recipe
     instances = settings.integer("num_distributed_optimizer_instances", default=1, most=MOST_DEVICES)
-    if world is not None and 1 < instances < layout.replicas and layout.replicas % instances == 0:
-        layout = replace(layout, shard_group=layout.replicas // instances)
+    if world is not None:
+        layout = replace(layout, data=tool.replicas_of(settings.source, layout, world))
+        if 1 < instances < layout.replicas and layout.replicas % instances == 0:
+            layout = replace(layout, shard_group=layout.replicas // instances)
     layout = _divided(settings, layout, values["model.num_layers"])
-    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime")
     if world is not None and settings.has("micro_batch_size", "batch_size"):
         recipe.setdefault("global_batch_size", layout.micro_batch_size * layout.data)
-    return Reading(settings, nearest_model(tool.part_of(values, "model")), recipe, layout, world)
+    return Reading(settings, values.model, recipe, layout, world)
 
 
 TOOL = Tool(
@@ -756,5 +748,7 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
-    writer=Writer(ParallelLayout, "GPUs", _text, _start),
+    runs=ParallelLayout,
+    render=_text,
+    start=_start,
 )

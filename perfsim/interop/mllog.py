@@ -13,9 +13,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from perfsim.base.errors import InputError
-from perfsim.interop.imported import Reading, Step
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Tool
+from perfsim.interop.tool import Reading, Step, Tool
 
 LINE = re.compile(r":::MLLOG\s+(\{[^\n]*)")
 SAMPLES = ("trained_samples", "samples_count", "consumed_samples", "train_samples")

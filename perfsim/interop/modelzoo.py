@@ -7,18 +7,15 @@ which later ones convert.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from perfsim.base.sizes import MOST_WIDTH
 from perfsim.interop import tool
-from perfsim.interop.imported import Reading
-from perfsim.interop.nearest_model import nearest_model
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Chosen, Read, Row, Tool, Values, Writer
+from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values
 from perfsim.specs.streaming_layout import StreamingLayout
 
 MODEL = ("model.", "trainer.init.model.", "trainer.init.model.config.")
@@ -160,14 +157,6 @@ def _rates(settings: Settings, _: Values) -> bool:
     return any(settings.number(f"model.{name}", default=0.0) for name in names)
 
 
-def _either(field: str, *keys: str) -> Row:
-    """A number of the model that older releases have with the data."""
-    first, second = (tool.number(field, key) for key in keys)
-    needed = tool.number(field, keys[1], needed=True)
-    read: Read = lambda *given: first(*given) or second(*given) or needed(*given)  # noqa: E731
-    return replace(tool.same(field, keys[0]), read=read)
-
-
 def _not_encoder(settings: Settings, _: Values) -> bool:
     return not _is_encoder(settings)
 
@@ -176,57 +165,60 @@ def _write_bias(chosen: Chosen) -> bool:
     return chosen.job.model.has_attention_bias
 
 
-QKV_BIAS = "model.use_projection_bias_in_attention"
-OUTPUT_BIAS = "model.use_ffn_bias_in_attention"
 ROWS: tuple[Row, ...] = (
     tool.same("recipe.global_batch_size", "train_input.batch_size"),
-    replace(tool.same("layout.micro_batch_size", "train_input.micro_batch_size"), read=_micro),
+    tool.same("layout.micro_batch_size", "train_input.micro_batch_size", read=_micro),
     tool.same("recipe.seq_length", "train_input.max_sequence_length"),
     tool.same("model.hidden_size", "model.hidden_size", needed=True),
     tool.same("model.num_layers", "model.num_hidden_layers", needed=True),
     tool.same("model.num_attention_heads", "model.num_heads model.num_attention_heads", needed=True),
-    _either("model.vocab_size", "model.vocab_size", "train_input.vocab_size"),
-    tool.found("model.head_dim", "model.attention_inner_dim", _head_dim),
-    tool.found("model.num_query_groups", "model.extra_attention_params.num_kv_groups", _groups),
-    tool.same("model.ffn_hidden_size", "model.filter_size", default=lambda _, v: 4 * v["model.hidden_size"]),
-    _either(
-        "model.max_position_embeddings", "model.max_position_embeddings", "train_input.max_sequence_length"
+    # Older releases have these two with the data.
+    tool.same("model.vocab_size", "model.vocab_size train_input.vocab_size", needed=True),
+    tool.same(
+        "model.max_position_embeddings",
+        "model.max_position_embeddings train_input.max_sequence_length",
+        needed=True,
     ),
+    Row("model.head_dim", "model.attention_inner_dim", read=_head_dim),
+    Row("model.num_query_groups", "model.extra_attention_params.num_kv_groups", read=_groups),
+    tool.same("model.ffn_hidden_size", "model.filter_size", default=lambda _, v: 4 * v["model.hidden_size"]),
     tool.spelled("model.position_embedding", "model.position_embedding_type", POSITIONS, _embedding),
     tool.same("model.tied_embeddings", "model.share_embedding_weights", default=True),
     tool.spelled("model.gated_mlp", "model.nonlinearity model.encoder_nonlinearity", ACTIVATIONS, _gated),
-    Row(
+    tool.same(
         "model.attention_bias",
-        QKV_BIAS,
-        _write_bias,
-        tool.number("model.bias", QKV_BIAS, default=_has_biases),
+        "model.use_projection_bias_in_attention",
+        default=_has_biases,
+        write=_write_bias,
     ),
-    Row("model.output_bias", OUTPUT_BIAS, _write_bias, tool.number("model.bias", OUTPUT_BIAS)),
+    tool.same("model.output_bias", "model.use_ffn_bias_in_attention", write=_write_bias),
     tool.same("model.bias", "model.use_ffn_bias", default=_has_biases),
     tool.same("model.head_bias", "model.use_bias_in_output", default=lambda s, _: _is_encoder(s)),
-    tool.found("model.causal", "", _not_encoder),
-    tool.found("model.final_norm", "", _not_encoder),
-    tool.found("model.norm_vectors", "model.norm_type", _norm_vectors),
-    tool.found("model.norms", "model.norm_first_sandwich", _norms),
-    tool.found("model.parts", "model.embedding_layer_norm", _parts),
+    Row("model.causal", "", read=_not_encoder),
+    Row("model.final_norm", "", read=_not_encoder),
+    Row("model.norm_vectors", "model.norm_type", read=_norm_vectors),
+    Row("model.norms", "model.norm_first_sandwich", read=_norms),
+    Row("model.parts", "model.embedding_layer_norm", read=_parts),
     *tool.experts(
         "model.moe_params.num_experts model.num_experts model.moe.num_experts",
         tool.same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
-        tool.found("model.experts.ffn_hidden_size", "", tool.dense_ffn),
-        tool.found("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", _shared),
-        tool.found("model.expert_layers", "", lambda _, values: (True,) * values["model.num_layers"]),
+        Row("model.experts.ffn_hidden_size", "", read=tool.dense_ffn),
+        Row("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", read=_shared),
+        Row("model.expert_layers", "", read=lambda _, values: (True,) * values["model.num_layers"]),
     ),
     tool.noted("attention in a sliding window of {}; taken as full attention", WINDOW),
     tool.spelled("recipe.dropout", "model.dropout_rate", RATES, _rates),
     tool.spelled("recipe.dropout", "model.attention_dropout_rate", RATES),
-    tool.told("recipe.precision", "model.mixed_precision", lambda c: c.job.recipe.precision in HALF),
+    Row("recipe.precision", "model.mixed_precision", lambda c: c.job.recipe.precision in HALF),
     tool.spelled("recipe.precision", "model.fp16_type", HALF, _precision),
     tool.optimizer("modelzoo", "optimizer.optimizer_type", default="adamw", word=_optimizer_word),
-    tool.found("recipe.weight_sparsity", "sparsity.sparsity", _sparsity),
-    replace(tool.same("layout.data", "runconfig.num_csx"), read=tool.whole("runconfig.num_csx")),
+    Row("recipe.weight_sparsity", "sparsity.sparsity", read=_sparsity),
+    tool.same("layout.data", "runconfig.num_csx"),
     tool.EQUAL_DENSE_LAYERS,
     Row("system", refusal=_other_device),
-    tool.refuses("recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
+    tool.lacks(
+        "recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS, refused=True
+    ),
     Row("layout.micro_batch_size", gap=_uneven),
     Row("layout.recompute", gap=_recompute),
     tool.lacks("layout.spill", "activations on activation servers; the compiler decides it"),
@@ -280,7 +272,7 @@ def _read(source: Source, document: Any) -> Reading:
     phases = document.get("trainer")
     if isinstance(phases, list) and len(phases) > 1:
         settings.gap(f"{len(phases)} phases of training, of which the first is described")
-    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime")
+    recipe = values.recipe
     recipe.setdefault("seq_length", values["model.max_position_embeddings"])
     systems = values.get("layout.data")
     micro = values.get("layout.micro_batch_size")
@@ -288,12 +280,12 @@ def _read(source: Source, document: Any) -> Reading:
     if systems is not None or micro is not None:
         share = max(1, recipe.get("global_batch_size", 1) // (systems or 1))
         layout = StreamingLayout(data=systems or 1, micro_batch_size=micro or share)
-    return Reading(settings, nearest_model(tool.part_of(values, "model")), recipe, layout, systems)
+    return Reading(settings, values.model, recipe, layout, systems)
 
 
-def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
-    body = yaml.safe_dump(tool.nested(values), sort_keys=False, allow_unicode=True)
-    return "\n".join([*tool.commented(comments), body])
+def _text(comments: list[str], values: Mapping[str, Any]) -> str:
+    body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return "\n".join([*comments, body])
 
 
 def _start(chosen: Chosen) -> str:
@@ -310,5 +302,7 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
-    writer=Writer(StreamingLayout, "wafers", _text, _start),
+    runs=StreamingLayout,
+    render=_text,
+    start=_start,
 )

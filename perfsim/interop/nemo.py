@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES
-from perfsim.interop.imported import Reading
 from perfsim.interop.megatron import ROWS, read_settings
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Tool
+from perfsim.interop.tool import Reading, Tool
 
 ROOTS = (
     *("mixed_precision.", "model.", "model.config.", "trainer.strategy.", "trainer.strategy.ddp.", "train."),

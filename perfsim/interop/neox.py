@@ -11,11 +11,8 @@ from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES, MOST_VOCABULARY, MOST_WIDTH
 from perfsim.interop import tool
-from perfsim.interop.imported import Reading
-from perfsim.interop.nearest_model import nearest_model
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Row, Tool, Values
-from perfsim.specs.layout import ParallelLayout
+from perfsim.interop.tool import Reading, Row, Tool, Values
 
 SIGNS = ("pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb")
 VOCABULARIES = {
@@ -115,8 +112,9 @@ def _attention(settings: Settings, _: Values) -> str | None:
     return "flash" if "flash" in str(settings.raw("attention_config"))[:2000] else None
 
 
-STAGES = tool.whole("pipe_parallel_size", default=1, least=0)
-ZERO = tool.whole("zero_optimization.stage zero_stage", default=0, least=0, most=3)
+def _stages(settings: Settings, _: Values) -> int:
+    """A pipeline of no stages is one without pipeline parallelism."""
+    return max(1, settings.integer("pipe_parallel_size", default=1, least=0, most=MOST_DEVICES))
 
 
 ROWS: tuple[Row, ...] = (
@@ -125,10 +123,10 @@ ROWS: tuple[Row, ...] = (
     tool.same("model.num_attention_heads", "num_attention_heads", needed=True),
     tool.same("model.max_position_embeddings", "max_position_embeddings seq_length", needed=True),
     tool.same("model.num_layers", "num_layers", needed=True),
-    tool.found("model.gated_mlp", "activation mlp_type", _gated),
-    tool.found("model.ffn_hidden_size", "intermediate_size mlp_multiple_of", _ffn),
+    Row("model.gated_mlp", "activation mlp_type", read=_gated),
+    Row("model.ffn_hidden_size", "intermediate_size mlp_multiple_of", read=_ffn),
     tool.same("model.num_query_groups", "num_kv_heads"),
-    tool.found("model.vocab_size", "padded_vocab_size vocab_size", _vocabulary),
+    Row("model.vocab_size", "padded_vocab_size vocab_size", read=_vocabulary),
     tool.named("model.tied_embeddings", "no_weight_tying", {False: True}, default=True),
     tool.named(
         "model.position_embedding",
@@ -138,28 +136,28 @@ ROWS: tuple[Row, ...] = (
         sinusoidal="none",
         rpe="none",
     ),
-    tool.found("model.norm_vectors", "norm use_bias_in_norms", _norm_vectors),
-    tool.found("model.norms", "gpt_j_residual gpt_j_tied", _norms),
-    tool.found("model.qk_norm", "use_qk_layernorm", _qk_norm),
+    Row("model.norm_vectors", "norm use_bias_in_norms", read=_norm_vectors),
+    Row("model.norms", "gpt_j_residual gpt_j_tied", read=_norms),
+    Row("model.qk_norm", "use_qk_layernorm", read=_qk_norm),
     tool.same("model.attention_bias", "use_bias_in_attn_linear", default=True),
     tool.same("model.bias", "use_bias_in_mlp", default=lambda s, _: s.text("mlp_type") != "llama"),
     tool.same("model.head_bias", "final_linear_bias"),
     *tool.experts(
         "moe_num_experts num_experts",
         tool.same("model.experts.top_k", "moe_top_k", default=1),
-        tool.found("model.experts.ffn_hidden_size", "", tool.dense_ffn),
-        tool.found("model.expert_layers", "moe_expert_interval expert_interval", _expert_layers),
+        Row("model.experts.ffn_hidden_size", "", read=tool.dense_ffn),
+        Row("model.expert_layers", "moe_expert_interval expert_interval", read=_expert_layers),
     ),
-    tool.found("layout.pipeline", "pipe_parallel_size", lambda *read: max(1, STAGES(*read))),
+    Row("layout.pipeline", "pipe_parallel_size", read=_stages),
     tool.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu batch_size", default=1),
-    tool.found("layout.zero_stage", "zero_optimization.stage zero_stage", ZERO),
+    tool.same("layout.zero_stage", "zero_optimization.stage zero_stage", default=0, least=0, most=3),
     tool.named("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
     tool.known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
     tool.same("recipe.seq_length", "seq_length", default=tool.longest),
-    tool.found("recipe.precision", "precision bf16.enabled fp16.enabled", _precision),
+    Row("recipe.precision", "precision bf16.enabled fp16.enabled", read=_precision),
     tool.optimizer("neox", "optimizer.type optimizer_type"),
-    tool.found("runtime.attention", "attention_config", _attention),
-    tool.found("recipe.dropout", "hidden_dropout attention_dropout", _dropout),
+    Row("runtime.attention", "attention_config", read=_attention),
+    Row("recipe.dropout", "hidden_dropout attention_dropout", read=_dropout),
     tool.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
     tool.grad_bucket("zero_optimization.reduce_bucket_size", size_of=lambda _: 2),
 )
@@ -178,23 +176,18 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         document = {str(key).replace("-", "_"): value for key, value in document.items()}
     settings = Settings.of(source, document)
     values = tool.read_rows(ROWS, settings)
-    layout = ParallelLayout(**tool.part_of(values, "layout"))
-    ways = layout.tensor * layout.pipeline
+    layout = values.layout()
     accumulation = settings.integer("gradient_accumulation_steps", "gas", default=1)
     at_once = layout.micro_batch_size * accumulation
     batch = settings.integer("train_batch_size")
     devices = settings.integer("global_num_gpus", "world_size", most=MOST_DEVICES)
     if devices is None and batch is not None and batch % at_once == 0:
-        devices = batch // at_once * ways
+        devices = batch // at_once * layout.num_devices
     if devices is not None:
-        if devices < ways or devices % ways:
-            settings.source.refuse(
-                f"{devices} GPUs are no multiple of tensor {layout.tensor} × pipeline {layout.pipeline}"
-            )
-        layout = replace(layout, data=devices // ways)
+        layout = replace(layout, data=tool.replicas_of(source, layout, devices))
         batch = batch or at_once * layout.data
-    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime") | {"global_batch_size": batch}
-    return Reading(settings, nearest_model(tool.part_of(values, "model")), recipe, layout, devices)
+    recipe = values.recipe | {"global_batch_size": batch}
+    return Reading(settings, values.model, recipe, layout, devices)
 
 
 TOOL = Tool(

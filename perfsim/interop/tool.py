@@ -7,14 +7,13 @@ Each row of a tool's table has the tool's keys and the field of ours that they s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
-from perfsim.interop.imported import Reading
-from perfsim.interop.nearest_model import Beyond
+from perfsim.interop.nearest_model import Beyond, Nearest, nearest_model
 from perfsim.interop.source import Settings, Source
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
@@ -24,9 +23,60 @@ from perfsim.specs.runtime import Runtime
 from perfsim.strategies.plan import Plan
 
 Chosen = Plan[Any, Any]
-"""The plan that a tool is told, whose layout is of the type that the tool's writer names."""
-Values = dict[str, Any]
-"""What was read so far, by field: `model.num_layers`, `layout.tensor`, `recipe.precision`."""
+"""The plan that a tool is told, whose layout is of the type that the tool names."""
+
+
+class Values(dict[str, Any]):
+    """What was read so far, by field: `model.num_layers`, `layout.tensor`, `recipe.precision`."""
+
+    def part(self, name: str) -> dict[str, Any]:
+        """The fields of `model`, `layout`, `recipe` or `runtime`, as a tree."""
+        start = f"{name}."
+        return _nested({key[len(start) :]: value for key, value in self.items() if key.startswith(start)})
+
+    @property
+    def model(self) -> Nearest:
+        """The nearest model to the one that was read."""
+        return nearest_model(self.part("model"))
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What was read of a recipe and of its runtime."""
+        return self.part("recipe") | self.part("runtime")
+
+    def layout(self, **more: Any) -> ParallelLayout:
+        """What was read of a layout."""
+        return ParallelLayout(**self.part("layout") | more)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Steps of one batch size that were measured in a run."""
+
+    global_batch_size: int
+    step_time_s: float
+    """Median over the iterations."""
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a tool's reader took from a file."""
+
+    settings: Settings
+    model: Nearest | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """Fields of a `Recipe` and of its `Runtime`."""
+    layout: Layout | None = None
+    devices: int | None = None
+    steps: tuple[Step, ...] = ()
+    intervals: tuple[Step, ...] = ()
+    """The same steps where each batch size is divided into intervals, so that their spread is seen."""
+    points: dict[str, Any] | None = None
+    """A convergence case."""
+    name: str = ""
+
+
 Write = Callable[[Chosen], Any]
 """The tool's value for a plan; None leaves the setting out."""
 Read = Callable[[Settings, Values], Any]
@@ -67,7 +117,8 @@ _SPECS: Mapping[str, Any] = {
 def _range_of(field: str) -> tuple[type, int, int]:
     """The type of a field with its least and greatest number."""
     owner, _, name = field.rpartition(".")
-    hint = get_type_hints(_SPECS[owner], include_extras=True).get(name) or get_type_hints(Beyond)[name]
+    hints = get_type_hints(_SPECS[owner], include_extras=True) if owner in _SPECS else {}
+    hint = hints.get(name) or get_type_hints(Beyond).get(name, int)
     least, most = 1, MOST_DEVICES
     kinds = [hint]
     for part in (hint, *get_args(hint)):
@@ -91,51 +142,47 @@ def _field_of(chosen: Chosen, field: str) -> Any:
 
 
 # ----------------------------------------------------------------------------- rows of settings
-def same(field: str, keys: str, *, usual: Any = None, default: Any = None, needed: bool = False) -> Row:
+def same(
+    field: str,
+    keys: str,
+    *,
+    usual: Any = None,
+    default: Any = None,
+    needed: bool = False,
+    least: int | None = None,
+    most: int | None = None,
+    read: Read | None = None,
+    write: Write | None = None,
+) -> Row:
     """A setting that has our value; it is not written where it is the `usual` one.
 
     A file without it has the `default`, which may be a function as `read` is; a `needed` one must be there.
+    Whole numbers are in the range of our field, unless it is given here.
     """
+    names = keys.split()
 
-    def write(chosen: Chosen) -> Any:
+    def written(chosen: Chosen) -> Any:
         value = _field_of(chosen, field)
         return None if value == usual and type(value) is type(usual) else value
 
-    return Row(field, keys, write, number(field, keys, default=default, needed=needed))
-
-
-def number(field: str, keys: str, *, default: Any = None, needed: bool = False) -> Read:
-    """Reads a number or a truth value in the range of our field."""
-
-    def read(settings: Settings, values: Values) -> Any:
-        names = keys.split()
-        kind, least, most = _range_of(field)
+    def number(settings: Settings, values: Values) -> Any:
+        kind, of_field, up_to = _range_of(field)
         value: Any
         if kind is bool:
             value = settings.flag(*names) if settings.has(*names) else None
         elif kind is float:
             value = settings.number(*names)
         elif needed:
-            value = settings.needed(*names, most=most)
+            value = settings.needed(*names, most=up_to)
         else:
-            value = settings.integer(*names, least=least, most=most)
+            least_of_all = of_field if least is None else least
+            value = settings.integer(*names, least=least_of_all, most=up_to if most is None else most)
         if value is not None:
             return value
         settings.ignore(*names)
         return default(settings, values) if callable(default) else default
 
-    return read
-
-
-def whole(keys: str, default: int | None = None, least: int = 1, most: int = MOST_DEVICES) -> Read:
-    """Reads a whole number that no field of ours bounds."""
-    names = keys.split()
-
-    def read(settings: Settings, _: Values) -> int | None:
-        value = settings.integer(*names, least=least, most=most)
-        return default if value is None else value
-
-    return read
+    return Row(field, keys, write or written, read or number)
 
 
 def named(field: str, keys: str, words: Mapping[Any, Any], *, default: Any = None, **also: Any) -> Row:
@@ -159,16 +206,6 @@ def spelled(field: str, keys: str, words: Mapping[Any, Any], read: Read | None =
     return Row(field, keys, lambda chosen: words.get(_field_of(chosen, field)), read)
 
 
-def told(field: str, keys: str, write: Write) -> Row:
-    """A setting that is written and follows from others, so that reading needs nothing from it."""
-    return Row(field, keys, write)
-
-
-def found(field: str, keys: str, read: Read) -> Row:
-    """A setting that is only read."""
-    return Row(field, keys, None, read)
-
-
 def known(keys: str) -> Row:
     """Settings that change nothing, or follow from others."""
     return Row("(nothing of a prediction)", keys)
@@ -182,21 +219,22 @@ def noted(words: str, key: str) -> Row:
         if value not in (None, 0) and str(value).casefold() != "false":
             settings.gap(words.format(value))
 
-    return found(f"({words})", key, read)
+    return Row(f"({words})", key, read=read)
 
 
-def when(has: Read, *rows: Row, of: Callable[[Chosen], Any] | None = None) -> tuple[Row, ...]:
-    """Rows of files for which `has` holds, and of plans for which `of` does."""
+def when(has: Read | None, *rows: Row, of: Callable[[Chosen], Any] | None = None) -> tuple[Row, ...]:
+    """Rows of files for which `has` holds, and of plans for which `of` does; None holds for all."""
 
-    def read_if(row: Row) -> Read | None:
+    def limited(row: Row) -> Row:
         read = row.read
-        return read and (lambda settings, values: read(settings, values) if has(settings, values) else None)
-
-    def write_if(row: Row) -> Write | None:
         write = row.write
-        return write and (lambda chosen: write(chosen) if of is None or of(chosen) else None)
+        if read and has:
+            row = replace(row, read=lambda *given: read(*given) if has(*given) else None)
+        if write and of:
+            row = replace(row, write=lambda chosen: write(chosen) if of(chosen) else None)
+        return row
 
-    return tuple(replace(row, read=read_if(row), write=write_if(row)) for row in rows)
+    return tuple(map(limited, rows))
 
 
 def has_experts(_: Settings, values: Values) -> bool:
@@ -211,7 +249,7 @@ def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
         count = settings.integer(*keys.split(), least=0, most=MOST_WIDTH)
         return count if count and count > 1 else None
 
-    return (replace(same("model.experts.num_experts", keys), read=read), *when(has_experts, *rows))
+    return (same("model.experts.num_experts", keys, read=read), *when(has_experts, *rows))
 
 
 def dense_ffn(_: Settings, values: Values) -> Any:
@@ -226,7 +264,7 @@ def longest(_: Settings, values: Values) -> Any:
 
 def read_rows(rows: Sequence[Row], settings: Settings, before: Mapping[str, Any] | None = None) -> Values:
     """Our values by field, from the rows in their order, over those that were known before."""
-    values: Values = dict(before or {})
+    values = Values(before or {})
     for row in rows:
         if row.read is None:
             settings.ignore(*row.keys.split())
@@ -235,10 +273,17 @@ def read_rows(rows: Sequence[Row], settings: Settings, before: Mapping[str, Any]
     return values
 
 
-def part_of(values: Values, part: str) -> dict[str, Any]:
-    """The fields of `model`, `layout`, `recipe` or `runtime` among the values, as a tree."""
-    start = f"{part}."
-    return nested({name[len(start) :]: value for name, value in values.items() if name.startswith(start)})
+def replicas_of(source: Source, layout: ParallelLayout, ranks: int) -> int:
+    """How many replicas so many ranks are. Raises InputError where the other degrees do not divide them."""
+    degrees = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
+    ways = layout.tensor * layout.pipeline * layout.context
+    if ranks < ways or ranks % ways:
+        product = " × ".join(f"{name} {degree}" for name, degree in degrees.items())
+        source.refuse(
+            f"{ranks} ranks are not a multiple of {product}",
+            "check the number of nodes and of ranks of a node",
+        )
+    return ranks // ways
 
 
 # ------------------------------------------------------------------------------- limits of a tool
@@ -253,37 +298,20 @@ def lacks(
     *,
     unless: Collection[Any] | None = None,
     when: Callable[[Chosen], Any] | None = None,
+    refused: bool = False,
 ) -> Row:
     """What the emitted text cannot say: a field that is in use, or that has none of the values `unless`.
 
-    This is so in plans for which `when` holds. Words may name the value, `{}`, and fields of the plan,
-    `{c.layout.tensor}`.
+    This is so in plans for which `when` holds, which are `refused` where another step would run. Words may
+    name the value, `{}`, and fields of the plan, `{c.layout.tensor}`.
     """
-    return Row(field, gap=_limit(field, words, unless, when))
 
-
-def refuses(
-    field: str,
-    words: str,
-    *,
-    unless: Collection[Any] | None = None,
-    when: Callable[[Chosen], Any] | None = None,
-) -> Row:
-    """What a tool cannot run, in the same form."""
-    return Row(field, refusal=_limit(field, words, unless, when))
-
-
-def _limit(
-    field: str, words: str, unless: Collection[Any] | None, when: Callable[[Chosen], Any] | None
-) -> Limit:
     def limit(chosen: Chosen) -> str:
         value = _field_of(chosen, field)
         needed = _asks(value) if unless is None else value not in unless
-        if not needed or (when is not None and not when(chosen)):
-            return ""
-        return words.format(value, c=chosen)
+        return words.format(value, c=chosen) if needed and (when is None or when(chosen)) else ""
 
-    return limit
+    return Row(field, refusal=limit) if refused else Row(field, gap=limit)
 
 
 def _unequal_layers(chosen: Chosen) -> str:
@@ -311,8 +339,13 @@ TF32_PRODUCTS = lacks(
 """The gap of tools that leave TF32 to PyTorch."""
 
 
+def reduced_otherwise(*wires: str) -> Row:
+    """The gap of a tool that reduces gradients only in these precisions."""
+    return lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, *wires))
+
+
 # ------------------------------------------------------------------ settings that several tools have
-VARIANTS: Mapping[str, str] = {
+_VARIANTS: Mapping[str, str] = {
     **{name: name for name in OPTIMIZERS},
     **dict.fromkeys(("fusedadam", "cpuadam", "cpu_adam", "torchadam"), "adam"),
 }
@@ -330,12 +363,12 @@ def optimizer(
 
     def read(settings: Settings, _: Values) -> str:
         text = settings.text(*keys.split()) if word is None else word(settings)
-        if text and text.casefold() not in VARIANTS:
+        if text and text.casefold() not in _VARIANTS:
             settings.gap(f"the optimizer {text[:40]}; described as {default}")
-        return VARIANTS.get(text.casefold(), default)
+        return _VARIANTS.get(text.casefold(), default)
 
-    missing = _limit("recipe.optimizer", "it has no optimizer {}", names, None)
-    return Row("recipe.optimizer", keys, lambda c: names.get(c.job.recipe.optimizer), read, refusal=missing)
+    missing = lacks("recipe.optimizer", "it has no optimizer {}", unless=names, refused=True)
+    return replace(missing, keys=keys, write=lambda c: names.get(c.job.recipe.optimizer), read=read)
 
 
 def grad_bucket(keys: str, *, size_of: Callable[[Values], int] | None = None) -> Row:
@@ -354,22 +387,9 @@ def grad_bucket(keys: str, *, size_of: Callable[[Values], int] | None = None) ->
     return Row("runtime.grad_bucket", keys, write, read)
 
 
-def reduced_otherwise(*wires: str) -> Row:
-    """The gap of a tool that reduces gradients only in these precisions."""
-    return lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, *wires))
-
-
 # -------------------------------------------------------------------------------------- the tool
-@dataclass(frozen=True)
-class Writer:
-    """How a tool is told a plan."""
-
-    layout_type: type[Layout]
-    runs_on: str
-    render: Callable[[Sequence[str], Mapping[str, Any]], str]
-    """The text of comments and of settings, by key in the order of the table."""
-    how_to_start: Callable[[Chosen], str]
-    """The comment that says how the settings are used."""
+def _nothing(*_: object) -> str:
+    return ""
 
 
 @dataclass(frozen=True)
@@ -387,18 +407,24 @@ class Tool:
     """Whether a parsed document (or the text) is of this format."""
     read: Callable[[Source, Any], Reading]
     rows: tuple[Row, ...] = ()
-    writer: Writer | None = None
+    runs: type[Layout] | None = None
+    """The layouts of plans that it is told; None where it is only read."""
+    render: Callable[[list[str], Mapping[str, Any]], str] = _nothing
+    """The text of comments and of the tree of settings, in the order of the table."""
+    start: Callable[[Chosen], str] = _nothing
+    """The comment that says how the settings are used."""
+    comment: str = "# "
+    """Begins a line of comment."""
 
     def emit(self, chosen: Chosen, remark: str = "") -> str:
         """The settings that run a plan, under a remark. Raises InputError for a plan that it cannot run.
 
         LayoutError is for a layout of the right kind, so that another one may do.
         """
-        writer = self.writer
-        if writer is None or not isinstance(chosen.layout, writer.layout_type):
-            runs_on = "nothing that is planned here" if writer is None else writer.runs_on
+        if self.runs is None or not isinstance(chosen.layout, self.runs):
+            machines = "GPUs" if self.runs is ParallelLayout else "wafers"
             raise InputError(
-                f"{self.title} trains on {runs_on}; {chosen.system.name} is a {chosen.system.kind}"
+                f"{self.title} trains on {machines}; {chosen.system.name} is a {chosen.system.kind}"
             )
         layout = chosen.layout.short
         refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
@@ -413,15 +439,16 @@ class Tool:
             f"{job.model.name}, recipe {job.recipe.name}, on {machine}",
             f"{chosen.strategy}: {layout}, batch {job.global_batch_size}",
             *filter(None, [remark]),
-            writer.how_to_start(chosen),
+            self.start(chosen),
             "not part of a plan: data, tokenizer, learning rate, length of the run, checkpoints",
             *(f"not expressible: {text}" for text in gaps if text),
         ]
         values = {row.keys.split()[0]: row.write(chosen) for row in self.rows if row.write is not None}
-        return writer.render(comments, {key: value for key, value in values.items() if value is not None})
+        stated = {key: value for key, value in values.items() if value is not None}
+        return self.render([f"{self.comment}{comment}" for comment in comments], _nested(stated))
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted path as a tree of mappings."""
     tree: dict[str, Any] = {}
     for path, value in values.items():
@@ -431,8 +458,3 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             branch = branch.setdefault(group, {})
         branch[name] = value
     return tree
-
-
-def commented(comments: Sequence[str]) -> list[str]:
-    """Comments as lines that begin with a hash."""
-    return [f"# {comment}" for comment in comments]

@@ -10,7 +10,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -19,10 +19,9 @@ from perfsim.base.errors import InputError
 from perfsim.base.sizes import MOST_POSITIONS
 from perfsim.interop import tool
 from perfsim.interop.huggingface import LLAMA, model_beside
-from perfsim.interop.imported import Reading
 from perfsim.interop.nearest_model import Nearest, nearest_model
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Chosen, Read, Row, Tool, Values, Writer
+from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values, Write
 from perfsim.specs.layout import ParallelLayout
 
 SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
@@ -157,61 +156,56 @@ def _flavor(settings: Settings) -> Nearest | None:
     return nearest_model({**LLAMA, **sizes, "max_position_embeddings": positions})
 
 
-def _degree(field: str, name: str, *, usual: int | None = None, default: int = 1) -> Row:
-    """A degree of parallelism; -1 is what the other degrees leave."""
-    key = f"parallelism.{name}_degree"
-    degree = tool.whole(key, default=default, least=-1)
-    read: Read = degree if default < 0 else lambda *given: max(1, degree(*given))
-    return replace(tool.same(field, key, usual=usual), read=read)
+def _degree(field: str, name: str, *, usual: int | None = None, write: Write | None = None) -> Row:
+    """A degree of parallelism."""
+    return tool.same(field, f"parallelism.{name}_degree", usual=usual, default=1, write=write)
 
 
 PIPELINE = "parallelism.pipeline_parallel_"
 ROWS: tuple[Row, ...] = (
-    tool.told("(micro-batches)", "training.local_batch_size training.batch_size", _local_batch),
-    replace(
-        tool.same("recipe.global_batch_size", "training.global_batch_size"),
-        read=tool.whole("training.global_batch_size", least=-1),
-    ),
+    Row("(micro-batches)", "training.local_batch_size training.batch_size", _local_batch),
+    tool.same("recipe.global_batch_size", "training.global_batch_size", least=-1),
     tool.same("recipe.seq_length", "training.seq_len"),
     tool.spelled(
         "recipe.precision", "training.mixed_precision_param model.converters", PRECISIONS, _precision
     ),
-    tool.told("recipe.reduce_precision", "training.mixed_precision_reduce", lambda _: "float32"),
-    replace(_degree("(groups of shards)", "data_parallel_replicate"), write=_groups_of_shards),
-    replace(_degree("(shards)", "data_parallel_shard", default=-1), write=_shards),
-    tool.told(
+    Row("recipe.reduce_precision", "training.mixed_precision_reduce", lambda _: "float32"),
+    _degree("(groups of shards)", "data_parallel_replicate", write=_groups_of_shards),
+    # -1 is what the other degrees leave.
+    tool.same("(shards)", "parallelism.data_parallel_shard_degree", default=-1, least=-1, write=_shards),
+    Row(
         "layout.zero_stage",
         "parallelism.fsdp_reshard_after_forward",
         lambda c: "always" if c.layout.zero_stage == 3 else "never",
     ),
     _degree("layout.context", "context_parallel", usual=1),
-    tool.told(
+    Row(
         "layout.context_exchange",
         "parallelism.context_parallel_rotate_method",
         lambda c: "alltoall" if c.layout.context > 1 else None,
     ),
     _degree("layout.tensor", "tensor_parallel"),
-    tool.found("layout.sequence_parallel", "", lambda _, values: values["layout.tensor"] > 1),
+    Row("layout.sequence_parallel", "", read=lambda _, values: values["layout.tensor"] > 1),
     _degree("layout.expert", "expert_parallel", usual=1),
     _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
     _degree("layout.pipeline", "pipeline_parallel"),
     *tool.when(
-        lambda *_: True,
+        None,
         tool.spelled("layout.schedule", f"{PIPELINE}schedule", SCHEDULES, _schedule),
-        replace(tool.same("layout.micro_batch_size", f"{PIPELINE}microbatch_size"), read=_micro),
+        tool.same("layout.micro_batch_size", f"{PIPELINE}microbatch_size", read=_micro),
         of=_staged,
     ),
     # The layers of stages need the number of layers, so `_read_stages` reads them.
-    tool.told("layout.virtual_pipeline", f"{PIPELINE}layers_per_stage", _layers_per_stage),
+    Row("layout.virtual_pipeline", f"{PIPELINE}layers_per_stage", _layers_per_stage),
     *(
-        tool.told(
+        Row(
             "layout.virtual_pipeline",
             f"{PIPELINE}{end}_stage_less_layers",
             lambda c: None if _layers_per_stage(c) is None else 0,
         )
         for end in ("first", "last")
     ),
-    tool.told("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
+    Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
     Row(
         "layout.recompute",
         "activation_checkpoint.mode",
@@ -224,7 +218,7 @@ ROWS: tuple[Row, ...] = (
         _selective,
         _recompute_every,
     ),
-    tool.told(
+    Row(
         "layout.offload_param",
         "training.enable_cpu_offload",
         lambda c: c.layout.offloads == ALL_ON_CPU or None,
@@ -232,29 +226,38 @@ ROWS: tuple[Row, ...] = (
     tool.optimizer("torchtitan", "optimizer.name", default="adamw"),
     tool.known("job.config_file job.print_config job.description job.dump_folder"),
     tool.EQUAL_DENSE_LAYERS,
-    tool.refuses(
+    tool.lacks(
         "layout.schedule",
         f"its schedules are {', '.join(SCHEDULES)}, not {{}}",
         unless=SCHEDULES,
         when=_staged,
+        refused=True,
     ),
-    tool.refuses(
+    tool.lacks(
         "layout.offloads",
         "it offloads parameters and optimizer together, to the CPU",
         unless=({}, ALL_ON_CPU),
+        refused=True,
     ),
-    tool.refuses("recipe.precision", f"it trains in {' or '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
-    tool.refuses(
+    tool.lacks(
+        "recipe.precision",
+        f"it trains in {' or '.join(PRECISIONS)}, not {{}}",
+        unless=PRECISIONS,
+        refused=True,
+    ),
+    tool.lacks(
         "layout.context_exchange",
         "its context ranks rotate keys and values, they do not exchange heads",
         unless=("ring",),
         when=lambda c: c.layout.context > 1,
+        refused=True,
     ),
-    tool.refuses(
+    tool.lacks(
         "layout.zero_stage",
         "context ranks shard together, so shard_group must be a multiple of context",
         unless=(0,),
         when=lambda c: c.layout.shards % c.layout.context,
+        refused=True,
     ),
     tool.lacks(
         "model",
@@ -309,7 +312,7 @@ def _read(source: Source, document: Any) -> Reading:
     mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
     layout, devices = _read_layout(settings, values, world, model)
-    recipe = tool.part_of(values, "recipe") | tool.part_of(values, "runtime")
+    recipe = values.recipe
     if recipe.get("global_batch_size", 0) < 1:
         local = settings.integer("training.local_batch_size", "training.batch_size")
         told = devices is not None and local is not None
@@ -338,17 +341,14 @@ def _read_layout(
     settings: Settings, values: Values, world: int | None, model: Nearest | None
 ) -> tuple[ParallelLayout, int | None]:
     """The layout, and the number of ranks where the file tells it."""
-    layout = ParallelLayout(**tool.part_of(values, "layout"))
+    layout = values.layout()
     replicas: int = values["(groups of shards)"]
     shards: int = values["(shards)"]
     if layout.expert > 1 and model is not None and "experts" not in model.fields:
         settings.gap(f"expert parallelism over {layout.expert} ranks: its model has none")
         layout = replace(layout, expert=1)
     if shards < 1 and world is not None:
-        ways = layout.tensor * layout.pipeline * layout.context * replicas
-        if world % ways:
-            settings.source.refuse(f"{world} ranks are not a multiple of the degrees, {ways}")
-        shards = world // ways
+        shards = max(1, tool.replicas_of(settings.source, layout, world) // replicas)
     reshard = settings.text("parallelism.fsdp_reshard_after_forward", default="default")
     always = reshard == "always" or (reshard == "default" and layout.pipeline == 1)
     stage = 0 if shards == 1 else 3 if always else 2
@@ -385,9 +385,9 @@ def _read_stages(settings: Settings, layout: ParallelLayout, layers: int | None)
     )
 
 
-def _text(comments: Sequence[str], values: Mapping[str, Any]) -> str:
-    lines = tool.commented(comments)
-    for section, settings in tool.nested(values).items():
+def _text(comments: list[str], values: Mapping[str, Any]) -> str:
+    lines = comments
+    for section, settings in values.items():
         # Numbers, strings and lists of strings are the same in TOML and JSON.
         lines += ["", f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
     return "\n".join([*lines, ""])
@@ -401,12 +401,9 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
-    writer=Writer(
-        ParallelLayout,
-        "GPUs",
-        _text,
-        lambda c: (
-            f"torchrun with {c.layout.num_devices} ranks in all, train.py --job.config_file and this file"
-        ),
+    runs=ParallelLayout,
+    render=_text,
+    start=lambda c: (
+        f"torchrun with {c.layout.num_devices} ranks in all, train.py --job.config_file and this file"
     ),
 )

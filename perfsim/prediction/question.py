@@ -267,14 +267,21 @@ class Question:
         return costs_for(self.topology, self.job.recipe) if self.prices is None else self.prices
 
     @property
+    def ran_by(self) -> Runtime:
+        """What runs the recipe: the given runtime, else the default of this machine's generation and model.
+
+        The default of every machine is the runtime of the recipe, which follows the month in which the model
+        was published where no recipe is given.
+        """
+        return self.recipe.runtime if self.runtime is None else self.runtime
+
+    @property
     def job(self) -> Job:
         """Model, recipe and batch together."""
         from perfsim.specs.recipe import Job
 
         batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
-        if self.runtime is None:
-            return Job(self.model, self.recipe, batch)
-        return Job(self.model, self.recipe.model_copy(update={"runtime": self.runtime}), batch)
+        return Job(self.model, self.recipe.model_copy(update={"runtime": self.ran_by}), batch)
 
     @property
     def scale(self) -> float:
@@ -293,7 +300,7 @@ class Question:
     @property
     def named_settings(self) -> list[str] | None:
         """The settings that the text of a layout names; None where the layout is not text."""
-        from perfsim.machines.layout_text import settings
+        from perfsim.specs.layout_text import settings
 
         return [name for _, name, _ in settings(self.layout)] if isinstance(self.layout, str) else None
 
@@ -417,14 +424,18 @@ def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
     problems = []
     for path, value in given.items():
         root, dot, _ = path.partition(".")
-        if root not in known:
-            problems.append(
-                Problem(f"{path}={value}: {root!r} cannot be asked", help=did_you_mean(root, known))
-            )
+        if root not in known or misplaced(path):
+            help_text = misplaced(path) or did_you_mean(root, known)
+            problems.append(Problem(f"{path}={value}: {root!r} cannot be asked", help=help_text))
         elif dot and not known[root].kind:
             problems.append(Problem(f"{path}={value}: {root!r} is a single value", help=f"write {root}=..."))
     if problems:
         raise InputError(problems)
+
+
+def misplaced(path: str) -> str:
+    """What to write instead of a path into the runtime of a recipe; empty for every other path."""
+    return f"write {path.removeprefix('recipe.')}" if f"{path}.".startswith("recipe.runtime.") else ""
 
 
 def changed_part(root: str, part: Any, changes: Mapping[str, Any], catalog: Catalog) -> Any:

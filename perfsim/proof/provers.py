@@ -21,8 +21,8 @@ from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
-from perfsim.strategies.streaming.blocks import StreamingPlan
-from perfsim.strategies.three_d.stages import ThreeDPlan, placement_of
+from perfsim.strategies.streaming.passes import StreamingPlan
+from perfsim.strategies.three_d.emission import ThreeDPlan, placement_of
 from perfsim.work import TaskGraph
 
 MOST_SEQUENCES = 2
@@ -132,7 +132,7 @@ class _GpuProver:
 
     def max_norm(self, plan: ThreeDPlan) -> float:
         """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4]."""
-        return math.inf if schedule_called(plan.layout.schedule).skewed else MAX_NORM
+        return math.inf if schedule_called(plan.layout.schedule).has("skewed") else MAX_NORM
 
     def features(self, plan: ThreeDPlan) -> list[str]:
         layout = plan.layout

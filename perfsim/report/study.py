@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfsim.convergence.bill import NOT_GIVEN
 from perfsim.prediction.disturbed import Resilience
 from perfsim.report import text
 from perfsim.report.table import Cell, Table
 from perfsim.report.terminal import caveat_lines, paragraph, paragraphs, table_lines
+from perfsim.specs.prices import NOT_GIVEN
 from perfsim.studies.answers import (
     Assumption,
     CandidateResult,

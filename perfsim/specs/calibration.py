@@ -329,6 +329,8 @@ class WaferCalibration(Calibration):
 FusedAttention = Literal["synchronous", "asynchronous", "one_block"]
 Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
 """How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
+Tool = Literal["megatron", "deepspeed", "torchtitan", "modelzoo"]
+"""Tools that are told a plan (`perfsim.interop`)."""
 Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
 """Kernels that a framework merges with others; `perfsim.work.layer` says what each saves."""
 
@@ -339,6 +341,8 @@ class FrameworkCalibration(Calibration):
     most_standard_error: ClassVar[float] = 1 / 2
     """Runs determine what a framework hides less well than how fast a device is."""
     kind: Literal["framework"] = "framework"
+    tool: Tool | None = None
+    """The tool of `--emit` that takes plans for it; None: none does."""
     launcher: str = ""
     """Framework with which this one shares the host's times and the runs that determine them."""
     host_s_per_kernel: Latency
@@ -437,6 +441,9 @@ class ClusterCalibration(Calibration):
         return note + (" (too far apart for a single factor)" if self.is_wide else "")
 
 
+RunKind = Literal["pre-training", "fine-tuning", "warm-start"]
+
+
 class ConvergenceCalibration(Calibration):
     """Critical batch and examples to the target of one's own runs, from `perfsim calibrate convergence`."""
 
@@ -451,5 +458,5 @@ class ConvergenceCalibration(Calibration):
     """Root mean square of ln(measured / fitted)."""
     batches_tokens: tuple[Annotated[float, *number(1e-6, 1e18)], ...] = ()
     """Measured batches, increasing."""
-    run_kind: Literal["pre-training", "fine-tuning", "warm-start"] = "pre-training"
+    run_kind: RunKind = "pre-training"
     notes: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ class Recipe(CatalogSpec):
 
     moved: ClassVar[Mapping[str, str]] = {
         name: f"a setting of the runtime: write runtime: {{extends: NAME, {name}: ...}} with a NAME of "
-        f"`perfsim show runtimes`, or recipe.runtime.{name} as a path"
+        f"`perfsim show runtimes`, or runtime.{name} as a path"
         for name in RUNTIME_FIELDS
     }
     seq_length: Positions

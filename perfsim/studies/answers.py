@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.resources import files
 from statistics import median
@@ -17,7 +17,7 @@ from typing import Any
 
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
-from perfsim.network.topology import NetworkMap
+from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import SharedCaveat
 from perfsim.prediction.disturbed import Resilience
@@ -26,6 +26,7 @@ from perfsim.prediction.verification import SamplingSummary
 from perfsim.prediction.why import Roofline
 from perfsim.specs.wall_clock import ProductionRange
 from perfsim.studies.axes import BATCH_PATHS, VARIANT, SweepPoint
+from perfsim.studies.batches import BatchPoint
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.studies.timeline import TimelineBar
 
@@ -245,6 +246,11 @@ class PointResult(SweepPoint):
         }
 
 
+def values_of(row: Any) -> dict[str, Any]:
+    """The fields of a row or a result, of which one that knows more is made."""
+    return {known.name: getattr(row, known.name) for known in fields(row)}
+
+
 def setting_text(value: Any) -> str:
     """A value of a grid as text."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
@@ -257,25 +263,6 @@ def settings_text(settings: Circumstances) -> str:
         name = path.rpartition(".")[2].removeprefix("global_").removesuffix("_size").replace("_", " ")
         words.append(value if path == VARIANT else f"{name} {value}")
     return ", ".join(words)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPoint:
-    """Time to the target at one global batch."""
-
-    global_batch_size: int
-    """Sequences of a step."""
-    batch_tokens: float
-    """Tokens of a step."""
-    step_time_s: float
-    """Time of a step."""
-    steps: float
-    """Steps to the target."""
-    time_to_accuracy_s: float
-    """Time to the target."""
-    time_to_accuracy_band_s: tuple[float, float]
-    """90 % band of the time to the target."""
-    layout: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

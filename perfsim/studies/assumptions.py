@@ -8,12 +8,12 @@ from typing import Any
 from perfsim.base.errors import CatalogError
 from perfsim.base.units import format_quantity
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.convergence.bill import NOT_GIVEN, amount_text
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Calibration, FitRecord
+from perfsim.specs.prices import NOT_GIVEN, amount_text
 from perfsim.studies.answers import Assumption, production_of
 from perfsim.studies.batches import Target
-from perfsim.studies.spec import StudySpec
+from perfsim.studies.spec import StudySpec, question_of_candidate, runtime_of
 
 _NOT_CONSTANTS = frozenset(
     {"name", "description", "sources", "assumed", "fit", "kind", "device", "cases", "peak_profile"}
@@ -108,12 +108,15 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
     catalog = default_catalog()
     assumptions = [*_target(target), *_described(catalog, "model", spec.model.name)]
     assumptions += _described(catalog, "recipe", spec.recipe.name)
-    for system in {candidate.system.name: candidate.system for candidate in spec.candidates}.values():
+    runs = {(own.system.name, runtime_of(spec, own).name): own for own in spec.candidates}
+    for candidate in runs.values():
+        system = candidate.system
+        job = question_of_candidate(spec, candidate, candidate.devices[0]).job
         assumptions += _described(catalog, "system", system.name)
         assumptions += _described(catalog, "device", system.device.name)
         if system.device.calibration is not None:
             assumptions += _constants_of(system.device.calibration, catalog)
-        for calibration in machine_of(system).calibrations(system, spec.recipe):
+        for calibration in machine_of(system).calibrations(system, job.recipe):
             assumptions += _constants_of(calibration, catalog)
     assumptions += _productions(spec)
     assumptions += _money(spec)

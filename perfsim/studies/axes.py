@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -21,7 +21,7 @@ from perfsim.catalog.kinds import is_named, members
 from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, mark_at
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
-from perfsim.prediction.question import changed_part, changes_by_root, priced_part
+from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
@@ -32,8 +32,8 @@ from perfsim.studies.spec import (
     CandidateSpec,
     StudySpec,
     check_question,
-    further_fields,
     question_of_candidate,
+    runtime_of,
 )
 
 # The YAML form of a sweep: a study, and the fields of it that vary.
@@ -83,17 +83,17 @@ class _StudyCatalog(Catalog):
 
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
-STUDY_ROOTS = (
-    *("model", "recipe", "runtime", "batch", "memory_limit", "convergence", "batch_sizes"),
-    *further_fields(),
-)
+STUDY_ROOTS = ("model", "recipe", "runtime", "batch", "memory_limit", "convergence", "batch_sizes")
 BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes", "batch")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"
 """The setting of a point that names its variant."""
 LAYOUT = "given layout"
 """The setting of a point with its candidate's fixed layout."""
+RUNTIME = "runtime"
+"""The setting of a point with its candidate's runtime, where candidates have several."""
 MOST_POINTS = 100_000
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -103,17 +103,8 @@ class _Axis:
     path: str
     key: Mark
     nodes: tuple[Node, ...]
-    variant: str = ""
-
-    @property
-    def root(self) -> str:
-        """The first part of the path."""
-        return self.path.partition(".")[0]
-
-    @property
-    def inner(self) -> str:
-        """The path after its root."""
-        return self.path.partition(".")[2]
+    where: str
+    """The start of messages: the grid, or the variant."""
 
     @property
     def values(self) -> list[Any]:
@@ -121,18 +112,9 @@ class _Axis:
         return [node.plain() for node in self.nodes]
 
     @property
-    def where(self) -> str:
-        """The start of messages."""
-        return f"variants: {self.variant}" if self.variant else "grid"
-
-    @property
     def of_machine(self) -> bool:
         """Whether it varies the strategy, the system or the number of devices as a whole."""
         return self.path in MACHINE_ROOTS
-
-    def suits(self, candidate: CandidateSpec) -> bool:
-        """Whether a candidate has its field."""
-        return self.root != "system" or _has_field(candidate.system, self.inner)
 
     def problem(self, message: str, help_text: str) -> Problem:
         """A problem at its path."""
@@ -148,66 +130,28 @@ class _Axis:
 
 def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list[_Axis]], list[Problem]]:
     """The valid axes of the grid (under the empty name) and of each variant, and what is wrong in others."""
-    groups: dict[str, list[_Axis]] = {"": [], **{name: [] for name in spec.variants}}
+    groups: dict[str, list[_Axis]] = {}
     problems = []
-    for name, axes in groups.items():
+    for name, part in {"": spec.grid, **spec.variants}.items():
+        groups[name] = []
         where: tuple[str, ...] = ("variants", name) if name else ("grid",)
-        written = (spec.variants[name] if name else spec.grid).model_extra or {}
-        for path in written:
+        for path in part.model_extra or {}:
             node = mapping.node
-            for part in (*where, path):
-                node = node.mapping[part]
-            key = mark_at(mapping.node, (*where, path), of_key=True)
-            axis = _Axis(str(path), key, (node,) if name else tuple(node.sequence), name)
-            if axis.root not in (*MACHINE_ROOTS, *STUDY_ROOTS):
-                known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]
-                problems.append(axis.problem(f"`{path}` cannot be swept", did_you_mean(axis.root, known)))
+            for key in (*where, path):
+                node = node.mapping[key]
+            mark = mark_at(mapping.node, (*where, path), of_key=True)
+            axis = _Axis(path, mark, (node,) if name else tuple(node.sequence), ": ".join(where))
+            known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]
+            root = path.partition(".")[0]
+            help_text = misplaced(path) or ("" if root in known else did_you_mean(root, known))
+            if help_text or root not in known:
+                problems.append(axis.problem(f"`{path}` cannot be swept", help_text))
             elif not axis.nodes:
                 help_text = "write it in brackets: [100 Gb/s, 200 Gb/s]"
                 problems.append(node.mark.problem(f"grid: {path}: a list of values is expected", help_text))
             else:
-                axes.append(axis)
+                groups[name].append(axis)
     return groups, problems
-
-
-def _wrong_axis(
-    axis: _Axis, study: StudySpec, systems: Sequence[SystemSpec], catalog: Catalog
-) -> list[Problem]:
-    """What is wrong in an axis over fields of the study, or of systems, one of which must have the field."""
-    if axis.root == "system":
-        if not systems:
-            return []
-        parts = axis.inner.split(".")
-        nearest = max(systems, key=lambda system: _reached(system, parts)[0])
-        return _wrong_field(axis, nearest, axis.inner, catalog)
-    if axis.root in MACHINE_ROOTS:
-        return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{axis.root}`?")]
-    owner: BaseModel = study.candidates[0] if axis.root in further_fields() else study
-    return _wrong_field(axis, owner, study_path(axis.path), catalog)
-
-
-def _wrong_field(axis: _Axis, spec: BaseModel, path: str, catalog: Catalog) -> list[Problem]:
-    """Why a description has no field at a path, or what the field says of the values."""
-    if not _has_field(spec, path):
-        try:
-            catalog.override(spec, {path: axis.values[0]})
-        except CatalogError as error:
-            return axis.placed(axis.key, axis.where, error)
-        return [axis.problem(f"`{axis.path}` is not a field", "")]
-    problems = []
-    parts = path.split(".")
-    _, owner, index = _reached(spec, parts)
-    annotation = owner.model_fields[parts[index]].annotation
-    named = index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
-    for node in axis.nodes:
-        if named and isinstance(node.value, str):
-            try:
-                catalog.override(spec, {path: node.value})
-            except CatalogError as error:
-                problems += axis.placed(node.mark, axis.where, error)
-        else:
-            problems += _refused(owner, parts[index:], node, axis)
-    return problems
 
 
 def _wrong_machines(axis: _Axis, candidate: CandidateSpec, catalog: Catalog) -> list[Problem]:
@@ -227,17 +171,52 @@ def _wrong_machines(axis: _Axis, candidate: CandidateSpec, catalog: Catalog) -> 
     return problems
 
 
-def _has_field(spec: BaseModel, path: str) -> bool:
-    """Whether a description has a field at this dotted path."""
+def _wrong_field(
+    axis: _Axis, study: StudySpec, candidates: Sequence[CandidateSpec], catalog: Catalog
+) -> list[Problem]:
+    """What is wrong in an axis over fields of the study or of systems, one of which must have the field."""
+    root, _, inner = axis.path.partition(".")
+    owner: BaseModel = study
+    path = study_path(axis.path)
+    if root == "system":
+        if not candidates:
+            return []
+        path = inner
+        owner = max((known.system for known in candidates), key=lambda system: _reached(system, inner)[0])
+    elif root == "runtime" and inner:
+        owner, path = runtime_of(study, study.candidates[0]), inner
+    elif root in MACHINE_ROOTS:
+        return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{root}`?")]
+    elif root in CandidateSpec.model_fields:
+        owner = study.candidates[0]
+    count, record, index = _reached(owner, path)
     parts = path.split(".")
-    return _reached(spec, parts)[0] == len(parts)
+    if count < len(parts):
+        try:
+            catalog.override(owner, {path: axis.values[0]})
+        except CatalogError as error:
+            return axis.placed(axis.key, axis.where, error)
+        return [axis.problem(f"`{axis.path}` is not a field", "")]
+    problems = []
+    annotation = record.model_fields[parts[index]].annotation
+    named = index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
+    for node in axis.nodes:
+        if named and isinstance(node.value, str):
+            try:
+                catalog.override(owner, {path: node.value})
+            except CatalogError as error:
+                problems += axis.placed(node.mark, axis.where, error)
+        else:
+            problems += _refused(record, parts[index:], node, axis)
+    return problems
 
 
-def _reached(spec: BaseModel, parts: Sequence[str]) -> tuple[int, type[BaseModel], int]:
+def _reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int]:
     """How many parts of a path exist, the class that holds the last field, and the index of that field.
 
     The last part may be a new key of a mapping.
     """
+    parts = path.split(".")
     owner = type(spec)
     index = 0
     value: Any = spec
@@ -251,6 +230,12 @@ def _reached(spec: BaseModel, parts: Sequence[str]) -> tuple[int, type[BaseModel
         else:
             return count, owner, index
     return len(parts), owner, index
+
+
+def _suits(path: str, candidate: CandidateSpec) -> bool:
+    """Whether a candidate has the field at a path; only what lies inside systems differs between them."""
+    root, _, inner = path.partition(".")
+    return root != "system" or not inner or _reached(candidate.system, inner)[0] == inner.count(".") + 1
 
 
 def _refused(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Axis) -> list[Problem]:
@@ -276,6 +261,108 @@ def _model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
     annotation: Any = owner.model_fields[field].rebuild_annotation()
     model: type[BaseModel] = create_model("Value", **{field: (annotation, ...)})  # type: ignore[call-overload]
     return model
+
+
+# A study with values replaced: the one reading of paths, for `--set`, grids and variants.
+
+
+def study_path(path: str) -> str:
+    """Where the value at a path of a question stands in a study: `batch_sizes` for `batch`."""
+    root, dot, inner = path.partition(".")
+    return f"{CALLED.get(root, root)}{dot}{inner}"
+
+
+@dataclass(frozen=True)
+class _Changer:
+    """Replaces values at paths of a question; what many points share is made once.
+
+    Ids stand for descriptions, which the points or the memory itself keep alive.
+    """
+
+    catalog: Catalog
+    made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, make: Callable[[], Made], *key: Hashable) -> Made:
+        """What was made for this key."""
+        if key not in self.made:
+            self.made[key] = make()
+        known: Made = self.made[key]
+        return known
+
+    def study(self, base: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
+        """The study with values that its candidates share replaced, whole descriptions first."""
+        whole = {study_path(path): value for path, value in changes.items() if "." not in path}
+        inner = {study_path(path): value for path, value in changes.items() if "." in path}
+        return self.catalog.override(self.catalog.override(base, whole), inner)
+
+    def candidate(
+        self, study: StudySpec, candidate: CandidateSpec, changes: Mapping[str, Any]
+    ) -> CandidateSpec:
+        """The candidate with values of its own replaced, its system and its runtime first as a whole."""
+        parts = {root: inner for root, inner in changes_by_root(changes).items() if root in _PARTS}
+        own = {path: value for path, value in changes.items() if path.partition(".")[0] not in parts}
+        own |= {root: changes[root] for root in parts if root in changes}
+        own = {study_path(path): value for path, value in own.items()}
+        key = (id(candidate), repr(own))
+        changed = self.once(lambda: self.catalog.override(candidate, own), *key) if own else candidate
+        for root, inner in parts.items():
+            part = _PARTS[root](study, changed)
+            new, _ = self.once(
+                lambda part=part, root=root, inner=inner: (  # type: ignore[misc]
+                    changed_part(root, part, inner, self.catalog),
+                    part,
+                ),
+                *(id(part), repr(inner)),
+            )
+            changed = changed.model_copy(update={root: new})
+        return changed
+
+
+_PARTS: Mapping[str, Callable[[StudySpec, CandidateSpec], Any]] = {
+    "system": lambda _, candidate: candidate.system,
+    "runtime": runtime_of,
+}
+"""Descriptions inside which a change concerns one candidate, as it finds them."""
+
+
+def _of_candidate(path: str) -> bool:
+    """Whether the value at a path of a question is a candidate's own."""
+    return study_path(path).partition(".")[0] in CandidateSpec.model_fields
+
+
+def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
+    """A study with the values at paths of a question replaced, in all candidates or in what they share.
+
+    Raises InputError for a path that leads nowhere, for a value that its field refuses, and for a change
+    inside the system that no candidate's system has.
+    """
+    if not changes:
+        return study
+    known = [*STUDY_ROOTS, *CandidateSpec.model_fields]
+    problems = []
+    for path, value in changes.items():
+        root = study_path(path).partition(".")[0]
+        if root not in known or misplaced(path):
+            help_text = misplaced(path) or did_you_mean(root, known)
+            problems.append(Problem(f"{path}={value}: `{root}` cannot be changed", help=help_text))
+    if problems:
+        raise InputError(problems)
+    changer = _Changer(catalog)
+    of_study = {path: value for path, value in changes.items() if not _of_candidate(path)}
+    changed = changer.study(study, of_study)
+    whole = {path: value for path, value in changes.items() if _of_candidate(path) and "." not in path}
+    candidates = [changer.candidate(changed, candidate, whole) for candidate in study.candidates]
+    for path, value in changes.items():
+        if _of_candidate(path) and "." in path:
+            suits = [_suits(path, candidate) for candidate in candidates]
+            candidates = [
+                changer.candidate(changed, own, {path: value}) if suited or not any(suits) else own
+                for own, suited in zip(candidates, suits, strict=True)
+            ]
+    return changed.model_copy(update={"candidates": tuple(candidates)})
+
+
+# The points of a sweep.
 
 
 @dataclass(frozen=True)
@@ -317,7 +404,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
     problems: list[Problem] = []
     machines: dict[str, list[CandidateSpec]] = {}
     for name, axes in groups.items():
-        given = _given(spec, name)
+        given = _own_candidates(spec, name) or spec.grid.candidates or spec.study.candidates
         for axis in axes:
             if axis.of_machine:
                 problems += _wrong_machines(axis, given[0], catalog)
@@ -325,37 +412,34 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
             continue
         varied = [axis for axis in (*grid, *axes) if axis.of_machine]
         machines[name] = [machine for known in given for machine in _machines(known, varied, catalog)]
-        systems = [candidate.system for candidate in machines[name]]
         for axis in axes:
             if not axis.of_machine and len(problems) < MOST_PROBLEMS:
-                problems += _wrong_axis(axis, spec.study, systems, catalog)
+                problems += _wrong_field(axis, spec.study, machines[name], catalog)
     if unread or problems:
         raise CatalogError(in_order([*unread, *problems]))
-    builder = _Builder(spec.study, catalog, mapping)
-    points = [
-        point
-        for name in spec.variants or [""]
-        for candidate in machines[name]
-        for point in builder.points(
-            candidate, grid, name, groups[name], named=_is_named(spec, name, candidate)
-        )
-    ]
+    builder = _Builder(spec.study, mapping, _Changer(catalog))
+    points: list[SweepPoint] = []
+    for name in spec.variants or [""]:
+        # A fixed layout tells a candidate from others; a variant's only one of its kind needs none.
+        kinds = [(own.system.name, own.strategy) for own in _own_candidates(spec, name)]
+        runtimes = {runtime_of(spec.study, candidate).name for candidate in machines[name]}
+        for candidate in machines[name]:
+            apart = {VARIANT: name} if name else {}
+            if candidate.layout is not None and (
+                not kinds or kinds.count((candidate.system.name, candidate.strategy)) > 1
+            ):
+                apart[LAYOUT] = candidate.layout_words
+            if len(runtimes) > 1:
+                apart[RUNTIME] = runtime_of(spec.study, candidate).name
+            points += builder.points(candidate, grid, groups[name] if name else [], apart)
     if not points:
         raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
     return tuple(points)
 
 
-def _given(spec: SweepSpec, variant: str) -> Sequence[CandidateSpec]:
-    """The candidates of a variant, else of the grid, else of the study."""
-    in_variant = spec.variants[variant].candidates if variant else ()
-    return in_variant or spec.grid.candidates or spec.study.candidates
-
-
-def _is_named(spec: SweepSpec, variant: str, candidate: CandidateSpec) -> bool:
-    """Whether a fixed layout tells a candidate from others; a variant's only one of its kind needs none."""
-    in_variant = spec.variants[variant].candidates if variant else ()
-    kinds = [(other.system.name, other.strategy) for other in in_variant]
-    return not in_variant or kinds.count((candidate.system.name, candidate.strategy)) > 1
+def _own_candidates(spec: SweepSpec, variant: str) -> Sequence[CandidateSpec]:
+    """The candidates that a variant has instead of the grid's or the study's."""
+    return spec.variants[variant].candidates if variant else ()
 
 
 def _machines(candidate: CandidateSpec, axes: Sequence[_Axis], catalog: Catalog) -> Iterator[CandidateSpec]:
@@ -372,115 +456,52 @@ def _machines(candidate: CandidateSpec, axes: Sequence[_Axis], catalog: Catalog)
             yield candidate.model_copy(update={"strategy": name, "system": system, "devices": devices})
 
 
-def study_path(path: str) -> str:
-    """Where the value at a path of a question stands in a study: `batch_sizes` for `batch`."""
-    root, dot, inner = path.partition(".")
-    return f"{CALLED.get(root, root)}{dot}{inner}"
-
-
-def _overridden(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
-    """A study with values of its own replaced, whole descriptions first, then fields inside them."""
-    placed = {study_path(path): value for path, value in changes.items()}
-    whole = {path: value for path, value in placed.items() if "." not in path}
-    inner = {path: value for path, value in placed.items() if "." in path}
-    return catalog.override(catalog.override(study, whole), inner)
-
-
-def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
-    """A study with the values at paths of a question replaced, in all candidates or in what they share.
-
-    Raises InputError for a path that leads nowhere, for a value that its field refuses, and for a change
-    inside the system that no candidate's system has.
-    """
-    if not changes:
-        return study
-    known = [*STUDY_ROOTS, *CandidateSpec.model_fields]
-    roots = {path: study_path(path).partition(".")[0] for path in changes}
-    if unknown := [path for path, root in roots.items() if root not in known]:
-        words = [f"{path}={changes[path]}: `{roots[path]}` cannot be changed" for path in unknown]
-        helps = [did_you_mean(roots[path], known) for path in unknown]
-        raise InputError([Problem(word, help=text) for word, text in zip(words, helps, strict=True)])
-    of_machine = {path: value for path, value in changes.items() if roots[path] in CandidateSpec.model_fields}
-    of_study = {path: value for path, value in changes.items() if path not in of_machine}
-    machines = _changed_machines(study.candidates, of_machine, catalog)
-    return _overridden(study, of_study, catalog).model_copy(update={"candidates": machines})
-
-
-def _changed_machines(
-    candidates: Sequence[CandidateSpec], changes: Mapping[str, Any], catalog: Catalog
-) -> tuple[CandidateSpec, ...]:
-    """The candidates with values replaced; a change inside the system concerns those that have the field."""
-    of_system = changes_by_root(changes).get("system", {})
-    whole = {study_path(path): value for path, value in changes.items() if not path.startswith("system.")}
-    changed = [catalog.override(candidate, whole) for candidate in candidates]
-    for path, value in of_system.items():
-        having = [candidate for candidate in changed if _has_field(candidate.system, path)] or changed
-        for index, candidate in enumerate(changed):
-            if candidate in having:
-                system = changed_part("system", candidate.system, {path: value}, catalog)
-                changed[index] = candidate.model_copy(update={"system": system})
-    return tuple(changed)
-
-
 @dataclass(frozen=True)
 class _Builder:
-    """Makes points; what many points share (a changed study, a changed system, a check) is made once.
-
-    Ids stand for descriptions, which stay alive with the points.
-    """
+    """Makes points; what many of them share (a changed study, a changed system, a check) is made once."""
 
     base: StudySpec
-    catalog: Catalog
     mapping: LocatedMapping
-    studies: dict[str, StudySpec] = field(default_factory=dict)
-    systems: dict[str, SystemSpec] = field(default_factory=dict)
-    checked: set[tuple[object, ...]] = field(default_factory=set)
-    parts: dict[tuple[str, str], Any] = field(default_factory=dict)
-    priced: dict[int, str] = field(default_factory=dict)
-    """By the id of a recipe, what prices may depend on."""
+    changer: _Changer
 
     def points(
         self,
         candidate: CandidateSpec,
         grid: Sequence[_Axis],
-        variant: str,
         changes: Sequence[_Axis],
-        *,
-        named: bool,
+        apart: Mapping[str, str],
     ) -> Iterator[SweepPoint]:
-        """The points of a candidate in one variant, `named` by a fixed layout; none if it lacks a field."""
-        fixed = [axis for axis in changes if variant and not axis.of_machine]
-        if not all(axis.suits(candidate) for axis in fixed):
+        """The points of a candidate under a variant's changes; none if it lacks a field.
+
+        `apart` are the settings that tell it from other candidates and variants.
+        """
+        fixed = [axis for axis in changes if not axis.of_machine]
+        if not all(_suits(axis.path, candidate) for axis in fixed):
             return
-        axes = [axis for axis in grid if not axis.of_machine and axis.suits(candidate)]
+        axes = [axis for axis in grid if not axis.of_machine and _suits(axis.path, candidate)]
         count = len(candidate.devices) * prod(len(axis.nodes) for axis in axes)
         if count > MOST_POINTS:
             message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
             raise CatalogError([self.mapping.problem(("grid",), message)])
-        shared = {VARIANT: variant} if variant else {}
-        if candidate.layout is not None and named:
-            shared[LAYOUT] = candidate.layout_words
         changed = {axis.path: axis.values[0] for axis in fixed}
         limits = present_limits()
         for devices, values in product(candidate.devices, product(*(axis.values for axis in axes))):
             limits.in_time(lambda: "the points of the grid were being written out")
             settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
-            study = self.changed(candidate, devices, {**settings, **changed})
-            yield SweepPoint(study, {**shared, **settings})
+            study = self.study(candidate, devices, {**settings, **changed})
+            yield SweepPoint(study, {**apart, **settings})
 
-    def changed(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
+    def study(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
         """The study of one candidate at one number of devices with these changes, checked without running."""
-        of_system = {path: value for path, value in changes.items() if path.startswith("system.")}
-        further = {
-            path: value for path, value in changes.items() if path.partition(".")[0] in further_fields()
-        }
-        of_study = {path: value for path, value in changes.items() if path not in {**of_system, **further}}
+        once = self.changer.once
+        of_study = {path: value for path, value in changes.items() if not _of_candidate(path)}
+        own = {path: value for path, value in changes.items() if path not in of_study}
         try:
-            system = self.system(candidate.system, of_system)
-            chosen = self.catalog.override(candidate, further)
-            chosen = chosen.model_copy(update={"system": system, "devices": (devices,)})
-            study = self.study(of_study).model_copy(update={"candidates": (chosen,)})
-            self.check(study, chosen)
+            shared = once(lambda: self._shared(of_study), "study", repr(of_study))
+            chosen = self.changer.candidate(shared, candidate, own)
+            chosen = chosen.model_copy(update={"devices": (devices,)})
+            study = shared.model_copy(update={"candidates": (chosen,)})
+            self._check(study, chosen)
         except InputError as error:
             label = _label(candidate, devices, changes)
             raise CatalogError(
@@ -493,53 +514,30 @@ class _Builder:
             ) from None
         return study
 
-    def check(self, study: StudySpec, candidate: CandidateSpec) -> None:
+    def _shared(self, changes: Mapping[str, Any]) -> StudySpec:
+        """The base study with changes and without candidates; equal descriptions are in memory once."""
+        study = self.changer.study(self.base, changes)
+        parts: dict[str, Any] = {"candidates": ()}
+        for name in ("model", "recipe", "convergence"):
+            value = getattr(study, name)
+            parts[name] = self.changer.once(lambda value=value: value, name, value.model_dump_json())  # type: ignore[misc]
+        return study.model_copy(update=parts)
+
+    def _check(self, study: StudySpec, candidate: CandidateSpec) -> None:
         """Raise InputError for bad input: a target or a device count; the run reports what a point lacks.
 
-        What depends on the study alone, on the system with its devices, and on the system with the recipe is
-        checked once for all points that share it.
+        What depends on the study alone, on the system with its devices, and on the system with what prices
+        depend on is checked once for all points that share it.
         """
+        once = self.changer.once
         system = candidate.system
-        devices = candidate.devices[0]
-        if self.is_new("target", id(study.model), id(study.recipe), id(study.convergence)):
-            target_of(study)
-        question = question_of_candidate(study, candidate, devices)
-        if id(study.recipe) not in self.priced:
-            self.priced[id(study.recipe)] = priced_part(study.recipe).model_dump_json()
-        recipe = self.priced[id(study.recipe)]
-        if self.is_new("prices", id(system), recipe, candidate.strategy, id(candidate.cluster_calibration)):
-            check_question(question)
-        elif self.is_new("devices", id(system), devices):
-            _ = question.topology
-
-    def is_new(self, *shared: object) -> bool:
-        """Whether this was not asked before."""
-        before = len(self.checked)
-        self.checked.add(shared)
-        return len(self.checked) > before
-
-    def system(self, system: SystemSpec, changes: Mapping[str, Any]) -> SystemSpec:
-        """The system with its own changes."""
-        key = repr((id(system), changes))
-        if key not in self.systems:
-            inner = {path.removeprefix("system."): value for path, value in changes.items()}
-            self.systems[key] = self.catalog.override(system, inner)
-        return self.systems[key]
-
-    def study(self, changes: Mapping[str, Any]) -> StudySpec:
-        """The base study with changes, whole descriptions first, then fields inside them.
-
-        Descriptions that are equal to an earlier one's are in memory once; the candidates are left out.
-        """
-        key = repr(changes)
-        if key not in self.studies:
-            study = _overridden(self.base, changes, self.catalog)
-            parts: dict[str, Any] = {"candidates": ()}
-            for name in ("model", "recipe", "convergence"):
-                value = getattr(study, name)
-                parts[name] = self.parts.setdefault((name, value.model_dump_json()), value)
-            self.studies[key] = study.model_copy(update=parts)
-        return self.studies[key]
+        recipe = study.recipe
+        once(lambda: target_of(study), "target", id(study.model), id(recipe), id(study.convergence))
+        question = question_of_candidate(study, candidate, candidate.devices[0])
+        priced = once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))
+        others = (id(question.runtime), candidate.strategy, id(question.cluster))
+        once(lambda: check_question(question), "prices", id(system), priced, *others)
+        once(lambda: question.topology, "devices", id(system), candidate.devices[0])
 
 
 @dataclass(frozen=True)

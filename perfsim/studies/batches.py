@@ -1,22 +1,21 @@
-"""A candidate's run with the batch ramp of its study."""
+"""Which global batches a candidate tries, and the time to the target at each."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.convergence.critical_batch import (
-    Z_90,
     CriticalBatch,
-    HyperbolaFit,
     LawInputs,
     NotIdentifiableError,
     critical_batch,
     deepseek_tokens,
     minicpm_tokens,
+    relative_error,
 )
 from perfsim.convergence.laws import LossLaw, LossTarget, loss_law, tokens_for
 from perfsim.convergence.time_to_accuracy import (
@@ -25,12 +24,11 @@ from perfsim.convergence.time_to_accuracy import (
     Segment,
     TimeToAccuracy,
     ramped,
-    time_to_accuracy,
 )
 from perfsim.convergence.wall_clock import Training
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import accuracy_of
-from perfsim.prediction.planner import best_plan, estimated
+from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.model import TransformerConfig
@@ -38,8 +36,6 @@ from perfsim.specs.recipe import Recipe
 from perfsim.strategies import Plan
 from perfsim.studies.spec import ConvergenceSpec, RampSpec, StudySpec
 from perfsim.work.counts import parameters
-
-# Which global batches to try for a candidate, and the time to the target and the whole run at each.
 
 SMALLEST_SHARE = 1 / 256
 LARGEST_SHARE = 2.0
@@ -56,8 +52,8 @@ class Target:
     critical: CriticalBatch
     loss: LossTarget | None = None
     """The loss that the tokens reach, where the recipe names one."""
-    measured: HyperbolaFit | None = None
-    """The user's own runs that the critical batch was fitted to."""
+    measured: tuple[float, ...] | None = None
+    """Batches in tokens of the user's own runs, where the critical batch was fitted to them."""
 
     @property
     def d_min_error(self) -> float:
@@ -68,17 +64,17 @@ class Target:
         self, batch_tokens: float, step_time_s: float, step_time_error: float, unshared_error: float
     ) -> TimeToAccuracy:
         """The time of steps to this end; NotIdentifiableError far beyond the measured batches."""
-        return time_to_accuracy(
-            batch_tokens,
-            step_time_s,
-            self.d_min_tokens,
-            self.critical,
-            step_time_error,
-            d_min_error=self.d_min_error,
+        return TimeToAccuracy(
+            batch_tokens=batch_tokens,
+            step_time_s=step_time_s,
+            d_min_tokens=self.d_min_tokens,
+            critical=self.critical,
+            step_time_error=step_time_error,
             unshared_error=unshared_error,
+            d_min_error=self.d_min_error,
             examples_error=LEAST_EXAMPLES_ERROR
             if self.measured is None
-            else self.measured.relative_error(batch_tokens),
+            else relative_error(batch_tokens, self.measured),
         )
 
 
@@ -96,19 +92,9 @@ def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, a
     if tokens is None and recipe.target_loss is not None:
         loss = tokens_for(by_law, recipe.target_loss, counted(model, by_law), law.loss_scale)
         tokens = loss.tokens
-    fit = None
-    if law.fit is not None:
-        one_error = math.pow(law.fit.band_factor, 1 / Z_90)
-        fit = HyperbolaFit(
-            e_min=law.fit.e_min_tokens or math.nan,
-            b_crit=law.fit.b_crit_tokens,
-            rms_log=law.fit.residual,
-            b_crit_interval=(law.fit.b_crit_tokens / one_error, law.fit.b_crit_tokens * one_error),
-            batches=law.fit.batches_tokens,
-            run_kind=law.fit.run_kind,
-            notes=law.fit.notes,
-        )
-        tokens = law.fit.e_min_tokens if tokens is None else tokens
+    fit = law.fit
+    if fit is not None and tokens is None:
+        tokens = fit.e_min_tokens
     if tokens is None:
         raise InputError(
             f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
@@ -119,10 +105,9 @@ def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, a
         loss_scale=law.loss_scale or ("" if loss is None else by_law.corpus),
         tokens=law.critical_batch_tokens,
         band_factor=law.band_factor,
-        source="" if law.fit is None else f"{law.fit.name}: {law.fit.description}",
         fit=fit,
     )
-    measured = fit if law.law == "fitted" and fit is not None and fit.batches else None
+    measured = fit.batches_tokens or None if law.law == "fitted" and fit is not None else None
     return Target(tokens, critical_batch(law.law, inputs), loss, measured)
 
 
@@ -141,14 +126,36 @@ def counted(model: TransformerConfig, law: LossLaw) -> float:
     return float(counts.active if law.counts_embeddings else counts.active_body_matrices)
 
 
-@dataclass(frozen=True)
-class BatchChoice:
-    """One global batch: the plan that runs it fastest, and its time to the target."""
+@dataclass(frozen=True, slots=True)
+class BatchPoint:
+    """Time to the target at one global batch, with the layout that runs it fastest."""
 
-    plan: Plan
-    answer: TimeToAccuracy
-    loss: LossTarget | None = None
-    """The loss that ends the run, where the recipe names one."""
+    global_batch_size: int
+    """Sequences of a step."""
+    batch_tokens: float
+    """Tokens of a step."""
+    step_time_s: float
+    """Time of a step."""
+    steps: float
+    """Steps to the target."""
+    time_to_accuracy_s: float
+    """Time to the target."""
+    time_to_accuracy_band_s: tuple[float, float]
+    """90 % band of the time to the target."""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+
+def batch_point(plan: Plan, time: TimeToAccuracy) -> BatchPoint:
+    """A plan at its batch, and its time to the target."""
+    return BatchPoint(
+        plan.job.global_batch_size,
+        time.batch_tokens,
+        time.step_time_s,
+        time.steps,
+        time.time_s,
+        time.band_s,
+        layout=plan.layout.as_dict(plan.num_microbatches),
+    )
 
 
 def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
@@ -185,22 +192,25 @@ def batches_of(spec: StudySpec, target: Target, question: Question) -> list[int]
     return list(spec.batch_sizes)
 
 
-def _time_at(question: Question, target: Target, global_batch_size: int) -> BatchChoice:
-    """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits."""
+def _point_at(question: Question, target: Target, global_batch_size: int) -> BatchPoint:
+    """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits.
+
+    The share of the step that hides communication is left out of its band.
+    """
     asked = question.at(global_batch_size)
-    best = estimated(asked)
-    return choice_of_run(evaluated(asked, best.plan), target, of_curve=True)
+    run = evaluated(asked, estimated(asked).plan)
+    return batch_point(run.plan, _time_of(run, target, hidden=0.0))
 
 
 def batch_curve(
     question: Question, target: Target, batches: list[int], *, extend: bool = False
-) -> tuple[list[BatchChoice], dict[int, PerfsimError]]:
+) -> tuple[list[BatchPoint], dict[int, PerfsimError]]:
     """Time to the target at every batch that has a plan, ascending, and why the other batches have none.
 
     With `extend` batches are halved or doubled past an end until the best one is inside. Raises PlanError, or
     LayoutError for a given layout, where no batch has a plan.
     """
-    curve: list[BatchChoice] = []
+    curve: list[BatchPoint] = []
     refused: dict[int, PerfsimError] = {}
     wanted = deque(batches)
     while wanted:
@@ -209,49 +219,45 @@ def batch_curve(
             lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {question.label}"
         )
         try:
-            curve.append(_time_at(question, target, batch))
+            curve.append(_point_at(question, target, batch))
         except (LayoutError, PlanError, NotIdentifiableError) as error:
             refused[batch] = error
         if extend and curve and not wanted:
-            tried = {*(point.plan.job.global_batch_size for point in curve), *refused}
-            wanted.extend(_past_the_end(best_of(curve), tried))
+            wanted.extend(_past_the_end(best_of(curve), tried_of(curve, refused)))
     if not curve:
         raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
-    return sorted(curve, key=lambda point: point.answer.batch_tokens), refused
+    return sorted(curve, key=lambda point: point.batch_tokens), refused
 
 
-def _past_the_end(best: int, tried: set[int]) -> list[int]:
+def _past_the_end(best: int, tried: Sequence[int]) -> list[int]:
     """The batch to try next where the best one is the smallest or the largest of those tried."""
     if len(tried) >= MOST_TRIED:
         return []
-    if best == max(tried):
+    if best == tried[-1]:
         return [2 * best]
-    return [best // 2] if best == min(tried) and best % 2 == 0 else []
+    return [best // 2] if best == tried[0] and best % 2 == 0 else []
 
 
-def best_of(curve: list[BatchChoice]) -> int:
+def tried_of(curve: Iterable[BatchPoint], refused: Iterable[int]) -> tuple[int, ...]:
+    """The global batches that were tried, with and without a plan, ascending."""
+    return tuple(sorted({*(point.global_batch_size for point in curve), *refused}))
+
+
+def best_of(curve: Iterable[BatchPoint]) -> int:
     """The global batch of least time to the target; of ties the smallest."""
-    chosen = min(curve, key=lambda choice: (choice.answer.time_s, choice.answer.batch_tokens))
-    return chosen.plan.job.global_batch_size
+    return min(curve, key=lambda point: (point.time_to_accuracy_s, point.batch_tokens)).global_batch_size
 
 
-def run_at(question: Question, target: Target, global_batch_size: int) -> tuple[Evaluation, BatchChoice]:
-    """One batch with its best or given layout, simulated in full. Raises PlanError where none fits."""
-    evaluation = best_plan(question.at(global_batch_size))
-    return evaluation, choice_of_run(evaluation, target)
+def time_of_run(run: Evaluation, target: Target) -> TimeToAccuracy:
+    """What the step time of a simulated plan makes of the time to the target."""
+    return _time_of(run, target, run.hidden_communication_fraction)
 
 
-def choice_of_run(evaluation: Evaluation, target: Target, *, of_curve: bool = False) -> BatchChoice:
-    """A simulated plan, and what its step time makes of the time to the target.
-
-    Points of a curve leave the share of the step that hides communication out of their band.
-    """
-    plan = evaluation.plan
-    accuracy = accuracy_of(plan, 0.0 if of_curve else evaluation.hidden_communication_fraction)
-    answer = target.time_of(
-        plan.job.tokens_per_step, evaluation.step_time_s, accuracy.step_time_error, accuracy.unshared_error
+def _time_of(run: Evaluation, target: Target, hidden: float) -> TimeToAccuracy:
+    accuracy = accuracy_of(run.plan, hidden)
+    return target.time_of(
+        run.plan.job.tokens_per_step, run.step_time_s, accuracy.step_time_error, accuracy.unshared_error
     )
-    return BatchChoice(plan, answer, target.loss)
 
 
 MINICPM_SCALE = "C4"
@@ -283,7 +289,7 @@ def training_of(question: Question, time: TimeToAccuracy) -> Training:
 
 
 def ramp_of(
-    question: Question, target: Target, choice: BatchChoice, ramp: Sequence[RampSpec]
+    question: Question, target: Target, chosen: BatchPoint, ramp: Sequence[RampSpec]
 ) -> tuple[RampedRun | None, str]:
     """The run that begins with a ramp and ends at the chosen batch, and a remark on it; None without one.
 
@@ -291,26 +297,23 @@ def ramp_of(
     """
     if not ramp:
         return None, ""
-    full = choice.plan.job.global_batch_size
     critical = target.critical.tokens
     segments = []
-    try:
-        for part in ramp:
-            batch = max(1, round(part.batch * full))
-            point = choice if batch == full else _time_at(question, target, batch)
-            known = point.answer
-            segments.append(
-                Segment(part.share, known.batch_tokens, known.step_time_s, critical * part.critical_batch)
-            )
-    except PerfsimError as error:
-        return None, f"no run with the batch ramp: {error.problems[0].message}"
+    for part in ramp:
+        batch = max(1, round(part.batch * chosen.global_batch_size))
+        try:
+            known = chosen if batch == chosen.global_batch_size else _point_at(question, target, batch)
+        except PerfsimError as error:
+            return None, f"no run with the batch ramp: {error.problems[0].message}"
+        critical_tokens = critical * part.critical_batch
+        segments.append(Segment(part.share, known.batch_tokens, known.step_time_s, critical_tokens))
     rest = 1.0 - sum(segment.share for segment in segments)
-    fixed = choice.answer
-    last = Segment(rest, fixed.batch_tokens, fixed.step_time_s, critical)
+    last = Segment(rest, chosen.batch_tokens, chosen.step_time_s, critical)
     run = ramped([*segments, last], target.d_min_tokens)
+    examples = chosen.steps * chosen.batch_tokens
     remark = (
-        f"with the batch ramp the steps take {run.time_s / fixed.time_s:.3f} times as long: "
-        f"{run.steps / fixed.steps:.3f} times the steps, "
-        f"{run.examples_tokens / fixed.examples_tokens:.3f} times the tokens"
+        f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "
+        f"{run.steps / chosen.steps:.3f} times the steps, "
+        f"{run.examples_tokens / examples:.3f} times the tokens"
     )
     return run, remark

@@ -298,7 +298,7 @@ def _speeds(speeds: SpeedsSpec) -> Answered:
     for run in speeds.runs:
         speedup = first.time / run.time
         needed = [float(examples(batch, e_min, b_crit)) for batch in (first.batch, run.batch)]
-        split = split_speedup(speedup, run.devices / first.devices, *needed)
+        statistical, hardware = split_speedup(speedup, run.devices / first.devices, *needed)
         rows.append(
             {
                 "name": run.name,
@@ -308,8 +308,8 @@ def _speeds(speeds: SpeedsSpec) -> Answered:
                 "law_examples": needed[1],
                 "time_s": run.time,
                 "speedup": speedup,
-                "statistical": split.statistical,
-                "hardware": split.hardware,
+                "statistical": statistical,
+                "hardware": hardware,
             }
         )
     last = rows[-1]

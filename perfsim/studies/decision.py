@@ -17,10 +17,10 @@ import numpy as np
 
 from perfsim.base.errors import PerfsimError
 from perfsim.base.units import DAY_S
-from perfsim.convergence.bill import Bill, Rates, bill, rates_of
+from perfsim.convergence.bill import Bill, Rates
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch, steps
 from perfsim.convergence.laws import KAPLAN
-from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, examples_shift, ratio_band
+from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.convergence.uncertain import Z_90, Draws, FloatArray, Place, Uncertain, interval, one_at, typical
 from perfsim.convergence.wall_clock import Training, inputs_of, wall_s
 from perfsim.prediction.caveats import confidence, shared_caveats
@@ -168,13 +168,13 @@ class Option:
             inputs += inputs_of(self.wall_clock)
         elif self.production is not None:
             inputs.append(_of_production(self.production))
-        return (*inputs, *self.rates.inputs)
+        return (*inputs, *self.rates.given.values())
 
     def _luck(self, end: int) -> float:
         """What the least error of the examples adds to the end of the critical batch's band, in the log."""
         if self.time.critical.given_length:
             return 0.0
-        shift = abs(examples_shift(self.time, self.time.critical.band_tokens[end]))
+        shift = abs(self.time.examples_shift(self.time.critical.band_tokens[end]))
         return math.sqrt(max(math.log1p(self.time.examples_error) ** 2 - shift**2, 0.0))
 
     def steps_s(self, place: Place) -> FloatArray:
@@ -208,12 +208,12 @@ def option_of(
     """A row with what its bill depends on; `plan` is the label of the first row that runs the same plan."""
     training = training_of(question, row.time)
     waiting = row.bubble_fraction + row.exposed_communication_fraction
-    rates = rates_of(
-        question.system,
-        question.devices,
-        training.num_nodes,
-        candidate.price,
-        spec.energy,
+    rates = Rates(
+        system=question.system,
+        devices=question.devices,
+        units=training.num_nodes,
+        energy=spec.energy,
+        price=candidate.price,
         busy=max(0.0, 1.0 - waiting),
     )
     return Option(
@@ -290,12 +290,12 @@ class _Drawn:
     @cached_property
     def bill(self) -> Bill:
         """Hours, energy, carbon and money, each of shape [draws]."""
-        return bill(self.wall_s, self.option.rates, self.place)
+        return self.option.rates.bill(self.wall_s, self.place)
 
     @cached_property
     def typical_bill(self) -> Bill:
         """The same at the typical inputs."""
-        return bill(self.option.wall_s(typical), self.option.rates, typical)
+        return self.option.rates.bill(self.option.wall_s(typical), typical)
 
     def spread(self, name: str) -> Spread | None:
         """One of the bill's figures; None where an input is not given."""
@@ -344,7 +344,7 @@ def decide(options: Sequence[Option], currency: str, seed: int = 0, draws: int =
 
 def _money(option: Option, place: Place) -> FloatArray:
     """Money of a run with the inputs at their places; nan without a price."""
-    money = bill(option.wall_s(place), option.rates, place).money
+    money = option.rates.bill(option.wall_s(place), place).money
     return np.asarray(math.nan) if money is None else money
 
 

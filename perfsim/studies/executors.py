@@ -1,28 +1,34 @@
-"""Where the items of a study or a sweep are computed: in this process, in several, or on a Dask cluster."""
+"""Where the items of a study or a sweep are computed: in this process, in several, or on a Dask cluster.
+
+A worker that dies loses its items, which are computed again. Which of them killed it is not known, so they
+run alone, one after the other; one whose worker dies even then is `Failed` and stops no other.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import active_children, get_context
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
-from perfsim.base.errors import InputError, LimitError, PerfsimError
+from perfsim.base.errors import InputError, LimitError, PerfsimError, Problem
 from perfsim.engine.limits import Limits, limited, present_limits
 from perfsim.prediction.prediction import model_version
 
-# The interface of all executors, and the collection of answers from workers that may die.
-#
-# A worker that dies loses its items, which are computed again. Which of them killed it is not known, so they
-# run alone, one after the other; one whose worker dies even then is `Failed` and stops no other.
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed import Future as Asked
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
@@ -31,10 +37,6 @@ Tell = Callable[[str], None]
 
 POLL_S = 1.0
 """How often limits and workers are looked at while nothing is finished."""
-
-
-def nobody(_message: str) -> None:
-    """Listens to nothing."""
 
 
 def attempt(answer: Callable[[], Result]) -> Result | PerfsimError:
@@ -61,41 +63,30 @@ class ExecutorLost(PerfsimError):
     """The scheduler went away; what was answered before is kept."""
 
 
-class Executor(Protocol):
-    """Computes items somewhere."""
+class Executor:
+    """Computes items: in this process one after the other; a subclass elsewhere."""
 
-    @property
-    def size(self) -> int:
-        """How many items are computed at once."""
-        ...
+    size = 1
+    """How many items are computed at once."""
 
     @property
     def words(self) -> str:
         """`8 processes`."""
-        ...
-
-    def answers(
-        self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
-    ) -> AbstractContextManager[Iterator[tuple[Key, Result | Failed]]]:
-        """`function` of all items, each with its key, in the order in which they are finished.
-
-        Function, items and results can be pickled. Limits hold over all workers together. An error of the
-        function, and LimitError, end the iteration; nothing is left running when the context ends.
-        """
-        ...
-
-
-class _InProcess:
-    """Computes in this process, one item after the other."""
-
-    size = 1
-    words = "1 process"
+        return "1 process" if self.size == 1 else f"{self.size} processes"
 
     @contextmanager
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
     ) -> Iterator[Iterator[tuple[Key, Result | Failed]]]:
+        """`function` of all items, each with its key, in the order in which they are finished.
+
+        Function, items and results can be pickled. Limits hold over all workers together. An error of the
+        function, and LimitError, end the iteration; nothing is left running when the context ends.
+        """
         yield ((key, function(item)) for key, item in items)
+
+
+IN_PROCESS = Executor()
 
 
 @dataclass(frozen=True)
@@ -111,7 +102,7 @@ class Task(Generic[Item, Result]):
     def __call__(self, item: Item) -> tuple[Result, int]:
         """The function of an item, and the number of events that it simulated."""
         if self.version and self.version != model_version():
-            raise another_version("a worker", model_version(), self.version)
+            raise _another_version("a worker", model_version(), self.version)
         asked = self.limits
         own = Limits(asked.max_events, asked.max_seconds, engine=asked.engine, events=asked.events)
         own.started_s = time.monotonic() - self.elapsed_s
@@ -122,20 +113,12 @@ class Task(Generic[Item, Result]):
         return result, own.events - asked.events
 
 
-def another_version(worker: str, version: str, own: str) -> InputError:
+def _another_version(worker: str, version: str, own: str) -> InputError:
     """The refusal of a worker that would compute other numbers."""
-    return InputError(f"{worker} has perfsim {version}, and this machine {own}: install one on all")
+    return InputError(f"{worker} has perfsim {version}, and this machine {own}: install it on all")
 
 
-class Pool(Protocol):
-    """What `concurrent.futures` and Dask's client have in common."""
-
-    def submit(self, function: Callable[[Any], Any], item: Any, /) -> Future[Any]:
-        """Hand over an item."""
-        ...
-
-
-class Pooled(ABC):
+class _Pooled(Executor, ABC):
     """An executor whose workers may die; a subclass says how they are started and ended."""
 
     died: tuple[type[BaseException], ...]
@@ -144,7 +127,9 @@ class Pooled(ABC):
     """Whether the death of one worker ends all."""
     tries_alone: int
     """How often an item that may have killed its worker is handed over once more."""
-    version: str = ""
+    last_words: str
+    """Why an item failed, whose workers died."""
+    version = ""
     """Of perfsim, where workers may have another one."""
 
     @abstractmethod
@@ -152,48 +137,43 @@ class Pooled(ABC):
         """How many items are handed over at once; raises ExecutorLost where nobody takes them."""
 
     @abstractmethod
-    def started(self) -> Pool:
-        """Workers, alive."""
+    def submit(self, function: Callable[[Any], Any], item: Any) -> Future[Any]:
+        """Hand an item over to a worker, which is started where there is none."""
 
     @abstractmethod
-    def ended(self, pool: Any, *, at_once: bool) -> None:
-        """End what `started` has started; `at_once` without waiting for items."""
-
-    @property
-    @abstractmethod
-    def last_words(self) -> str:
-        """Why an item failed, whose workers died."""
+    def end(self, *, at_once: bool) -> None:
+        """End the workers; `at_once` without waiting for items."""
 
     @contextmanager
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
     ) -> Iterator[Iterator[tuple[Key, Result | Failed]]]:
-        collection = _Collection(self, function, items)
         try:
-            yield collection.answers()
+            yield _Collection(self, function, iter(items)).answers()
         except BaseException:
-            collection.end(at_once=True)
+            self.end(at_once=True)
             raise
-        collection.end(at_once=False)
+        self.end(at_once=False)
 
 
 class _Collection(Generic[Key, Item, Result]):
-    """The answers of one call, in the order in which they are finished."""
+    """The answers of one call, from workers that may die."""
 
     def __init__(
-        self, executor: Pooled, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
+        self, workers: _Pooled, function: Callable[[Item], Result], items: Iterator[tuple[Key, Item]]
     ) -> None:
-        self._executor, self._function, self._items = executor, function, iter(items)
+        self._workers = workers
+        self._function = function
+        self._items = items
         self._limits = present_limits()
-        self._pool: Pool | None = None
         self._running: dict[Future[tuple[Result, int]], tuple[Key, Item]] = {}
         self._suspects: list[tuple[Key, Item]] = []
 
     def answers(self) -> Iterator[tuple[Key, Result | Failed]]:
-        """All answers."""
+        """All answers, in the order in which they are finished."""
         while True:
             if not self._suspects:
-                room = self._executor.window() - len(self._running)
+                room = self._workers.window() - len(self._running)
                 for key, item in islice(self._items, max(room, 0)):
                     self._submit(key, item)
             if self._running:
@@ -207,53 +187,42 @@ class _Collection(Generic[Key, Item, Result]):
                 return
 
     def _submit(self, key: Key, item: Item) -> None:
-        elapsed_s = time.monotonic() - self._limits.started_s
         own = self._limits
         asked = Limits(own.max_events, own.max_seconds, engine=own.engine, events=own.events)
-        task = Task(self._function, asked, elapsed_s, self._executor.version)
-        if self._pool is None:
-            self._pool = self._executor.started()
+        task = Task(self._function, asked, time.monotonic() - own.started_s, self._workers.version)
         try:
-            self._running[self._pool.submit(task, item)] = key, item
-        except self._executor.died:
+            self._running[self._workers.submit(task, item)] = key, item
+        except self._workers.died:
             self._suspects.append((key, item))
 
     def _finished(self) -> Iterator[tuple[Key, Result]]:
         """The answers that are there now; items whose workers died become suspects."""
         done, _ = wait(self._running, timeout=POLL_S, return_when=FIRST_COMPLETED)
-        self._executor.window()
+        self._workers.window()
         self._limits.in_time(lambda: f"{len(self._running)} items were being computed")
         for future in done:
             key, item = self._running.pop(future)
             try:
                 result, events = future.result()
-            except self._executor.died:
+            except self._workers.died:
                 self._suspects.append((key, item))
                 continue
             except CancelledError:
                 raise ExecutorLost("the scheduler went away") from None
             self._limits.add(events)
             yield key, result
-        if self._suspects and not self._running and self._executor.die_together:
-            self.end(at_once=True)
+        if self._suspects and not self._running and self._workers.die_together:
+            self._workers.end(at_once=True)
 
     def _alone(self, key: Key, item: Item) -> Result | Failed:
         """The answer of an item while nothing else is computed."""
-        for _ in range(self._executor.tries_alone):
+        for _ in range(self._workers.tries_alone):
             self._submit(key, item)
             while self._running:
                 for _, result in self._finished():
                     return result
             self._suspects.clear()
-        return Failed(self._executor.last_words)
-
-    def end(self, *, at_once: bool) -> None:
-        """End the workers; they are started anew where more items come."""
-        pool = self._pool
-        self._pool = None
-        self._running.clear()
-        if pool is not None:
-            self._executor.ended(pool, at_once=at_once)
+        return Failed(self._workers.last_words)
 
 
 # Several processes of this machine.
@@ -262,8 +231,11 @@ WAITING = 2
 """Items for each process that are handed over before it asks for them."""
 
 
-class Processes(Pooled):
-    """So many processes, which import the caller's main module anew."""
+class Processes(_Pooled):
+    """So many processes, which import the caller's main module anew.
+
+    They leave Ctrl-C, which a terminal sends to all, to their parent.
+    """
 
     died = (BrokenProcessPool,)
     die_together = True
@@ -272,38 +244,29 @@ class Processes(Pooled):
 
     def __init__(self, size: int) -> None:
         self.size = size
-
-    @property
-    def words(self) -> str:
-        return f"{self.size} processes"
+        self._earlier = set(active_children())
+        self._pool: ProcessPoolExecutor | None = None
 
     def window(self) -> int:
         return WAITING * self.size + 1
 
-    def started(self) -> _Spawned:
-        return _Spawned(self.size)
-
-    def ended(self, pool: _Spawned, *, at_once: bool) -> None:
-        pool.end(at_once=at_once)
-
-
-class _Spawned:
-    """A pool of processes that leave Ctrl-C, which a terminal sends to all, to their parent."""
-
-    def __init__(self, size: int) -> None:
-        self._earlier = set(active_children())
-        self._pool = ProcessPoolExecutor(size, mp_context=get_context("spawn"))
-
-    def submit(self, function: Callable[[Any], Any], item: Any, /) -> Future[Any]:
+    def submit(self, function: Callable[[Any], Any], item: Any) -> Future[Any]:
+        if self._pool is None:
+            self._earlier = set(active_children())
+            self._pool = ProcessPoolExecutor(self.size, mp_context=get_context("spawn"))
         with _interrupts_later():  # a process is started when there is an item for it
             return self._pool.submit(function, item)
 
     def end(self, *, at_once: bool) -> None:
+        pool = self._pool
+        self._pool = None
+        if pool is None:
+            return
         if at_once:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
             for process in set(active_children()) - self._earlier:
                 process.terminate()
-        self._pool.shutdown()
+        pool.shutdown()
 
 
 @contextmanager
@@ -319,7 +282,140 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-IN_PROCESS = _InProcess()
+# A Dask cluster that runs already: a scheduler at an address, and its workers.
+
+ADDRESS = re.compile(r"(tcp|tls|ucx|inproc)://[^\s/]+(:\d+)?")
+"""Addresses of schedulers."""
+CONNECT_S = 10.0
+"""How long the scheduler may take to answer."""
+COUNT_S = 5.0
+"""How often the workers are counted."""
+WAITING_ON_DASK = 4
+"""Items for each thread of a worker that are handed over before it asks for them."""
+LEAST_WAITING = 32
+MOST_ASKED = 4
+"""How often an item is asked for whose answer the cluster loses."""
+
+
+class _DaskCluster(_Pooled):
+    """The workers of a scheduler; they may come and go while items are computed.
+
+    The scheduler gives the items of a worker that dies to others, and gives an item up that has lost several.
+    """
+
+    die_together = False
+    tries_alone = 1
+    last_words = (
+        "each worker that computed it died, perhaps out of memory (the scheduler's log has their names)"
+    )
+
+    def __init__(self, address: str, tell: Tell) -> None:
+        self.address = address
+        self._tell = tell
+        self.version = model_version()
+        self._client = _connected(address)
+        self._counted_s = 0.0
+        self._had_workers = True
+        self.size = 0
+        try:
+            from distributed import KilledWorker
+
+            self.died = (KilledWorker,)
+            # Those that come later are checked by `Task`.
+            for worker, version in self._client.run(model_version, on_error="return").items():
+                if isinstance(version, BaseException):
+                    raise InputError(f"worker {worker} cannot use perfsim ({version}): install it there")
+                if version != self.version:
+                    raise _another_version(f"worker {worker}", version, self.version)
+            self.window()
+        except BaseException:
+            self.end(at_once=True)
+            raise
+
+    @property
+    def words(self) -> str:
+        return f"{self.size} worker{'' if self.size == 1 else 's'} of {self.address}"
+
+    def window(self) -> int:
+        lost = ExecutorLost(f"the scheduler at {self.address} went away")
+        now_s = time.monotonic()
+        if self._client.status != "running":
+            raise lost
+        if now_s - self._counted_s > COUNT_S:
+            try:
+                self.size = sum(self._client.nthreads().values())
+            except OSError:
+                raise lost from None
+            self._counted_s = now_s
+            if self._had_workers and not self.size:
+                self._tell(f"{self.address} has no worker; what is left waits for one")
+            self._had_workers = self.size > 0
+        return max(LEAST_WAITING, WAITING_ON_DASK * self.size)
+
+    def submit(self, function: Callable[[Any], Any], item: Any) -> Future[Any]:
+        return asked_of(self._client, function, item)
+
+    def end(self, *, at_once: bool) -> None:
+        """The scheduler forgets what this client has asked."""
+        del at_once
+        self._client.close(CONNECT_S)
+
+
+def asked_of(client: Client, function: Callable[[Any], Any], item: Any) -> Future[Any]:
+    """The answer of a cluster as a future of `concurrent.futures`.
+
+    Dask's own `ClientExecutor` never finishes the future of an item whose worker leaves while its answer is
+    fetched, or raises ValueError for it. Here such an item is asked for again.
+    """
+    from asyncio import CancelledError as Cancelled
+
+    from distributed.comm.core import CommClosedError
+
+    answer: Future[Any] = Future()
+
+    def ask(times: int) -> None:
+        def take(done: Asked[Any]) -> None:
+            try:
+                answer.set_result(done.result())
+            except (CancelledError, Cancelled, CommClosedError):
+                if times > 1 and client.status == "running":
+                    ask(times - 1)
+                else:
+                    answer.cancel()
+                    answer.set_running_or_notify_cancel()
+            except Exception as error:  # noqa: BLE001 - whatever the worker raised
+                answer.set_exception(error)
+
+        client.submit(function, item, pure=False).add_done_callback(take)
+
+    ask(MOST_ASKED)
+    return answer
+
+
+def _connected(address: str) -> Client:
+    """A client. Raises InputError for what is no address, PerfsimError where nobody answers."""
+    import socket
+
+    if not ADDRESS.fullmatch(address):
+        raise InputError(
+            [Problem(f"{address!r} is no address of a scheduler", help="such as tcp://host:8786")]
+        )
+    try:
+        from distributed import Client
+    except ImportError:
+        raise PerfsimError("--scheduler needs Dask: pip install 'perfsim[dask]'") from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    try:
+        # Dask's client tries again until its time is over; this raises at once where nobody listens.
+        parts = urlsplit(address)
+        if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port:
+            socket.create_connection((parts.hostname, parts.port), CONNECT_S).close()
+        return Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        first = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise PerfsimError(
+            f"no Dask scheduler answers at {address}: {first or type(error).__name__}"
+        ) from None
 
 
 def available_processes() -> int:
@@ -328,7 +424,11 @@ def available_processes() -> int:
 
 
 def executor_for(
-    jobs: int | None, scheduler: str | None = None, *, most: int | None = None, tell: Tell = nobody
+    jobs: int | None,
+    scheduler: str | None = None,
+    *,
+    most: int | None = None,
+    tell: Tell = lambda _: None,
 ) -> Executor:
     """A Dask cluster where an address is given, else so many processes (None: one for each core).
 
@@ -339,12 +439,7 @@ def executor_for(
     if asked is not None and not (isinstance(asked, int) and asked >= 1):
         raise InputError(f"jobs: {jobs!r} is not a whole number of processes, 1 or more")
     if scheduler:
-        from perfsim.studies.dask_cluster import DaskCluster
-
-        return DaskCluster(scheduler, tell)
+        return _DaskCluster(scheduler, tell)
     size = jobs or available_processes()
     size = max(1, size if most is None else min(size, most))
-    if size == 1:
-        return IN_PROCESS
-
-    return Processes(size)
+    return IN_PROCESS if size == 1 else Processes(size)

@@ -7,16 +7,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
-from perfsim.convergence.time_to_accuracy import RampedRun
+from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart, whole_run
 from perfsim.engine.limits import present_limits
-from perfsim.network import Topology, ends_of, links_by_ends
-from perfsim.network.topology import network_map
+from perfsim.network import Topology
+from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.prediction.caveats import (
     default_settings,
@@ -27,7 +27,7 @@ from perfsim.prediction.caveats import (
     worst_first,
 )
 from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
-from perfsim.prediction.planner import refusal
+from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
 from perfsim.prediction.question import PriceTables, Question
 from perfsim.prediction.run import Evaluation
@@ -40,27 +40,28 @@ from perfsim.studies.answers import (
     COVERED_ONCE,
     Answer,
     Assumption,
-    BatchPoint,
     CandidateResult,
     Infeasible,
     PointResult,
     StudyResult,
     production_of,
+    values_of,
 )
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import Sweep, SweepPoint
 from perfsim.studies.batches import (
-    BatchChoice,
+    BatchPoint,
     Target,
     batch_curve,
+    batch_point,
     batches_of,
     best_of,
-    choice_of_run,
     ramp_of,
-    run_at,
     suggested_batches,
     target_of,
+    time_of_run,
     training_of,
+    tried_of,
 )
 from perfsim.studies.decision import (
     Option,
@@ -80,7 +81,6 @@ from perfsim.studies.executors import (
     attempt,
     available_processes,
     executor_for,
-    nobody,
 )
 from perfsim.studies.spec import CandidateSpec, Digests, StudySpec, check_question, question_of_candidate
 from perfsim.studies.store import Store, Stored, StoreError
@@ -97,9 +97,10 @@ class Answered:
 
     candidate: CandidateSpec
     question: Question
+    target: Target
     evaluation: Evaluation
-    choice: BatchChoice
-    curve: tuple[BatchChoice, ...]
+    time: TimeToAccuracy
+    curve: tuple[BatchPoint, ...]
     sampling: SamplingSummary | None = None
     tried: tuple[int, ...] = ()
     """The global batches that were tried, with and without a plan."""
@@ -129,48 +130,47 @@ def answer_candidate(
         tables.lend(question)
     batches = batches_of(spec, target, question)
     best = batches[0]
-    curve = list[BatchChoice]()
-    dropped = dict[int, PerfsimError]()
+    curve = list[BatchPoint]()
+    tried: tuple[int, ...] = ()
+    remarks = []
     if len(batches) > 1:
         extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(question.devices) is None
         curve, dropped = batch_curve(question, target, batches, extend=extend)
         best = best_of(curve)
-        batches = sorted({*(point.plan.job.global_batch_size for point in curve), *dropped})
-    evaluation, choice = run_at(question, target, best)
-    tokens = choice.answer.batch_tokens
-    curve = [choice if point.answer.batch_tokens == tokens else point for point in curve] or [choice]
-    remarks = []
-    if dropped and question.layout is not None:
-        left_out = ", ".join(f"{batch:,}" for batch in dropped)
-        reason = _reason(next(iter(dropped.values())))
-        remarks.append(f"batches that the layout cannot run are left out: {left_out} sequences ({reason})")
-    answered = Answered(
-        candidate,
-        question,
-        evaluation,
-        choice,
-        tuple(curve),
-        tried=tuple(batches) if len(batches) > 1 else (),
-        remarks=tuple(remarks),
-    )
+        tried = tried_of(curve, dropped)
+        if dropped and question.layout is not None:
+            left_out = ", ".join(f"{batch:,}" for batch in dropped)
+            reason = _reason(next(iter(dropped.values())))
+            said = "batches that the layout cannot run are left out"
+            remarks.append(f"{said}: {left_out} sequences ({reason})")
+    evaluation = best_plan(question.at(best))
+    time = time_of_run(evaluation, target)
+    chosen = batch_point(evaluation.plan, time)
+    sampling = slowdowns = ramp = None
     if deep:
-        slowdowns = None
+        sampling = sample_step(evaluation, spec.sampling)
         if spec.resilience is not None:
             slowdowns = resilience(evaluation, candidate.label(devices), spec.resilience)
-        ramp, remark = ramp_of(question, target, choice, spec.convergence.ramp)
-        answered = replace(
-            answered,
-            sampling=sample_step(evaluation, spec.sampling),
-            resilience=slowdowns,
-            ramp=ramp,
-            remarks=(*remarks, *filter(None, [remark])),
-        )
-    if spec.perturbations is None:
-        return answered
-    # Batch and layout stay, and so does the curve of batches.
-    label = f"{question.label}, {evaluation.plan.strategy}"
-    disturbed = _disturbed(evaluation, spec.perturbations, label)
-    return replace(answered, evaluation=disturbed, choice=choice_of_run(disturbed, target))
+        ramp, remark = ramp_of(question, target, chosen, spec.convergence.ramp)
+        remarks += filter(None, [remark])
+    if spec.perturbations is not None:
+        # Batch and layout stay, and so does the curve of batches.
+        label = f"{question.label}, {evaluation.plan.strategy}"
+        evaluation = _disturbed(evaluation, spec.perturbations, label)
+        time = time_of_run(evaluation, target)
+    return Answered(
+        candidate,
+        question,
+        target,
+        evaluation,
+        time,
+        tuple(chosen if point.global_batch_size == best else point for point in curve) or (chosen,),
+        sampling=sampling,
+        tried=tried,
+        remarks=tuple(remarks),
+        resilience=slowdowns,
+        ramp=ramp,
+    )
 
 
 def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:
@@ -209,9 +209,8 @@ def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbatio
         slowest = max(at_last, *(straggler.factor for straggler in beyond))
         stragglers = [straggler for straggler in stragglers if straggler.rank != last]
         stragglers.append(StragglerSpec(rank=last, factor=slowest))
-    present = links_by_ends(topology) if spec.links else {}
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
-    links = tuple(link for link in addressed if ends_of(link.link, present) is not None)
+    links = tuple(link for link in addressed if topology.links_named(link.link))
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
     return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
 
@@ -219,53 +218,38 @@ def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbatio
 def _row(spec: StudySpec, answered: Answered) -> Answer:
     """The row of a candidate or a point."""
     question = answered.question
-    choice = answered.choice
+    time = answered.time
+    loss = answered.target.loss
     prediction = prediction_of(answered.evaluation, question.memory_limit)
     named = question.named_settings
     caveats = [
         *prediction.caveats,
         *edge_batch(answered.tried, prediction.global_batch_size),
-        *extrapolated_law(choice.answer.critical.notes),
-        *([] if choice.loss is None else [sensitive_target(choice.loss)]),
+        *extrapolated_law(time.critical.notes),
+        *([] if loss is None else [sensitive_target(loss)]),
         *([] if named is None else default_settings(named, answered.evaluation.plan)),
     ]
     production = production_of(spec, answered.candidate)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
-        parts = whole_run(question.wall_clock, training_of(question, choice.answer))
-    notes = [*prediction.notes, choice.answer.regime_text, *answered.remarks]
+        parts = whole_run(question.wall_clock, training_of(question, time))
+    notes = [*prediction.notes, time.regime_text, *answered.remarks]
     if parts and production:
         notes.append(COVERED_ONCE)
     return Answer(
-        **{**_values(prediction), "caveats": worst_first(caveats), "notes": tuple(notes)},
-        time=choice.answer,
+        **{**values_of(prediction), "caveats": worst_first(caveats), "notes": tuple(notes)},
+        time=time,
         whole_run=parts,
         production=production,
     )
 
 
-def _values(row: Any) -> dict[str, Any]:
-    return {field.name: getattr(row, field.name) for field in fields(row)}
-
-
 def _candidate_result(spec: StudySpec, answered: Answered) -> CandidateResult:
     """The row of a candidate with what its page draws."""
     evaluation = answered.evaluation
-    curve = tuple(
-        BatchPoint(
-            global_batch_size=choice.plan.job.global_batch_size,
-            batch_tokens=choice.answer.batch_tokens,
-            step_time_s=choice.answer.step_time_s,
-            steps=choice.answer.steps,
-            time_to_accuracy_s=choice.answer.time_s,
-            time_to_accuracy_band_s=choice.answer.band_s,
-            layout=choice.plan.layout.as_dict(choice.plan.num_microbatches),
-        )
-        for choice in answered.curve
-    )
     return CandidateResult(
-        **_values(_row(spec, answered)),
-        batch_curve=curve,
+        **values_of(_row(spec, answered)),
+        batch_curve=answered.curve,
         timeline=timeline(evaluation),
         timeline_devices=len(devices_of(evaluation.trace.graph)),
         roofline=roofline(evaluation),
@@ -291,7 +275,7 @@ class StudyRun:
 def run_study(
     spec: StudySpec,
     compare: Sequence[str] = (),
-    progress: Tell = nobody,
+    progress: Tell = lambda _: None,
     executor: Executor = IN_PROCESS,
 ) -> StudyRun:
     """Answer a study; `compare` keeps the candidates of these strategies, in this order.
@@ -418,7 +402,7 @@ def _result(
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    rows = _told_apart([_candidate_result(spec, own) for own in answered])
+    rows = _told_apart([_candidate_result(spec, own) for own in answered], answered)
     options: list[Option] = []
     plans: dict[str, str] = {}
     for row, own in zip(rows, answered, strict=True):
@@ -462,15 +446,22 @@ def _result(
     )
 
 
-def _told_apart(candidates: Sequence[CandidateResult]) -> list[CandidateResult]:
-    """The candidates with a number behind a label that an earlier one has."""
+def _told_apart(candidates: Sequence[CandidateResult], answered: Sequence[Answered]) -> list[CandidateResult]:
+    """The candidates with their runtime, else with a number, behind a label that several have."""
+    alike = Counter(row.label for row in candidates)
     seen = Counter[str]()
     apart = []
-    for candidate in candidates:
-        seen[candidate.label] += 1
-        repeat = seen[candidate.label]
-        words = [candidate.apart, f"candidate {repeat} of this name"] if repeat > 1 else [candidate.apart]
-        apart.append(replace(candidate, apart=", ".join(filter(None, words))))
+    for row, own in zip(candidates, answered, strict=True):
+        words = [row.apart]
+        if alike[row.label] > 1 and own.candidate.runtime is not None:
+            words.append(own.candidate.runtime.name)
+        told = replace(row, apart=", ".join(filter(None, words)))
+        seen[told.label] += 1
+        if (repeat := seen[told.label]) > 1:
+            told = replace(
+                told, apart=", ".join(filter(None, [told.apart, f"candidate {repeat} of this name"]))
+            )
+        apart.append(told)
     return apart
 
 
@@ -556,7 +547,7 @@ def run_sweep(
     *,
     jobs: int | None = None,
     scheduler: str | None = None,
-    tell: Tell = nobody,
+    tell: Tell = lambda _: None,
 ) -> SweepResult:
     """Answer every point that is not stored yet, storing each answer as soon as it is finished.
 
@@ -658,7 +649,7 @@ class _Reader:
         target_time = self._targets[key].time_of(*(document[name] for name in known))
         prediction = prediction_from(document, study.model.name)
         row = Answer(
-            **{**_values(prediction), "caveats": self._shared(prediction.caveats)},
+            **{**values_of(prediction), "caveats": self._shared(prediction.caveats)},
             time=target_time,
             whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
             production=production_of(study, point.candidate),

@@ -18,7 +18,6 @@ from perfsim.base.errors import InputError, LayoutError, PerfsimError
 from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.interop import emit
-from perfsim.machines.layout_text import text_of
 from perfsim.prediction.bands import SHARDED, Accuracy, accuracy_of
 from perfsim.prediction.caveats import batch_caveats, worst_first
 from perfsim.prediction.planner import Search, confirmed, search
@@ -26,8 +25,17 @@ from perfsim.prediction.prediction import Prediction, prediction_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
+from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
-from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of_run, target_for
+from perfsim.studies.batches import (
+    Target,
+    batch_curve,
+    batch_grid,
+    best_of,
+    target_for,
+    time_of_run,
+    tried_of,
+)
 from perfsim.studies.executors import Executor, Failed, attempt
 from perfsim.studies.spec import ConvergenceSpec
 
@@ -284,7 +292,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     if target is not None and given is None and objective != "step-time":
         grid = batch_grid(target, question.recipe.seq_length, question.devices)
         curve, unfit = batch_curve(question, target, grid, extend=True)
-        tried = tuple(sorted({*(point.plan.job.global_batch_size for point in curve), *unfit}))
+        tried = tried_of(curve, unfit)
         question = question.at(best_of(curve))
     searched = search(question)
     screening = searched.screening
@@ -375,7 +383,7 @@ def _entry(question: Question, run: Evaluation, first: Evaluation, target: Targe
             for name, value in prediction.layout.items()
             if name not in FOLLOWS and value != of_first.get(name)
         },
-        time=None if target is None else choice_of_run(run, target).answer,
+        time=None if target is None else time_of_run(run, target),
     )
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -16,7 +15,6 @@ from pydantic import (
     Field,
     SerializeAsAny,
     ValidationInfo,
-    create_model,
     field_validator,
     model_validator,
 )
@@ -27,8 +25,6 @@ from perfsim.base.sizes import MOST_CHOICES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number
-from perfsim.catalog.kinds import base_of
-from perfsim.convergence.bill import Currency, EnergySpec, PriceSpec
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.machines import machine_of
@@ -39,7 +35,9 @@ from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
+from perfsim.specs.prices import Currency, EnergySpec, PriceSpec
 from perfsim.specs.recipe import Recipe, Sequences
+from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.strategies import STRATEGIES, strategy_names
 
@@ -88,43 +86,11 @@ CALLED = {
     "batch": "batch_sizes",
     "cluster": "cluster_calibration",
     "perturb": "perturbations",
-    "runtime": "recipe.runtime",
 }
 """What a study calls a field of a question that it calls otherwise."""
-_AT_HOME = (
-    "model",
-    "recipe",
-    "memory_limit",
-    "strategy",
-    "system",
-    "devices",
-    "layout",
-    "wall_clock",
-    *CALLED,
-)
-"""Fields of a question that a study or a candidate declares itself, since their YAML has another form."""
 
 
-@cache
-def further_fields() -> dict[str, Any]:
-    """Every other field of a question; each candidate may have its own value."""
-    further: dict[str, Any] = {}
-    for asked in ASKED.values():
-        if "study" in asked.by and asked.name not in _AT_HOME:
-            kind: Any = base_of(asked.kind) | None if asked.kind else asked.number or str
-            if asked.number is not None:
-                kind = Annotated[kind, *number(asked.least or 0.0, asked.most or 1e18)]
-            further[asked.field] = (kind, Field(default=asked.default, description=asked.help))
-    return further
-
-
-if TYPE_CHECKING:
-    _AskedOfCandidate = Spec
-else:
-    _AskedOfCandidate = create_model("_AskedOfCandidate", __base__=Spec, **further_fields())
-
-
-class CandidateSpec(_AskedOfCandidate):
+class CandidateSpec(Spec):
     """A strategy on a system, at one or several device counts."""
 
     strategy: StrategyName
@@ -136,6 +102,8 @@ class CandidateSpec(_AskedOfCandidate):
     """One count or several."""
     layout: Annotated[LayoutText, BeforeValidator(_layout_text)] | None = None
     """A fixed layout: `tp=8,pp=4,dp=4,mbs=1`, or its fields as a mapping; None: the fastest that fits."""
+    runtime: Runtime | None = None
+    """Training stack of this candidate; None: the study's."""
     cluster_calibration: ClusterCalibration | None = None
     """The result of `perfsim calibrate steps` for this machine; scales its step times."""
     wall_clock: WallClockSpec | None = None
@@ -302,6 +270,8 @@ class StudySpec(CatalogSpec):
     question: str
     model: TransformerConfig
     recipe: Recipe
+    runtime: Runtime | None = None
+    """Training stack of all candidates that name none; None: the recipe's."""
     candidates: Annotated[Candidates, Field(min_length=1, max_length=MOST_CHOICES)]
     batch_sizes: Annotated[
         BatchSizes, BeforeValidator(_in_a_list, json_schema_input_type=Sequences | BatchSizes)
@@ -330,14 +300,20 @@ class StudySpec(CatalogSpec):
         return [(candidate, devices) for candidate in self.candidates for devices in candidate.devices]
 
 
+def runtime_of(spec: StudySpec, candidate: CandidateSpec) -> Runtime:
+    """The training stack of a candidate: its own, the study's, or the recipe's."""
+    return candidate.runtime or spec.runtime or spec.recipe.runtime
+
+
 def question_of_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
     """What a study asks of a candidate with so many devices; the batch is open."""
     said: dict[str, Any] = {}
     for asked in ASKED.values():
         name = CALLED.get(asked.name, asked.field)
-        owner = candidate if name in type(candidate).model_fields else spec
-        if "study" in asked.by and name in type(owner).model_fields:
-            said[asked.field] = getattr(owner, name)
+        owners = [owner for owner in (candidate, spec) if name in type(owner).model_fields]
+        if "study" in asked.by and owners:
+            given = (getattr(owner, name) for owner in owners)
+            said[asked.field] = next((value for value in given if value is not None), None)
     # A study tries several batches, and disturbs the best one afterwards.
     return Question(**said | {"devices": devices, "batch": None, "perturbations": None})
 
@@ -362,7 +338,10 @@ def with_verify(spec: StudySpec, mode: str | None) -> StudySpec:
 
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit", "noun"})
 """Keys that explain a value and do not affect an answer."""
-_INPUTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit", "candidates", "perturbations")
+_INPUTS = (
+    *("model", "recipe", "runtime", "convergence", "batch_sizes", "memory_limit", "candidates"),
+    "perturbations",
+)
 
 
 class Digests:

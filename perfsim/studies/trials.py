@@ -8,12 +8,12 @@ from typing import Any
 
 from perfsim.base.errors import PerfsimError
 from perfsim.engine.limits import present_limits
-from perfsim.machines.layout_text import text_of
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation
+from perfsim.specs.layout_text import text_of
 from perfsim.studies.answers import CandidateResult
-from perfsim.studies.batches import Target, choice_of_run, target_of
+from perfsim.studies.batches import Target, target_of, time_of_run
 from perfsim.studies.executors import attempt
 from perfsim.studies.runner import Answered, StudyRun, run_study
 from perfsim.studies.spec import StudySpec
@@ -132,7 +132,7 @@ def _tried(words: str, change: Callable[[], Question], target: Target, before_s:
 
     def answer() -> tuple[Evaluation, float]:
         evaluation = best_plan(change().check())
-        return evaluation, choice_of_run(evaluation, target).answer.time_s
+        return evaluation, time_of_run(evaluation, target).time_s
 
     outcome = attempt(answer)
     if isinstance(outcome, PerfsimError):

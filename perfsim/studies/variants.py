@@ -8,17 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
-from perfsim.base.units import DAY_S
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.caveats import SharedCaveat, confidence, shared_caveats
 from perfsim.specs.layout import AXES
 from perfsim.studies.answers import Assumption, Circumstances, PointResult, setting_text, settings_text
-from perfsim.studies.axes import LAYOUT, VARIANT
+from perfsim.studies.axes import BATCH_PATHS, LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
-from perfsim.studies.scaling import Machines, Match, Series
-from perfsim.studies.spec import Digests
+from perfsim.studies.scaling import Match, Series
+from perfsim.studies.spec import Digests, runtime_of
 
 SAME = 0.01
 """Relative changes of the step time below this are not reported one by one."""
@@ -113,8 +112,142 @@ def _value(name: str, layout: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Analysis(Machines):
-    """Comparisons between the points of a sweep; empty if the sweep has nothing to compare in that way."""
+class TimeMap:
+    """Times to the target: numbers of devices in columns, one more field in rows."""
+
+    machine: str
+    """`cs-2, weight-streaming`; empty for a map of all machines."""
+    fixed: Circumstances
+    """The settings that this map holds fixed."""
+    path: str | None
+    """The field of the rows; None if the rows are machines."""
+    counts: tuple[int, ...]
+    rows: tuple[str, ...]
+    times_s: Mapping[tuple[str, int], float]
+    """By row and number of devices; points without a feasible plan are absent."""
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether the rows are batches."""
+        return self.path in BATCH_PATHS
+
+    @classmethod
+    def of(cls, machine: str, fixed: Circumstances, path: str | None, points: Sequence[PointResult]) -> Self:
+        """The times of some points."""
+
+        def row(point: PointResult) -> str:
+            if path is None:
+                return point.system
+            return setting_text(point.settings.get(path, "chosen" if path == LAYOUT else None))
+
+        return cls(
+            machine,
+            fixed,
+            path,
+            counts=tuple(sorted({point.num_devices for point in points})),
+            rows=tuple(dict.fromkeys(map(row, points))),
+            times_s={(row(own), own.num_devices): own.target_time.time_s for own in points if own.feasible},
+        )
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Comparisons between the points of a sweep, each made once; empty where there is nothing to compare."""
+
+    points: tuple[PointResult, ...]
+
+    @cached_property
+    def feasible(self) -> tuple[PointResult, ...]:
+        """The points that have a plan."""
+        return tuple(point for point in self.points if point.feasible)
+
+    @cached_property
+    def series(self) -> Sequence[Series]:
+        """Every machine under every combination of settings, in the order of the grid.
+
+        At each number of devices a series has its fastest point; ties go to the smaller batch.
+        """
+        groups: dict[tuple[str, str, Circumstances], dict[int, PointResult]] = {}
+        for point in self.feasible:
+            best = groups.setdefault((point.strategy, point.system, point.circumstances), {})
+            best[point.num_devices] = min(
+                best.get(point.num_devices, point),
+                point,
+                key=lambda known: (known.target_time.time_s, known.target_time.batch_tokens),
+            )
+        return [Series(*key, tuple(best[count] for count in sorted(best))) for key, best in groups.items()]
+
+    @cached_property
+    def targets(self) -> Sequence[Sequence[Series]]:
+        """The series grouped by model and target; times are comparable only within a group."""
+        groups: list[list[Series]] = []
+        for member in self.series:
+            model = member.points[0].study.model
+            alike = (
+                group
+                for group in groups
+                if group[0].points[0].study.model == model and _comparable(group[0], member)
+            )
+            if (group := next(alike, None)) is None:
+                groups.append([member])
+            else:
+                group.append(member)
+        return groups
+
+    @cached_property
+    def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
+        """For each other machine, its points matched by the first machine, and the first's points by it.
+
+        A machine is compared by its first series that trains to the first machine's target.
+        """
+        rivals: dict[tuple[str, str], Series] = {}
+        for rival in self.series[1:]:
+            if rival.machine != self.series[0].machine and _comparable(rival, self.series[0]):
+                rivals.setdefault(rival.machine, rival)
+        return [
+            (
+                [Match.of(point, self.series[0]) for point in rival.points],
+                [Match.of(point, rival) for point in self.series[0].points],
+            )
+            for rival in rivals.values()
+        ]
+
+    @cached_property
+    def matches(self) -> Sequence[Match]:
+        """For each point of the other machines, the fewest devices of the first machine that are as fast."""
+        return [matched for forward, _ in self.equal_times for matched in forward]
+
+    @cached_property
+    def scalings(self) -> Sequence[Series]:
+        """The series that have several numbers of devices."""
+        return [member for member in self.series if len(member.points) > 1]
+
+    @cached_property
+    def maps(self) -> Sequence[TimeMap]:
+        """Times over devices and one more field: the batch if the grid varies it, else the first that varies.
+
+        One map per machine and combination of fixed settings, or one of all machines where no field varies.
+        Maps of a single cell are left out.
+        """
+        machines: dict[str, list[PointResult]] = {}
+        for point in self.points:
+            machines.setdefault(f"{point.system}, {point.strategy}", []).append(point)
+        groups: dict[tuple[str, Circumstances, str | None], list[PointResult]] = {}
+        for machine, members in machines.items():
+            values: dict[str, set[str]] = {path: set() for point in members for path in point.settings}
+            for path, found in values.items():
+                found.update(setting_text(point.settings.get(path)) for point in members)
+            varied = [path for path, found in values.items() if len(found) > 1]
+            row = next((path for path in (*BATCH_PATHS, *varied) if path in varied), None)
+            for point in members:
+                fixed = tuple(
+                    (name, setting_text(value)) for name, value in point.settings.items() if name != row
+                )
+                groups.setdefault((machine, fixed, row), []).append(point)
+        if all(path is None for _, _, path in groups):
+            groups = {("", (), None): list(self.points)}
+        maps = [TimeMap.of(*key, members) for key, members in groups.items()]
+        return [time_map for time_map in maps if len(time_map.counts) * len(time_map.rows) > 1]
 
     @cached_property
     def variants(self) -> Sequence[str]:
@@ -152,8 +285,16 @@ class Analysis(Machines):
         """By dotted path, the value in each variant where they differ; names and prose are left out."""
         columns: list[dict[str, str]] = []
         for name in self.variants:
-            study = next(point for point in self.points if point.variant == name).study
-            parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
+            first = next(point for point in self.points if point.variant == name)
+            study = first.study
+            recipe = study.recipe.model_copy(update={"runtime": None})
+            runtime = runtime_of(study, first.candidate)
+            parts = {
+                "model": study.model,
+                "recipe": recipe,
+                "runtime": runtime,
+                "system": first.candidate.system,
+            }
             columns.append(
                 {
                     f"{root}.{path}": value
@@ -201,6 +342,13 @@ class Analysis(Machines):
         return [first_sentence(self), second]
 
 
+def _comparable(a: Series, b: Series) -> bool:
+    """Whether two series train to the same target."""
+    time_a = a.points[0].target_time
+    time_b = b.points[0].target_time
+    return time_a.critical == time_b.critical and time_a.d_min_tokens == time_b.d_min_tokens
+
+
 # The sentences about variants: step times if all do the same work, else times to the target.
 
 
@@ -232,23 +380,16 @@ def _times(feasible: Sequence[PointResult]) -> list[str]:
         machines.setdefault(point.machine, []).append(point)
     sentences = []
     for machine, points in machines.items():
-        words = []
-        for point in points:
-            layout = f" with {point.settings[LAYOUT]}" if LAYOUT in point.settings else ""
-            words.append(f"{point.variant}{layout} {_rough_time(point.target_time.time_s)}")
-        said = ", ".join(words)
+        said = ", ".join(
+            f"{point.variant}{f' with {point.settings[LAYOUT]}' if LAYOUT in point.settings else ''} "
+            f"{_time(point)}"
+            for point in points
+        )
         given = all(point.target_time.critical.given_length for point in points)
         if given and len({point.variant for point in points}) == len(points) > 1:
-            said += f"; all together {_rough_time(sum(point.target_time.time_s for point in points))}"
+            said += f"; all together {_time(*points)}"
         sentences.append(f"{machine}: {said}.")
     return sentences
-
-
-def _rough_time(seconds: float) -> str:
-    for name, unit_s, least_s in (("days", DAY_S, 2 * DAY_S), ("h", 3600, 7200), ("min", 60, 120)):
-        if seconds >= least_s:
-            return f"{_number(seconds / unit_s)} {name}"
-    return f"{seconds:.3g} s"
 
 
 def _policies(successions: Mapping[str, Sequence[Change]]) -> str:
@@ -296,22 +437,24 @@ def first_sentence(analysis: Analysis) -> str:
     return f"{_machine(first)} {reach} the target first, in {_time(first)} ({low} to {high})."
 
 
-def _machine(point: PointResult) -> str:
-    """`16 CS-2`, with the settings of the grid."""
-    return _with_settings(point.machine, point.circumstances)
+def _machine(point: PointResult, noun: str = "") -> str:
+    """`16 CS-2`, or a noun for several of its devices, with the settings of the grid."""
+    return " with ".join(filter(None, [noun or point.machine, settings_text(point.circumstances)]))
 
 
-def _with_settings(machine: str, settings: Circumstances) -> str:
-    return " with ".join(filter(None, [machine, settings_text(settings)]))
-
-
-def _time(point: PointResult) -> str:
-    unit, scale = time_unit(point.target_time.time_s)
-    return f"{_number(point.target_time.time_s / scale)} {unit}"
+def _time(*points: PointResult) -> str:
+    """The time to the target, of several points together."""
+    seconds = sum(point.target_time.time_s for point in points)
+    unit, scale = time_unit(seconds)
+    return f"{_number(seconds / scale)} {unit}"
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _takes(point: PointResult, machine: str) -> str:
+    return f"{machine} {verb(point.num_devices, 'take', 'takes')} {_time(point)}"
 
 
 def _matched(matches: Sequence[Match]) -> str:
@@ -321,9 +464,10 @@ def _matched(matches: Sequence[Match]) -> str:
     if not matched:
         series = same_rival[0].series
         rival = same_rival[0].rival
-        system = _with_settings(series.devices_noun, series.circumstances)
-        most = f"{series.counts[-1]:,}"
-        return f"No number of {system} up to {most} matches {_machine(rival)} ({_time(rival)})."
+        system = _machine(series.first, series.devices_noun)
+        return (
+            f"No number of {system} up to {series.counts[-1]:,} matches {_machine(rival)} ({_time(rival)})."
+        )
     largest = matched[-1]
     quarter = [match for match in matched if 4 * match.rival.num_devices <= largest.rival.num_devices]
     return " ".join(_match_sentence(match) for match in [*quarter[-1:], largest])
@@ -335,51 +479,39 @@ def _match_sentence(match: Match) -> str:
     if fewest is None:
         return f"Nothing matches {rival}."
     count = fewest.num_devices
-    if match.between is not None:
-        slower, about = match.between
-        system = _with_settings(match.series.devices_noun, match.series.circumstances)
-        return (
-            f"About {_number(about)} {system} match {rival}: {_takes(slower)}, {_takes(fewest)} "
-            f"({_certainty(match, count)})."
-        )
-    smallest = " or fewer" if 1 < count == match.series.counts[0] else ""
-    matches = verb(count, "match", "matches")
-    return f"{_machine(fewest)}{smallest} {matches} {rival}: {_time(fewest)} ({_certainty(match, count)})."
-
-
-def _takes(point: PointResult) -> str:
-    return f"{point.num_devices:,} {verb(point.num_devices, 'take', 'takes')} {_time(point)}"
-
-
-def _certainty(match: Match, count: int) -> str:
     low = match.possibly or count
     if low == match.surely:
-        return f"{count:,} throughout the 90 % band"
-    high = f"{match.surely:,}" if match.surely else f"more than {match.series.counts[-1]:,}"
-    return f"90 % band {low:,} to {high}"
+        certainty = f"{count:,} throughout the 90 % band"
+    else:
+        high = f"{match.surely:,}" if match.surely else f"more than {match.series.counts[-1]:,}"
+        certainty = f"90 % band {low:,} to {high}"
+    if match.between is not None:
+        slower, about = match.between
+        system = _machine(match.series.first, match.series.devices_noun)
+        ends = ", ".join(_takes(point, f"{point.num_devices:,}") for point in (slower, fewest))
+        return f"About {_number(about)} {system} match {rival}: {ends} ({certainty})."
+    smallest = " or fewer" if 1 < count == match.series.counts[0] else ""
+    matches = verb(count, "match", "matches")
+    return f"{_machine(fewest)}{smallest} {matches} {rival}: {_time(fewest)} ({certainty})."
 
 
 def _scales(series: Series) -> str:
-    first = series.points[0]
-    last = series.points[-1]
+    first = series.first
+    last = series.last
     if first is last:
-        return (
-            f"{_machine(first)} {verb(first.num_devices, 'take', 'takes')} {_time(first)} at its best batch."
-        )
+        return f"{_takes(first, _machine(first))} at its best batch."
     small = first.target_time
     large = last.target_time
     ratio = last.num_devices / first.num_devices
-    split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
+    statistical, hardware = split_speedup(
+        small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens
+    )
     return (
         f"From {first.num_devices:,} to {_machine(last)} the time falls from {_time(first)} to "
-        f"{_time(last)}: a scaling efficiency of {_percent(series.efficiency(last))} relative to the "
-        f"smallest machine ({_percent(split.hardware)} in throughput, {_percent(split.statistical)} in "
+        f"{_time(last)}: a scaling efficiency of {100 * series.efficiency(last):.0f} % relative to the "
+        f"smallest machine ({100 * hardware:.0f} % in throughput, {100 * statistical:.0f} % in "
         "tokens to the target)."
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 @dataclass(frozen=True)

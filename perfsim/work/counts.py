@@ -10,8 +10,15 @@ from functools import cached_property, lru_cache
 from perfsim.specs.model import PLAIN, Experts, LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.work.kernels import FULL, LayerSlice
-from perfsim.work.layer import attention_products, inner_norm_bytes, mlp_products, padded_vocab_size
-from perfsim.work.recompute import by_operator, kept_bytes, product_flop
+from perfsim.work.layer import (
+    attention_products,
+    by_operator,
+    inner_norm_bytes,
+    kept_bytes,
+    mlp_products,
+    padded_vocab_size,
+    product_flop,
+)
 
 
 @dataclass(frozen=True)
@@ -240,7 +247,7 @@ def recompute_flop_per_step(
 
     [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. With `stops_early`
     full recompute skips the MLP's second linear, whose output no backward reads; experts have none to skip.
-    What a mode keeps (`recompute.py`) is not counted.
+    What a mode keeps (`layer.py`) is not counted.
     """
     model = job.model
     counts = parameters(job.model)
@@ -286,7 +293,7 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     dropout, a mask byte and 2 bytes of dropped output. Flash attention never stores the scores. Gated and
     wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn activations and 2 bytes for each of its
     inputs to GELU and to the second linear. Where attention and MLP share a norm, its input and output are
-    kept once. A mode that keeps some results adds them to the input (`recompute.py`). In fp32 and tf32 every
+    kept once. A mode that keeps some results adds them to the input (`layer.py`). In fp32 and tf32 every
     number but a mask takes 4 bytes.
     """
     model = part.model

@@ -94,7 +94,7 @@ grid:
 variants:
   as it is: {}
   half the servers: {system.memoryx.servers: 6}
-  a wafer at its peak: {recipe.runtime.software_release: peak}
+  a wafer at its peak: {runtime.software_release: peak}
 """
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfsim.convergence.critical_batch import CriticalBatch, examples, fit_hyperbola, steps
 from perfsim.convergence.laws import BESIROGLU
-from perfsim.convergence.time_to_accuracy import ratio_band, time_to_accuracy
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy, ratio_band
 from perfsim.convergence.wall_clock import failing_time_s
 
 batch_sizes = st.floats(1e3, 1e9)
@@ -57,7 +57,7 @@ def test_no_batch_beats_the_best_one(
 
     def time_at(batch: float) -> float:
         step_s = fixed_s + per_example_s * batch / devices
-        return time_to_accuracy(batch, step_s, 1e11, critical, 0.0).time_s
+        return TimeToAccuracy(batch, step_s, 1e11, critical, 0.0).time_s
 
     best = math.sqrt(fixed_s * devices * b_crit / per_example_s)
     least = 1e11 / b_crit * (math.sqrt(fixed_s) + math.sqrt(per_example_s * b_crit / devices)) ** 2
@@ -69,8 +69,8 @@ def test_no_batch_beats_the_best_one(
 def test_the_band_contains_its_centre_and_grows_with_the_step_time_error(
     batch: float, step_s: float, d_min: float, critical: CriticalBatch, error: float
 ) -> None:
-    answer = time_to_accuracy(batch, step_s, d_min, critical, error)
-    wider = time_to_accuracy(batch, step_s, d_min, critical, error + 0.1)
+    answer = TimeToAccuracy(batch, step_s, d_min, critical, error)
+    wider = TimeToAccuracy(batch, step_s, d_min, critical, error + 0.1)
     assert answer.band_s[0] < answer.time_s < answer.band_s[1]
     assert wider.time_s == answer.time_s
     assert wider.band_s[0] < answer.band_s[0]
@@ -87,8 +87,8 @@ def test_a_ratio_and_its_inverse_have_inverse_bands(
     e_a: float,
     e_b: float,
 ) -> None:
-    a = time_to_accuracy(batch_a, step_a, 1e11, critical, e_a)
-    b = time_to_accuracy(batch_b, step_b, 1e11, critical, e_b)
+    a = TimeToAccuracy(batch_a, step_a, 1e11, critical, e_a)
+    b = TimeToAccuracy(batch_b, step_b, 1e11, critical, e_b)
     forward = ratio_band(a, b)
     backward = ratio_band(b, a)
     assert forward.low <= forward.ratio * (1 + 1e-12)
@@ -101,8 +101,8 @@ def test_the_ratio_at_any_critical_batch_in_the_band_lies_in_the_ratio_band(
     batch_a: float, batch_b: float, critical: CriticalBatch, position: float
 ) -> None:
     band = ratio_band(
-        time_to_accuracy(batch_a, 1.0, 1e11, critical, 0.0),
-        time_to_accuracy(batch_b, 1.0, 1e11, critical, 0.0),
+        TimeToAccuracy(batch_a, 1.0, 1e11, critical, 0.0),
+        TimeToAccuracy(batch_b, 1.0, 1e11, critical, 0.0),
     )
     low, high = critical.band_tokens
     b_crit = low * (high / low) ** position

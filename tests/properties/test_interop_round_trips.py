@@ -13,11 +13,12 @@ from perfsim.base.errors import LayoutError, PerfsimError
 from perfsim.catalog import default_catalog
 from perfsim.interop import WRITTEN, emit, tool_named
 from perfsim.interop.formats import read
-from perfsim.interop.imported import Reading, layout_text
 from perfsim.interop.source import Source
+from perfsim.interop.tool import Reading
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 
 BATCH = 192
@@ -88,7 +89,7 @@ def plans(draw: st.DrawFn, name: str) -> Plan:
             **({} if bucket is None else {"runtime.grad_bucket": bucket}),
         },
     )
-    return planned(layout_text(layout), model, recipe, "dgx-h100", layout.num_devices)
+    return planned(text_of(layout), model, recipe, "dgx-h100", layout.num_devices)
 
 
 def planned(layout: str, model: str, recipe: Any, system: str, devices: int) -> Plan:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import STRATEGIES, strategy
+from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.legal import refusals_of
-from perfsim.strategies.three_d.stages import stages_of
 from perfsim.work.counts import parameters
 from perfsim.work.layer import padded_vocab_size
 

@@ -25,7 +25,7 @@ from perfsim.strategies.schedules import (
 Shape = tuple[str, int, int, int]
 """Name, pipeline, virtual, micro-batches."""
 
-SPLIT = sorted(name for name, each in SCHEDULES.items() if each.splits_backward)
+SPLIT = sorted(name for name, each in SCHEDULES.items() if each.has("splits_backward"))
 ZERO_BUBBLE = ("zb1p", "zb2p", "zbv")
 V_SHAPED = ("v-half", "v-min")
 
@@ -40,7 +40,7 @@ def shapes(draw: st.DrawFn, names: tuple[str, ...] = tuple(sorted(SCHEDULES))) -
 
 
 def passes(name: str) -> tuple[str, ...]:
-    return ("F", "B", "W") if SCHEDULES[name].splits_backward else ("F", "B")
+    return ("F", "B", "W") if SCHEDULES[name].has("splits_backward") else ("F", "B")
 
 
 # ---------------------------------------------------------------------------------------- order
@@ -131,7 +131,7 @@ def test_every_virtual_stage_stands_on_one_rank_and_every_rank_holds_as_many(
     pipeline: int, virtual: int, v_shaped: bool
 ) -> None:
     places = Placement(pipeline, virtual, v_shaped)
-    held = [places.of_rank(rank) for rank in range(pipeline)]
+    held = [places.places[rank] for rank in range(pipeline)]
     assert sorted(number for numbers in held for number in numbers) == list(range(pipeline * virtual))
     assert all(places.rank(number) == rank for rank, numbers in enumerate(held) for number in numbers)
 
@@ -157,7 +157,7 @@ def test_what_memory_is_planned_for_is_what_the_schedule_holds(
     shape: Shape, activations: int, weight_inputs: int
 ) -> None:
     name, pipeline, virtual, microbatches = shape
-    split = SCHEDULES[name].splits_backward
+    split = SCHEDULES[name].has("splits_backward")
     for stage, order in enumerate(schedule(*shape)):
         moments = SCHEDULES[name].in_flight(*map(np.array, (stage, pipeline, virtual, microbatches)))
         planned = max(each.activations * activations + each.weight_inputs * weight_inputs for each in moments)
@@ -222,13 +222,13 @@ def idle_s(shape: Shape, times: PassTimes) -> tuple[float, float]:
     """Simulated and in closed form."""
     name, pipeline, virtual, microbatches = shape
     together, apart = step_s(shape, times)
-    simulated = (apart if SCHEDULES[name].skewed else together) - microbatches * times.total_s
+    simulated = (apart if SCHEDULES[name].has("skewed") else together) - microbatches * times.total_s
     own = PassTimes(*map(np.array, times))
     others = PassTimes(*((pipeline - 1) * part for part in own))
     ranks = PacedRanks(own, others, np.array(pipeline))
     row = SCHEDULES[name]
     sizes = np.array(virtual), np.array(microbatches)
-    return simulated, float(row.bubble_s(ranks, *sizes, np.array(not row.skewed)))
+    return simulated, float(row.bubble_s(ranks, *sizes, np.array(not row.has("skewed"))))
 
 
 @given(shapes(("1f1b", "gpipe", "interleaved")), st.integers(1, 9), st.integers(1, 9))

@@ -22,7 +22,6 @@ from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Strategy, check_runs_on
-from perfsim.strategies.streaming.blocks import BlockWorks, StreamingPlan, block_works, samples_work
 from perfsim.strategies.streaming.memory import (
     Store,
     device_of,
@@ -32,7 +31,14 @@ from perfsim.strategies.streaming.memory import (
     wafer_memory,
     with_policy,
 )
-from perfsim.strategies.streaming.passes import last_micro_batch, write_steps
+from perfsim.strategies.streaming.passes import (
+    BlockWorks,
+    StreamingPlan,
+    block_works,
+    last_micro_batch,
+    samples_work,
+    write_steps,
+)
 from perfsim.work import GraphBuilder, Work
 
 # The step of weight streaming in closed form, with which the planner screens memory policies.

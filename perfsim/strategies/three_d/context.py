@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim.strategies.three_d.halves import Attention, Backward, Forward, Half, HalfPass, Made, half_work
+from perfsim.strategies.three_d.layers import Attention, Backward, Forward, Half, HalfPass, Made, half_work
 from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import attention_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
-from perfsim.work.layer import attention_core, attention_kernels, merge_kernel
-from perfsim.work.recompute import attention_recompute
+from perfsim.work.layer import attention_core, attention_kernels, attention_recompute, merge_kernel
 
 CONTEXT_STREAM = "nccl-context"
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
-from perfsim.strategies.schedules import SCHEDULES, Schedule, schedule_called
+from perfsim.strategies.schedules import SCHEDULES, Placement, Schedule, Trait, schedule_called
 
 
 class RankColumns(NamedTuple):
@@ -77,38 +77,38 @@ class Division:
         return schedule_called(self.schedule)
 
     @cached_property
+    def _placement(self) -> Placement:
+        return self.row.placement(self.pipeline, self.virtual)
+
+    @cached_property
     def last_rank(self) -> int:
-        return self.row.placement(self.pipeline, self.virtual).last_rank
+        """The rank with LM head and loss."""
+        return self._placement.last_rank
 
     @cached_property
     def chunks(self) -> list[tuple[int, ...]]:
         """Layers of the chunks of every rank."""
-        pipeline = self.pipeline
-        by_chunk = [self.layers[start : start + pipeline] for start in range(0, len(self.layers), pipeline)]
-        turned = [
-            chunk[::-1] if self.row.v_shaped and odd % 2 else chunk for odd, chunk in enumerate(by_chunk)
-        ]
-        return list(zip(*turned, strict=True))
+        return [tuple(self.layers[place] for place in places) for places in self._placement.places]
 
-    def _shares(self) -> list[tuple[int, bool, bool]]:
+    @cached_property
+    def _shares(self) -> list[tuple[int, ...]]:
         """Layers of every rank, and whether it holds embedding and LM head."""
         last = self.last_rank
         return [(sum(layers), rank == 0, rank == last) for rank, layers in enumerate(self.chunks)]
 
     @cached_property
-    def kinds_of_ranks(self) -> list[tuple[int, ...]]:
+    def _kinds_of_ranks(self) -> list[tuple[int, ...]]:
         """Layers of every kind on every rank; those of multi-token prediction are with the LM head."""
-        places = self.row.placement(self.pipeline, self.virtual)
         ends = np.cumsum([0, *self.layers])
         stages = [list(self.kinds[start:end]) for start, end in pairwise(ends.tolist())]
         stages[-1] += self.kinds[ends[-1] :]
         distinct = range(1 + max(self.kinds, default=-1))
         counts = np.array([[layers.count(kind) for kind in distinct] for layers in stages], dtype=np.int64)
-        return [tuple(counts[list(places.of_rank(rank))].sum(axis=0)) for rank in range(self.pipeline)]
+        return [tuple(counts[places].sum(axis=0)) for places in self._placement.places]
 
     def ranks(self) -> RankColumns:
         """Every rank of the pipeline, shape (1, pipeline)."""
-        shares = zip(self._shares(), self.kinds_of_ranks, strict=True)
+        shares = zip(self._shares, self._kinds_of_ranks, strict=True)
         return RankColumns.from_rows(
             [(rank, *share, 1, *kinds) for rank, (share, kinds) in enumerate(shares)]
         )
@@ -119,12 +119,12 @@ class Division:
         What a rank holds in flight changes in one direction along a run of equal shares, so the fullest rank
         is at one of its ends; it is the first where activations are all that is held.
         """
-        shares = self._shares()
-        kinds = self.kinds_of_ranks
-        chunks = self.chunks if self.row.in_groups else [()] * self.pipeline
+        shares = self._shares
+        kinds = self._kinds_of_ranks
+        chunks = self.chunks if self.row.has("in_groups") else [()] * self.pipeline
         alike = list(zip(shares, kinds, chunks, strict=True))
         starts = [rank for rank in range(self.pipeline) if rank == 0 or alike[rank] != alike[rank - 1]]
-        both_ends = self.row.splits_backward
+        both_ends = self.row.has("splits_backward")
         rows: list[tuple[int, ...]] = []
         for start, end in zip(starts, [*starts[1:], self.pipeline], strict=True):
             if both_ends and end - start > 1:
@@ -195,7 +195,7 @@ class Divisions:
 
     def __init__(self, divisions: Sequence[Division]) -> None:
         self.divisions = tuple(divisions)
-        self._of_schedules: dict[str, Bools] = {}
+        self._of_schedules: dict[Trait, Bools] = {}
 
     def __getitem__(self, row: int) -> Division:
         return self.divisions[row]
@@ -220,14 +220,14 @@ class Divisions:
 
     @cached_property
     def uneven(self) -> Bools:
-        return np.array([division.row.in_groups and not division.even for division in self.divisions])
+        return np.array([division.row.has("in_groups") and not division.even for division in self.divisions])
 
-    def of_schedules(self, name: str) -> Bools:
-        """A property of every division's schedule, such as `tight`."""
-        if name not in self._of_schedules:
-            values = np.array([bool(getattr(schedule, name)) for schedule in SCHEDULES.values()])
-            self._of_schedules[name] = values[self.schedule]
-        return self._of_schedules[name]
+    def of_schedules(self, trait: Trait) -> Bools:
+        """Whether every division's schedule has a trait."""
+        if trait not in self._of_schedules:
+            values = np.array([schedule.has(trait) for schedule in SCHEDULES.values()])
+            self._of_schedules[trait] = values[self.schedule]
+        return self._of_schedules[trait]
 
     @cached_property
     def _representatives(self) -> list[RankColumns]:

@@ -1,17 +1,37 @@
-"""Writes the optimizer steps of a 3D plan: all slots of the schedule, gradient reduction, update."""
+"""Writes the optimizer steps of a 3D plan: all slots of the schedule, gradient reduction, update.
+
+A job's layers are first mapped to the ranks of the layout, as virtual stages and replicas.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import numpy as np
 
 from perfsim.base.arrays import Bools, Ints
-from perfsim.costs.memory import reduced_grad_bytes
+from perfsim.costs.memory import reduced_grad_bytes, stage_parameters
+from perfsim.network import FatTree
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
+from perfsim.specs.recipe import Job
+from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Pass, Placement, Slot, merged_order, schedule, schedule_called
-from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, WAIT, norm_work
+from perfsim.strategies.three_d.context import ContextGroup
+from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, WAIT, Held, Replicas, Shards, norm_work
+from perfsim.strategies.three_d.expert import ExpertGroup
+from perfsim.strategies.three_d.layers import (
+    Attention,
+    Layer,
+    Mlp,
+    TensorGroup,
+    head_positions,
+    slice_of,
+    waits_for_rows,
+)
 from perfsim.strategies.three_d.pipeline import (
     Reduction,
     VirtualStage,
@@ -21,7 +41,7 @@ from perfsim.strategies.three_d.pipeline import (
     tied_embedding_work,
     wgrad_template,
 )
-from perfsim.strategies.three_d.stages import ThreeDPlan, placement_of, stages_of
+from perfsim.strategies.three_d.space import division_of
 from perfsim.work import (
     EMBEDDING_AND_HEAD,
     WHOLE_DEVICE,
@@ -32,6 +52,141 @@ from perfsim.work import (
     Work,
 )
 from perfsim.work.builder import Stamped
+
+ThreeDPlan = Plan[ParallelLayout, FatTree]
+"""A plan of a strategy of this package."""
+
+
+def placement_of(layout: ParallelLayout) -> Placement:
+    """The placement of a layout's virtual stages on ranks."""
+    return schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The virtual stages of a plan and the replicas of each pipeline rank."""
+
+    virtual: tuple[VirtualStage, ...]
+    replicas: tuple[Replicas, ...]
+
+    def of_rank(self, rank: int) -> list[VirtualStage]:
+        return [stage for stage in self.virtual if stage.rank == rank]
+
+
+def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
+    """Map a job's layers to the ranks of a layout."""
+    places = placement_of(layout)
+    kinds = layer_kinds(job.model)
+    layers = division_of(job, layout).layers
+    framework = job.runtime.stack
+    waits = framework is not None and framework.pass_s > 0
+    spans = [(sum(layers[:number]), count) for number, count in enumerate(layers)]
+    # Layers of multi-token prediction are with the LM head.
+    spans[-1] = spans[-1][0], len(kinds) - spans[-1][0]
+
+    def layers_of(number: int) -> Iterator[Layer]:
+        (first, count), rank = spans[number], places.rank(number)
+        earlier = sum(layers[chunk] for chunk in places.places[rank] if chunk < number)
+        for layer in range(count):
+            kind = kinds[first + layer]
+            below = kinds[first + layer - 1] if first + layer else PLAIN
+            redone = (earlier + layer) % layout.recompute_every == 0
+            mode = layout.recompute if redone else "none"
+            yield layer_of(job, layout, rank, kind, mode, divided_below=kind.experts and below.experts)
+
+    def ranks_to(number: int, next_number: int) -> RankGroup | None:
+        if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
+            return None
+        rank = places.rank(number)
+        neighbour = places.rank(next_number)
+        return RankGroup(rank * layout.width, (neighbour - rank) * layout.width, 2)
+
+    virtual = [
+        VirtualStage(
+            number=number,
+            num_stages=len(layers),
+            rank=places.rank(number),
+            first_layer=first,
+            group=group_of(job, layout, places.rank(number)),
+            layers=tuple(layers_of(number)),
+            next_ranks=ranks_to(number, number + 1),
+            previous_ranks=ranks_to(number, number - 1),
+            head_positions=head_positions(job, layout.context),
+            waits=layout.virtual_pipeline > 1 and waits,
+        )
+        for number, (first, _) in enumerate(spans)
+    ]
+    replicas = [_replicas(job, layout, virtual, rank, places.last_rank) for rank in range(layout.pipeline)]
+    if layout.zero_stage == SHARDED:
+        for number, stage in enumerate(virtual):
+            of_layers = tuple(stage.held_by(range(index, index + 1)) for index in range(stage.num_layers))
+            shards = Shards(replicas[0], of_layers, stage.embedding_and_head)
+            virtual[number] = replace(stage, shards=shards)
+    return _Stages(tuple(virtual), tuple(replicas))
+
+
+def group_of(job: Job, layout: ParallelLayout, rank: int, kind: LayerKind = PLAIN) -> TensorGroup:
+    """The tensor group of the first rank of a stage."""
+    first = rank * layout.width
+    overlaps = job.runtime.overlap_tensor and layout.sequence_parallel
+    part = slice_of(job, layout, kind)
+    ranks = RankGroup(first, 1, layout.tensor)
+    return TensorGroup(part, ranks, f"gpu{first}", overlaps)
+
+
+def layer_of(
+    job: Job,
+    layout: ParallelLayout,
+    rank: int,
+    kind: LayerKind,
+    mode: str = "none",
+    *,
+    divided_below: bool = False,
+) -> Layer:
+    """A layer of one kind under a recompute mode on the first rank of a stage."""
+    group = group_of(job, layout, rank, kind)
+    of_rank = group.part, group.device, mode
+    attention: Attention = Attention(*of_rank)
+    if layout.context > 1:
+        attention = ContextGroup(*of_rank, RankGroup(group.ranks.start, layout.tensor, layout.context))
+    mlp = experts_of(job, layout, group, mode) if kind.experts else Mlp(*of_rank)
+    return Layer(group, attention, mlp, divided_below)
+
+
+def experts_of(job: Job, layout: ParallelLayout, group: TensorGroup, mode: str = "none") -> ExpertGroup:
+    """The experts of a layer on the first rank of a stage."""
+    first = group.ranks.start
+    recipe = job.recipe
+    ranks = RankGroup(first, layout.expert_tensor, layout.expert)
+    shares = RankGroup(first, 1, layout.expert_tensor)
+    waits = waits_for_rows(recipe)
+    return ExpertGroup(group.part, group.device, mode, ranks, shares, recipe.expert_dispatcher, waits)
+
+
+def _replicas(job: Job, layout: ParallelLayout, stages: list[VirtualStage], rank: int, last: int) -> Replicas:
+    """The replicas of a pipeline rank, and those of its experts; rank `last` has the LM head."""
+    # On a rank with both, embedding and LM head may be one tensor.
+    held = Held(stage_parameters(slice_of(job, layout), 0, first=rank == 0, last=rank == last))
+    held = sum((stage.held_by(range(stage.num_layers)) for stage in stages if stage.rank == rank), held)
+    first = rank * layout.width
+    holds = layout.expert * layout.expert_tensor
+    replicas = Replicas(
+        recipe=job.recipe,
+        ranks=RankGroup(first, layout.tensor, layout.replicas),
+        device=f"gpu{first}",
+        num_parameters=held.rest,
+        zero_stage=layout.zero_stage,
+        shard_group=layout.shard_group,
+        model=job.model,
+    )
+    if not held.apart:
+        return replicas
+    ranks = RankGroup(first, holds, layout.expert_replicas)
+    apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None, experts=True)
+    return replace(replicas, apart=apart)
+
+
+# The slots of the schedule.
 
 PASSES: tuple[Pass, ...] = get_args(Pass)
 
@@ -87,12 +242,7 @@ def _pipeline_slots(
     stage and what its own forward saved. W reads what its own backward saved.
     """
     count = placement.num_stages
-    place_of = np.array(
-        [
-            [placement.virtual_stage(rank, chunk) for chunk in range(placement.virtual)]
-            for rank in range(placement.pipeline)
-        ]
-    )
+    place_of = np.array(placement.places)
     passed = np.array([PASSES.index(slot.which) for slot in merged])
     rank, chunk, microbatch = np.array([slot[1:] for slot in merged], dtype=np.int64).T
     place = place_of[rank, chunk]
@@ -158,7 +308,7 @@ class StepWriter:
         overlaps = plan.job.runtime.overlap_grad_reduce and not self.sharded
         self.overlap = overlaps and plan.layout.replicas > 1
         self.gathers_ahead = self.stages.replicas[0].gathers_ahead
-        self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
+        self.last_pass: Pass = "W" if self.schedule.has("splits_backward") else "B"
 
     def write(self) -> None:
         layout = self.plan.layout
@@ -168,7 +318,7 @@ class StepWriter:
         passes = self._passes()
         slots, number = _pipeline_slots(merged, self.placement, passes, microbatches)
         self.builder.fold(layout.width)
-        steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.skewed else 1)
+        steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.has("skewed") else 1)
         for step in range(steps):
             stamped = self.builder.stamp(passes.templates, slots)
             gradients = [self._reduce(rank, stamped, number) for rank in range(layout.pipeline)]
@@ -180,7 +330,7 @@ class StepWriter:
         """The templates of all passes; the last pass reduces gradients where reductions overlap."""
         stages = self.stages.virtual
         usual: dict[Pass, list[Template]] = {"F": [forward_template(self.builder, stage) for stage in stages]}
-        if self.schedule.splits_backward:
+        if self.schedule.has("splits_backward"):
             usual["B"] = [dgrad_template(self.builder, stage) for stage in stages]
         usual[self.last_pass] = self._last_passes(reduces=self.scattered, follows=self.scattered)
         special: dict[Pass, list[Template]] = {}
@@ -194,7 +344,7 @@ class StepWriter:
 
     def _last_passes(self, *, reduces: bool, follows: bool = False) -> list[Template]:
         """The pass that completes the weight gradients, for every virtual stage."""
-        write = wgrad_template if self.schedule.splits_backward else backward_template
+        write = wgrad_template if self.schedule.has("splits_backward") else backward_template
         return [
             write(self.builder, stage, self._reduction(stage, follows and self.overlap) if reduces else None)
             for stage in self.stages.virtual
@@ -262,7 +412,7 @@ class StepWriter:
         layout = self.plan.layout
         stages = self.stages
         peers = math.lcm(*(replicas.holders for replicas in stages.replicas))
-        if self.schedule.skewed or peers * layout.pipeline == 1:
+        if self.schedule.has("skewed") or peers * layout.pipeline == 1:
             return []
         norms = []
         for replicas, reduced in zip(stages.replicas, gradients, strict=True):

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Dispatcher
-from perfsim.strategies.three_d.halves import Backward, Forward, Half, HalfPass, Made, half_work
+from perfsim.strategies.three_d.layers import Backward, Forward, Half, HalfPass, Made, half_work
 from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,10 +33,11 @@ class Refusal(NamedTuple):
 
 
 class RefusedLayoutError(LayoutError):
-    """A layout that breaks rules of 3D parallelism."""
+    """A layout that breaks rules of 3D parallelism; `help_text` tells what would be legal."""
 
-    def __init__(self, refusals: list[Refusal]) -> None:
-        super().__init__([Problem(refusal.words) for refusal in refusals])
+    def __init__(self, refusals: Sequence[Refusal], help_text: str = "") -> None:
+        *others, last = [Problem(refusal.words) for refusal in refusals]
+        super().__init__([*others, replace(last, help=help_text)])
         self.refusals = tuple(refusals)
 
 
@@ -113,10 +114,10 @@ def _of_zero(layout: ParallelLayout) -> Iterator[Refusal]:
             yield _refused(layout, "shard_group", words, {"shard_group": None})
     schedule = SCHEDULES.get(layout.schedule)
     whole = {"schedule": "1f1b", "virtual_pipeline": 1}
-    if stage == SHARDED and schedule is not None and schedule.splits_backward:
+    if stage == SHARDED and schedule is not None and schedule.has("splits_backward"):
         words = f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b"
         yield _refused(layout, "schedule", words, whole)
-    elif stage == SHARDED and not (schedule is not None and schedule.whole_passes):
+    elif stage == SHARDED and not (schedule is not None and schedule.has("whole_passes")):
         words = (
             "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b, "
             f"not {layout.schedule}"
@@ -270,7 +271,7 @@ def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     if problem := passes_problem(job.model.num_layers * layout.context, microbatches):
         yield _refused(layout, "micro_batch_size", problem)
     schedule = SCHEDULES.get(layout.schedule)
-    if schedule is not None and schedule.in_groups and microbatches % layout.pipeline:
+    if schedule is not None and schedule.has("in_groups") and microbatches % layout.pipeline:
         words = f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"
         yield _refused(layout, "schedule", words, {"schedule": "1f1b", "virtual_pipeline": 1})
 

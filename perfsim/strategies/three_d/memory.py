@@ -32,7 +32,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
-from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
+from perfsim.strategies.three_d.layers import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.space import MODES, Columns, Grid, columns_of, distinct_rows
 from perfsim.work.counts import (
     attention_weight_input_bytes,
@@ -260,7 +260,7 @@ def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tu
     columns = columns_of(job, layout)
     parts = rank_bytes(job, columns, columns.divisions[0].ranks(), system)
     applies = {
-        "weight gradient inputs": schedule_called(layout.schedule).splits_backward,
+        "weight gradient inputs": schedule_called(layout.schedule).has("splits_backward"),
         "gathered parameters": layout.zero_stage == SHARDED,
         "gradient buckets": layout.zero_stage >= GRADIENTS_SHARDED and layout.replicas > 1,
     }

@@ -39,10 +39,10 @@ from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies.plan import MEMORY, Screening
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, WAIT, norm_work
-from perfsim.strategies.three_d.halves import slice_of
+from perfsim.strategies.three_d.emission import ThreeDPlan
+from perfsim.strategies.three_d.layers import slice_of
 from perfsim.strategies.three_d.memory import rank_bytes
 from perfsim.strategies.three_d.space import Columns, blocks_of, columns_of
-from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,

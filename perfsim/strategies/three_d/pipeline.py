@@ -14,8 +14,14 @@ from typing import Literal
 
 from perfsim.costs.memory import routed_parameters, stage_parameters
 from perfsim.strategies.three_d.data import Held, Replicas, Shards
-from perfsim.strategies.three_d.halves import compute_work
-from perfsim.strategies.three_d.tensor import EMBEDDED, FROM_HEAD, Layer, TensorGroup, WeightInputs
+from perfsim.strategies.three_d.layers import (
+    EMBEDDED,
+    FROM_HEAD,
+    Layer,
+    TensorGroup,
+    WeightInputs,
+    compute_work,
+)
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,

@@ -1,9 +1,16 @@
-"""Prices of passes, of communication over replicas and of the update, in columns."""
+"""Seconds of passes, of communication over replicas and of the update, in columns of layouts.
+
+They are prices of the works that the emission writes. A rank's share of a layer is decided by seven degrees
+(`Degrees`), but no work depends on all of them except the weight gradients of a block with experts: attention
+does not depend on experts, and what experts compute of rows depends on the tokens that a rank routes, not on
+how tensor and context groups divide them. So works are written in components, each once for all layouts that
+agree in what it depends on, and summed by their role: forward, backward, recompute, send, reduce, ...
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
@@ -12,14 +19,15 @@ import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.costs.memory import reduced_grad_bytes
+from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
-from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.context import ring_terms
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, Held, Replicas, layers_per_bucket
 from perfsim.strategies.three_d.division import kind_numbers, kinds_of
+from perfsim.strategies.three_d.emission import experts_of, group_of, layer_of
 from perfsim.strategies.three_d.expert import (
     ExpertGroup,
     Which,
@@ -28,8 +36,17 @@ from perfsim.strategies.three_d.expert import (
     router_works,
     shared_work,
 )
-from perfsim.strategies.three_d.halves import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
+from perfsim.strategies.three_d.layers import (
+    BACKWARD,
+    EMBEDDED,
+    FORWARD,
+    FROM_HEAD,
+    Between,
+    Degrees,
+    head_positions,
+    slice_of,
+)
+from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters, slice_bytes
 from perfsim.strategies.three_d.pipeline import (
     VirtualStage,
     embedding_work,
@@ -39,28 +56,20 @@ from perfsim.strategies.three_d.pipeline import (
     tied_embedding_work,
     transfer_work,
 )
-from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
-from perfsim.strategies.three_d.stages import experts_of, group_of, layer_of
-from perfsim.strategies.three_d.tensor import BACKWARD, EMBEDDED, FORWARD, FROM_HEAD, Between, Layer
+from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows, taken
 from perfsim.work import RankGroup, Work
 
-# The works that add up to prices, in components: each is written once for all layouts that agree in it.
-#
-# A rank's share of a layer is decided by seven degrees (`Degrees`), but no work depends on all of them but
-# the weight gradients of a block with experts: attention does not depend on experts, and what experts compute
-# of rows depends on the tokens that a rank routes, not on how tensor and context groups divide them.
-
 Named = Mapping[str, Sequence[Work]]
-"""Works by the price that they add to."""
+"""Works by the role that they add to."""
 
 
-class Terms:
-    """Works that add up to prices, one row for each combination of keys."""
+class _Terms:
+    """Works that add up to roles, one row for each combination of keys."""
 
-    def __init__(self, fields: Sequence[str], rows: int) -> None:
+    def __init__(self, roles: Sequence[str], rows: int) -> None:
         self.works: list[Work] = []
-        self._fields = {name: number for number, name in enumerate(fields)}
-        self._shape = len(fields), rows
+        self._roles = {name: number for number, name in enumerate(roles)}
+        self._shape = len(roles), rows
         self._components: list[tuple[Ints, int, Ints, Ints]] = []
 
     def add(self, keys: Sequence[Ints], terms: Callable[..., Named], where: Bools | None = None) -> None:
@@ -72,185 +81,32 @@ class Terms:
         first, of_row = distinct_rows(keys)
         place: list[int] = []
         for number, key in enumerate(zip(*(column[first].tolist() for column in keys), strict=True)):
-            for name, works in terms(*key).items():
+            for role, works in terms(*key).items():
                 self.works += works
-                place += [self._fields[name] * len(first) + number] * len(works)
+                place += [self._roles[role] * len(first) + number] * len(works)
         self._components.append((np.array(place, dtype=np.int64), len(first), of_row, rows))
 
-    def adds_to(self, *names: str) -> Ints:
-        """Indices of the works that add to some prices."""
-        wanted = [self._fields[name] for name in names]
+    def adds_to(self, *roles: str) -> Iterator[tuple[int, Work]]:
+        """The works that add to some roles, with their indices."""
+        wanted = [self._roles[role] for role in roles]
         parts = [np.isin(place // count, wanted) for place, count, *_ in self._components]
-        return np.flatnonzero(np.concatenate(parts))
+        return ((number, self.works[number]) for number in np.flatnonzero(np.concatenate(parts)).tolist())
 
     def sums(self, values: Floats) -> Floats:
-        """What the works add up to, shape (fields, rows), given a value of each of `works`."""
-        fields = len(self._fields)
+        """What the works add up to, shape (roles, rows), given a value of each of `works`."""
+        roles = len(self._roles)
         total = np.zeros(self._shape)
         start = 0
         for place, count, of_row, rows in self._components:
             end = start + len(place)
-            table = np.bincount(place, values[start:end], minlength=fields * count).reshape(fields, count)
+            table = np.bincount(place, values[start:end], minlength=roles * count).reshape(roles, count)
             used = np.flatnonzero(table.any(axis=1))
             total[used[:, None], rows] += table[used].take(of_row, axis=1)
             start = end
         return total
 
 
-# ------------------------------------------------------------------------------------------- layers
-Run = Literal["whole", "split", "selective", "full"]
-"""What is run of a layer: whole passes, a split backward, or what a recompute mode repeats."""
-
-
-@lru_cache(maxsize=16384)
-def _half_terms(
-    job: Job, kind: LayerKind, half: Literal["attention", "mlp"], run: Run, *degrees: int
-) -> Named:
-    """A half of a layer, by `tensor` to `exchange` of `Degrees`; of a layer with experts its attention.
-
-    Attention comes with the sums of the tensor group, and in a ring of context ranks. Selective recompute is
-    that of both halves; of experts it repeats nothing.
-    """
-    mode = run if run in ("selective", "full") else "none"
-    layer = layer_of(job, Degrees(*degrees).layout, 0, replace(kind, experts=False), mode)
-    part = layer.attention if half == "attention" else layer.mlp
-
-    def sums(between: Sequence[Between]) -> tuple[Work, ...]:
-        return _sums(layer, kind, between) if half == "attention" else ()
-
-    if run == "whole":
-        return {
-            "forward": (*part.works("forward"), *sums(FORWARD)),
-            "backward": (*part.works("backward"), *sums(BACKWARD)),
-            **ring_terms(part),
-        }
-    if run == "split":
-        return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
-    again = part.works("recompute")
-    if run == "selective":
-        both = not kind.experts and layer.mlp.repeats
-        return {"core": (*again, *layer.mlp.works("recompute"), *sums(FORWARD)) if both else again}
-    # An MLP is repeated whole, or up to the last tensor that the backward reads.
-    stopped = replace(part, part=replace(part.part, recompute_stops_early=True))
-    return {
-        "layer": (*again, *sums(FORWARD)),
-        "layer_early": (*stopped.works("recompute"), *sums(FORWARD)),
-    }
-
-
-def _sums(layer: Layer, kind: LayerKind, between: Sequence[Between]) -> tuple[Work, ...]:
-    """The collectives of a layer's forward or backward; one with experts has those of attention alone."""
-    if kind.experts:
-        attention, other = between if between is FORWARD else reversed(between)
-        between = [Between(attention.before, other.after)]
-    return tuple(work for products in between for work in layer.group.all_reduce_works(products))
-
-
-# ------------------------------------------------------------------------------------------- experts
-EXPERTS = LayerKind(experts=True)
-PRICES: Mapping[Which, tuple[str, ...]] = {
-    "forward": ("forward",),
-    "backward": ("backward",),
-    "dgrad": ("inputs",),
-    "recompute": ("layer", "layer_early"),
-}
-"""The prices that the passes of a block with experts add to."""
-HOSTED: Mapping[Which, tuple[str, ...]] = {"forward": ("hosted",), "backward": ("hosted_backward",)}
-"""The same of what runs while the host waits."""
-
-
-@lru_cache(maxsize=4096)
-def _router_terms(job: Job, which: Which, sequences: int, ranks: int) -> Named:
-    """The begin and the end of a block with experts, and the wait of the host."""
-    group = _experts(job, sequences, ranks)
-    begin, end = router_works(group.part, which)
-    named: dict[str, Sequence[Work]] = dict.fromkeys(PRICES[which], (begin, end))
-    return named | ({"host": group.host_works(begin)} if which == "forward" else {})
-
-
-@lru_cache(maxsize=4096)
-def _shared_terms(job: Job, which: Which, *degrees: int) -> Named:
-    """Shared experts, by `tensor` to `context` of `Degrees`."""
-    work = shared_work(slice_of(job, Degrees(*degrees).layout, EXPERTS), which)
-    return {} if work is None else dict.fromkeys((*PRICES[which], *HOSTED.get(which, ())), (work,))
-
-
-@lru_cache(maxsize=16384)
-def _routed_terms(job: Job, which: Which, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
-    """Routed experts on the rows that arrive."""
-    work = experts_work(_experts(job, sequences, ranks, expert, shared_by).part, which)
-    return dict.fromkeys((*PRICES[which], *HOSTED.get(which, ())), (work,))
-
-
-@lru_cache(maxsize=4096)
-def _row_terms(job: Job, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
-    """The way of rows to experts and back, in every pass."""
-    group = _experts(job, sequences, ranks, expert, shared_by)
-    names = (name for table in (PRICES, HOSTED) for names in table.values() for name in names)
-    return dict.fromkeys(names, (*group.to_experts(), *group.from_experts()))
-
-
-@lru_cache(maxsize=16384)
-def _weights_terms(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Weight gradients of a block with experts where they are a pass of their own, by all degrees."""
-    return {"weights": (expert_weights_work(slice_of(job, Degrees(*degrees).layout, kind)),)}
-
-
-def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1) -> ExpertGroup:
-    """The experts of a layer whose rows are those of `ranks` ranks with so many sequences together."""
-    degrees = Degrees(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
-    return experts_of(job, degrees.layout, group_of(job, degrees.layout, 0, EXPERTS))
-
-
-# ------------------------------------------------------------------------------------------- ends
-@lru_cache(maxsize=4096)
-def _end_works(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """Embedding, LM head and what a received tensor needs, by `tensor` to `context` of `Degrees`."""
-    stage = _stage(job, kind, degrees)
-    group = stage.group
-    return {
-        "embedding_forward": (embedding_work(stage, "forward"), *group.all_reduce_works(EMBEDDED)),
-        "embedding_backward": (embedding_work(stage, "backward"),),
-        "head_forward": (
-            head_work(stage, "forward"),
-            *group.all_reduce_works(n_bytes=softmax_sum_bytes(stage)),
-        ),
-        "head_backward": (head_work(stage, "backward"), *group.all_reduce_works(FROM_HEAD)),
-        "receive": group.all_gather_works(),
-    }
-
-
-@lru_cache(maxsize=4096)
-def _head_split(job: Job, kind: LayerKind, *degrees: int) -> Named:
-    """The LM head where weight gradients are a pass of their own."""
-    stage = _stage(job, kind, degrees)
-    inputs = (head_work(stage, "dgrad"), *stage.group.all_reduce_works(FROM_HEAD))
-    return {"head_inputs": inputs, "head_weights": (head_work(stage, "wgrad"),)}
-
-
-@lru_cache(maxsize=4096)
-def _send_terms(job: Job, kind: LayerKind, node: int, *degrees: int) -> Named:
-    """Messages between pipeline ranks; `node` is 0 where all devices are in one."""
-    stage = _stage(job, kind, degrees)
-    framework = job.runtime.stack
-    return {
-        "send_inside": (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else (),
-        "send_across": (transfer_work(stage, RankGroup(0, node, 2)),) if node else (),
-        "begin": (pass_work(stage),) if framework is not None and framework.pass_s > 0 else (),
-    }
-
-
-def _stage(job: Job, kind: LayerKind, degrees: Sequence[int]) -> VirtualStage:
-    """A stage with embedding and LM head around layers of one kind."""
-    part = Degrees(*degrees)
-    group = group_of(job, part.layout, 0, kind)
-    return VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, part.context))
-
-
-# Seconds of the passes of layouts, in columns: prices of distinct shares of a layer, joined row by row.
-#
-# Works are priced for the distinct shares of a layer (`Slices`), which are few, in components that depend on
-# few degrees (`terms`). A layout then takes from them what its schedule, recompute mode and ZeRO stage need.
+# The passes of one micro-batch: layers, what is around them, and messages between pipeline ranks.
 
 
 class PassPrices(NamedTuple):
@@ -283,22 +139,11 @@ class PassPrices(NamedTuple):
     """The wait with which a pass of a pipeline begins."""
 
 
-class LayerPrices(NamedTuple):
-    """Seconds of the work of one share of a layer for one micro-batch, with its collectives; (slices,)."""
+class _Parts(NamedTuple):
+    """Seconds of parts of a layer that are not simply added to its passes."""
 
-    forward: Floats
-    backward: Floats
-    """Input and weight gradients of one layer."""
     inputs: Floats
-    """Input gradients of one layer."""
-    weights: Floats
-    """Weight gradients of one layer."""
-    core: Floats
-    """What selective recompute repeats: the attention core, or as the framework says."""
-    layer: Floats
-    """A forward of the whole layer, which full recompute repeats."""
-    layer_early: Floats
-    """The same up to the last tensor that the backward reads."""
+    """The backward without weight gradients."""
     block: Floats
     """Attention to a rank's own keys and values where context ranks form a ring."""
     later: Floats
@@ -315,134 +160,274 @@ class LayerPrices(NamedTuple):
     hosted_backward: Floats
 
 
-class EndPrices(NamedTuple):
-    """Seconds of what is around the layers for one micro-batch, shape (slices,)."""
+_Run = Literal["whole", "split", "selective", "full", "early"]
+"""What is run of a layer: whole passes, a split backward, or what a recompute mode repeats.
 
-    embedding_forward: Floats
-    embedding_backward: Floats
-    head_forward: Floats
-    head_backward: Floats
-    head_inputs: Floats
-    head_weights: Floats
-    send_inside: Floats
-    """A send inside a node."""
-    send_across: Floats
-    """A send between nodes."""
-    receive: Floats
-    begin: Floats
-    """The wait with which a pass of a pipeline begins."""
+Under ZeRO 3 full recompute stops early, at the last tensor that the backward reads.
+"""
 
 
-class Slices(NamedTuple):
-    """The distinct shares of a layer among layouts, and what some layout with each of them does."""
+@lru_cache(maxsize=16384)
+def _half_terms(job: Job, half: Literal["attention", "mlp"], run: _Run, number: int, *degrees: int) -> Named:
+    """A half of a layer of a kind, by `tensor` to `exchange` of `Degrees`; with experts its attention.
 
-    columns: Columns
-    """A layout with every share."""
-    of_row: Ints
-    """The share of every layout."""
-    splits: Bools
-    """Its weight gradients are a pass of their own."""
-    selective: Bools
-    full: Bools
-    sends: Bools
-    """It has a pipeline; one device alone has no peer to send to."""
+    Attention comes with the sums of the tensor group, and in a ring of context ranks.
+    """
+    kind = kinds_of(job.model)[number]
+    layout = Degrees(*degrees).layout
+    if run == "early":
+        layout = replace(layout, zero_stage=SHARDED)
+    mode = {"whole": "none", "split": "none", "early": "full"}.get(run, run)
+    layer = layer_of(job, layout, 0, replace(kind, experts=False), mode)
+    part = layer.attention if half == "attention" else layer.mlp
+
+    def sums(between: Sequence[Between]) -> list[Work]:
+        """The collectives of a forward or backward; a layer with experts has those of attention alone."""
+        if half == "mlp":
+            return []
+        if kind.experts:
+            attention, other = between if between is FORWARD else reversed(between)
+            between = [Between(attention.before, other.after)]
+        return [work for products in between for work in layer.group.all_reduce_works(products)]
+
+    if run == "whole":
+        return {
+            "forward": (*part.works("forward"), *sums(FORWARD)),
+            "backward": (*part.works("backward"), *sums(BACKWARD)),
+            **ring_terms(part),
+        }
+    if run == "split":
+        return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
+    again = part.works("recompute") if part.repeats else ()
+    summed = mode == "full" or (layer.mlp.repeats and not kind.experts)
+    return {"recompute": (*again, *(sums(FORWARD) if summed else ()))}
 
 
-def slices_of(columns: Columns) -> Slices:
-    """The distinct shares of a layer among some layouts."""
-    first, of_row = distinct_rows(columns.slice_keys)
+_EXPERTS = LayerKind(experts=True)
+_HOSTED = ("hosted", "hosted_backward")
+"""Roles of what runs while the host waits for the counts of rows."""
 
-    def occurs(rows: Bools) -> Bools:
-        return np.bincount(of_row[rows], minlength=len(first)) > 0
 
-    return Slices(
-        columns.rows(first),
-        of_row,
-        splits=occurs(columns.of_schedules("splits_backward")),
-        selective=occurs(columns.recompute == MODES.index("selective")),
-        full=occurs(columns.recompute == MODES.index("full")),
-        sends=occurs(columns.pipeline > 1),
-    )
+@lru_cache(maxsize=4096)
+def _router_terms(job: Job, which: Which, roles: Sequence[str], sequences: int, ranks: int) -> Named:
+    """The begin and the end of a block with experts, and the wait of the host."""
+    group = _experts(job, sequences, ranks)
+    begin, end = router_works(group.part, which)
+    named: dict[str, Sequence[Work]] = {role: (begin, end) for role in roles if role not in _HOSTED}
+    return named | ({"host": group.host_works(begin)} if which == "forward" else {})
+
+
+@lru_cache(maxsize=4096)
+def _shared_terms(job: Job, which: Which, roles: Sequence[str], *degrees: int) -> Named:
+    """Shared experts, by `tensor` to `context` of `Degrees`."""
+    work = shared_work(slice_of(job, Degrees(*degrees).layout, _EXPERTS), which)
+    return {} if work is None else dict.fromkeys(roles, (work,))
+
+
+@lru_cache(maxsize=16384)
+def _routed_terms(
+    job: Job, which: Which, roles: Sequence[str], sequences: int, ranks: int, expert: int, shared_by: int
+) -> Named:
+    """Routed experts on the rows that arrive, and the way of rows to them and back."""
+    group = _experts(job, sequences, ranks, expert, shared_by)
+    works = (experts_work(group.part, which), *group.to_experts(), *group.from_experts())
+    return dict.fromkeys(roles, works)
+
+
+@lru_cache(maxsize=16384)
+def _weights_terms(job: Job, number: int, *degrees: int) -> Named:
+    """Weight gradients of a block with experts where they are a pass of their own, by all degrees."""
+    part = slice_of(job, Degrees(*degrees).layout, kinds_of(job.model)[number])
+    return {"weights": (expert_weights_work(part),)}
+
+
+def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1) -> ExpertGroup:
+    """The experts of a layer whose rows are those of `ranks` ranks with so many sequences together."""
+    degrees = Degrees(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
+    return experts_of(job, degrees.layout, group_of(job, degrees.layout, 0, _EXPERTS))
+
+
+@lru_cache(maxsize=4096)
+def _end_terms(job: Job, splits: int, *degrees: int) -> Named:
+    """Embedding and LM head in whole or split passes, by `tensor` to `context` of `Degrees`."""
+    stage = _stage(job, degrees)
+    group = stage.group
+    embedding = (embedding_work(stage, "backward"),)
+    summed = group.all_reduce_works(n_bytes=softmax_sum_bytes(stage))
+    return {
+        "embedding_forward": (embedding_work(stage, "forward"), *group.all_reduce_works(EMBEDDED)),
+        "embedding_weights" if splits else "embedding_backward": embedding,
+        "head_forward": (head_work(stage, "forward"), *summed),
+        "head_backward": (
+            head_work(stage, "dgrad" if splits else "backward"),
+            *group.all_reduce_works(FROM_HEAD),
+        ),
+        "head_weights": (head_work(stage, "wgrad"),) if splits else (),
+    }
+
+
+@lru_cache(maxsize=4096)
+def _send_terms(job: Job, node: int, chunked: int, *degrees: int) -> Named:
+    """Messages between pipeline ranks, inside a node and across; `node` is 0 where all devices are in one.
+
+    In an interleaved pipeline the host waits before every pass.
+    """
+    stage = _stage(job, degrees)
+    framework = job.runtime.stack
+    waits = chunked and framework is not None and framework.pass_s > 0
+    return {
+        "send": (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else (),
+        "farthest_send": (transfer_work(stage, RankGroup(0, node, 2)),) if node else (),
+        "receive": () if stage.group.part.sequence_parallel else stage.group.all_gather_works(),
+        "begin": (pass_work(stage),) if waits else (),
+    }
+
+
+def _stage(job: Job, degrees: Sequence[int]) -> VirtualStage:
+    """A stage with embedding and LM head around layers of the last kind."""
+    part = Degrees(*degrees)
+    group = group_of(job, part.layout, 0, kinds_of(job.model)[-1])
+    return VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, part.context))
 
 
 class Passes:
-    """The prices of passes of some layouts."""
+    """The prices of passes for every distinct share of a layer, and way to run it, among some layouts."""
 
-    def __init__(self, job: Job, slices: Slices, topology: FatTree, durations: Durations) -> None:
-        self._topology, self._slices = topology, len(slices.columns)
+    def __init__(self, job: Job, columns: Columns, topology: FatTree, costs: Costs) -> None:
+        self._topology = topology
+        full = MODES.index("full")
+        early = (columns.zero == SHARDED) & (columns.recompute == full)
+        keys = (
+            *columns.slice_keys,
+            columns.of_schedules("splits_backward").astype(np.int64),
+            np.where(early, len(MODES), columns.recompute),
+            columns.pipeline > 1,
+            columns.virtual > 1,
+        )
+        first, self.of_row = distinct_rows([key.astype(np.int64) for key in keys])
+        """The share of every layout."""
+        shares = columns.rows(first)
+        splits, mode, sends, chunked = (key[first] for key in keys[-4:])
+        self._kinds = len(kinds_of(job.model))
+        self._ranks = shares.context
+        self._terms = _Terms((*PassPrices._fields, *_Parts._fields), self._kinds * len(first))
+        self._write(job, shares, splits, mode, sends, chunked)
+        prices, parts = self._sums(costs.durations_s(self._terms.works))
+        ring, ring_backward = _rings_s(self._ranks, parts)
+        forward = ring + np.maximum(0.0, parts.host - parts.hosted)
+        prices = prices._replace(
+            forward=prices.forward + forward,
+            backward=np.where(splits, parts.inputs, prices.backward)
+            + (ring_backward + np.maximum(0.0, parts.host - parts.hosted_backward)),
+            recompute=prices.recompute + np.where(mode >= full, forward, 0.0),
+        )
+        of_layers = [column.T for column in prices[:4]]
+        self._prices = PassPrices(*of_layers, *(column[-1][:, None] for column in prices[4:]))
+        self._limited = self._limited_s(costs)
+        self.sent = self._taken_by_sends(costs)
+        """What a message between pipeline ranks takes of a device, shape (shares, 2)."""
+
+    def _write(self, job: Job, shares: Columns, splits: Ints, mode: Ints, sends: Ints, chunked: Ints) -> None:
+        """Write the works of every kind of layer under every share, and of what is around the last kind."""
+        base = Job(job.model, job.recipe, 1)
+        terms = self._terms
         kinds = kinds_of(job.model)
-        of_kinds = [layer_terms(job, slices, kind) for kind in kinds]
-        self.last_kind = of_kinds[-1]
-        layers = [LayerPrices(*of_kind.sums(durations(of_kind.works))) for of_kind in of_kinds]
-        self.around = _end_terms(job, slices, topology)
-        ends = EndPrices(*self.around.sums(durations(self.around.works)))
-        self._kinds = len(kinds)
-        tables = [_tables(slices.columns.context, layer) for layer in layers]
-        of_layers = [part[number] for number in range(3) for part in tables]
-        self._table = np.stack([*of_layers, *_end_tables(ends)]).reshape(-1, 2 * self._slices)
-        self._redone = np.stack([part[3] for part in tables]).reshape(len(kinds), -1)
 
-    def of(self, columns: Columns, of_row: Ints) -> PassPrices:
-        """The prices of some layouts, given the share of a layer of each."""
-        splits = columns.of_schedules("splits_backward")
-        taken = self._table.take(of_row + self._slices * splits, axis=1)
-        kinds = self._kinds
-        forward, backward, weights = (taken[number * kinds : (number + 1) * kinds].T for number in range(3))
-        *ends, send_inside, send_across, receive, begin = taken[3 * kinds :, :, None]
-        mode = np.where(columns.zero == SHARDED, _EARLY[columns.recompute], columns.recompute)
-        pipelined = columns.pipeline[:, None] > 1
+        def every(column: Ints | Bools) -> Ints:
+            return np.tile(column, len(kinds)).astype(np.int64)
+
+        number = np.repeat(np.arange(len(kinds)), len(shares))
+        has_experts = np.array([kind.experts for kind in kinds])[number]
+        degrees = [every(key) for key in shares.slice_keys]
+        split = every(splits) > 0
+        modes = every(mode)
+        runs: dict[_Run, Bools | None] = {"whole": None, "split": split}
+        runs |= {run: modes == MODES.index(run) for run in ("selective", "full")}
+        runs["early"] = modes == len(MODES)
+        for run, where in runs.items():
+            terms.add((number, *degrees[:5]), partial(_half_terms, base, "attention", run), where)
+            dense = ~has_experts if where is None else where & ~has_experts
+            terms.add((number, *degrees[:4]), partial(_half_terms, base, "mlp", run), dense)
+        if has_experts.any():
+            self._write_experts(base, number, has_experts, degrees, split, modes >= MODES.index("full"))
+        last = number == len(kinds) - 1
+        node = self._topology.devices_per_node
+        node = node if self._topology.num_devices > node else 0
+        terms.add((split.astype(np.int64), *degrees[:4]), partial(_end_terms, base), last)
+        piped = last & (every(sends) > 0)
+        terms.add((every(chunked), *degrees[:4]), partial(_send_terms, base, node), piped)
+
+    def _write_experts(
+        self, job: Job, number: Ints, has_experts: Bools, degrees: Sequence[Ints], split: Bools, full: Bools
+    ) -> None:
+        """Write the works of blocks with experts."""
+        tensor, _, micro_batch, context, _, *divided = degrees
+        # The fewest sequences, and the ranks that share them, with as many tokens on a rank.
+        ranks = tensor * context
+        common = np.gcd(micro_batch, ranks)
+        routed = micro_batch // common, ranks // common
+        runs: tuple[tuple[Which, Sequence[str], Bools], ...] = (
+            ("forward", ("forward", "hosted"), has_experts),
+            ("backward", ("backward", "hosted_backward"), has_experts),
+            ("dgrad", ("inputs",), has_experts & split),
+            ("recompute", ("recompute",), has_experts & full),
+        )
+        for which, roles, where in runs:
+            self._terms.add(routed, partial(_router_terms, job, which, roles), where)
+            self._terms.add(degrees[:4], partial(_shared_terms, job, which, roles), where)
+            self._terms.add((*routed, *divided), partial(_routed_terms, job, which, roles), where)
+        self._terms.add((number, *degrees), partial(_weights_terms, job), has_experts & split)
+
+    def _sums(self, values: Floats) -> tuple[PassPrices, _Parts]:
+        """What works add up to, given a value of each, in arrays of shape (kinds, shares)."""
+        total = self._terms.sums(values)
+        total = total.reshape(len(total), self._kinds, -1)
+        passes = len(PassPrices._fields)
+        return PassPrices(*total[:passes]), _Parts(*total[passes:])
+
+    def _limited_s(self, costs: Costs) -> tuple[Floats, Floats]:
+        """Seconds of a layer of the last kind that units, and memory bandwidth, limit.
+
+        Forward and backward, of shape (shares, 2) each.
+        """
+        seconds = np.zeros((2, len(self._terms.works)))
+        for number, work in self._terms.adds_to("forward", "backward", "later", "later_backward"):
+            seconds[:, number] = np.multiply(costs.bound(work), costs.duration_s(work))
+        limits = [self._sums(limited) for limited in seconds]
+        forward = [(passes.forward + self._ranks * parts.later)[-1] for passes, parts in limits]
+        backward = [(passes.backward + self._ranks * parts.later_backward)[-1] for passes, parts in limits]
+        return np.stack(forward, axis=1), np.stack(backward, axis=1)
+
+    def _taken_by_sends(self, costs: Costs) -> Floats:
+        """What messages take of a device, across nodes if there are several."""
+        several = self._topology.num_devices > self._topology.devices_per_node
+        role = "farthest_send" if several else "send"
+        shares = np.zeros((2, len(self._terms.works)))
+        for number, work in self._terms.adds_to(role):
+            shares[:, number] = costs.taken(work)
+        return np.stack([getattr(self._sums(share)[0], role)[-1] for share in shares], axis=1)
+
+    def of(self, columns: Columns, rows: Ints) -> PassPrices:
+        """The prices of some layouts; `rows` are their places among all."""
+        prices = taken(self._prices, self.of_row[rows])
         # Share of the neighbours in a pipeline that are on different nodes.
         hops = columns.pipeline - 1
         nodes = -(-self._topology.num_devices // self._topology.devices_per_node)
         far = (np.minimum(hops, nodes - 1) / np.maximum(1, hops))[:, None]
-        redone = self._redone.take(of_row + self._slices * mode, axis=1).T
-        ends += [
-            np.where(pipelined, far * send_across + (1 - far) * send_inside, 0.0),
-            np.where(pipelined, np.where(far > 0, send_across, send_inside), 0.0),
-            np.where(pipelined & (columns.sequence_parallel[:, None] == 0), receive, 0.0),
-            np.where(columns.virtual[:, None] > 1, begin, 0.0),
-        ]
-        return PassPrices(forward, backward, weights, redone, *ends)
+        inside = prices.send
+        across = prices.farthest_send
+        return prices._replace(
+            send=far * across + (1 - far) * inside, farthest_send=np.where(far > 0, across, inside)
+        )
+
+    def limits(self, passes: PassPrices, rows: Ints) -> tuple[Floats, Floats]:
+        """Shares of a layer's forward and backward that units and memory limit, shape (rows, 2) each."""
+        forward, backward = (limited.take(self.of_row[rows], axis=0) for limited in self._limited)
+        backward_s = (passes.backward + passes.weights)[:, -1:]
+        return forward / passes.forward[:, -1:], backward / backward_s
 
 
-_EARLY = np.array([len(MODES) if mode == "full" else number for number, mode in enumerate(MODES)])
-"""The table of what is recomputed under ZeRO 3 by index of the mode."""
-
-
-def _tables(ranks: Ints, part: LayerPrices) -> tuple[Floats, Floats, Floats, Floats]:
-    """Forward, backward and weights, for whole and for split backwards, and what every mode recomputes."""
-    ring, ring_backward = _rings_s(ranks, part)
-    late, late_backward = (
-        np.maximum(0.0, part.host - hosted) for hosted in (part.hosted, part.hosted_backward)
-    )
-    forward = ring + late
-    none = np.zeros(len(ranks))
-    backward = ring_backward + late_backward
-    redone = {"none": none, "selective": part.core, "full": part.layer + forward}
-    return (
-        np.stack([part.forward + forward] * 2),
-        np.stack([part.backward + backward, part.inputs + backward]),
-        np.stack([none, part.weights]),
-        np.stack([*(redone[mode] for mode in MODES), part.layer_early + forward]),
-    )
-
-
-def _end_tables(part: EndPrices) -> list[Floats]:
-    """The prices of ends from `embedding_forward` on, for whole and for split backwards."""
-    none = np.zeros(len(part.receive))
-    columns = (
-        (part.embedding_forward, part.embedding_forward),
-        (part.embedding_backward, none),
-        (none, part.embedding_backward),
-        (part.head_forward, part.head_forward),
-        (part.head_backward, part.head_inputs),
-        (none, part.head_weights),
-        *((column, column) for column in (part.send_inside, part.send_across, part.receive, part.begin)),
-    )
-    return [np.stack(column) for column in columns]
-
-
-def _rings_s(ranks: Ints, part: LayerPrices) -> tuple[Floats, Floats]:
+def _rings_s(ranks: Ints, part: _Parts) -> tuple[Floats, Floats]:
     """Seconds of attention of a layer in a ring of so many ranks, forward and backward; 0 without one.
 
     A forward's messages wait only for one another, so compute waits for the first or for all of them. In a
@@ -457,58 +442,14 @@ def _rings_s(ranks: Ints, part: LayerPrices) -> tuple[Floats, Floats]:
     return forward, ends + between + part.exchange
 
 
-def layer_terms(job: Job, slices: Slices, kind: LayerKind) -> Terms:
-    """The works of `LayerPrices` of a layer of one kind."""
-    columns = slices.columns
-    base = Job(job.model, job.recipe, 1)
-    works = Terms(LayerPrices._fields, len(columns))
-    every = columns.slice_keys
-    runs: dict[Run, Bools | None] = {
-        "whole": None,
-        "split": slices.splits,
-        "selective": slices.selective,
-        "full": slices.full,
-    }
-    for run, where in runs.items():
-        works.add(every[:5], partial(_half_terms, base, kind, "attention", run), where)
-        if not kind.experts and run != "selective":
-            works.add(every[:4], partial(_half_terms, base, kind, "mlp", run), where)
-    if not kind.experts:
-        return works
-    # The fewest sequences, and the ranks that share them, with as many tokens on a rank.
-    ranks = columns.tensor * columns.context
-    common = np.gcd(columns.micro_batch, ranks)
-    routed = columns.micro_batch // common, ranks // common
-    divided = (columns.expert, columns.expert_tensor)
-    occurs = {"dgrad": slices.splits, "recompute": slices.full}
-    for which in PRICES:
-        where = occurs.get(which)
-        works.add(routed, partial(_router_terms, base, which), where)
-        works.add(every[:4], partial(_shared_terms, base, which), where)
-        works.add((*routed, *divided), partial(_routed_terms, base, which), where)
-    works.add((*routed, *divided), partial(_row_terms, base))
-    works.add(every, partial(_weights_terms, base, kind), slices.splits)
-    return works
-
-
-def _end_terms(job: Job, slices: Slices, topology: FatTree) -> Terms:
-    columns = slices.columns
-    base = Job(job.model, job.recipe, 1)
-    node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
-    works = Terms(EndPrices._fields, len(columns))
-    keys = columns.slice_keys[:4]
-    kind = kinds_of(job.model)[-1]
-    works.add(keys, partial(_end_works, base, kind))
-    works.add(keys, partial(_head_split, base, kind), slices.splits)
-    works.add(keys, partial(_send_terms, base, kind, node), slices.sends)
-    return works
-
-
-ONE = np.ones(1)
+# Communication over replicas, and the update, on the rank with most parameters.
 
 
 class DataPrices(NamedTuple):
-    """Seconds of communication over replicas, and of the update, on the rank with most parameters."""
+    """Seconds of communication over replicas, and of the update, on the rank with most parameters.
+
+    Of shape (rows, 1) each.
+    """
 
     reduce: Floats
     """All gradients."""
@@ -551,12 +492,50 @@ class Largest(NamedTuple):
     """Layers that fill a bucket of gradients."""
 
 
-def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
+class OverReplicas:
+    """The prices of communication over replicas for every distinct way to hold states among some layouts."""
+
+    def __init__(self, job: Job, columns: Columns, topology: FatTree, costs: Costs) -> None:
+        first, self.of_row = distinct_rows(columns.state_keys)
+        """The way of every layout."""
+        states = columns.rows(first)
+        sizes = slice_bytes(job, states)
+        stage = _straddling_stage(states, topology.devices_per_node)
+        self.largest = _largest_ranks(job, states, sizes)
+        self.prices = _data_prices(job, states, self.largest, sizes, stage, costs)
+        of_group, of_state = distinct_rows(
+            (states.tensor, states.replicas, states.shards, stage, states.zero)
+        )
+        taken = np.zeros((2, len(of_group), 2))
+        for number, row in enumerate(of_group.tolist()):
+            tensor = int(states.tensor[row])
+            data = int(states.replicas[row])
+            if data > 1:
+                group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
+                zero = int(states.zero[row])
+                replicas = Replicas(job.recipe, group, "", 0.0, zero, int(states.shards[row]))
+                layer = float(sizes.layer[row, -1])
+                bucket = layer * int(self.largest.bucket[row])
+                taken[0, number] = costs.taken(replicas.gather_work(layer))
+                taken[1, number] = costs.taken(replicas.reduce_work(bucket))
+        self.taken = taken[:, of_state]
+        """What gathering a layer, and reducing a bucket, take of a device: shape (2, ways, 2)."""
+
+
+def _straddling_stage(columns: Columns, node: int) -> Ints:
+    """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
+    width = columns.tensor * columns.replicas
+    stage = np.maximum(1, node // width)
+    nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
+    return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
+
+
+def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
     """The rank of every layout with most parameters."""
     bucket = layers_per_bucket(job.recipe, sizes.layer.max(axis=1), columns.zero)
     of_key, of_row = distinct_rows((columns.tensor, columns.division, columns.expert, columns.expert_tensor))
     columns = columns.rows(of_key)
-    sizes = SliceBytes(*(column[of_key] for column in sizes))
+    sizes = taken(sizes, of_key)
     ranks = columns.ranks()
     parameters = rank_parameters(sizes, ranks) + ranks.sum_of(sizes.experts)
     largest = parameters.argmax(axis=1)[:, None]
@@ -579,60 +558,6 @@ class _Shapes(NamedTuple):
     both: float
 
 
-def data_prices(
-    job: Job,
-    columns: Columns,
-    topology: FatTree,
-    largest: Largest,
-    sizes: SliceBytes,
-    durations: Durations,
-) -> DataPrices:
-    """The prices of every layout's replicas."""
-    full, rest = np.divmod(largest.chunk, largest.bucket)
-    overlaps = int(job.runtime.overlap_grad_reduce)
-    gathers = int(job.runtime.overlap_param_gather)
-    keys = (
-        columns.tensor,
-        columns.replicas,
-        columns.shards,
-        straddling_stage(columns, topology.devices_per_node),
-        columns.zero,
-        columns.last_rank,
-        largest.layers,
-        largest.first,
-        largest.last,
-        overlaps * np.where(full > 0, largest.bucket, 0),
-        overlaps * rest,
-        gathers * np.minimum(largest.bucket, largest.chunk),
-        columns.expert * columns.expert_tensor,
-    )
-    base = Job(job.model, job.recipe, 1)
-    of_degrees, _ = distinct_rows((columns.tensor, keys[-1]))
-    share = Counter(kind_numbers(job.model)) or Counter([0])
-    weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
-    shapes = {
-        (int(columns.tensor[row]), int(keys[-1][row])): _Shapes(
-            *(
-                float(getattr(sizes, name)[row] @ (weight if name in OF_LAYERS else ONE))
-                for name in _Shapes._fields
-            )
-        )
-        for row in of_degrees.tolist()
-    }
-
-    terms = Terms(DataPrices._fields, len(columns))
-    terms.add(keys, lambda *key: _data_terms(base, shapes[key[0], key[-1]], _ReplicaKey(*key)))
-    return DataPrices(*terms.sums(durations(terms.works))[:, :, None])
-
-
-def straddling_stage(columns: Columns, node: int) -> Ints:
-    """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
-    width = columns.tensor * columns.replicas
-    stage = np.maximum(1, node // width)
-    nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
-    return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
-
-
 class _ReplicaKey(NamedTuple):
     """What determines the communication over the replicas of one rank."""
 
@@ -644,27 +569,51 @@ class _ReplicaKey(NamedTuple):
     """The pipeline rank."""
     zero: int
     last_rank: int
+    holds: int
+    """Ranks between two with the same experts."""
     layers: int
     first: int
     last: int
+    chunk: int
     bucket: int
-    """Layers of a bucket of overlapped reductions; 0 without overlap."""
-    rest: int
-    """Layers of the last such bucket."""
-    ahead: int
-    """Layers of a bucket whose parameters are gathered beside forwards; 0: none is."""
-    holds: int
-    """Ranks between two with the same experts."""
+    """As in `Largest`."""
+
+
+def _data_prices(
+    job: Job, columns: Columns, largest: Largest, sizes: SliceBytes, stage: Ints, costs: Costs
+) -> DataPrices:
+    """The prices of every layout's replicas; `stage` is the pipeline rank on most nodes."""
+    holds = columns.expert * columns.expert_tensor
+    keys = (columns.tensor, columns.replicas, columns.shards, stage, columns.zero, columns.last_rank, holds)
+    base = Job(job.model, job.recipe, 1)
+    share = Counter(kind_numbers(job.model)) or Counter([0])
+    weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
+
+    def of(name: str) -> Floats:
+        """Parameters of every layout's ranks, in the mean over layers."""
+        column: Floats = getattr(sizes, name)
+        return column @ (weight if name in OF_LAYERS else np.ones(1))
+
+    first, of_row = distinct_rows((columns.tensor, holds))
+    columns_of_shapes = [of(name)[first].tolist() for name in _Shapes._fields]
+    shapes = [_Shapes(*shape) for shape in zip(*columns_of_shapes, strict=True)]
+
+    def terms_of(shape: int, *key: int) -> Named:
+        return _data_terms(base, shapes[shape], _ReplicaKey(*key))
+
+    terms = _Terms(DataPrices._fields, len(columns))
+    terms.add((of_row, *keys, *largest), terms_of)
+    return DataPrices(*terms.sums(costs.durations_s(terms.works))[:, :, None])
 
 
 @lru_cache(maxsize=4096)
 def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
     zero = key.zero
     data = key.data
-    first = shapes.embedding
-    if key.last and key.first:
-        first = shapes.both
-    ends = first if key.first else shapes.head if key.last else 0.0
+    chunk = key.chunk
+    bucket = key.bucket
+    begins = shapes.both if key.last and key.first else shapes.embedding
+    ends = begins if key.first else shapes.head if key.last else 0.0
     layer = Held(shapes.layer, shapes.experts)
     whole = layer * key.layers + Held(ends)
     first_rank = key.stage * key.tensor * data
@@ -692,15 +641,17 @@ def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
         ends_of_pipeline = RankGroup(0, key.last_rank * key.tensor * data, 2)
         grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
         tie = [tied_embedding_work(group, ends_of_pipeline, grad_bytes)]
+    overlaps = job.runtime.overlap_grad_reduce
     scatters = zero >= GRADIENTS_SHARDED
     updates_shard = 0 < zero < SHARDED
+    ahead = min(bucket, chunk) if job.runtime.overlap_param_gather else 0
     return {
         "reduce": reduce(whole),
-        "gather": gather(whole, updates_shard and not key.ahead),
+        "gather": gather(whole, updates_shard and not ahead),
         "update": [replicas.optimizer_work()],
-        "reduce_ends": reduce(Held(ends), job.runtime.overlap_grad_reduce),
-        "reduce_bucket": reduce(layer * key.bucket),
-        "reduce_rest": reduce(layer * key.rest),
+        "reduce_ends": reduce(Held(ends), overlaps),
+        "reduce_bucket": reduce(layer * bucket, overlaps and chunk >= bucket),
+        "reduce_rest": reduce(layer * (chunk % bucket), overlaps),
         "reduce_layer": reduce(layer, scatters),
         "reduce_embedding": reduce(Held(shapes.embedding), scatters),
         "reduce_head": reduce(Held(shapes.head), scatters),
@@ -709,7 +660,7 @@ def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
         "gather_both": gather(Held(shapes.both), zero == SHARDED),
         "across_layer": across(shapes.layer),
         "across_both": across(shapes.both),
-        "ahead_bucket": gather(layer * key.ahead, updates_shard and key.ahead > 0),
-        "ahead_ends": gather(Held(first), updates_shard and key.ahead > 0),
+        "ahead_bucket": gather(layer * ahead, updates_shard and ahead > 0),
+        "ahead_ends": gather(Held(begins), updates_shard and ahead > 0),
         "tie": tie,
     }

@@ -29,10 +29,10 @@ from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import Recompute, layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.strategies.schedules import SCHEDULES, schedule_called
+from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
-from perfsim.strategies.three_d.halves import EXCHANGES
+from perfsim.strategies.three_d.layers import EXCHANGES
 from perfsim.strategies.three_d.legal import context_refusals, expert_refusals, tensor_refusals
 from perfsim.work.counts import parameters
 
@@ -128,9 +128,9 @@ class Columns:
         code = (self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
         return np.argsort(code.astype(np.int16), kind="stable")
 
-    def of_schedules(self, name: str) -> Bools:
-        """A property of every layout's schedule, such as `tight`."""
-        return self.divisions.of_schedules(name)[self.division]
+    def of_schedules(self, trait: Trait) -> Bools:
+        """Whether every layout's schedule has a trait."""
+        return self.divisions.of_schedules(trait)[self.division]
 
     def microbatches(self, job: Job) -> Ints:
         """Micro-batches of one replica."""
@@ -498,7 +498,7 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
         divisions += [
             divided(name, pipeline, count, num_layers, kinds=kinds) for count in chunks if count <= most
         ]
-        if schedule.counts_head and head > 1:
+        if schedule.has("counts_head") and head > 1:
             counted = (
                 divided(name, pipeline, count, num_layers, head, kinds) for count in chunks if count <= most
             )

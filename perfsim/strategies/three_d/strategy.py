@@ -26,8 +26,8 @@ from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided
-from perfsim.strategies.three_d.emission import StepWriter
-from perfsim.strategies.three_d.halves import routing_notes
+from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
+from perfsim.strategies.three_d.layers import routing_notes
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
 from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
 from perfsim.strategies.three_d.offload import (
@@ -40,7 +40,6 @@ from perfsim.strategies.three_d.offload import (
     tried_places,
 )
 from perfsim.strategies.three_d.space import Space, columns_of, indivisible_degrees, layout_space
-from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.work import (
     GraphBuilder,
 )

@@ -14,17 +14,24 @@ from perfsim.convergence.critical_batch import (
     LawInputs,
     critical_batch,
     deepseek_tokens,
-    fit_hyperbola,
     minicpm_tokens,
     overhead,
     steps,
-    zhang_20_percent_tokens,
-    zhang_converted_tokens,
+    zhang_tokens,
 )
 from perfsim.convergence.laws import BESIROGLU
-from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.specs.calibration import ConvergenceCalibration
 
 D_20B = 4e11
+FIT = ConvergenceCalibration(
+    name="ours",
+    description="6 runs",
+    b_crit_tokens=1e6,
+    band_factor=1.7,
+    batches_tokens=(1e5, 1e6),
+    notes=("local",),
+)
 
 # Examples over the fewest for 20 B parameters and 4e11 tokens: batch, Kaplan, Zhang converted, Bergsma.
 OVERHEAD_20B = [
@@ -65,7 +72,7 @@ def test_overhead_of_the_20b_run_under_three_laws(
 ) -> None:
     loss = BESIROGLU.loss(20e9, D_20B)
     assert overhead(batch, kaplan_tokens(loss)) == pytest.approx(kaplan, rel=5e-3)
-    assert overhead(batch, zhang_converted_tokens(D_20B)) == pytest.approx(zhang, rel=5e-3)
+    assert overhead(batch, zhang_tokens(D_20B)[1]) == pytest.approx(zhang, rel=5e-3)
     assert overhead(batch, bergsma_tokens(D_20B)) == pytest.approx(bergsma, rel=5e-3)
 
 
@@ -73,7 +80,7 @@ def test_overhead_of_the_20b_run_under_three_laws(
     ("b_crit", "expected"),
     [
         (kaplan_tokens(2.0621), 188_810),
-        (zhang_converted_tokens(D_20B), 145_504),
+        (zhang_tokens(D_20B)[1], 145_504),
         (bergsma_tokens(D_20B), 147_127),
     ],
 )
@@ -90,8 +97,8 @@ def test_laws_at_chinchilla_tokens_agree_with_the_comparison_table(row: tuple[fl
     computed = [
         kaplan_tokens(BESIROGLU.loss(params, tokens)),
         kaplan_tokens(kaplan_loss_of_tokens(params, tokens)),
-        zhang_20_percent_tokens(tokens),
-        zhang_converted_tokens(tokens),
+        zhang_tokens(tokens)[0],
+        zhang_tokens(tokens)[1],
         bergsma_tokens(tokens),
     ]
     printed = [1e6 * value for value in (kaplan, kaplan_own, zhang_20, zhang, bergsma)]
@@ -107,10 +114,10 @@ def test_kaplan_doubles_per_13_percent_of_loss_as_far_as_its_exponent_goes() -> 
 
 
 def test_zhang_law_in_tokens_agrees_with_its_law_in_parameters() -> None:
-    assert zhang_20_percent_tokens(3072e6) / 512 == pytest.approx(993, rel=5e-3)
-    assert zhang_20_percent_tokens(20 * 151e6) / 512 == pytest.approx(93.20 * 151**0.47, rel=5e-3)
+    assert zhang_tokens(3072e6)[0] / 512 == pytest.approx(993, rel=5e-3)
+    assert zhang_tokens(20 * 151e6)[0] / 512 == pytest.approx(93.20 * 151**0.47, rel=5e-3)
     # The law of the same paper at fixed data, 302 million parameters: 1,021 sequences.
-    assert zhang_20_percent_tokens(3072e6) / 512 == pytest.approx(621.341 * 302**0.087, rel=0.03)
+    assert zhang_tokens(3072e6)[0] / 512 == pytest.approx(621.341 * 302**0.087, rel=0.03)
 
 
 def test_default_band_does_not_reach_kaplan_at_20b() -> None:
@@ -119,8 +126,8 @@ def test_default_band_does_not_reach_kaplan_at_20b() -> None:
 
 
 def test_zhang_batch_costs_20_percent_over_its_base_batch_on_the_converted_hyperbola() -> None:
-    b_crit = zhang_converted_tokens(D_20B)
-    at_star = overhead(zhang_20_percent_tokens(D_20B), b_crit)
+    b_crit = zhang_tokens(D_20B)[1]
+    at_star = overhead(zhang_tokens(D_20B)[0], b_crit)
     at_base = overhead(256 * 512.0, b_crit)
     assert at_star / at_base == pytest.approx(1.2, rel=1e-12)
 
@@ -146,7 +153,7 @@ def test_data_law_outside_its_fitted_range_is_called_extrapolated(parameters: fl
 
 
 def test_data_law_is_floored_where_its_formula_turns_negative() -> None:
-    assert zhang_converted_tokens(1e8) < 0
+    assert zhang_tokens(1e8)[1] < 0
     answer = critical_batch("data_law", LawInputs(d_min_tokens=1e8))
     assert answer.tokens == FLOOR_TOKENS
     assert "floor" in answer.notes[0]
@@ -165,29 +172,18 @@ def test_bergsma_is_labelled_unverified() -> None:
     assert "unverified" in critical_batch("bergsma_2025", LawInputs(d_min_tokens=D_20B)).notes[0]
 
 
-def test_constant_keeps_what_the_user_gave() -> None:
-    given = LawInputs(tokens=3e6, band_factor=1.5, source="our own sweep")
-    assert critical_batch("constant", given) == CriticalBatch(3e6, 1.5, "constant", "our own sweep")
-
-
-def test_fitted_law_turns_sequences_into_tokens() -> None:
-    batches = [256.0, 1024.0, 4096.0]
-    fit = fit_hyperbola(batches, [1e6 * (1 + b / 2000) for b in batches])
-    answer = critical_batch("fitted", LawInputs(fit=fit, tokens_per_example=512))
-    assert answer.tokens == pytest.approx(2000 * 512, rel=1e-4)
-    assert answer.band_factor == fit.band_factor > 1
-
-
-def test_fitted_law_passes_on_that_a_warm_start_is_local() -> None:
-    batches = [256.0, 1024.0, 4096.0]
-    fit = fit_hyperbola(batches, [1e6 * (1 + b / 2000) for b in batches], "warm-start")
-    assert "pre-training" in critical_batch("fitted", LawInputs(fit=fit)).notes[0]
+def test_constant_and_fitted_keep_what_the_user_gave() -> None:
+    constant = critical_batch("constant", LawInputs(tokens=3e6, band_factor=1.5))
+    assert constant == CriticalBatch(3e6, 1.5, "constant", "given by the user")
+    fitted = critical_batch("fitted", LawInputs(fit=FIT))
+    assert fitted == CriticalBatch(1e6, 1.7, "fitted", "ours: 6 runs", ("local",))
+    assert critical_batch("fitted", LawInputs(fit=FIT, band_factor=3.0)).band_factor == 3.0
 
 
 def test_a_run_of_given_length_needs_the_same_tokens_at_every_batch_and_has_no_band_of_its_own() -> None:
     given = critical_batch("given_length")
     assert given.given_length
-    times = [time_to_accuracy(batch, 2.0, 1e11, given, step_time_error=0.0) for batch in (1e5, 1e8)]
+    times = [TimeToAccuracy(batch, 2.0, 1e11, given, step_time_error=0.0) for batch in (1e5, 1e8)]
     assert [time.examples_tokens for time in times] == [1e11, 1e11]
     assert all(time.band_s == (time.time_s, time.time_s) for time in times)
     assert "given number of tokens" in times[0].regime_text

@@ -10,12 +10,11 @@ import pytest
 from perfsim.base.errors import InputError
 from perfsim.convergence.critical_batch import (
     NotIdentifiableError,
-    OutlierError,
     examples,
     fit_hyperbola,
     overhead,
+    relative_error,
     steps,
-    steps_for_tokens,
 )
 
 BATCHES = [100.0, 400.0, 1600.0, 6400.0]
@@ -33,17 +32,6 @@ def test_at_the_critical_batch_steps_and_examples_double() -> None:
 def test_at_a_ninth_of_the_critical_batch_examples_are_a_ninth_more_and_steps_tenfold() -> None:
     assert examples(100.0, 1e6, 900.0) == pytest.approx(1.1111e6, rel=1e-4)
     assert steps(100.0, 1e6, 900.0) == pytest.approx(10 * 1e6 / 900)
-
-
-# Cerebras-GPT model cards: steps, batch in sequences of 2048, tokens. The 13B row counts steps of batch 720.
-@pytest.mark.parametrize(
-    ("number_of_steps", "batch", "tokens"),
-    [(9037, 120, 2.221e9), (62522, 1040, 1.332e11), (174335, 720, 2.571e11)],
-)
-def test_steps_of_published_runs_follow_from_tokens_and_batch(
-    number_of_steps: int, batch: int, tokens: float
-) -> None:
-    assert steps_for_tokens(tokens, batch * 2048.0) == pytest.approx(number_of_steps, rel=5e-3)
 
 
 def test_a_whole_column_of_batches_is_answered_at_once() -> None:
@@ -140,7 +128,7 @@ def test_unknown_kind_of_run_is_refused() -> None:
 def test_a_digit_too_many_or_too_few_never_becomes_a_fit(position: int, factor: float) -> None:
     measured = on_hyperbola(BATCHES)
     measured[position] *= factor
-    with pytest.raises((OutlierError, NotIdentifiableError)):
+    with pytest.raises((InputError, NotIdentifiableError)):
         fit_hyperbola(BATCHES, measured)
 
 
@@ -148,14 +136,14 @@ def test_an_outlier_among_many_batches_is_named() -> None:
     batches = [100.0 * 2**i for i in range(8)]
     measured = on_hyperbola(batches)
     measured[3] *= 10
-    with pytest.raises(OutlierError, match=r"batch 800: .* 10 times off"):
+    with pytest.raises(InputError, match=r"batch 800: .* 10 times off"):
         fit_hyperbola(batches, measured)
 
 
 def test_the_published_seed_with_a_digit_too_many_is_found_among_its_repeats() -> None:
     # gpt3 4.1.0 at batch 3072; the other seeds stand near their printed mean.
     seeds = [1.22e9, 1.20e9, 1.23e9, 1.19e9, 1.22e9, 1.24e9, 13790871552.0]
-    with pytest.raises(OutlierError, match=r"batch 3072: 1\.37909e\+10 is 11\.3 times off the median"):
+    with pytest.raises(InputError, match=r"batch 3072: 1\.37909e\+10 is 11\.3 times off the median"):
         fit_hyperbola([1536, 2048, *([3072] * 7)], [1.2e9, 1.18e9, *seeds])
 
 
@@ -165,12 +153,11 @@ def test_unequal_lengths_are_refused() -> None:
 
 
 def test_error_of_a_prediction_grows_with_the_distance_and_ends_in_refusal() -> None:
-    fit = fit_hyperbola(BATCHES, on_hyperbola(BATCHES))
-    errors = [fit.relative_error(batch) for batch in (1600.0, 12800.0, 25600.0)]
+    errors = [relative_error(batch, BATCHES) for batch in (1600.0, 12800.0, 25600.0)]
     assert errors == pytest.approx([0.0987, 0.18, 0.31])
-    assert fit.relative_error(50.0) == 0.18
+    assert relative_error(50.0, BATCHES) == 0.18
     with pytest.raises(NotIdentifiableError, match=r"5\.0 times the largest"):
-        fit.relative_error(32000.0)
+        relative_error(32000.0, BATCHES)
 
 
 def test_an_expected_critical_batch_bounds_what_flat_runs_leave_open() -> None:

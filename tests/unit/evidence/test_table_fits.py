@@ -19,7 +19,7 @@ from perfsim.evidence.gemm_fit import gpu_calibration
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, GpuCalibration
-from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec
+from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec, NodeSpec
 
 DEVICE = DeviceSpec(
     name="some-gpu",
@@ -81,7 +81,7 @@ def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed
 def write_collective_table(path: Path, factor: float = 1.0) -> Path:
     """Times of the fitted NVLink on its own sizes, times `factor`."""
     link = LINK.model_copy(update={"calibration": nvlink3()})
-    model = CollectiveModel(link, link, 25e9, 8)
+    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
     lines = ["collective,num_gpus,bytes,time_us"]
     names: dict[str, CollectiveOp] = {"all_reduce": "all_reduce", "alltoall": "all_to_all"}
     for name, op in names.items():

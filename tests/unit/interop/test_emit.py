@@ -83,7 +83,7 @@ def test_offload_is_read_back(planned: Callable[..., Plan], tool: str, tmp_path:
     chosen = INFINITY.format("cpu", "cpu")
     path = tmp_path / ("zero.json" if tool == "deepspeed" else "train.toml")
     path.write_text(emit(tool, planned(chosen)))
-    assert import_file(path).layout == "dp=64,zero=3,mbs=1,offload_optimizer=cpu,offload_param=cpu"
+    assert import_file(path).layout == "dp=64,zero=3,offload_optimizer=cpu,offload_param=cpu"
 
 
 @pytest.mark.parametrize("tool", ["megatron", "deepspeed", "torchtitan"])

@@ -6,8 +6,8 @@ import pytest
 
 from perfsim.base.errors import InputError, LayoutError
 from perfsim.machines import machine
-from perfsim.machines.layout_text import text_of
 from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.streaming_layout import StreamingLayout
 
 

@@ -14,7 +14,7 @@ from perfsim.cli import main
 from perfsim.prediction.question import ASKED, question_of
 from perfsim.studies.axes import changed_study, load_sweep, study_path
 from perfsim.studies.loading import load_study
-from perfsim.studies.spec import CandidateSpec, StudySpec, question_of_candidate
+from perfsim.studies.spec import CandidateSpec, StudySpec, question_of_candidate, runtime_of
 
 GIVEN = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
 
@@ -60,6 +60,7 @@ def test_a_path_changes_a_value_inside_a_description_as_an_object_would() -> Non
         ({"recipe.precision": "fp9"}, "recipe.precision: `fp9` is not one of"),
         ({"system.node.nic.bandwidth": "1 GB"}, "system.node.nic.bandwidth: '1 GB' is a number of bytes"),
         ({"cluster.scale": 2}, "cluster is not given"),
+        ({"recipe.runtime.attention": "flash"}, "write runtime.attention"),
     ],
 )
 def test_a_wrong_path_names_itself_the_value_and_the_nearest(change: dict[str, object], said: str) -> None:
@@ -91,7 +92,7 @@ def test_a_study_takes_the_paths_of_a_question() -> None:
     changed = changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
     asked = [question_of_candidate(changed, candidate, 16) for candidate in changed.candidates]
     assert {question.recipe.precision for question in asked} == {"fp16"}
-    assert not any(question.recipe.runtime.overlap_grad_reduce for question in asked)
+    assert not any(question.job.runtime.overlap_grad_reduce for question in asked)
     assert changed.batch_sizes == (512,)
     assert [candidate.devices for candidate in changed.candidates] == [(16,), (16,)]
     gpus, wafers = (question.system for question in asked)
@@ -106,6 +107,7 @@ def test_a_study_takes_the_paths_of_a_question() -> None:
         ({"recipe.precison": 1}, "did you mean `precision`"),
         ({"system.nod": 3}, "system.nod: `nod` is not a field"),
         ({"candidates": ()}, "`candidates` cannot be changed"),
+        ({"recipe.runtime": "megatron_core"}, "write runtime"),
         ({"layout": "tp=8x"}, "layout 'tp=8x'"),
     ],
 )
@@ -127,4 +129,25 @@ def test_the_grid_of_a_sweep_has_the_names_of_a_question(tmp_path: Path) -> None
     path.write_text(f"name: grid\ntitle: A grid\nstudy: gpt3_20b\ngrid: {grid}\n", encoding="utf-8")
     points = load_sweep(str(path)).points
     assert {point.study.batch_sizes for point in points} == {(64,), (128,)}
-    assert {point.study.recipe.runtime.overlap_grad_reduce for point in points} == {True, False}
+    assert {runtime_of(point.study, point.candidate).overlap_grad_reduce for point in points} == {True, False}
+
+
+def test_a_runtime_stands_next_to_the_recipe_in_a_study_and_in_its_candidates(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "name: two_runtimes\nextends: gpt3_20b\nruntime: megatron_core\ncandidates:\n"
+        "  - {strategy: 3d, system: dgx-a100-80gb, devices: 8}\n"
+        "  - {strategy: 3d, system: dgx-a100-80gb, devices: 8, "
+        "runtime: {extends: megatron_2021, overlap_grad_reduce: false}}\n"
+        "assumed: {model: a, recipe: a, candidates: a, runtime: a}\n",
+        encoding="utf-8",
+    )
+    study = load_study(str(path))
+    named = [runtime_of(study, candidate).name for candidate in study.candidates]
+    assert named[0] == "megatron_core" != named[1]
+    changed = changed_study(study, {"runtime.attention": "standard"}, ps.Catalog())
+    runtimes = [runtime_of(changed, candidate) for candidate in changed.candidates]
+    assert {runtime.attention for runtime in runtimes} == {"standard"}
+    assert [runtime.overlap_grad_reduce for runtime in runtimes] == [
+        runtime_of(study, candidate).overlap_grad_reduce for candidate in study.candidates
+    ]

@@ -11,8 +11,7 @@ from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.prove import Request, prove_all
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
-from perfsim.strategies.schedules import SCHEDULES, Slot, StageOrder, least_chunks
-from perfsim.strategies.schedules.slots import Pass
+from perfsim.strategies.schedules import SCHEDULES, Pass, Slot, StageOrder, least_chunks
 from perfsim.testing import PROMISES, BrokenPromise, cases_for, check_promise
 
 SPLIT = {"zb1p": 1, "zb2p": 2}

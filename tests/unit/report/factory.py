@@ -11,12 +11,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.costs.memory import MemoryUse
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.prediction.why import LinkUse, Why
-from perfsim.studies.answers import Assumption, BatchPoint, CandidateResult, StudyResult
+from perfsim.studies.answers import Assumption, CandidateResult, StudyResult
+from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar
 
 SEQ = 2048
@@ -24,7 +25,7 @@ TARGET_TOKENS = 4e11
 CRITICAL = 2.43e7
 CRITICAL_BAND = (6.69e6, 4.1e7)
 GIB = 2**30
-TIME = time_to_accuracy(1e6, 1.0, TARGET_TOKENS, CriticalBatch(CRITICAL, 2.0, "constant", "a test"), 0.1)
+TIME = TimeToAccuracy(1e6, 1.0, TARGET_TOKENS, CriticalBatch(CRITICAL, 2.0, "constant", "a test"), 0.1)
 """The way to the target of some machine; candidates replace its times."""
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import perfsim as ps
-from perfsim.strategies.schedules import SCHEDULES, Schedule, pipelined
-from perfsim.strategies.schedules.slots import Held, Numbers, Slot, StageOrder
+from perfsim.strategies.schedules import SCHEDULES, Held, Numbers, Schedule, Slot, StageOrder
 
 
 def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
@@ -30,7 +29,7 @@ def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbe
 
 
 def test_a_new_schedule_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    new = Schedule("eager", order, in_flight, pipelined.bubble_s)
+    new = Schedule("eager", order, in_flight, SCHEDULES["1f1b"].bubble_s, chunks=1, traits=frozenset())
     monkeypatch.setitem(SCHEDULES, "eager", new)
     prediction = ps.predict(
         model="gpt3_13b",

@@ -15,23 +15,30 @@ import pytest
 
 from perfsim.convergence.bill import Rates
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
-from perfsim.convergence.time_to_accuracy import ratio_band, time_to_accuracy
-from perfsim.convergence.uncertain import Uncertain
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy, ratio_band
 from perfsim.convergence.wall_clock import Training
 from perfsim.report.document import document_text
+from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.prices import EnergySpec, PriceSpec
 from perfsim.studies.answers import recorded
 from perfsim.studies.decision import Option, decide
 
 DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
 
 
+def priced(system: str, device_hour: Mapping[str, float] | None, devices: int = 128) -> Rates:
+    machine = SystemSpec.model_construct(name=system, power=None)
+    price = None if device_hour is None else PriceSpec.model_validate({"device_hour": device_hour})
+    return Rates(system=machine, devices=devices, units=16, energy=EnergySpec(), price=price)
+
+
 def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
     """A candidate that takes about 28 days."""
     batch = changes.pop("batch", 7.9e5)
     step_s = changes.pop("step_s", 4.6)
-    time = time_to_accuracy(
+    time = TimeToAccuracy(
         batch, step_s, 4e11, changes.pop("critical", DATA_LAW), changes.pop("error", 0.2),
-        d_min_error=changes.pop("d_min_error", 0.0), unshared_error=changes.pop("own", None),
+        d_min_error=changes.pop("d_min_error", 0.0), unshared_error=changes.pop("own", math.inf),
     )  # fmt: skip
     fields: dict[str, Any] = {"plan": label, "production": None} | changes
     return Option(
@@ -39,7 +46,7 @@ def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
         system=system,
         time=time,
         training=Training(time.steps, step_s, 2e10, 16),
-        rates=fields.pop("rates", Rates(system=system, devices=128, units=16)),
+        rates=fields.pop("rates", priced(system, None)),
         **fields,
     )
 
@@ -132,12 +139,8 @@ def test_the_critical_batch_is_a_lever_where_batches_differ() -> None:
     assert lever.low < lever.flips_at < lever.high
 
 
-def priced(system: str, price: Uncertain | None, devices: int = 128) -> Rates:
-    return Rates(system=system, devices=devices, units=16, device_hour=price)
-
-
 def test_a_break_even_price_where_one_price_is_missing() -> None:
-    rent = Uncertain("price of gpu", 4.0, 5.0, 6.0)
+    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
     gpus = option("a", rates=priced("gpu", rent))
     wafers = option("b", "wafer", step_s=2.3, rates=priced("wafer", None, devices=16))
     decision = decide([gpus, wafers], "USD")
@@ -150,7 +153,7 @@ def test_a_break_even_price_where_one_price_is_missing() -> None:
 
 
 def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> None:
-    rent = Uncertain("price of gpu", 4.0, 5.0, 6.0)
+    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
     gpus = option("a", error=0.05, rates=priced("gpu", rent))
     wafers = option("b", "wafer", error=0.05, step_s=6.0, rates=priced("wafer", None))
     said = decide([gpus, wafers], "EUR").sentence
@@ -164,10 +167,10 @@ def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> No
 
 
 def test_the_cheapest_is_named_where_it_is_not_the_first() -> None:
-    rents = [Uncertain(f"price of {name}", 4.0, 5.0, 6.0) for name in ("gpu", "wafer")]
+    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
     options = [
-        option("a", rates=priced("gpu", rents[0], devices=512)),
-        option("b", "wafer", step_s=6.0, rates=priced("wafer", rents[1], devices=16)),
+        option("a", rates=priced("gpu", rent, devices=512)),
+        option("b", "wafer", step_s=6.0, rates=priced("wafer", rent, devices=16)),
     ]
     decision = decide(options, "USD")
     assert "; least money: b, " in decision.sentence
@@ -193,19 +196,15 @@ def test_the_same_seed_gives_the_same_bytes_on_one_and_two_processes() -> None:
 
 
 def test_what_moves_the_money_is_moved_by_prices_and_flips_where_both_cost_the_same() -> None:
-    prices = [
-        Uncertain("price of a device-hour of gpu", 4.0, 5.0, 6.0),
-        Uncertain("price of a device-hour of wafer", 30.0, 40.0, 50.0),
-    ]
-    rates = [
-        Rates(system=system, devices=devices, units=16, device_hour=price)
-        for system, devices, price in zip(("gpu", "wafer"), (128, 16), prices, strict=True)
-    ]
+    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
+    tenfold = {"low": 30.0, "typical": 40.0, "high": 50.0}
+    rates = [priced("gpu", rent), priced("wafer", tenfold, 16)]
+    name = "price of a device-hour of wafer"
     pair = [option("a", "gpu", rates=rates[0]), option("b", "wafer", step_s=5.0, rates=rates[1])]
     decision = decide(pair, "USD")
     assert decision.money_ratio is not None
     assert decision.money_ratio.typical == pytest.approx(5.0 / 4.6 * 16 * 40 / (128 * 5))
-    lever = next(own for own in decision.money_levers if own.name == prices[1].name)
+    lever = next(own for own in decision.money_levers if own.name == name)
     assert lever.ratio_at_high / lever.ratio_at_low == pytest.approx(50 / 30)
     assert lever.flips_at == pytest.approx(40 / decision.money_ratio.typical, rel=1e-3)
-    assert prices[1].name not in {own.name for own in decision.levers}
+    assert name not in {own.name for own in decision.levers}

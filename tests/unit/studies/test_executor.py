@@ -19,8 +19,17 @@ from perfsim.base.errors import (
     UnknownNameError,
 )
 from perfsim.engine.limits import Limits, limited
-from perfsim.studies.dask_cluster import CONNECT_S, MOST_ASKED, Answers
-from perfsim.studies.executors import IN_PROCESS, Executor, Failed, Processes, Task, executor_for
+from perfsim.studies.executors import (
+    CONNECT_S,
+    IN_PROCESS,
+    MOST_ASKED,
+    Executor,
+    Failed,
+    Processes,
+    Task,
+    asked_of,
+    executor_for,
+)
 
 DIES = "__import__('os')._exit(9)"
 SUMS = [(number, f"{number} + 1") for number in range(6)]
@@ -139,7 +148,7 @@ class _Losing:
 @pytest.mark.parametrize("losses", [0, 1, MOST_ASKED - 1])
 def test_an_item_is_asked_for_again_whose_answer_the_cluster_has_lost(losses: int) -> None:
     client = _Losing(losses)
-    assert Answers(client).submit(abs, -3).result(timeout=0) == 3
+    assert asked_of(client, abs, -3).result(timeout=0) == 3  # type: ignore[arg-type]
     assert client.asked == losses + 1
 
 
@@ -151,6 +160,6 @@ def test_an_item_is_cancelled_that_is_lost_too_often_or_with_its_scheduler(
 ) -> None:
     client = _Losing(losses)
     client.status = status
-    answer = Answers(client).submit(abs, -3)
+    answer = asked_of(client, abs, -3)  # type: ignore[arg-type]
     assert answer.cancelled()
     assert client.asked == asked

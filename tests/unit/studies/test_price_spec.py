@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from perfsim.catalog import default_catalog
-from perfsim.convergence.bill import EnergySpec, PriceSpec, rates_of
+from perfsim.convergence.bill import Rates
+from perfsim.specs.prices import EnergySpec, PriceSpec
 
 
 @pytest.mark.parametrize(
@@ -46,12 +47,13 @@ def test_equal_inputs_of_two_machines_have_one_name_and_prices_have_their_own() 
     price = PriceSpec.model_validate({"device_hour": 5.0})
     names = []
     for system, devices, units in (("dgx-a100-80gb", 128, 16), ("cs-2", 16, 16)):
-        rates = rates_of(default_catalog().load("system", system), devices, units, price, energy)
-        names.append({entry.name for entry in rates.inputs})
+        machine = default_catalog().system(system)
+        rates = Rates(system=machine, devices=devices, units=units, energy=energy, price=price)
+        names.append({entry.name for entry in rates.given.values()})
     assert names[0] & names[1] == {"PUE", "tariff of electricity", "carbon intensity"}
 
 
 def test_power_of_the_catalogue_is_that_of_a_node_or_a_system() -> None:
-    rates = rates_of(default_catalog().load("system", "cs-2"), 16, 16, None, EnergySpec())
-    assert rates.power_w is not None
-    assert (rates.power_w.low, rates.power_w.typical, rates.power_w.high) == (17.5e3, 23e3, 31.2e3)
+    rates = Rates(system=default_catalog().system("cs-2"), devices=16, units=16, energy=EnergySpec())
+    power = rates.given["power"]
+    assert (power.low, power.typical, power.high) == (17.5e3, 23e3, 31.2e3)

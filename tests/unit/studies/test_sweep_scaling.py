@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.convergence.time_to_accuracy import time_to_accuracy
-from perfsim.report.figures.time import equal_time
-from perfsim.report.sweep import matches_table, sweep_document, sweep_sections
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.report.sweep import sweep_document, sweep_sections
+from perfsim.report.sweep_figures import equal_time, matches_table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
-from perfsim.studies.scaling import match
+from perfsim.studies.scaling import Match
 from perfsim.studies.variants import SweepResult
 
 Write = Callable[[str], Path]
@@ -30,7 +30,7 @@ def result(write_sweep: Write, tmp_path: Path) -> SweepResult:
 def at_speed(point: PointResult, factor: float) -> PointResult:
     """The same point with steps so many times as long."""
     time = point.target_time
-    slower = time_to_accuracy(
+    slower = TimeToAccuracy(
         time.batch_tokens,
         time.step_time_s * factor,
         time.d_min_tokens,
@@ -44,11 +44,11 @@ def at_speed(point: PointResult, factor: float) -> PointResult:
 def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult) -> None:
     (series,) = result.analysis.series
     for wanted in series.points:
-        matched = match(wanted, series)
+        matched = Match.of(wanted, series)
         assert matched.fewest is wanted
         assert matched.possibly is not None
         assert matched.possibly <= wanted.num_devices
-    assert match(series.points[0], series).surely == 2
+    assert Match.of(series.points[0], series).surely == 2
 
 
 def test_one_machine_alone_is_matched_with_nobody_and_its_scaling_is_told(result: SweepResult) -> None:

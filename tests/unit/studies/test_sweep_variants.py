@@ -90,7 +90,7 @@ variants:
     result = answered(tmp_path, text)
     weak, strong = result.analysis.scalings
     assert weak.knee is None
-    assert weak.efficiency(weak.last) == pytest.approx(1.0, abs=0.05)
+    assert weak.throughput_efficiency(weak.last) == pytest.approx(1.0, abs=0.05)
     assert strong.knee is strong.last
     losses = strong.losses(strong.last)
     assert sum(losses.values()) >= 1.0

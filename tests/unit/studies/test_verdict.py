@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.base.units import DAY_S
 from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.prediction.why import Why
 from perfsim.studies.answers import CandidateResult
 from perfsim.studies.decision import ratio_bands, verdict
@@ -28,9 +28,9 @@ def answer(
     error: float = 0.05,
 ) -> CandidateResult:
     """A machine that needs about so many days: its step time is chosen to that end."""
-    unit = time_to_accuracy(batch_tokens, 1.0, 1e11, CRITICAL, error)
+    unit = TimeToAccuracy(batch_tokens, 1.0, 1e11, CRITICAL, error)
     step_s = days * DAY_S / unit.time_s
-    time = time_to_accuracy(batch_tokens, step_s, 1e11, CRITICAL, error, unshared_error=error / 2)
+    time = TimeToAccuracy(batch_tokens, step_s, 1e11, CRITICAL, error, unshared_error=error / 2)
     fields: dict[str, Any] = {
         "model": "toy",
         "why": Why("compute", {}, "", ""),

@@ -12,7 +12,7 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.run import evaluate
 from perfsim.work.counts import layer_activation_bytes, model_flop_per_step, recompute_flop_per_step
 from perfsim.work.kernels import LayerSlice
-from perfsim.work.recompute import attention_recompute, mlp_recompute
+from perfsim.work.layer import attention_recompute, mlp_recompute
 
 CATALOG = default_catalog()
 LLAMA = CATALOG.model("llama31_70b")

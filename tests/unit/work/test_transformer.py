@@ -25,10 +25,10 @@ from perfsim.work.layer import (
     embedding_kernels,
     head_kernels,
     mlp_kernels,
+    mlp_recompute,
     mlp_residual,
     padded_vocab_size,
 )
-from perfsim.work.recompute import mlp_recompute
 
 H = 2048
 F = 8192

@@ -35,7 +35,7 @@ def test_stages_count_embedding_and_loss_as_megatron_does(tmp_path: Path) -> Non
 def test_a_script_is_followed_through_arrays_defaults_and_conditions(tmp_path: Path) -> None:
     result = imported(tmp_path, SCRIPT)
     assert result.parameters == 174_604_259_328
-    assert (result.layout, result.devices) == ("tp=8,pp=16,dp=1,mbs=1", 128)
+    assert (result.layout, result.devices) == ("tp=8,pp=16,dp=1", 128)
     assert result.recipe["global_batch_size"] == 1536
     assert (result.recipe["precision"], result.recipe["runtime"]["attention"]) == ("fp16", "flash")
     assert result.unused_keys == ("lr",)
@@ -99,7 +99,7 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
     overlapped = imported(tmp_path, text.replace("--swiglu", "--swiglu --overlap-moe-expert-parallel-comm"))
     assert "overlap_moe_expert_parallel_comm: all-to-alls beside" in overlapped.unsupported[0]
     assert result.layout is not None
-    assert "expert=64" in result.layout
+    assert "ep=64" in result.layout
     experts = result.document["experts"]
     latent = result.document["latent_attention"]
     assert (experts["num_experts"], experts["top_k"], experts["first_dense_layers"]) == (256, 8, 3)

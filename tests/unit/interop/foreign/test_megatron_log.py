@@ -9,8 +9,7 @@ import pytest
 from perfsim.base.errors import InputError
 from perfsim.evidence.own_runs import fit_cluster
 from perfsim.interop.formats import import_file
-from perfsim.interop.imported import Step
-from perfsim.interop.megatron import iteration_steps
+from perfsim.interop.tool import Step
 
 ARGUMENTS = {
     "bf16": True,
@@ -52,27 +51,28 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_step_is_the_median_without_the_first_line() -> None:
+def steps_of(tmp_path: Path, lines: str) -> tuple[Step, ...]:
+    path = tmp_path / "run.log"
+    path.write_text(log(lines), encoding="utf-8")
+    return import_file(path).steps
+
+
+def test_a_step_is_the_median_of_its_batch_size_without_the_first_line(tmp_path: Path) -> None:
     lines = line(10, 5000.0) + line(20, 101.0) + line(30, 103.0) + line(40, 102.0)
-    assert iteration_steps(lines) == (Step(16, pytest.approx(0.102), 3),)
+    assert steps_of(tmp_path, lines) == (Step(16, pytest.approx(0.102), 3),)
+    both = [line(n, 100.0) for n in range(5)] + [line(n, 200.0, 32) for n in range(5, 10)]
+    expected = (Step(16, pytest.approx(0.1), 4), Step(32, pytest.approx(0.2), 4))
+    assert steps_of(tmp_path, "".join(both)) == expected
+    seconds = " iteration 10/ 500 | elapsed time per iteration (s): 2.50 | learning rate: 1e-4 |\n"
+    assert steps_of(tmp_path, seconds) == (Step(0, 2.5, 1),)
 
 
-def test_batch_sizes_are_steps_of_their_own_and_a_run_is_cut_into_intervals() -> None:
-    lines = [line(n, 100.0) for n in range(5)] + [line(n, 200.0, 32) for n in range(5, 10)]
-    assert [(step.global_batch_size, step.step_time_s) for step in iteration_steps("".join(lines))] == [
-        (16, pytest.approx(0.1)),
-        (32, pytest.approx(0.2)),
-    ]
-    halves = iteration_steps("".join(line(n, 100.0 + 10 * (n > 4)) for n in range(9)), parts=2)
-    assert [(step.step_time_s, step.iterations) for step in halves] == [
-        (pytest.approx(0.1), 4),
-        (pytest.approx(0.11), 4),
-    ]
-
-
-def test_a_log_in_seconds_and_without_batches_is_read() -> None:
-    text = " iteration 10/ 500 | elapsed time per iteration (s): 2.50 | learning rate: 1e-4 |\n"
-    assert iteration_steps(text) == (Step(0, 2.5, 1),)
+def test_a_run_with_one_batch_size_is_cut_into_intervals(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(log(*(line(n, 100.0 + 10 * (n > 4)) for n in range(9))), encoding="utf-8")
+    cases = import_file(path, system="dgx-a100-80gb").document["cases"]
+    measured = [case["measured"]["step_time_s"] for case in cases]
+    assert measured == [pytest.approx(0.1), pytest.approx(0.11)]
 
 
 def test_a_log_is_imported_with_its_model_and_its_steps(run: Path) -> None:

@@ -12,7 +12,7 @@ from perfsim.base.errors import InputError
 from perfsim.catalog import parse_file
 from perfsim.evidence.cases import ConvergenceFile
 from perfsim.interop.formats import import_file
-from perfsim.interop.imported import Step
+from perfsim.interop.tool import Step
 
 
 def event(key: str, value: Any, time_ms: int = 0, **metadata: Any) -> str:

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from perfsim.base.errors import InputError
-from perfsim.interop.formats import import_file
-from perfsim.interop.imported import Imported
+from perfsim.interop.formats import Imported, import_file
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"
 SHAPE = {

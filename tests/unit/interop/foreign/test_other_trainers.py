@@ -141,7 +141,7 @@ def test_torchtitans_expert_degrees_are_the_layouts(imported: Callable[..., Any]
     degrees = "expert_parallel_degree = 8\nexpert_tensor_parallel_degree = 2\n"
     text = text.replace("[parallelism]\n", f"[parallelism]\n{degrees}")
     result = imported(text, "job.toml", model="llama4_scout")
-    assert "expert=8,expert_tensor=2" in result.layout
+    assert "ep=8,etp=2" in result.layout
     assert not any("expert" in gap for gap in result.unsupported)
     dense = imported(TITAN.replace("[parallelism]\n", f"[parallelism]\n{degrees}"), "job.toml")
     assert "its model has none" in dense.unsupported[0]

@@ -12,7 +12,7 @@ from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.strategies import strategy
-from perfsim.strategies.streaming.blocks import block_works
+from perfsim.strategies.streaming.passes import block_works
 from perfsim.work import Kind
 from perfsim.work.counts import parameters
 

@@ -19,7 +19,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.three_d.halves import expert_load, fullest_rank
+from perfsim.strategies.three_d.layers import expert_load, fullest_rank
 from perfsim.work import RankGroup, TaskGraph
 from perfsim.work.counts import parameters
 

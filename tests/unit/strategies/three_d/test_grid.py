@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.prediction.question import Question
 from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.model import LayerKind
+from perfsim.specs.model import layer_kinds
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.halves import HalfPass
-from perfsim.strategies.three_d.prices import LayerPrices, layer_terms, slices_of
+from perfsim.strategies.three_d.emission import layer_of
+from perfsim.strategies.three_d.layers import HalfPass, Layer, WeightInputs
+from perfsim.strategies.three_d.prices import Passes
 from perfsim.strategies.three_d.space import columns_of, layout_space
-from perfsim.strategies.three_d.stages import layer_of
-from perfsim.strategies.three_d.tensor import FORWARD
+from perfsim.work import WAIT_OF_EXPERTS, GraphBuilder, Work
 
 DRAWN = 24
 ASKED = {
@@ -54,38 +56,76 @@ def test_drawn_layouts_have_the_estimate_and_the_memory_of_the_layout_alone(name
     assert len({plan.layout for plan in plans}) == DRAWN
 
 
-@pytest.mark.parametrize("micro_batch", [1, 6])
-@pytest.mark.parametrize(("expert", "expert_tensor"), [(8, 1), (2, 4), (16, 1)])
-def test_experts_are_priced_as_those_that_a_stage_maps(
-    micro_batch: int, expert: int, expert_tensor: int
-) -> None:
-    """Prices know the tokens of a rank alone, a stage the tensor and context groups that divide them."""
-    asked = question("shared experts, dense layers and a further token")
-    job = asked.job
-    kind = LayerKind(experts=True)
-    layout = ParallelLayout(
+def emitted_s(asked: Question, layer: Layer, split: bool) -> tuple[float, float, float]:
+    """Seconds of a layer's forward, backward (with recompute) and weight gradients as they are written."""
+    seconds = []
+    for which in ("forward", "dgrad" if split else "backward", *(["wgrad"] if split else [])):
+        builder = GraphBuilder()
+        template = builder.template()
+        ports = [template.port(name) for name in ("hidden", "saved", "inputs", "kept")]
+        if which == "forward":
+            layer.forward(template, ports[0])
+        elif which == "wgrad":
+            layer.wgrad(template, WeightInputs(*ports[:2]))
+        else:
+            layer.backward(template, which, *ports[:2])
+        works = [builder.works[number] for number in template.work_ids]
+        host = [work for work in works if work.name == WAIT_OF_EXPERTS]
+        device = asked.costs.durations_s([work for work in works if work not in host]).sum()
+        seconds.append(device + sum(late_s(asked, layer, work) for work in host))
+    return (*seconds, 0.0)[:3]
+
+
+def late_s(asked: Question, layer: Layer, host: Work) -> float:
+    """Seconds by which the host is later than the device after the router."""
+    which: HalfPass = "forward" if host.category in ("forward", "recompute") else "backward"
+    hidden = asked.costs.durations_s(layer.mlp.works(which)[1:-1]).sum()
+    return max(0.0, asked.costs.duration_s(host) - hidden)
+
+
+LAYOUTS = {
+    "alone": ParallelLayout(data=16, micro_batch_size=2),
+    "recomputed": ParallelLayout(tensor=2, data=8, sequence_parallel=True, recompute="full"),
+    "split": ParallelLayout(tensor=4, data=2, pipeline=2, sequence_parallel=True, schedule="zb1p"),
+    "contexts": ParallelLayout(
+        tensor=2, data=4, context=2, context_exchange="all_to_all", sequence_parallel=True
+    ),
+    "experts": ParallelLayout(tensor=2, data=8, sequence_parallel=True, micro_batch_size=3, expert=4),
+    "shared experts": ParallelLayout(
         tensor=4,
-        data=4,
+        data=2,
         context=2,
+        context_exchange="all_to_all",
         sequence_parallel=True,
-        micro_batch_size=micro_batch,
-        expert=expert,
-        expert_tensor=expert_tensor,
-    )
-    terms = layer_terms(job, slices_of(columns_of(job, layout)), kind)
-    prices = LayerPrices(*terms.sums(asked.costs.durations_s(terms.works))[:, 0])
-    layer = layer_of(job, layout, 0, kind)
-    sums = [work for between in (FORWARD[0], FORWARD[1]) for work in layer.group.all_reduce_works(between)]
-    passes: list[tuple[HalfPass, float, float]] = [
-        ("forward", prices.forward, prices.hosted),
-        ("backward", prices.backward, prices.hosted_backward),
-    ]
-    for which, price, hosted in passes:
-        works = layer.mlp.works(which)
-        attention = layer.attention.works(which)
-        assert hosted == pytest.approx(asked.costs.durations_s(works[1:-1]).sum(), rel=1e-12)
-        rest = asked.costs.durations_s([*works, *attention]).sum()
-        assert rest < price <= rest + asked.costs.durations_s(sums).sum()
+        expert=2,
+        expert_tensor=4,
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ASKED)
+def test_every_kind_of_layer_is_priced_as_it_is_written(name: str, layout: str) -> None:
+    """Prices know the tokens of a rank alone, a stage the tensor and context groups that divide them.
+
+    A layer with experts that predicts a further token is estimated without its LM head.
+    """
+    asked = question(name)
+    job = asked.job
+    chosen = LAYOUTS[layout]
+    if job.model.experts is None:
+        chosen = replace(chosen, expert=1, expert_tensor=1)
+    columns = columns_of(job, chosen)
+    prices = Passes(job, columns, asked.topology, asked.costs).of(columns, np.array([0]))
+    for number, kind in enumerate(dict.fromkeys(layer_kinds(job.model))):
+        if kind.experts and kind.mtp:
+            continue
+        layer = layer_of(job, chosen, 0, kind, chosen.recompute, divided_below=kind.experts)
+        forward, backward, weights = emitted_s(asked, layer, chosen.schedule == "zb1p")
+        assert prices.forward[0, number] == pytest.approx(forward, rel=1e-12)
+        repeated = prices.backward[0, number] + prices.recompute[0, number]
+        assert repeated == pytest.approx(backward, rel=1e-12)
+        assert prices.weights[0, number] == pytest.approx(weights, rel=1e-12)
 
 
 def test_a_layout_of_a_space_is_the_row_with_its_index() -> None:

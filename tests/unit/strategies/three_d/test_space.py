@@ -62,13 +62,13 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
         schedule = SCHEDULES[name]
         if (pipeline == 1 and name != "1f1b") or (data == 1 and zero):
             continue
-        if schedule.fills_only and 12 // data // size < pipeline:
+        if schedule.has("fills_only") and 12 // data // size < pipeline:
             continue
         most = num_layers // pipeline
         for chunks in range(2, most + 1) if schedule.chunks is None else (schedule.chunks,):
             if chunks > most:
                 continue
-            for head in (0, head_layers(job)) if schedule.counts_head and pipeline > 1 else (0,):
+            for head in (0, head_layers(job)) if schedule.has("counts_head") and pipeline > 1 else (0,):
                 division = divided(name, pipeline, chunks, num_layers, head)
                 layout = ParallelLayout(
                     tensor,

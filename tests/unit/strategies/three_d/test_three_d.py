@@ -16,8 +16,8 @@ from perfsim.prediction.run import graph_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
+from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.memory import stage_memory
-from perfsim.strategies.three_d.stages import stages_of
 from perfsim.work import RankGroup, TaskGraph
 from perfsim.work.graph import computes
 

@@ -11,8 +11,8 @@ import pytest
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.specs.layout import ParallelLayout
+from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.memory import stage_memory
-from perfsim.strategies.three_d.stages import stages_of
 from perfsim.work import TaskGraph
 
 LAYER_PARAMETERS = 12 * 2048**2 + 13 * 2048

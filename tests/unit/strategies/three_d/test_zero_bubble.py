@@ -18,9 +18,9 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import least_chunks, schedule
 from perfsim.strategies.three_d.closed_form import _delayed_weights
+from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.strategies.three_d.space import columns_of
-from perfsim.strategies.three_d.stages import stages_of
 from perfsim.work import TaskGraph
 
 SPLIT = ("zb1p", "zb2p", "zbv", "v-half", "v-min")

@@ -1,17 +1,18 @@
-"""A drawn network: its places and the use of its links are those of the prediction."""
+"""The use of the network in bars, and the drawn networks: places and links are those of the prediction."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from perfsim.api.questions import predict
-from perfsim.network.topology import Cables, NetworkMap, Place, network_map
+from perfsim.network.export import Cables, NetworkMap, Place, network_map
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.why import LinkUse
-from perfsim.report.figures.machine import Drawing, network_table, network_use, topology
-from perfsim.report.page import render_page
+from perfsim.report.network import network, topology
+from perfsim.report.page import Drawing, render_page
 from perfsim.report.study_page import study_page
 from perfsim.report.text import percent
 from perfsim.studies.answers import StudyResult
@@ -31,36 +32,41 @@ def _drawn(own: Prediction) -> Drawing:
     return topology("it", own.devices_noun, network_map(own.run.placed.topology), own.utilisation)
 
 
+def _words(drawing: Drawing) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", drawing.shapes)
+
+
 def test_places_are_folded_and_say_how_often_they_repeat(gpus: Prediction, wafers: Prediction) -> None:
-    words = [own.text for own in _drawn(gpus).words]
+    words = _words(_drawn(gpus))
     assert words.count("8 in each of 2 nodes") == 2, "devices and NICs"
     assert {"16 A100-80GB", "16 \u00d7 NIC", "2 \u00d7 NVSwitch", "1 in each of 2 nodes"} <= set(words)
-    words = [own.text for own in _drawn(wafers).words]
+    words = _words(_drawn(wafers))
     assert {"4 CS-2", "1 \u00d7 SwarmX", "1 \u00d7 MemoryX", "12 \u00d7 weight server"} <= set(words)
 
 
 def test_every_used_link_has_its_mean_and_peak(gpus: Prediction, wafers: Prediction) -> None:
     for own in (gpus, wafers):
         drawing = _drawn(own)
-        words = {entry.text for entry in drawing.words}
         for use in own.utilisation.values():
-            assert f"{percent(use.mean, 0)}, peak {percent(use.peak, 0)}" in words
-        assert len(drawing.lines) == len(drawing.boxes) - 1, "a tree"
+            assert f"{percent(use.mean, 0)}, peak {percent(use.peak, 0)}" in _words(drawing)
+        assert drawing.shapes.count("<polyline") == drawing.shapes.count("<rect") - 1, "a tree"
 
 
 def test_nothing_is_drawn_outside_the_drawing_or_on_another_box(wafers: Prediction) -> None:
     drawing = _drawn(wafers)
-    for box in drawing.boxes:
-        assert 0 <= box.x <= box.x + box.width <= drawing.width
-        assert 0 <= box.y <= box.y + box.height <= drawing.height
-        others = [other for other in drawing.boxes if other is not box]
-        assert all(abs(box.x - other.x) >= box.width or abs(box.y - other.y) > box.height for other in others)
+    found = re.findall(r'<rect x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"', drawing.shapes)
+    boxes = [tuple(map(float, box)) for box in found]
+    for place, (x, y, width, height) in enumerate(boxes):
+        assert 0 <= x <= x + width <= drawing.width
+        assert 0 <= y <= y + height <= drawing.height
+        others = boxes[:place] + boxes[place + 1 :]
+        assert all(abs(x - other[0]) >= width or abs(y - other[1]) > height for other in others)
 
 
 def test_a_full_mesh_has_its_links_below_the_devices() -> None:
     own = NetworkMap((Place("device", 8, 1, "node"),), (Cables("scale_up", "device", "device", 28, 64e9),))
     drawing = topology("mesh", "MI300X", own, {"scale_up": LinkUse(0.2, 0.5)})
-    assert [entry.text for entry in drawing.words] == [
+    assert _words(drawing) == [
         "8 MI300X",
         "NVLink port",
         "20 %, peak 50 %",
@@ -86,5 +92,34 @@ def test_a_page_draws_the_first_two_and_keeps_the_table_of_all(
 def test_a_peak_above_the_capacity_is_inside_the_figure(result: StudyResult) -> None:
     first, *others = result.candidates
     over = replace(first, utilisation={"nic": LinkUse(0.1, 1.08)})
-    figure = network_use(network_table(replace(result, candidates=(over, *others))))
+    figure = network(replace(result, candidates=(over, *others))).figure
     assert figure.layout.xaxis.range[1] > 108
+
+
+def test_every_candidate_and_kind_of_link_has_its_mean_and_its_peak(result: StudyResult) -> None:
+    bars, peaks = network(result).figure.data
+    uses = [use for candidate in result.candidates for use in candidate.utilisation.values()]
+    assert sorted(bars.x) == pytest.approx(sorted(100 * use.mean for use in uses))
+    assert sorted(peaks.x) == pytest.approx(sorted(100 * use.peak for use in uses))
+    names, kinds = bars.y
+    assert list(kinds[:2]) == ["NVLink port", "NIC"], "from the device outwards"
+    assert list(kinds[2:4]) == ["ports of a system", "MemoryX to SwarmX"]
+    assert len(set(names)) == len(result.candidates)
+
+
+def test_a_study_whose_network_is_unknown_has_no_such_section(sparse: StudyResult) -> None:
+    _, sections, _ = study_page(sparse)
+    (section,) = (section for section in sections if section.slug == "network")
+    assert "128 A100-80GB (16 DGX), NVLink port: mean 21.0 %, peak 78.0 %" in section.alt
+    bare = sparse.candidates[1]
+    _, sections, _ = study_page(replace(sparse, candidates=(bare,)))
+    assert "network" not in [section.slug for section in sections]
+
+
+def test_a_peak_above_the_capacity_is_explained_and_only_there(result: StudyResult) -> None:
+    assert network(result).note == ""
+    busy = replace(result.candidates[1], utilisation={"dram": LinkUse(0.1, 1.083)})
+    _, sections, _ = study_page(replace(result, candidates=(result.candidates[0], busy)))
+    note = next(section.note for section in sections if section.slug == "network")
+    assert note.startswith("A peak of 108 % is more than a link carries: ")
+    assert note.endswith("up to 8 % longer.")

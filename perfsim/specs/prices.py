@@ -1,0 +1,96 @@
+"""What a machine costs, and what electricity costs and emits, in a study's YAML."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from perfsim.base.spec import Spec
+from perfsim.base.units import number
+from perfsim.specs.hardware import PowerSpec
+from perfsim.specs.wall_clock import NumberRange
+
+Number = Annotated[float, *number(0, 1e12)]
+Currency = Annotated[str, Field(min_length=1, max_length=12)]
+GIVEN = "given by the study"
+NOT_GIVEN = "not given"
+
+
+class AmountRange(NumberRange):
+    """An amount with its 90 % range."""
+
+    low: Number
+    typical: Number
+    high: Number
+
+
+Amount = Number | AmountRange
+"""A number, or its range {low, typical, high}."""
+
+
+class PriceSpec(Spec):
+    """The price of a machine: rent for each device and hour, or purchase of a node or wafer-scale system."""
+
+    device_hour: Amount | None = None
+    """Rent of one device for an hour, electricity included."""
+    purchase: Amount | None = None
+    """Of one node, or of one wafer-scale system with its share of servers."""
+    years: Amount | None = None
+    """For how long a bought unit is used."""
+    utilisation: Amount | None = None
+    """Share of that time in which it works, 0 to 1."""
+    source: str = GIVEN
+
+    @model_validator(mode="after")
+    def _is_one_price(self) -> Self:
+        if (self.device_hour is None) == (self.purchase is None):
+            raise ValueError("write device_hour (rent) or purchase, one of them")
+        bought = (self.years, self.utilisation)
+        if self.purchase is not None and None in bought:
+            raise ValueError("purchase: write years and utilisation as well")
+        if self.device_hour is not None and bought != (None, None):
+            raise ValueError("years and utilisation belong to purchase, not to device_hour")
+        if self.purchase is not None and min(ends(self.years)) * min(ends(self.utilisation)) <= 0:
+            raise ValueError("years and utilisation must be above 0")
+        if max(ends(self.utilisation)) > 1:
+            raise ValueError("utilisation is a share of the time, at most 1")
+        return self
+
+    def text(self, currency: str) -> str:
+        """`5.12 USD a device-hour`."""
+        if self.device_hour is not None:
+            return f"{amount_text(self.device_hour)} {currency} a device-hour"
+        price, years, share = map(amount_text, (self.purchase, self.years, self.utilisation))
+        return f"{price} {currency} a unit, over {years} years at {share} of the time"
+
+
+class EnergySpec(Spec):
+    """Cooling, tariff and carbon of electricity."""
+
+    pue: Annotated[float, *number(1, 10)] | AmountRange | None = None
+    """Energy of the building over that of its machines."""
+    tariff: Amount | None = None
+    """Money a kWh."""
+    carbon: Amount | None = None
+    """kg of CO2 equivalents a kWh."""
+    source: str = GIVEN
+
+    @model_validator(mode="after")
+    def _cooling_takes_energy(self) -> Self:
+        if self.pue is not None and min(ends(self.pue)) < 1:
+            raise ValueError("pue: energy of the building over that of its machines, at least 1")
+        return self
+
+
+def ends(amount: Amount | PowerSpec | None) -> tuple[float, float, float]:
+    """Low, typical and high; 0 where nothing is given."""
+    if isinstance(amount, AmountRange | PowerSpec):
+        return amount.low, amount.typical, amount.high
+    return (float(amount or 0.0),) * 3
+
+
+def amount_text(amount: Amount | None) -> str:
+    """`5.12`, or `5 (4 to 6)`."""
+    low, typical, high = ends(amount)
+    return f"{typical:,.6g} ({low:,.6g} to {high:,.6g})" if low < high else f"{typical:,.6g}"

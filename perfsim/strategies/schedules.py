@@ -1,0 +1,751 @@
+"""Pipeline schedules as data: the order in which each stage runs its slots, and what is known of it.
+
+A slot is one pass of one micro-batch through one model chunk. Schedules do not depend on devices or models.
+Each is one row of `SCHEDULES`: a function that writes the order of every stage, one that counts what stages
+hold in flight, one for the bubble, the chunks of a rank, and traits that the rest of the package asks about.
+Their properties (each slot once, in order, bounded micro-batches in flight, the bubble for equal times) are
+tested separately.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.base.arrays import Ints
+from perfsim.base.errors import DeadlockError, LayoutError, Problem
+from perfsim.base.text import did_you_mean
+
+Numbers = NDArray[Any]
+"""Numbers of many ranks or layouts, of shapes that broadcast."""
+
+Pass = Literal["F", "B", "W"]
+"""Forward, backward, weight gradients.
+
+B computes gradients of inputs and weights, or only of inputs where the schedule has W passes.
+"""
+
+
+class Slot(NamedTuple):
+    """One pass of one micro-batch through chunk `chunk` of pipeline rank `stage`."""
+
+    which: Pass
+    stage: int
+    chunk: int
+    microbatch: int
+
+
+StageOrder = list[Slot]
+
+
+class Held(NamedTuple):
+    """What ranks hold at one moment, in micro-batches of the whole rank; numbers or arrays."""
+
+    activations: Numbers
+    """Held from forward to backward."""
+    weight_inputs: Numbers = np.zeros(())
+    """Inputs and output gradients of the weights, held from backward to weight gradients."""
+
+
+class PassTimes(NamedTuple):
+    """Seconds of one micro-batch through all chunks of ranks; numbers or arrays."""
+
+    forward_s: Numbers
+    backward_s: Numbers
+    weights_s: Numbers = np.zeros(())
+
+    @property
+    def total_s(self) -> Numbers:
+        return self.forward_s + self.backward_s + self.weights_s
+
+    def of(self, rows: Ints | slice) -> PassTimes:
+        return PassTimes(*(np.asarray(part)[rows] for part in self))
+
+
+class PacedRanks(NamedTuple):
+    """Pass times of the ranks of pipelines; the slowest rank sets the pace."""
+
+    slowest: PassTimes
+    others: PassTimes
+    """Sum over all ranks except the slowest."""
+    num_ranks: Numbers
+
+
+# What a rank holds in flight, counted slot by slot over its order.
+
+
+def held_at_peak(order: StageOrder, virtual: int) -> tuple[tuple[float, float], ...]:
+    """Activations and weight inputs at the possible peaks of a rank, for an order with W slots.
+
+    A forward adds activations, a backward turns these into inputs of weight gradients, and W frees them.
+    Which moment is the peak depends on the bytes of both, so all that can be are returned: the corners of the
+    convex hull of the moments.
+    """
+    activations = weight_inputs = 0
+    most_inputs: dict[int, int] = {}
+    for slot in order:
+        activations += {"F": 1, "B": -1, "W": 0}[slot.which]
+        weight_inputs += {"F": 0, "B": 1, "W": -1}[slot.which]
+        most_inputs[activations] = max(most_inputs.get(activations, 0), weight_inputs)
+    corners: list[tuple[int, int]] = []
+    for count in sorted(most_inputs, reverse=True):
+        moment = (count, most_inputs[count])
+        if corners and moment[1] <= corners[-1][1]:
+            continue
+        while len(corners) > 1 and _is_inside(corners[-2], corners[-1], moment):
+            corners.pop()
+        corners.append(moment)
+    return tuple((count / virtual, inputs / virtual) for count, inputs in corners)
+
+
+def _is_inside(first: tuple[int, int], middle: tuple[int, int], last: tuple[int, int]) -> bool:
+    """Whether the middle moment is on or below the line between the others, so it is never the peak alone."""
+    rise = (last[1] - first[1]) * (first[0] - middle[0])
+    return (middle[1] - first[1]) * (first[0] - last[0]) <= rise
+
+
+# The placement of virtual stages on pipeline ranks.
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Virtual stages, numbered in the order of the forward pass, on the ranks of a pipeline.
+
+    Chunk c of rank r is virtual stage c p + r. In a V, every other chunk is in reverse order: chunk 1 of
+    rank r is virtual stage 2 p - 1 - r, so the last virtual stage is on the rank of the first.
+    """
+
+    pipeline: int
+    virtual: int = 1
+    v_shaped: bool = False
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline * self.virtual
+
+    @property
+    def last_rank(self) -> int:
+        """The rank of the last virtual stage, with LM head and loss."""
+        return self.rank(self.num_stages - 1)
+
+    def virtual_stage(self, rank: int, chunk: int) -> int:
+        """The virtual stage of a chunk of a rank."""
+        return chunk * self.pipeline + self._turned(rank, chunk)
+
+    def rank(self, number: int) -> int:
+        """The rank of a virtual stage."""
+        chunk, offset = divmod(number, self.pipeline)
+        return self._turned(offset, chunk)
+
+    @cached_property
+    def places(self) -> list[list[int]]:
+        """The virtual stages of every rank, by chunk."""
+        return [
+            [self.virtual_stage(rank, chunk) for chunk in range(self.virtual)]
+            for rank in range(self.pipeline)
+        ]
+
+    def _turned(self, rank: int, chunk: int) -> int:
+        return self.pipeline - 1 - rank if self.v_shaped and chunk % 2 else rank
+
+
+_MOST_STAGES = 8
+"""Stages that a deadlock message lists."""
+_IN_WORDS: dict[Pass, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
+
+
+def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
+    """All slots in one topological order, where each slot follows the slot whose output it reads.
+
+    A forward follows the forward of the previous virtual stage. A backward follows the backward of the next
+    stage, or on the last stage its own forward. Weight gradients follow their own backward. Raises
+    DeadlockError where no stage can proceed, with the slot that each stage waits for.
+    """
+    places = placement.places
+    last = placement.num_stages - 1
+    count = 1 + max((slot.microbatch for order in orders for slot in order), default=0)
+    # Whether micro-batches have passed each place; forwards have passed the one before the first.
+    forwards = bytearray(b"\x01" * count + bytes(count * (last + 1)))
+    backwards = bytearray(count * (last + 1))
+    position = [0] * len(orders)
+    merged: list[Slot] = []
+    total = sum(len(order) for order in orders)
+    while len(merged) < total:
+        before = len(merged)
+        for stage, order in enumerate(orders):
+            for index in range(position[stage], len(order)):  # a slice or `islice` would read what is done
+                which, _, chunk, microbatch = slot = order[index]
+                at = places[stage][chunk] * count + microbatch
+                if which == "F":
+                    if not forwards[at]:
+                        break
+                    forwards[at + count] = 1
+                elif which == "B":
+                    above = at + count
+                    if not (backwards[above] if above < len(backwards) else forwards[above]):
+                        break
+                    backwards[at] = 1
+                elif not backwards[at]:
+                    break
+                merged.append(slot)
+                position[stage] += 1
+        if len(merged) == before:
+            raise DeadlockError(_deadlock(orders, placement, position))
+    return merged
+
+
+def _deadlock(orders: Sequence[StageOrder], placement: Placement, position: Sequence[int]) -> str:
+    """The message: the stuck slot of each stage and the slot that it waits for."""
+    left = [order[reached] for order, reached in zip(orders, position, strict=True) if reached < len(order)]
+    total = sum(len(order) for order in orders)
+    lines = [f"the schedule deadlocks: {total - sum(position)} of {total} slots can never run"]
+    for slot in left[:_MOST_STAGES]:
+        waits_for = _read_by(slot, placement)
+        where = "itself" if waits_for.stage == slot.stage else f"stage {waits_for.stage}"
+        lines.append(
+            f"  stage {slot.stage}: {_named(slot, placement)} waits for {_named(waits_for, placement)} "
+            f"of {where}"
+        )
+    if len(left) > _MOST_STAGES:
+        lines.append(f"  and {len(left) - _MOST_STAGES} more stages")
+    return "\n".join(lines)
+
+
+def _read_by(slot: Slot, placement: Placement) -> Slot:
+    """The slot whose output a stuck slot reads."""
+    place = placement.virtual_stage(slot.stage, slot.chunk)
+    last = placement.num_stages - 1
+    which: Pass = "F" if slot.which == "F" or (slot.which == "B" and place == last) else "B"
+    step = {"F": -1, "W": 0}.get(slot.which, 1 if place < last else 0)
+    rank = placement.rank(place + step)
+    chunk = placement.places[rank].index(place + step)
+    return Slot(which, rank, chunk, slot.microbatch)
+
+
+def _named(slot: Slot, placement: Placement) -> str:
+    chunk = f", chunk {slot.chunk}" if placement.virtual > 1 else ""
+    return f"{_IN_WORDS[slot.which]} of micro-batch {slot.microbatch}{chunk}"
+
+
+# One row of the table.
+
+Order = Callable[[int, int, int], list[StageOrder]]
+"""(pipeline, virtual, micro-batches): the order of every stage."""
+InFlight = Callable[[Numbers, Numbers, Numbers, Numbers], tuple[Held, ...]]
+"""(stage, pipeline, virtual, micro-batches), arrays that broadcast: what stages hold at their peak.
+
+In micro-batches of the whole stage. There are several candidates where the peak depends on the bytes of
+activations and of the inputs of weight gradients.
+"""
+Bubble = Callable[[PacedRanks, Numbers, Numbers, Numbers], Numbers]
+"""(ranks, virtual, micro-batches, whether ranks end together): idle seconds of the slowest rank.
+
+A step takes m times the pass times of that rank plus this bubble.
+"""
+Trait = Literal[
+    "splits_backward",  # weight gradients are a separate pass
+    "tight",  # a rank's next forward waits for a backward of its neighbour: sends are exposed
+    "forwards_first",  # all forwards run before the first backward
+    "v_shaped",  # the second chunks of the ranks are in reverse order
+    "skewed",  # a rank updates without waiting for others, so later stages run their whole steps later
+    "in_groups",  # micro-batches are in multiples of the ranks, and chunks may hold different numbers of them
+    "whole_passes",  # a rank takes each micro-batch forward and back before the next, as ZeRO 3 needs
+    "counts_head",  # stages are also divided with the LM head counted as layers, as Megatron-Core can
+    "fills_only",  # the closed form is of pipelines that micro-batches fill; others are not listed
+]
+"""What a schedule needs and allows."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One row of the table of schedules."""
+
+    name: str
+    order: Order
+    in_flight: InFlight
+    bubble_s: Bubble
+    chunks: int | None
+    """Chunks per rank; None: any number."""
+    traits: frozenset[Trait]
+
+    def has(self, trait: Trait) -> bool:
+        """Whether the schedule has a trait."""
+        return trait in self.traits
+
+    def chunks_problem(self, virtual: int) -> str:
+        """The problem with a number of chunks per rank; empty where there is none."""
+        if self.chunks in (None, virtual):
+            return ""
+        if self.chunks == 1:
+            return f"virtual_pipeline {virtual} needs schedule interleaved, not {self.name}"
+        return f"schedule {self.name} needs virtual_pipeline {self.chunks}, not {virtual}"
+
+    def placement(self, pipeline: int, virtual: int) -> Placement:
+        """The placement of virtual stages on ranks."""
+        return Placement(pipeline, virtual, self.has("v_shaped"))
+
+
+# Without a split backward: GPipe, 1F1B and interleaved 1F1B.
+
+
+def _gpipe(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
+    """All forwards, then all backwards (Huang et al. 2019)."""
+    passes: tuple[Pass, Pass] = ("F", "B")
+    return [
+        [Slot(which, stage, 0, number) for which in passes for number in range(microbatches)]
+        for stage in range(pipeline)
+    ]
+
+
+def _gpipe_in_flight(
+    stage: Numbers, _pipeline: Numbers, _virtual: Numbers, microbatches: Numbers
+) -> tuple[Held, ...]:
+    """Every micro-batch."""
+    return (Held(microbatches + np.zeros_like(stage)),)
+
+
+def _one_f_one_b(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
+    """Stage i runs p - i - 1 warm-up forwards, then alternates [1806.03377, 2104.04473]."""
+    return [_alternating(stage, microbatches, pipeline - stage - 1) for stage in range(pipeline)]
+
+
+def _alternating(stage: int, microbatches: int, warm_up: int, delay: int | None = None) -> StageOrder:
+    """Warm-up forwards, then F and B in turn, and each W so many micro-batches after B; None: no W."""
+    slots = [Slot("F", stage, 0, number) for number in range(min(warm_up, microbatches))]
+    for number in range(microbatches + (delay or 0)):
+        if number + warm_up < microbatches:
+            slots.append(Slot("F", stage, 0, number + warm_up))
+        if number < microbatches:
+            slots.append(Slot("B", stage, 0, number))
+        if delay is not None and number >= delay:
+            slots.append(Slot("W", stage, 0, number - delay))
+    return slots
+
+
+def _one_f_one_b_in_flight(
+    stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers
+) -> tuple[Held, ...]:
+    """Stage i holds p - i micro-batches."""
+    return (Held(np.minimum(pipeline - stage, microbatches)),)
+
+
+def _bubble_s(ranks: PacedRanks, virtual: Numbers, _microbatches: Numbers, _together: Numbers) -> Numbers:
+    """(p - 1) (F + B) / v: one micro-batch fills and drains the other ranks [2104.04473 2.2]."""
+    return ranks.others.total_s / virtual
+
+
+def _interleaved(pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
+    """Chunks of stages [2104.04473 section 2.2]; micro-batches run in groups of `pipeline`."""
+    if microbatches % pipeline:
+        raise LayoutError(
+            f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
+        )
+    return [_interleaved_stage(stage, pipeline, virtual, microbatches) for stage in range(pipeline)]
+
+
+def _interleaved_stage(stage: int, pipeline: int, virtual: int, microbatches: int) -> StageOrder:
+    total = microbatches * virtual
+    group = pipeline * virtual
+
+    def slot(which: Pass, index: int) -> Slot:
+        chunk = index % group // pipeline
+        if which == "B":
+            chunk = virtual - 1 - chunk
+        return Slot(which, stage, chunk, index // group * pipeline + index % pipeline)
+
+    warm_up = total if microbatches == pipeline else (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline
+    warm_up = min(warm_up, total)
+    slots = [slot("F", index) for index in range(warm_up)]
+    for index in range(total - warm_up):
+        slots += [slot("F", index + warm_up), slot("B", index)]
+    slots += [slot("B", index) for index in range(total - warm_up, total)]
+    return slots
+
+
+def _interleaved_in_flight(
+    stage: Numbers, pipeline: Numbers, virtual: Numbers, microbatches: Numbers
+) -> tuple[Held, ...]:
+    """At the first stage p (1 + (p - 1) / (p v)) micro-batches [2205.05198].
+
+    With a single group of micro-batches all forwards run first, so every stage holds all of them.
+    """
+    warm_up = (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline + 1
+    held = np.minimum(warm_up, microbatches * virtual) / virtual
+    return (Held(np.where(microbatches == pipeline, microbatches, held)),)
+
+
+# Zero bubble with one chunk per rank: ZB-H1 (`zb1p`) and ZB-H2 (`zb2p`) [2401.10241 section 2].
+#
+# 1F1B in which stage i runs `ahead` (p - i - 1) forwards before its first pair, and W follows its B after
+# `ahead` i micro-batches. With `ahead` 1 every stage holds p micro-batches, as the first stage under 1F1B.
+# With `ahead` 2 it holds 2 p - 1, the first backward arrives when the forwards are done, and no stage idles
+# between its first and last slot. At the end, the delayed W passes fill the drain phase of 1F1B. A stage
+# starts and ends later than the previous stage, which costs nothing where the optimizer does not wait for
+# other stages (section 4: validation after the update).
+
+
+def _zero_bubble(ahead: int, pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
+    return [
+        _alternating(stage, microbatches, ahead * (pipeline - stage - 1), ahead * stage)
+        for stage in range(pipeline)
+    ]
+
+
+def _zero_bubble_in_flight(
+    ahead: int, stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers
+) -> tuple[Held, ...]:
+    """At most `ahead` (p - 1) + 1 micro-batches per stage, as activations or as inputs of delayed W passes.
+
+    With `before` = `ahead` (p - i - 1) forwards before the first pair and W `delay` = `ahead` i behind B, the
+    peak is after a forward of the steady state, after a backward, or where the last forwards are done.
+    """
+    before = ahead * (pipeline - stage - 1)
+    delay = ahead * stage
+    delayed = np.minimum(microbatches, delay + 1)
+    return (
+        Held(
+            np.minimum(before + 1, microbatches), np.minimum(np.maximum(microbatches - before - 1, 0), delay)
+        ),
+        Held(
+            np.minimum(before, microbatches - 1), np.minimum(np.maximum(microbatches - before, 1), delay + 1)
+        ),
+        Held(np.minimum(before, microbatches - delayed), delayed),
+    )
+
+
+def _zero_bubble_s(
+    ahead: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Numbers
+) -> Numbers:
+    """(p - 1) (F + B - `ahead` W), with fewer W for few micro-batches, and at least 0 [section 2.3].
+
+    A step ends with the W of a rank that is not the slowest. Where stages end together, the late start of the
+    last stage, (p - 1) F, remains.
+    """
+    others = ranks.others
+    weights_s = ranks.slowest.weights_s
+    filled = np.minimum(ahead * (ranks.num_ranks - 1), microbatches - 1) * weights_s
+    filled = filled + np.maximum(0.0, weights_s - others.weights_s / np.maximum(1, ranks.num_ranks - 1))
+    least = np.where(together, others.forward_s, 0.0)
+    return np.asarray(np.maximum(least, others.forward_s + others.backward_s - filled))
+
+
+# Two chunks per rank in a V: data passes the ranks through chunk 0 in ascending order and through chunk 1 in
+# descending order, so LM head and embedding are both on rank 0. What a rank holds is counted slot by slot.
+
+CHUNKS = 2
+
+
+def _held_in(order: Order, enough: Callable[[Numbers], Numbers]) -> InFlight:
+    """What ranks hold at the possible peaks of an order of two chunks.
+
+    Micro-batches beyond those that are `enough` for a number of ranks do not change the peak. Ranks with
+    fewer possible peaks repeat their first.
+    """
+
+    @lru_cache(maxsize=1024)
+    def peaks(pipeline: int, microbatches: int) -> list[tuple[tuple[float, float], ...]]:
+        return [held_at_peak(stage, CHUNKS) for stage in order(pipeline, CHUNKS, microbatches)]
+
+    def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers) -> tuple[Held, ...]:
+        rank, width, count = np.broadcast_arrays(stage, pipeline, np.minimum(microbatches, enough(pipeline)))
+        most = int(max(width.max(initial=0), count.max(initial=0))) + 1
+        keys, of_key = np.unique((rank * most + width) * most + count, return_inverse=True)
+        found = [peaks(key // most % most, key % most)[key // most**2] for key in keys.tolist()]
+        moments = max(map(len, found), default=0)
+        table = np.array([(*of_rank, *of_rank[:1] * (moments - len(of_rank))) for of_rank in found])
+        at = of_key.reshape(rank.shape)
+        return tuple(Held(table[at, number, 0], table[at, number, 1]) for number in range(moments))
+
+    return in_flight
+
+
+# Zero bubble in a V (`zbv`) [2401.10241 section 6].
+#
+# Every rank holds 2 p chunks of micro-batches, as much as the first stage under 1F1B. If every pass takes one
+# unit, the first micro-batch reaches chunk 0 of rank r at time r, chunk 1 at 2 p - 1 - r, and its backward at
+# 2 p + r. The lengths of the phases below fill the time between these arrivals. Then six passes per
+# micro-batch repeat, and at the end the delayed W passes fill the drain.
+
+_LETTERS: dict[str, tuple[Pass, int]] = {
+    "f": ("F", 0),
+    "b": ("B", 0),
+    "w": ("W", 0),
+    "F": ("F", 1),
+    "B": ("B", 1),
+    "W": ("W", 1),
+}
+"""A letter for each pass: lower case for chunk 0, upper case for chunk 1."""
+
+
+def _zbv(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
+    """The order of every rank; fewer than 2 p - 1 micro-batches use a part of the order for 2 p - 1."""
+    return [_zbv_rank(rank, pipeline, microbatches) for rank in range(pipeline)]
+
+
+def _zbv_rank(rank: int, pipeline: int, microbatches: int) -> StageOrder:
+    nearer = pipeline - rank
+    more = max(0, microbatches - (2 * pipeline - 1))
+    phases = (
+        ("f", 2 * nearer - 1),  # until the first micro-batch returns
+        ("Ff", rank),  # until its backward arrives
+        ("FBW", nearer),  # the rank is full: each forward waits for a W
+        ("fbwFBW", more + rank),  # the steady state
+        ("bwFBW", nearer - 1),  # no new micro-batches
+        ("bB", rank),  # no more return; W is delayed in favour of backwards
+        ("bw", nearer),
+        ("W", rank),
+        ("w", rank),
+    )
+    next_of = dict.fromkeys(_LETTERS, 0)
+    slots: StageOrder = []
+    for letters, times in phases:
+        for letter in letters * times:
+            which, chunk = _LETTERS[letter]
+            if next_of[letter] < microbatches:
+                slots.append(Slot(which, rank, chunk, next_of[letter]))
+            next_of[letter] += 1
+    return slots
+
+
+def _zbv_bubble_s(ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Numbers) -> Numbers:
+    """(p - 1) (B - W), at least 0; larger where the micro-batches do not fill the pipeline.
+
+    Derived from the phases: there is no bubble where B takes no longer than W. With few micro-batches, the
+    first passes all ranks in both directions while F of the rest run: (p - 1) (F + B) - (m - 1) F.
+    Where ranks end together, the late start of the last rank, (p - 1) F / 2, remains.
+    """
+    slowest = ranks.slowest
+    others = ranks.others
+    least = np.where(together, others.forward_s / CHUNKS, 0.0)
+    steady = others.backward_s - (ranks.num_ranks - 1) * slowest.weights_s
+    unfilled = others.forward_s + others.backward_s - (microbatches - 1) * slowest.forward_s
+    return np.asarray(np.maximum(least, np.maximum(steady, unfilled)))
+
+
+# Half (`v-half`) or a third (`v-min`) of the memory of 1F1B [2405.15362].
+#
+# Every pass of one rank begins a fixed number of units of time after that of its neighbour (the offsets of
+# the paper's building block), and the block repeats every six units, the six passes of a rank. What a rank
+# holds follows from the offsets. Weight gradients fill the units in which a rank would wait, or has no memory
+# for a forward.
+
+_HALF = 2
+_THIRD = 3
+"""The part of 1F1B's memory that a schedule holds, as 1 over this."""
+_OFFSETS = {_HALF: (1, 2, 1, 2), _THIRD: (1, 1, 1, 1)}
+"""Units between neighbours in each of `_BLOCK`."""
+_PERIOD = 6
+"""Units of time of a rank's passes of one micro-batch."""
+_BLOCK: tuple[tuple[Pass, int], ...] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
+"""Pass and chunk, in the order in which a micro-batch runs them."""
+_Counts = tuple[Numbers | float, Numbers | float, Numbers | float]
+"""Numbers of F, B and W on a path through a step."""
+
+
+@lru_cache(maxsize=256)
+def _controlled(share: int, pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
+    """The order of every rank, as it results where every pass takes one unit.
+
+    Runs all ranks unit by unit: the next pass of its block if that can begin, else a weight gradient. A rank
+    holds at most (p + 2) // 2 micro-batches for half of the memory, (p + 4) // 3 for a third.
+    """
+    waiting = [deque(slots) for slots in _blocks(share, pipeline, microbatches)]
+    places = Placement(pipeline, CHUNKS, v_shaped=True).places
+    last = CHUNKS * pipeline - 1
+    most = CHUNKS * ((pipeline + 2 * (share - 1)) // share)
+    orders: list[StageOrder] = [[] for _ in range(pipeline)]
+    owed: list[deque[Slot]] = [deque() for _ in range(pipeline)]
+    held = [0] * pipeline
+    done = set[tuple[Pass, int, int]]()
+    while any(waiting) or any(owed):
+        now: list[Slot] = []
+        for rank, (order, ahead, weights) in enumerate(zip(orders, waiting, owed, strict=True)):
+            if ahead and not (ahead[0].which == "F" and held[rank] == most):
+                which, _, chunk, microbatch = ahead[0]
+                before = places[rank][chunk] + (-1 if which == "F" else 1)
+                read: Pass = "F" if which == "F" or before > last else "B"
+                if before < 0 or (read, min(before, last), microbatch) in done:
+                    now.append(ahead.popleft())
+                    order.append(now[-1])
+                    held[rank] += which == "F"
+                    continue
+            if weights:
+                order.append(weights.popleft())
+                held[rank] -= 1
+        for slot in now:
+            done.add((slot.which, places[slot.stage][slot.chunk], slot.microbatch))
+            if slot.which == "B":
+                owed[slot.stage].append(slot._replace(which="W"))
+    return orders
+
+
+def _blocks(share: int, pipeline: int, microbatches: int) -> Iterator[list[Slot]]:
+    """Forwards and backwards of every rank in the order of the repeated block."""
+    turn = 1
+    while any(
+        len({unit % _PERIOD for unit in units}) < len(_BLOCK) for units in _units(share, pipeline, turn)
+    ):
+        turn += 1  # until no two passes of a rank have the same unit
+    for rank, units in enumerate(_units(share, pipeline, turn)):
+        slots = [
+            (unit + _PERIOD * number, Slot(which, rank, chunk, number))
+            for number in range(microbatches)
+            for unit, (which, chunk) in zip(units, _BLOCK, strict=True)
+        ]
+        yield [slot for _, slot in sorted(slots)]
+
+
+def _units(share: int, pipeline: int, turn: int) -> list[tuple[int, ...]]:
+    """The unit in which every rank begins each pass of a block; `turn` is between forwards and backwards."""
+    down, up, back_down, back_up = _OFFSETS[share]
+    last = pipeline - 1
+    returned = (down + up) * last + 1
+    backward = returned + turn + back_down * last + 1
+    return [
+        (
+            down * rank,
+            down * last + 1 + up * (last - rank),
+            returned + turn + back_down * rank,
+            backward + back_up * (last - rank),
+        )
+        for rank in range(pipeline)
+    ]
+
+
+def _controlled_bubble_s(
+    share: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, _together: Numbers
+) -> Numbers:
+    """The longest of the paths through a step, less the passes of a rank.
+
+    The paths are counted on orders for 2 to 16 ranks. With equal passes the bubble is 4 p - 5 units (4 p - 3
+    where 3 divides p) of `v-min` and 3 p - 4 (3 p - 3 where p is even) of `v-half`; the paper has about 2/3
+    and 1/2 of p micro-batches, of six units each. Where passes differ, a bubble recurs in every micro-batch:
+    the longest pass sets the pace of all forwards and backwards of `v-min`. `v-half` has none while F <= B
+    and 2 B <= 2 F + W (the paper: 2 F <= 2 B + W and 2 B <= 2 F + W).
+    """
+    p = ranks.num_ranks
+    paced_s = microbatches * ranks.slowest.total_s
+    alike = np.maximum(1, p - 1) * CHUNKS
+    times = [np.asarray(part) / alike for part in ranks.others]
+
+    def path_s(counts: _Counts) -> Numbers:
+        return np.asarray(sum(count * time for count, time in zip(counts, times, strict=True)))
+
+    steady, *recurring = _long_paths(share, p)
+    idle = [path_s(fixed) + microbatches * path_s(more) - paced_s for fixed, more in recurring]
+    filled = np.maximum.reduce(np.broadcast_arrays(path_s(steady[0]), *idle))
+    first = path_s((2 * p, 2 * p, 1)) - paced_s
+    unfilled = first + (microbatches - 1) * path_s((2, 2, 0.5)) + times[2] / 2
+    longest = np.where(microbatches > 1, np.maximum(filled, unfilled), first)
+    return np.where(p > 1, np.maximum(0.0, longest), 0.0)
+
+
+def _long_paths(share: int, p: Numbers) -> tuple[tuple[_Counts, _Counts], ...]:
+    """Possible longest paths of p filled ranks: what does not depend on micro-batches, and what they add.
+
+    Micro-batches add the six passes of a rank to the first.
+    """
+    if share == _HALF:
+        even = 1 - p % 2
+        return (
+            ((p - 1 + 2 * even, 3 * p - 3, -p - even), (2, 2, 2)),
+            ((2 * p + 3 * even, 2 * p - 4 - even, -((p + 2) // 2)), (0, 4, 1)),
+            ((2 * p - 4 - even, 2 * p + 3 * even, -p - even), (4, 0, 2)),
+        )
+    longer = 1 * (p % 3 == 0)
+    two = 1 * (p == 2)
+    even = 2 * p - 3 + longer
+    late = 2 * p + 4 * longer
+    early = 2 * p - 6 - 2 * longer
+    return (
+        ((even, even, 1), (2, 2, 2)),
+        ((1, 1, 1), (3, 3, 0)),
+        ((late, early, 1), (two, 6 - 2 * two, two)),
+        ((early, late, 1), (6 - 2 * two, two, two)),
+    )
+
+
+def _in_controlled_memory(name: str, share: int) -> Schedule:
+    """`v-half` or `v-min`; more than p + 1 micro-batches do not change the peak (tried to 20 ranks)."""
+    order = partial(_controlled, share)
+    in_flight = _held_in(order, lambda pipeline: pipeline + 1)
+    traits: frozenset[Trait] = frozenset(("splits_backward", "v_shaped", "fills_only"))
+    return Schedule(name, order, in_flight, partial(_controlled_bubble_s, share), CHUNKS, traits)
+
+
+SCHEDULES: dict[str, Schedule] = {
+    known.name: known
+    for known in (
+        Schedule(
+            "1f1b",
+            _one_f_one_b,
+            _one_f_one_b_in_flight,
+            _bubble_s,
+            1,
+            frozenset(("tight", "whole_passes", "counts_head")),
+        ),
+        Schedule("gpipe", _gpipe, _gpipe_in_flight, _bubble_s, 1, frozenset(("forwards_first",))),
+        Schedule(
+            "interleaved",
+            _interleaved,
+            _interleaved_in_flight,
+            _bubble_s,
+            None,
+            frozenset(("in_groups", "counts_head")),
+        ),
+        Schedule(
+            "zb1p",
+            partial(_zero_bubble, 1),
+            partial(_zero_bubble_in_flight, 1),
+            partial(_zero_bubble_s, 1),
+            1,
+            frozenset(("splits_backward", "tight")),
+        ),
+        Schedule(
+            "zb2p",
+            partial(_zero_bubble, 2),
+            partial(_zero_bubble_in_flight, 2),
+            partial(_zero_bubble_s, 2),
+            1,
+            frozenset(("splits_backward", "skewed")),
+        ),
+        Schedule(
+            "zbv",
+            _zbv,
+            _held_in(_zbv, lambda pipeline: 2 * pipeline),
+            _zbv_bubble_s,
+            CHUNKS,
+            frozenset(("splits_backward", "v_shaped", "skewed")),
+        ),
+        _in_controlled_memory("v-half", _HALF),
+        _in_controlled_memory("v-min", _THIRD),
+    )
+}
+
+
+def schedule_called(name: str) -> Schedule:
+    """The schedule of that name; LayoutError lists the known schedules."""
+    if name not in SCHEDULES:
+        problem = Problem(f"unknown schedule {name!r}", help=did_you_mean(name, sorted(SCHEDULES)))
+        raise LayoutError([problem])
+    return SCHEDULES[name]
+
+
+def schedule(name: str, pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
+    """The order of every stage. LayoutError for a number of chunks that the schedule cannot have."""
+    chosen = schedule_called(name)
+    if problem := chosen.chunks_problem(virtual):
+        raise LayoutError(problem)
+    return chosen.order(pipeline, virtual, microbatches)
+
+
+def least_chunks(name: str) -> int:
+    """The default number of chunks per rank of a schedule; 1 of an unknown one, which is refused later."""
+    chosen = SCHEDULES.get(name)
+    return (chosen.chunks if chosen else None) or 1
