@@ -24,10 +24,10 @@ from perfsim.interop.chrome import StepTrace
 from perfsim.machines import machine_of
 from perfsim.prediction.bands import accuracy_of, recorded_errors
 from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings, worst_first
-from perfsim.prediction.disturbed import Perturbed, expanded, perturbed
+from perfsim.prediction.disturbed import expanded, perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import MEMORY_LIMIT, Question, allowed_share
-from perfsim.prediction.run import Evaluation, Training, evaluated
+from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
 from perfsim.prediction.why import LinkUse, Why, link_use, why
 from perfsim.strategies import Plan
 from perfsim.version import __version__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from perfsim.numerics.sampling import GemmSample, SampleResult, sample_gemms
 from perfsim.prediction.run import Evaluation
 from perfsim.work import TaskGraph
 from perfsim.work.kernels import Kernel
-
-if TYPE_CHECKING:
-    from perfsim.prediction.prediction import Prediction
 
 # Settings of correctness sampling, in the YAML of a study or an option.
 
@@ -113,11 +110,6 @@ def sample_step(evaluation: Evaluation, spec: SamplingSpec) -> SamplingSummary |
         worst=_in_words(report.worst),
         failed=tuple(_in_words(sample) for sample in report.details if not sample.passed),
     )
-
-
-def verified(prediction: Prediction, mode: str) -> SamplingSummary | None:
-    """The sampling of one prediction; None where `mode` is off. Raises ValueError for a stored prediction."""
-    return sample_step(prediction.run, SamplingSpec.model_validate({"mode": mode}))
 
 
 def must_be_right(summaries: Iterable[SamplingSummary]) -> None:

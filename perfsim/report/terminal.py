@@ -32,13 +32,13 @@ from perfsim.report.text import (
 )
 
 if TYPE_CHECKING:
-    from perfsim.prediction.caveats import SharedCaveat
-    from perfsim.prediction.disturbed import Perturbed
     from perfsim.prediction.prediction import Prediction
+    from perfsim.prediction.run import Perturbed
     from perfsim.prediction.verification import SamplingSummary
     from perfsim.prediction.why import GapExplained
     from perfsim.studies.differences import Difference
     from perfsim.studies.trials import Explained, Tried
+    from perfsim.studies.trust import SharedCaveat
 
 
 # The layout of text and of tables: plain text without box characters, so that pipes and terminals without

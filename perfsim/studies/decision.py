@@ -23,7 +23,6 @@ from perfsim.convergence.laws import KAPLAN
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.convergence.uncertain import Z_90, Draws, FloatArray, Place, Uncertain, interval, one_at, typical
 from perfsim.convergence.wall_clock import Training, inputs_of, wall_s
-from perfsim.prediction.caveats import confidence, shared_caveats
 from perfsim.prediction.question import Question
 from perfsim.specs.wall_clock import WallClockSpec
 from perfsim.studies.answers import (
@@ -41,6 +40,7 @@ from perfsim.studies.answers import (
 )
 from perfsim.studies.batches import Target, counted, training_of
 from perfsim.studies.spec import CandidateSpec, StudySpec, question_of_candidate
+from perfsim.studies.trust import confidence, shared_caveats
 
 Row = TypeVar("Row", bound=Answer)
 

@@ -18,14 +18,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.network import Topology
 from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy, accuracy_of
-from perfsim.prediction.caveats import (
-    default_settings,
-    edge_batch,
-    extrapolated_law,
-    sensitive_target,
-    shared_caveats,
-    worst_first,
-)
+from perfsim.prediction.caveats import default_settings, worst_first
 from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
@@ -85,6 +78,7 @@ from perfsim.studies.executors import (
 from perfsim.studies.spec import CandidateSpec, Digests, StudySpec, check_question, question_of_candidate
 from perfsim.studies.store import Store, Stored, StoreError
 from perfsim.studies.timeline import devices_of, timeline
+from perfsim.studies.trust import edge_batch, extrapolated_law, sensitive_target, shared_caveats
 from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
 

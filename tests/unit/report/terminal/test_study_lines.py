@@ -8,8 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.prediction.disturbed import Perturbed
-from perfsim.prediction.run import Training
+from perfsim.prediction.run import Perturbed, Training
 from perfsim.report.study import MOST_CANDIDATES, study_lines
 from perfsim.report.study_page import study_page
 from perfsim.studies.answers import Infeasible, StudyResult
