@@ -40,8 +40,8 @@ from perfsim.evidence.cases import (
     public_cases,
     read_cases,
 )
+from perfsim.evidence.own_runs import MeasuredFile
 from perfsim.evidence.score import validate_file
-from perfsim.evidence.step_fit import MeasuredFile
 from perfsim.interop.formats import Imported, read_model
 from perfsim.interop.formats import import_file as read_file
 from perfsim.prediction.question import question_of
