@@ -56,15 +56,7 @@ from perfsim.studies.batches import (
     training_of,
     tried_of,
 )
-from perfsim.studies.decision import (
-    Option,
-    decide,
-    laws_side_by_side,
-    option_of,
-    plan_of,
-    ratio_bands,
-    verdict,
-)
+from perfsim.studies.decision import decision_of, laws_side_by_side, ratio_bands, verdict
 from perfsim.studies.executors import (
     IN_PROCESS,
     Executor,
@@ -397,12 +389,8 @@ def _result(
     stopped: LimitError | None,
 ) -> StudyResult:
     rows = _told_apart([_candidate_result(spec, own) for own in answered], answered)
-    options: list[Option] = []
-    plans: dict[str, str] = {}
-    for row, own in zip(rows, answered, strict=True):
-        plan = plans.setdefault(plan_of(row), row.label)
-        options.append(option_of(spec, own.candidate, own.question, row, plan))
-    decision = decide(options, spec.currency, spec.uncertainty.seed, spec.uncertainty.draws)
+    asked = [(own.candidate, own.question, row) for own, row in zip(answered, rows, strict=True)]
+    decision = decision_of(spec, asked)
     candidates = tuple(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
@@ -491,7 +479,7 @@ class SweepInterrupted(PerfsimError):
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class _SweepPlan:
     """The work of a run: how many points, how many of them stored, and an estimate of its time."""
 
     sweep: str
@@ -511,7 +499,7 @@ class SweepPlan:
         )
 
 
-def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
+def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> _SweepPlan:
     """How many points a sweep has, how many are stored, and an estimate of the time for the others."""
     digests = Digests()
     points = {digests.of(point.study): point for point in sweep.points}
@@ -526,7 +514,7 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
     jobs = max(1, min(jobs or available_processes(), len(pending)))
     known_s = (times_s.get(point.candidate.strategy, [POINT_S]) for point in pending)
     seconds = sum(sum(alike) / len(alike) for alike in known_s)
-    return SweepPlan(
+    return _SweepPlan(
         sweep=sweep.name,
         points=len(points),
         stored=len(stored),
