@@ -25,7 +25,8 @@ from perfsim.base.errors import (
 )
 from perfsim.base.files import must_exist, write_file
 from perfsim.base.units import parse_quantity
-from perfsim.catalog import FOLDERS, Catalog, default_catalog, parse_file
+from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.catalog.kinds import KINDS as CATALOGUED
 from perfsim.catalog.kinds import classes_of
 from perfsim.catalog.reader import mark_at
 from perfsim.catalog.schema import yaml_schema
@@ -67,7 +68,7 @@ OWN: dict[str, type[BaseModel]] = {
     "measured": MeasuredFile,
 }
 """Kinds outside the catalogue; `validate` reads cases, `calibrate steps` reads measured steps."""
-KINDS = tuple(dict.fromkeys([*FOLDERS, *OWN]))
+KINDS = tuple(dict.fromkeys([*CATALOGUED, *OWN]))
 
 
 def schema_of(kind: str) -> dict[str, Any]:

@@ -143,14 +143,13 @@ def _fractions_of_16_bits(costs: GpuCosts, _plan: Plan) -> None:
 
 
 def _no_bridge(costs: GpuCosts, _plan: Plan) -> None:
-    calibration = costs.collectives.nic.calibration
+    calibration = costs.collectives.node.nic.calibration
     if calibration is None or calibration.network is None:
         return
     network = calibration.network.model_copy(update={"partial_node_rank_bytes_per_s": None})
-    nic = costs.collectives.nic.model_copy(
-        update={"calibration": calibration.model_copy(update={"network": network})}
-    )
-    costs.collectives = replace(costs.collectives, nic=nic)
+    node = costs.collectives.node
+    nic = node.nic.model_copy(update={"calibration": calibration.model_copy(update={"network": network})})
+    costs.collectives = replace(costs.collectives, node=node.model_copy(update={"nic": nic}))
 
 
 def _of_newer_libraries(costs: GpuCosts, _plan: Plan) -> float:

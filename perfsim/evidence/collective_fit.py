@@ -23,7 +23,7 @@ from perfsim.evidence.tables import (
     rounded,
     scipy,
 )
-from perfsim.network.algorithms import num_steps, wire_factor
+from perfsim.network.collectives import num_steps, wire_factor
 from perfsim.specs.calibration import CollectiveOp, FitRecord, ProtocolSegment
 from perfsim.specs.hardware import LinkSpec
 

@@ -369,9 +369,7 @@ def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accurac
 
 def unknowns_of(plan: Plan) -> list[Unknown]:
     """What no published run shows of the machine of a plan, or of its job on such a machine."""
-    machine = machine_of(plan.system)
-    of_machine = machine.unknowns(plan.system, plan.job.recipe, plan.topology.num_devices)
-    return [*of_machine, *machine.job_unknowns(plan.job)]
+    return list(machine_of(plan.system).unknowns(plan.system, plan.job, plan.topology.num_devices))
 
 
 # A communication kernel takes multiprocessors and memory bandwidth from the compute beside it, so hiding is

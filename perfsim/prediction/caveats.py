@@ -443,7 +443,7 @@ def batch_caveats(question: Question) -> list[Caveat]:
 
 
 def default_settings(named: Iterable[str], plan: Plan) -> list[Caveat]:
-    """The settings of a layout that are left at defaults, and their usual values among Megatron users.
+    """The settings of a layout that are left at defaults, and their usual values among users of Megatron.
 
     Only settings that matter for the layout's degrees are listed.
     """
@@ -453,7 +453,8 @@ def default_settings(named: Iterable[str], plan: Plan) -> list[Caveat]:
     if not left:
         return []
     usual = [setting.usual for setting in left if setting.usual]
-    tail = f"; Megatron users usually set {', '.join(usual)}" if usual else ""
+    known = usual and plan.job.runtime.takes_plans == "megatron"
+    tail = f"; Megatron users usually set {', '.join(usual)}" if known else ""
     words = f"left at defaults by the layout: {', '.join(f'{name} {value}' for name, value, _ in left)}"
     return [Caveat("layout-defaults", "info", words + tail)]
 

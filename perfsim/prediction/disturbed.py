@@ -22,7 +22,7 @@ from perfsim.engine.failures import (
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, PlacedStragglers, place, place_stragglers
 from perfsim.network import Topology, degraded
-from perfsim.network.algorithms import num_steps, tree_rounds
+from perfsim.network.collectives import num_steps, tree_rounds
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import CollectiveOp
 from perfsim.specs.perturbations import FailureSpec, PerturbationSpec, ResilienceSpec

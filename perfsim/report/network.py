@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from perfsim.network.topology import Cables, NetworkMap, Place
+from perfsim.network.export import Cables, NetworkMap, Place
 from perfsim.prediction.why import LinkUse
 from perfsim.report import draw, text
 from perfsim.report.page import Drawing, Section

@@ -17,7 +17,7 @@ from typing import Any
 
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
-from perfsim.network.topology import NetworkMap
+from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import SharedCaveat
 from perfsim.prediction.disturbed import Resilience

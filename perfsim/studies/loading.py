@@ -15,7 +15,7 @@ from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mappi
 from perfsim.catalog.catalog import complaints_of
 from perfsim.catalog.reader import Loc
 from perfsim.machines import build_topology
-from perfsim.network import Topology, ends_of, links_by_ends, nearest_link
+from perfsim.network import Topology, nearest_link
 from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import Question
 from perfsim.specs.perturbations import LinkSpecLeft
@@ -113,10 +113,9 @@ def _missing(link: LinkSpecLeft, topologies: list[Topology]) -> Iterator[tuple[s
         yield "system", message, did_you_mean(link.system, sorted(systems))
         return
     addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
-    ends = {pair: None for topology in addressed for pair in links_by_ends(topology)}
-    if ends_of(link.link, ends) is None:
+    if not any(topology.links_named(link.link) for topology in addressed):
         where = "no candidate" if link.system is None else f"no candidate on {link.system}"
-        yield "link", f"{where} has a link {link.link!r}", nearest_link(link.link, ends)
+        yield "link", f"{where} has a link {link.link!r}", nearest_link(link.link, addressed)
 
 
 def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:

@@ -15,8 +15,8 @@ from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError,
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart, whole_run
 from perfsim.engine.limits import present_limits
-from perfsim.network import Topology, ends_of, links_by_ends
-from perfsim.network.topology import network_map
+from perfsim.network import Topology
+from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.prediction.caveats import (
     default_settings,
@@ -209,9 +209,8 @@ def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbatio
         slowest = max(at_last, *(straggler.factor for straggler in beyond))
         stragglers = [straggler for straggler in stragglers if straggler.rank != last]
         stragglers.append(StragglerSpec(rank=last, factor=slowest))
-    present = links_by_ends(topology) if spec.links else {}
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
-    links = tuple(link for link in addressed if ends_of(link.link, present) is not None)
+    links = tuple(link for link in addressed if topology.links_named(link.link))
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
     return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
 

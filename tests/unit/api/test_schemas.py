@@ -14,7 +14,8 @@ from jsonschema import Draft202012Validator
 
 from perfsim.api.tools import KINDS, schema_of, write_schemas
 from perfsim.base.errors import InputError
-from perfsim.catalog import FOLDERS, data_root, parse_file
+from perfsim.catalog import KINDS as CATALOGUED
+from perfsim.catalog import data_root, parse_file
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
 from perfsim.cli import main
@@ -39,12 +40,12 @@ def kind_of_file(folder: str, data: Any) -> str:
         return "comparison"
     if folder == "studies/validation":
         return "convergence" if "points" in data["cases"][0] else "cases"
-    return next(kind for kind, each in FOLDERS.items() if each == folder)
+    return next(kind for kind, each in CATALOGUED.items() if each.folder == folder)
 
 
 FILES = [
     (folder, path)
-    for folder in (*FOLDERS.values(), "studies/validation")
+    for folder in (*(kind.folder for kind in CATALOGUED.values()), "studies/validation")
     for path in sorted((data_root() / folder).glob("*.yaml"))
 ]
 MEASURED = {

@@ -20,7 +20,7 @@ from perfsim.evidence.tables import Account, read_table
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, GpuCalibration
-from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec
+from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec, NodeSpec
 
 DEVICE = DeviceSpec(
     name="some-gpu",
@@ -58,7 +58,7 @@ def write_gemm_table(path: Path, rows: int = 400) -> Path:
 def write_collective_table(path: Path, factor: float = 1.0) -> Path:
     """Times of the fitted NVLink on its own sizes, times `factor`."""
     link = LINK.model_copy(update={"calibration": nvlink3()})
-    model = CollectiveModel(link, link, 25e9, 8)
+    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
     lines = ["collective,num_gpus,bytes,time_us"]
     names: dict[str, CollectiveOp] = {"all_reduce": "all_reduce", "alltoall": "all_to_all"}
     for name, op in names.items():

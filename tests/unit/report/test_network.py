@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perfsim.api.questions import predict
-from perfsim.network.topology import Cables, NetworkMap, Place, network_map
+from perfsim.network.export import Cables, NetworkMap, Place, network_map
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.why import LinkUse
 from perfsim.report.network import network, topology
