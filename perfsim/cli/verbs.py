@@ -30,6 +30,7 @@ from perfsim.prediction.question import ASKED
 
 if TYPE_CHECKING:
     from perfsim.evidence.left_out import LeavingOut
+    from perfsim.specs.calibration import Calibration
 
 
 # `perfsim calibrate`: constants from your own measurements.
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 _source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
 )
-_yaml_option = path_option("--out", "YAML file to write. [default: standard output]")
+_FILE = "YAML file to write. [default: standard output]"
+_FOLDER = "Folder for the YAML. [default: standard output]"
 
 
 def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -66,77 +68,83 @@ def _calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
 
 
-def _part(short_help: str) -> Callable[[Callable[..., str]], click.Command]:
-    """A part of `calibrate`, named as its function, which gets its options and returns what is printed.
+def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., Sequence[Calibration]]], Any]:
+    """A part of `calibrate`, named as its function, which gets its options except --out and returns fits.
 
-    It refuses measurements from which constants follow that no hardware has.
+    With `folder`, --out is one, for a file of each fit. Measurements from which constants follow that no
+    hardware has are refused.
     """
 
-    def made(function: Callable[..., str]) -> click.Command:
+    def made(function: Callable[..., Sequence[Calibration]]) -> Any:
         @wraps(function)
-        def fitted(**given: Any) -> None:
+        def fitted(out: Path | None, **given: Any) -> None:
             from pydantic import ValidationError
 
             from perfsim.engine.limits import Limits, limited
+            from perfsim.evidence.fitting import delivered
+            from perfsim.specs.calibration import ConvergenceCalibration
 
             try:
                 with metered() as meter, limited(Limits(tell=meter.tasks, tell_items=meter.items)):
-                    print_lines([within_floats(function)(**given)])
+                    for own in within_floats(function)(**given):
+                        place = out / f"{own.name}.yaml" if out and folder else out
+                        print_lines([delivered(own, place)])
+                        if out and isinstance(own, ConvergenceCalibration):
+                            print_lines([own.description, *own.notes])
             except ValidationError as error:
                 wrong = refused_values(error.errors())[0]
                 raise InputError(
                     f"no hardware has the constants that fit these measurements: {wrong}"
                 ) from None
 
-        command: click.Command = _calibrate.command(function.__name__.strip("_"), short_help=short_help)(
-            fitted
-        )
-        return command
+        option = path_option("--out", _FOLDER, check_folder) if folder else path_option("--out", _FILE)
+        return _calibrate.command(function.__name__.strip("_"), short_help=short_help)(option(fitted))
 
     return made
 
 
-@_part("Print a PyTorch script that writes a table for gemm.")
-def _script() -> str:
+@_calibrate.command("script", short_help="Print a PyTorch script that writes a table for gemm.")  # type: ignore[untyped-decorator]  # VerbGroup
+def _script() -> None:
     """Print a script that times matrix products on your GPU with PyTorch, as a table for `calibrate gemm`."""
     from perfsim.catalog import data_root
 
-    return (data_root() / "hardware" / "measure_gemms.py").read_text("utf-8").rstrip()
+    click.echo((data_root() / "hardware" / "measure_gemms.py").read_text("utf-8"), nl=False)
 
 
 @_part("Fit the GEMM model to a table of products.")
 @_files("table")
 @click.option("--device", required=True, help="Name, or file, of the measured device.")
 @click.option("--like", default="", help="Calibration whose tiles are scaled, for a table with `precision`.")
-@_yaml_option
 @_source_option
-def _gemm(**given: Any) -> str:
+def _gemm(table: Path, device: str, like: str, source: str) -> list[Calibration]:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us and, with --like, precision."""
-    from perfsim.evidence.calibrate import calibrate_gemm
+    from perfsim.catalog import default_catalog
+    from perfsim.evidence.gemm_fit import gpu_calibration
 
-    return calibrate_gemm(**given)
+    catalog = default_catalog()
+    base = catalog.calibration(like) if like else None
+    return [gpu_calibration(table, catalog.device(device), base, source=source)]
 
 
 @_part("Fit the collective model to tables of measurements.")
 @_files("tables", nargs=-1, required=True)
 @click.option("--link", required=True, help="Name, or file, of the measured link.")
-@_yaml_option
 @_source_option
-def _collective(**given: Any) -> str:
+def _collective(tables: tuple[Path, ...], link: str, source: str) -> list[Calibration]:
     """Fit the collective model to TABLES: outputs of nccl-tests on one node, or CSVs.
 
     A CSV has the columns collective, num_gpus, bytes, time_us. Several files fit several operations and
     numbers of GPUs together: all_reduce_perf, all_gather_perf, reduce_scatter_perf, alltoall_perf.
     """
-    from perfsim.evidence.calibrate import calibrate_collectives
+    from perfsim.catalog import default_catalog
+    from perfsim.evidence.collective_fit import link_calibration
 
-    return calibrate_collectives(**given)
+    return [link_calibration(tables, default_catalog().link(link), source=source)]
 
 
-@_part("Fit host times and sustained ceilings to whole steps.")
+@_part("Fit host times and sustained ceilings to whole steps.", folder=True)
 @_files("cases", nargs=-1, required=True)
 @click.option("--device", help="Only runs on this device of the catalogue. [default: all]")
-@path_option("--out", "Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @click.option("--only", multiple=True, metavar="CONSTANT", help="Fit only this constant; may be repeated.")
 @click.option(
@@ -146,40 +154,38 @@ def _collective(**given: Any) -> str:
     help="Leave out larger runs.",
 )
 @_source_option
-def _framework(**given: Any) -> str:
+def _framework(cases: tuple[Path, ...], device: str | None, **options: Any) -> Sequence[Calibration]:
     """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
-    from perfsim.evidence.calibrate import calibrate_framework
+    from perfsim.evidence.step_fit import fit_steps
 
-    return calibrate_framework(**given)
+    return fit_steps(cases, device, **options)
 
 
 @_part("Fit one scale for your cluster to steps measured on it.")
 @_files("measured", nargs=-1, required=True)
 @click.option("--system", default="", help="Catalogue name of the machine that wrote the logs.")
-@_yaml_option
-def _steps(**given: Any) -> str:
+def _steps(measured: tuple[Path, ...], system: str) -> list[Calibration]:
     """Fit one scale for your cluster to steps that you MEASURED on it.
 
     MEASURED is a YAML file of two or three steps, or one or several logs of Megatron-LM, with --system.
     """
-    from perfsim.evidence.calibrate import calibrate_steps
+    from perfsim.evidence.own_runs import fit_cluster
 
-    text, warning = calibrate_steps(**given)
-    if warning:
-        write_error(f"warning: {warning}\n")
-    return text
+    calibration = fit_cluster(measured, system)
+    if calibration.is_wide:
+        write_error(f"warning: {calibration.spread_warning}\n")
+    return [calibration]
 
 
 @_part("Fit a wafer's efficiency by software release to logs.")
 @_files("cases")
 @click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
-@_yaml_option
 @_source_option
-def _wafer(**given: Any) -> str:
+def _wafer(cases: Path, device: str, source: str) -> list[Calibration]:
     """Fit a wafer's efficiency for each software release to the logs in CASES."""
-    from perfsim.evidence.calibrate import calibrate_wafer
+    from perfsim.evidence.step_fit import fit_wafer
 
-    return calibrate_wafer(**given)
+    return [fit_wafer(cases, device, source=source)]
 
 
 @_part("Fit the critical batch to your own runs.")
@@ -199,16 +205,15 @@ def _wafer(**given: Any) -> str:
     show_default=True,
     help="Kind of the runs.",
 )
-@_yaml_option
-def _convergence(**given: Any) -> str:
+def _convergence(files: tuple[Path, ...], tokens_per_example: float, run_kind: str) -> list[Calibration]:
     """Fit E_min and the critical batch to FILES: a CSV, a file of a convergence case, or MLPerf logs.
 
     A CSV has the columns batch and steps (or examples) to the target, or tokens and b_simple (a log of the
     gradient noise scale). A study names the result: `convergence: {law: fitted, fit: ./FILE.yaml}`.
     """
-    from perfsim.evidence.calibrate import calibrate_convergence
+    from perfsim.evidence.own_runs import fit_convergence
 
-    return "\n".join(calibrate_convergence(**given))
+    return [fit_convergence(files, tokens_per_example, run_kind)]
 
 
 # `perfsim check`: all mistakes of a file, and nothing computed.
@@ -643,9 +648,12 @@ def _validate(
         write_error(f"Page: {written[0]}, {written[1]}\n")
         known = {step.result["file"]: step.leaving for step in accuracy.steps}
     elif leave_out:
+        from perfsim.catalog import default_catalog
+        from perfsim.evidence.cases import StepCase, read_cases
         from perfsim.evidence.left_out import left_out
 
-        known = {path.name: left_out(path) for path, _ in steps}
+        catalog = default_catalog()
+        known = {path.name: left_out(read_cases(path, StepCase).cases, catalog) for path, _ in steps}
     if leave_out:
         from perfsim.evidence.left_out import left_out_document
 

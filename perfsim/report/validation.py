@@ -20,8 +20,9 @@ from perfsim.report.table import Cell, Table
 from perfsim.report.terminal import paragraph, paragraphs, table_lines
 
 if TYPE_CHECKING:
-    from perfsim.evidence.accuracy_page import AccuracyPage, FittedConstant, Removed, StepAccuracy
+    from perfsim.evidence.accuracy_page import AccuracyPage, Removed, StepAccuracy
     from perfsim.evidence.left_out import LeftOut
+    from perfsim.evidence.step_fit import FittedConstant
     from perfsim.studies.comparisons import Comparison
 
 Scores = Mapping[str, Any]
@@ -175,14 +176,12 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
 
 
 def _constant(family: LeftOut, name: str) -> str | None:
-    from perfsim.evidence.step_fit import OF_DEVICE
-
     if name not in family.constants:
         return None
     value = quantity(name, family.constants[name])
     if name in family.kept:
         return f"({value})"
-    borrowed = family.borrowed and name == f"{OF_DEVICE[0]} of {family.calibration}"
+    borrowed = family.borrowed and name == family.ceiling
     return f"{value} ({family.borrowed})" if borrowed else value
 
 
