@@ -47,7 +47,7 @@ def is_record(annotation: Any) -> bool:
 
 def is_named(annotation: Any) -> bool:
     """Whether values of this type have their own file and may be given by name."""
-    return isinstance(annotation, type) and issubclass(annotation, CatalogSpec | Calibration)
+    return isinstance(annotation, type) and issubclass(annotation, CatalogSpec)
 
 
 def known_fields(record: type) -> dict[str, Any]:
