@@ -84,7 +84,7 @@ def schema_of(kind: str) -> dict[str, Any]:
     schema = yaml_schema(kind, classes)
     if kind == "sweep":
         # Any dotted path of the study may be an axis, so its name is not checked here.
-        for name in ("_GridSpec", "_GridSpec.changes"):
+        for name in ("GridSpec", "GridSpec.changes"):
             schema["$defs"][name]["additionalProperties"] = {"type": "array", "minItems": 1}
     return schema
 
