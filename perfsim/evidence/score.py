@@ -51,8 +51,6 @@ from perfsim.prediction.bands import (
     accuracy_of,
     left_out_of,
     recorded_errors,
-    traits_of_plan,
-    traits_together,
 )
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
@@ -293,7 +291,7 @@ def validate_cases(
             for family, figures in families(runs).items()
         },
         "families_baseline": families(baseline),
-        "families_traits": {family: traits_together(found) for family, found in traits.items() if found},
+        "families_traits": {family: Traits.together(found) for family, found in traits.items() if found},
         "sweeps": rankings(runs),
         "without_release": _without_release(cases, read, catalog),
         "cases": [*map(_row, read, cases), *map(_row, unread)],
@@ -307,7 +305,7 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
         question = case_question(case, catalog)
         run = replace(run, ideal_s=_ideal_s(case, question))
         plan = plan_of(question)
-        run = replace(run, traits=traits_of_plan(plan))
+        run = replace(run, traits=Traits.of(plan))
         found = evaluate(plan, question.costs)
     except LimitError:
         raise

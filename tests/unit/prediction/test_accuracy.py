@@ -13,7 +13,7 @@ from perfsim.evidence.left_out import LeavingOut, LeftOut
 from perfsim.evidence.record import record_of
 from perfsim.evidence.score import Scored
 from perfsim.prediction import bands
-from perfsim.prediction.bands import BandWidths, Traits, alone, nearest, unlikeness
+from perfsim.prediction.bands import BandWidths, Traits, alone, nearest
 
 HERE = Traits(
     "a100",
@@ -52,7 +52,7 @@ def family(name: str, n: int, p90: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_family_that_holds_such_runs_is_not_unlike() -> None:
-    assert unlikeness(HERE, LIKE) == (0.0, ())
+    assert HERE.unlikeness(LIKE) == (0.0, ())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_family_that_holds_such_runs_is_not_unlike() -> None:
 def test_each_difference_has_its_points_and_its_words(
     changes: dict[str, Any], points: float, words: str
 ) -> None:
-    found, said = unlikeness(replace(HERE, **changes), LIKE)
+    found, said = replace(HERE, **changes).unlikeness(LIKE)
     assert found == pytest.approx(points)
     assert len(said) == 1
     assert words in said[0]
@@ -86,7 +86,7 @@ def test_the_only_family_on_a_device_says_less_than_one_of_several() -> None:
     families = {"first": LIKE, "second": LIKE, "newer": {**LIKE, "constants": ["h100"]}}
     assert [alone(name, families) for name in families] == [False, False, True]
     assert not alone("first", {"first": LIKE}), "one family alone shows no difference"
-    points, words = unlikeness(HERE, {**LIKE, "alone": True})
+    points, words = HERE.unlikeness({**LIKE, "alone": True})
     assert (points, words) == (2.0, ("the only family of runs on a100",))
 
 
