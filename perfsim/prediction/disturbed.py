@@ -234,12 +234,12 @@ def expanded(evaluation: Evaluation, text: str) -> Evaluation:
     Raises InputError for a collective that the step does not have or the algorithm cannot run.
     """
     plan = evaluation.plan
-    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, parse_expansion(text))
+    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, _parse_expansion(text))
     step = replace(evaluation.step, placed=place(graph, plan.topology), costs=costs)
     return replace(evaluation, graph=graph, step=step, trace=step.run())
 
 
-def parse_expansion(text: str) -> dict[str, str]:
+def _parse_expansion(text: str) -> dict[str, str]:
     """Algorithms by name of the collective. Raises InputError for an unknown algorithm."""
     algorithms = {}
     for item in filter(None, (part.strip() for part in text.split(","))):

@@ -14,7 +14,7 @@ from perfsim.engine import simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.network.collectives import num_steps
-from perfsim.prediction.disturbed import expanded, in_steps, parse_expansion, perturbed
+from perfsim.prediction.disturbed import expanded, in_steps, perturbed
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import FatTreeSpec
 from perfsim.specs.perturbations import parse_perturbations
@@ -141,7 +141,3 @@ def test_a_gather_does_not_run_as_a_tree() -> None:
     gathers = ps.predict(**{**POINT, "layout": "tp=8,pp=1,dp=4,mbs=1,zero=1"}).run
     with pytest.raises(InputError, match="cannot run as a tree; these can: all_reduce, broadcast"):
         expanded(gathers, "data.all_gather=tree")
-
-
-def test_several_collectives_may_be_named() -> None:
-    assert parse_expansion("a=ring, b=tree") == {"a": "ring", "b": "tree"}
