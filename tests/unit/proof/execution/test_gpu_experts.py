@@ -82,7 +82,7 @@ def test_every_expert_layout_is_proven(model: str) -> None:
     ],
 )
 @pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3"])
-def test_layouts_with_experts_are_proven_as_the_command_line_asks_for_them(model: str, layout: str) -> None:
+def test_layouts_with_experts_are_proven_as_asked_at_the_command_line(model: str, layout: str) -> None:
     """Tensor peers, sharded parameters (without replicas of experts too), split backwards, several of these."""
     (proof,) = prove_all(Request(model, layout=layout, batch=4, orders=1)).proofs
     assert proof.faults == ()
