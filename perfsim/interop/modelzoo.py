@@ -224,8 +224,7 @@ ROWS: tuple[Row, ...] = (
     tool.lacks("layout.spill", "activations on activation servers; the compiler decides it"),
     tool.lacks("layout.stream_chunks", "weights streamed in {} pieces a layer"),
     tool.lacks(
-        "recipe.weight_sparsity",
-        "{:.0%} of zeros in the weights, whose algorithm is a section of its own",
+        "recipe.weight_sparsity", "{:.0%} of zeros in the weights, whose algorithm is a section of its own"
     ),
     tool.lacks(
         "model.query_groups",

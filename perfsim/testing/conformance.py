@@ -92,12 +92,7 @@ JOBS: Mapping[str, dict[str, Any]] = {
         },
         "hidden_size": 1024,
         "num_query_groups": 4,
-        "experts": {
-            "num_experts": 8,
-            "top_k": 2,
-            "ffn_hidden_size": 2048,
-            "shared_ffn_hidden_size": 512,
-        },
+        "experts": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 2048, "shared_ffn_hidden_size": 512},
     },
     "two devices with too little memory, and a host": {
         "devices": 2,

@@ -72,11 +72,7 @@ def gpu_cluster(
             compute_units=108,
         ),
         node=NodeSpec(
-            devices=gpus,
-            scale_up=link(300e9, 1e-6),
-            nics=nics,
-            nic=link(nic_bytes_per_s, 2e-6),
-            host=host,
+            devices=gpus, scale_up=link(300e9, 1e-6), nics=nics, nic=link(nic_bytes_per_s, 2e-6), host=host
         ),
         fabric=FatTreeSpec(nodes_per_leaf=20, switch_latency=1e-7),
     )
