@@ -180,7 +180,7 @@ ROWS: tuple[Row, ...] = (
         lambda c: "alltoall" if c.layout.context > 1 else None,
     ),
     _degree("layout.tensor", "tensor_parallel"),
-    Row("layout.sequence_parallel", "", read=lambda _, values: values["layout.tensor"] > 1),
+    Row("layout.sequence_parallel", read=lambda _, values: values["layout.tensor"] > 1),
     _degree("layout.expert", "expert_parallel", usual=1),
     _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
     _degree("layout.pipeline", "pipeline_parallel"),
