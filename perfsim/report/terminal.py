@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from perfsim.prediction.run import Perturbed
     from perfsim.prediction.verification import SamplingSummary
     from perfsim.prediction.why import GapExplained
-    from perfsim.studies.differences import Difference
-    from perfsim.studies.trials import Explained, Tried
+    from perfsim.studies.trials import Difference, Explained, Tried
     from perfsim.studies.trust import SharedCaveat
 
 

@@ -21,7 +21,7 @@ from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.network import Topology, WaferTree
-from perfsim.prediction.planner import search
+from perfsim.prediction.planner import Search
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.recipe import Job
@@ -206,7 +206,7 @@ def _listed_layouts_are_legal(case: Case) -> None:
 def _the_screening_agrees_with_the_plans(case: Case) -> None:
     """The planner screens listed layouts, with the memory and the closed form of their plans."""
     try:
-        screened = search(toys.question(case.strategy, case.job, case.topology, case.costs))
+        screened = Search(toys.question(case.strategy, case.job, case.topology, case.costs))
     except PlanError as refusal:
         _require(not case.plans, f"there are plans that fit, and the planner says: {refusal}")
         return

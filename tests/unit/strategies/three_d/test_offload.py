@@ -18,7 +18,7 @@ from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
-from perfsim.prediction.planner import search
+from perfsim.prediction.planner import Search
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
@@ -155,7 +155,7 @@ def test_the_planner_offloads_only_where_nothing_fits_without(toys: ModuleType) 
         on = toys.gpu_cluster(capacity=capacity, host=toys.host())
         topology = toys.topology(1, on)
         asked = toys.question("3d", job, topology, toys.ToyCosts(on, devices=1))
-        best = search(asked).best(1)[0].plan.layout
+        best = Search(asked).best(1)[0].plan.layout
         assert bool(best.offloads) == offloads
 
 
@@ -164,7 +164,7 @@ def test_a_single_device_may_have_neither_gradients_nor_parameters(toys: ModuleT
     job = toys.job(2, num_layers=64)
     on = toys.gpu_cluster(capacity=2.0 * parameters(job.model).total, host=toys.host(capacity=1e14))
     asked = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
-    best = search(asked).best(1)[0].plan.layout
+    best = Search(asked).best(1)[0].plan.layout
     assert (best.zero_stage, best.offload_param) == (3, "cpu")
 
 
