@@ -6,26 +6,17 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from perfsim.cli import main
-from perfsim.strategies.streaming.passes import PassRecorder, _recording
+from perfsim.strategies.streaming.passes import PassRecorder
 from perfsim.strategies.three_d.emission import StepWriter
 from perfsim.strategies.three_d.pipeline import Reduction
 
 MODEL = "gpt3_20b"
-
-
-@pytest.fixture(autouse=True)
-def recordings() -> Iterator[None]:
-    """Passages are recorded once a process: a broken one must not stay."""
-    _recording.cache_clear()
-    yield
-    _recording.cache_clear()
 
 
 def edit(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str) -> None:
