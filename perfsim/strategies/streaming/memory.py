@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from perfsim.costs.memory import MemoryUse, moment_bytes, orthogonalisation_flop
+from perfsim.costs.memory import MemoryUse, orthogonalisation_flop, state_bytes
 from perfsim.specs.hardware import DeviceKind, WaferClusterSpec
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
@@ -41,7 +41,7 @@ def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, ma
 def _kept_moments(job: Job) -> float:
     """Bytes of the moments of a parameter in MemoryX."""
     kept = OPTIMIZERS[job.recipe.optimizer].memoryx_moments
-    return moment_bytes(job.recipe, job.model) if kept else 0.0
+    return state_bytes(job.recipe, job.model).moments if kept else 0.0
 
 
 def update_kernel(job: Job, num_parameters: float) -> Kernel:
