@@ -67,11 +67,11 @@ def entry(kind: str, name: str) -> Rows:
 def write_network(name: str, path: Path, devices: int | None = None) -> dict[str, Any]:
     """Write the network of a system's first devices (of two nodes by default); returns what is in it.
 
-    `perfsim.topology.export.write_graph` has the formats. Raises InputError for a number of devices that the
+    `perfsim.network.export.write_graph` has the formats. Raises InputError for a number of devices that the
     system cannot have.
     """
     from perfsim.machines import build_topology, machine_of
-    from perfsim.network.topology import write_graph
+    from perfsim.network.export import write_graph
 
     system = default_catalog().system(name)
     topology = build_topology(system, devices or 2 * (machine_of(system).devices_per_node(system) or 1))

@@ -207,46 +207,46 @@ class StudyFigures:
 
     def time_to_accuracy(self) -> go.Figure:
         """Time to the target against the global batch."""
-        from perfsim.report.figures.time import batch_curves, batch_table
+        from perfsim.report.study_figures import batch
 
-        return batch_curves(batch_table(self.result), self.result)
+        return batch(self.result).figure
 
     def step_time(self) -> go.Figure:
         """Where the seconds of a step go."""
-        from perfsim.report.figures.step import breakdown_table, step_shares
+        from perfsim.report.study_figures import step
 
-        return step_shares(breakdown_table(self.result))
+        return step(self.result).figure
 
     def network(self) -> go.Figure:
         """Use of the network by kind of link."""
-        from perfsim.report.figures.machine import network_table, network_use
+        from perfsim.report.network import network
 
-        return network_use(network_table(self.result))
+        return network(self.result, drawn=False).figure
 
     def memory(self) -> go.Figure:
         """Memory of each pipeline stage or wafer under its capacity."""
-        from perfsim.report.figures.machine import memory, memory_table
+        from perfsim.report.study_figures import memory
 
-        return memory(memory_table(self.result))
+        return memory(self.result).figure
 
     def roofline(self, candidate: int = 0) -> go.Figure:
         """The kernels of a candidate under the ceilings of its device.
 
         Raises InputError for a machine whose kernels have no price of their own.
         """
-        from perfsim.report.figures.machine import roofline, roofline_table
+        from perfsim.report.study_figures import rooflines
 
         chosen = self._candidate(candidate)
         if chosen.roofline is None or not chosen.roofline.kernels:
             raise InputError(f"candidate {candidate}: {chosen.label} has no roofline")
-        return roofline(roofline_table(chosen.roofline), chosen.roofline)
+        return list(rooflines([(chosen.label, chosen)]))[-1].figure
 
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""
-        from perfsim.report.figures.step import timeline, timelines
+        from perfsim.report.study_figures import timelines
 
         chosen = self._candidate(candidate)
-        return timeline(chosen, timelines([chosen])[0].bars)
+        return list(timelines([(chosen.label, chosen)]))[-1].figure
 
     def _candidate(self, number: int) -> CandidateResult:
         count = len(self.result.candidates)

@@ -16,11 +16,11 @@ from perfsim.catalog.catalog import (
     load_mapping,
     parse_file,
 )
-from perfsim.catalog.kinds import FOLDERS
+from perfsim.catalog.kinds import KINDS
 from perfsim.catalog.reader import LocatedMapping
 
 __all__ = [
-    "FOLDERS",
+    "KINDS",
     "PATH_VARIABLE",
     "Catalog",
     "LocatedMapping",

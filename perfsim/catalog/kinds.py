@@ -1,12 +1,12 @@
-"""The kinds of description: their folders and their classes."""
+"""The kinds of document, with their folders and classes, and what the annotations of a class accept."""
 
 from __future__ import annotations
 
 import collections.abc
 import dataclasses
 import types
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
@@ -53,7 +53,7 @@ def is_named(annotation: Any) -> bool:
 def known_fields(record: type) -> dict[str, Any]:
     """Annotations of a record's fields, by their key in YAML."""
     if issubclass(record, BaseModel):
-        return {_yaml_key(name, info): info.annotation for name, info in record.model_fields.items()}
+        return {info.alias or name: info.annotation for name, info in record.model_fields.items()}
     if not dataclasses.is_dataclass(record):
         return {}
     hints = get_type_hints(record, include_extras=True)
@@ -84,7 +84,9 @@ def element(annotation: Any, part: object) -> list[Any]:
         elif origin in _MAPPINGS and len(arguments) == 2:
             accepted += members(arguments[1])
         elif origin in _SEQUENCES and arguments:
-            accepted += members(_item(arguments, part))
+            # A tuple of fixed length has one type per position.
+            fixed = len(arguments) > 1 and Ellipsis not in arguments and isinstance(part, int)
+            accepted += members(arguments[min(int(str(part)), len(arguments) - 1)] if fixed else arguments[0])
     return accepted
 
 
@@ -114,83 +116,64 @@ def help_of_key(name: str, records: Sequence[type]) -> str:
 
 def takes_boolean(alternatives: list[Any]) -> bool:
     """Whether true and false keep their meaning; a number field would coerce them to 1 and 0."""
-    free = {bool, Any, object, type(None)}
-    if any(member in free and member is not type(None) for member in alternatives):
-        return True
-    return any(isinstance(value, bool) for member in alternatives for value in _literal_values(member))
+    return any(
+        member in (bool, Any, object) or any(isinstance(value, bool) for value in _literal_values(member))
+        for member in alternatives
+    )
 
 
-def _item(arguments: tuple[Any, ...], part: object) -> Any:
-    """The type of one element; a tuple of fixed length has one per position."""
-    if len(arguments) == 1 or Ellipsis in arguments or not isinstance(part, int):
-        return arguments[0]
-    return arguments[min(part, len(arguments) - 1)]
+class Kind(NamedTuple):
+    """A kind of document: where its files are, and what they describe."""
+
+    folder: str
+    """Below a root of the catalogue."""
+    base: type[BaseModel] | None
+    """The class of its descriptions, or what several have in common, which their key `kind` tells apart; None
+    for a study, which its caller validates."""
 
 
-def _yaml_key(name: str, info: Any) -> str:
-    alias = info.validation_alias or info.alias
-    return alias if isinstance(alias, str) else name
-
-
-FOLDERS = {
-    "device": "hardware/devices",
-    "link": "hardware/links",
-    "system": "hardware/systems",
-    "calibration": "hardware/calibrations",
-    "framework": "hardware/calibrations/frameworks",
-    "wall_clock": "hardware/wall_clocks",
-    "model": "workloads/models",
-    "recipe": "workloads/recipes",
-    "runtime": "workloads/runtimes",
-    "study": "studies",
+KINDS: Mapping[str, Kind] = {
+    "device": Kind("hardware/devices", DeviceSpec),
+    "link": Kind("hardware/links", LinkSpec),
+    "system": Kind("hardware/systems", SystemSpec),
+    "framework": Kind("hardware/calibrations/frameworks", FrameworkCalibration),
+    "calibration": Kind("hardware/calibrations", Calibration),
+    "wall_clock": Kind("hardware/wall_clocks", WallClockSpec),
+    "model": Kind("workloads/models", TransformerConfig),
+    "recipe": Kind("workloads/recipes", Recipe),
+    "runtime": Kind("workloads/runtimes", Runtime),
+    "study": Kind("studies", None),
 }
-"""Kind to folder below a root of the catalogue."""
-
-_CLASSES: dict[str, tuple[type[BaseModel], ...]] = {
-    "device": (DeviceSpec,),
-    "link": (LinkSpec,),
-    "model": (TransformerConfig,),
-    "recipe": (Recipe,),
-    "runtime": (Runtime,),
-    "framework": (FrameworkCalibration,),
-    "wall_clock": (WallClockSpec,),
-}
-_BASES: dict[str, type[BaseModel]] = {
-    "framework": FrameworkCalibration,
-    "calibration": Calibration,
-    "system": SystemSpec,
-}
-"""Kinds whose classes have a common base, and a key `kind` that tells them apart."""
+"""Every kind of document of the catalogue."""
 
 
 def folder_of(kind: str) -> str:
     """The folder of a kind; CatalogError for an unknown kind."""
-    if kind not in FOLDERS:
-        raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, FOLDERS))])
-    return FOLDERS[kind]
-
-
-def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
-    """The classes that a file of this kind may describe; none for a study, which its caller validates."""
-    if kind == "system":
-        return tuple(system_classes().values())
-    if kind == "calibration":
-        calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
-        return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
-    return _CLASSES.get(kind, ())
+    if kind not in KINDS:
+        raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, KINDS))])
+    return KINDS[kind].folder
 
 
 def base_of(kind: str) -> type[BaseModel]:
     """The common class of all descriptions of a kind."""
-    return _BASES.get(kind) or _CLASSES[kind][0]
+    base = KINDS[kind].base
+    return BaseModel if base is None else base
+
+
+def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
+    """The classes that a file of this kind may describe; none for a study."""
+    base = KINDS[kind].base
+    if base is SystemSpec:
+        return tuple(system_classes().values())
+    if base is Calibration:
+        calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
+        return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
+    return () if base is None else (base,)
 
 
 def kind_of(cls: type) -> str:
     """The kind of a class of descriptions; `study` for a class without a folder."""
-    for kind, base in _BASES.items():
-        if issubclass(cls, base):
-            return kind
-    return next((kind for kind, classes in _CLASSES.items() if issubclass(cls, classes)), "study")
+    return next((kind for kind, (_, base) in KINDS.items() if base and issubclass(cls, base)), "study")
 
 
 def _subclasses(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:

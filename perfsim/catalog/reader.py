@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
+from perfsim.base.spec import CatalogSpec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog.kinds import (
@@ -30,12 +31,9 @@ from perfsim.catalog.kinds import (
     takes_boolean,
 )
 from perfsim.catalog.yaml_tree import Mark, Node, Scalar, read_yaml
-from perfsim.specs.calibration import CollectiveCalibration, ProtocolSegment
-from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, NodeSpec
+from perfsim.specs.calibration import Calibration, CollectiveCalibration
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec
 from perfsim.specs.precisions import PRECISIONS
-
-if TYPE_CHECKING:
-    from perfsim.catalog.catalog import Catalog
 
 # Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
 #
@@ -50,11 +48,21 @@ Loc = tuple[object, ...]
 RecordT = TypeVar("RecordT")
 
 
+class Shelves(Protocol):
+    """What reading asks of the catalogue: files and descriptions by kind and name."""
+
+    def names(self, kind: str) -> list[str]: ...
+
+    def find(self, kind: str, name_or_path: str, near: Path | None = None) -> Path: ...
+
+    def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any: ...
+
+
 @dataclass(slots=True)
 class Resolver:
     """Walks the tree of a file along an annotation and collects its problems; paths are relative to it."""
 
-    catalog: Catalog
+    catalog: Shelves
     file: Path
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
@@ -314,31 +322,35 @@ def values(node: Node) -> Node:
     return _without(node, *META)
 
 
-def extend(child: Node, parent: Node) -> Node:
+def _extend(child: Node, parent: Node) -> Node:
     """Merge `child` over `parent`; values and their provenance keep their marks."""
     merged = _overlay(values(child), values(parent))
-    for name in NOT_INHERITED:
-        if name in child.mapping:
-            _put(merged, name, child)
-    own_paths = {path for path, _ in values(child).leaves()}
-    inner = {prefix for path in own_paths for prefix in _prefixes(path)}
-    inherited_paths = [
+    kept = [name for name in NOT_INHERITED if name in child.mapping]
+    written = {path for path, _ in values(child).leaves()}
+    inner = {prefix for path in written for prefix in _prefixes(path)}
+    inherited = [
         path
         for path, _ in values(parent).leaves()
-        if path not in inner and not any(prefix in own_paths for prefix in _prefixes(path))
+        if path not in inner and not any(prefix in written for prefix in _prefixes(path))
     ]
     for name in PROVENANCE:
-        table = _inherited(parent.mapping.get(name), inherited_paths)
-        written = child.mapping.get(name)
-        if written is not None and not written.is_mapping:
-            _put(merged, name, child)
+        own = child.mapping.get(name)
+        if own is not None and not own.is_mapping:
+            kept.append(name)
             continue
-        if written is not None:
-            entries = {**table.mapping, **written.mapping}
-            table = replace(written, value=entries, keys={**table.keys, **written.keys})
-        if table.mapping:
-            merged.mapping[name] = table
+        table = parent.mapping.get(name, Node(Mark(""), {}))
+        keys = {path: key for path in inherited if (key := covering(path, table))}
+        entries: dict[Scalar, Node] = {path: table.mapping[key] for path, key in keys.items()}
+        marks: dict[Scalar, Mark] = {path: table.keys[key] for path, key in keys.items()}
+        if own is not None:
+            entries |= own.mapping
+            marks |= own.keys
+        if entries:
+            merged.mapping[name] = Node(own.mark if own else table.mark, entries, keys=marks)
             merged.keys[name] = child.keys.get(name, table.mark)
+    for name in kept:
+        merged.mapping[name] = child.mapping[name]
+        merged.keys[name] = child.keys[name]
     return merged
 
 
@@ -363,24 +375,8 @@ def _overlay(child: Node, parent: Node) -> Node:
     return Node(child.mark, result, keys={**parent.keys, **child.keys})
 
 
-def _put(merged: Node, name: str, origin: Node) -> None:
-    merged.mapping[name] = origin.mapping[name]
-    merged.keys[name] = origin.keys[name]
-
-
-def _inherited(table: Node | None, paths: list[str]) -> Node:
-    """The parent's provenance for these paths, one entry each."""
-    if table is None:
-        return Node(Mark(""), {})
-    entries: dict[Scalar, Node] = {}
-    keys: dict[Scalar, Mark] = {}
-    for path in paths:
-        if key := covering(path, table):
-            entries[path], keys[path] = table.mapping[key], table.keys[key]
-    return Node(table.mark, entries, keys=keys)
-
-
 SpecT = TypeVar("SpecT", bound=BaseModel)
+BorrowerT = TypeVar("BorrowerT", bound=CatalogSpec)
 
 
 @dataclass(slots=True)
@@ -411,7 +407,7 @@ class LocatedMapping:
         return CatalogError([*self.problems, *complaints(error, model, self.node)])
 
 
-def read_mapping(path: Path, kind: str, catalog: Catalog, children: tuple[Path, ...] = ()) -> LocatedMapping:
+def read_mapping(path: Path, kind: str, catalog: Shelves, children: tuple[Path, ...] = ()) -> LocatedMapping:
     """Read a file and merge it over what it extends; raises CatalogError if it cannot be read."""
     node, problems = read_yaml(path)
     base = node.mapping.get("extends")
@@ -421,7 +417,7 @@ def read_mapping(path: Path, kind: str, catalog: Catalog, children: tuple[Path, 
     return LocatedMapping(path, node, problems + more)
 
 
-def _extended(node: Node, kind: str, catalog: Catalog, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
+def _extended(node: Node, kind: str, catalog: Shelves, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
     """Merge `node`, from the last of `files`, over what it extends; `files` guard against a cycle."""
     base = node.mapping["extends"]
     child = replace(_without(node, "extends"), broken=True)  # its missing keys may be the base's
@@ -437,11 +433,11 @@ def _extended(node: Node, kind: str, catalog: Catalog, files: tuple[Path, ...]) 
             problem if problem.file else base.mark.problem(f"extends: {problem.message}", problem.help)
             for problem in error.problems
         ]
-    return replace(extend(child, parent.node), broken=parent.node.broken), parent.problems
+    return replace(_extend(child, parent.node), broken=parent.node.broken), parent.problems
 
 
 def build(
-    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: Catalog, default_name: str
+    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: Shelves, default_name: str
 ) -> SpecT:
     """Build a description from a mapping; its `kind` chooses among `classes`.
 
@@ -482,27 +478,37 @@ def in_order(problems: list[Problem]) -> list[Problem]:
 # Rates of collectives inside a node are scaled by the bandwidths of the two links.
 
 
-def _calibrated(spec: SpecT, catalog: Catalog) -> SpecT:
+def _calibrated(spec: SpecT, catalog: Shelves) -> SpecT:
     """A device, or the links of a node of GPUs, with the nearest calibration where they name none."""
     if isinstance(spec, DeviceSpec) and spec.calibration is None:
-        return spec.model_copy(update=_of_device(spec, catalog))
-    if isinstance(spec, GpuClusterSpec) and None in _calibrations(spec.node):
-        return spec.model_copy(update={"node": _of_node(spec.node, catalog)})
+        known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == spec.kind]
+        near = min(known, key=lambda other: (*_unlikeness(spec, other), other.name), default=None)
+        if near is None or near.calibration is None:
+            return spec
+        words = f"{near.calibration.name}, that of the nearest {spec.kind} with one ({near.name})"
+        return _borrowing(spec, near.calibration, words)
+    if not isinstance(spec, GpuClusterSpec):
+        return spec
+    node = spec.node
+    if None in (node.scale_up.calibration, node.nic.calibration):
+        links = [
+            (link, link.calibration) for link in _measured(catalog, "link", LinkSpec) if link.calibration
+        ]
+        port = node.scale_up.bandwidth * node.lanes(node.devices)
+        inside = [(link, known) for link, known in links if known.collectives]
+        across = [(link, known) for link, known in links if known.network]
+        update = {
+            "scale_up": _of_link(node.scale_up, inside, port),
+            "nic": _of_link(node.nic, across, node.nic.bandwidth),
+        }
+        return spec.model_copy(update={"node": node.model_copy(update=update)})
     return spec
 
 
-def _calibrations(node: NodeSpec) -> tuple[CollectiveCalibration | None, ...]:
-    return node.scale_up.calibration, node.nic.calibration
-
-
-def _of_device(device: DeviceSpec, catalog: Catalog) -> dict[str, object]:
-    known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == device.kind]
-    if not known:
-        return {}
-    nearest = min(known, key=lambda other: (*_unlikeness(device, other), other.name))
-    name = "" if nearest.calibration is None else nearest.calibration.name
-    reason = f"it names none: {name}, that of the nearest {device.kind} with one ({nearest.name})"
-    return {"calibration": nearest.calibration, "assumed": {**device.assumed, "calibration": reason}}
+def _borrowing(spec: BorrowerT, calibration: Calibration | None, words: str) -> BorrowerT:
+    """A description with a calibration that is not its own, which its assumptions tell."""
+    assumed = {**spec.assumed, "calibration": f"it names none: {words}"}
+    return spec.model_copy(update={"calibration": calibration, "assumed": assumed})
 
 
 def _unlikeness(device: DeviceSpec, other: DeviceSpec) -> tuple[float, float]:
@@ -519,52 +525,35 @@ def _figures(device: DeviceSpec) -> tuple[float, float, float]:
     return min(whole_bits), max(sixteen or device.peak.values()), device.memory.bandwidth
 
 
-def _of_node(node: NodeSpec, catalog: Catalog) -> NodeSpec:
-    links = [link for link in _measured(catalog, "link", LinkSpec) if link.calibration is not None]
-    inside = [link for link in links if link.calibration and link.calibration.collectives]
-    across = [link for link in links if link.calibration and link.calibration.network]
-    port = node.scale_up.bandwidth * node.lanes(node.devices)
-    return node.model_copy(
-        update={
-            "scale_up": _of_link(node.scale_up, inside, port),
-            "nic": _of_link(node.nic, across, node.nic.bandwidth),
-        }
-    )
-
-
-def _of_link(link: LinkSpec, known: list[LinkSpec], bytes_per_s: float) -> LinkSpec:
+def _of_link(
+    link: LinkSpec, known: list[tuple[LinkSpec, CollectiveCalibration]], bytes_per_s: float
+) -> LinkSpec:
     """The link with the calibration of the nearest one; `bytes_per_s` is all that a device can send."""
     if link.calibration is not None or not known:
         return link
-    nearest = min(known, key=lambda other: (abs(math.log(bytes_per_s / other.bandwidth)), other.name))
-    reason = f"it names none: that of the link of nearest bandwidth with one ({nearest.name}), scaled by it"
-    calibration = _scaled(nearest.calibration, bytes_per_s / nearest.bandwidth)
-    update = {"calibration": calibration, "assumed": {**link.assumed, "calibration": reason}}
-    return link.model_copy(update=update)
-
-
-def _scaled(calibration: CollectiveCalibration | None, factor: float) -> CollectiveCalibration | None:
-    """A calibration with all rates inside a node multiplied."""
-    if calibration is None:
-        return None
+    near, calibration = min(
+        known, key=lambda pair: (abs(math.log(bytes_per_s / pair[0].bandwidth)), pair[0].name)
+    )
+    factor = bytes_per_s / near.bandwidth
     collectives = {
-        op: tuple(_faster(segment, factor) for segment in segments)
+        op: tuple(
+            segment.model_copy(
+                update={
+                    name: rate * factor
+                    for name in ("bandwidth_bytes_per_s", "local_bytes_per_s")
+                    if (rate := getattr(segment, name)) is not None
+                }
+            )
+            for segment in segments
+        )
         for op, segments in calibration.collectives.items()
     }
-    return calibration.model_copy(update={"collectives": collectives})
+    scaled = calibration.model_copy(update={"collectives": collectives})
+    words = f"that of the link of nearest bandwidth with one ({near.name}), scaled by it"
+    return _borrowing(link, scaled, words)
 
 
-def _faster(segment: ProtocolSegment, factor: float) -> ProtocolSegment:
-    local = segment.local_bytes_per_s
-    return segment.model_copy(
-        update={
-            "bandwidth_bytes_per_s": segment.bandwidth_bytes_per_s * factor,
-            "local_bytes_per_s": None if local is None else local * factor,
-        }
-    )
-
-
-def _measured(catalog: Catalog, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
+def _measured(catalog: Shelves, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
     """Every description of the catalogue whose file names a calibration that is not marked as borrowed."""
     for name in catalog.names(kind):
         try:

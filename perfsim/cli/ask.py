@@ -62,11 +62,11 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
     """Predict one step of one model on one system."""
     from perfsim.api.questions import predict
     from perfsim.prediction.prediction import run_document
-    from perfsim.prediction.verification import must_be_right, verified
+    from perfsim.prediction.verification import SamplingSpec, must_be_right, sample_step
     from perfsim.report.terminal import run_lines
 
     prediction = predict(**asked)
-    sampled = verified(prediction, verify)
+    sampled = sample_step(prediction.run, SamplingSpec.model_validate({"mode": verify}))
     if trace is not None:
         prediction.trace.save(trace)
     emitted = {"emitted": prediction.emit(emit)} if emit else {}

@@ -109,9 +109,14 @@ def _script() -> None:
 @_fitted
 def _gemm(table: Path, device: str, like: str, out: Path | None, source: str) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us and, with --like, precision."""
-    from perfsim.evidence.calibrate import calibrate_gemm
+    from perfsim.catalog import default_catalog
+    from perfsim.evidence.fitting import delivered
+    from perfsim.evidence.gemm_fit import gpu_calibration
 
-    print_lines([calibrate_gemm(table, device, out, source=source, like=like)])
+    catalog = default_catalog()
+    base = catalog.calibration(like) if like else None
+    calibration = gpu_calibration(table, catalog.device(device), base, source=source)
+    print_lines([delivered(calibration, out)])
 
 
 @_part("Fit the collective model to tables of measurements.")
@@ -126,9 +131,12 @@ def _collective(tables: tuple[Path, ...], link: str, out: Path | None, source: s
     A CSV has the columns collective, num_gpus, bytes, time_us. Several files fit several operations and
     numbers of GPUs together: all_reduce_perf, all_gather_perf, reduce_scatter_perf, alltoall_perf.
     """
-    from perfsim.evidence.calibrate import calibrate_collectives
+    from perfsim.catalog import default_catalog
+    from perfsim.evidence.collective_fit import link_calibration
+    from perfsim.evidence.fitting import delivered
 
-    print_lines([calibrate_collectives(list(tables), link, out, source=source)])
+    calibration = link_calibration(tables, default_catalog().link(link), source=source)
+    print_lines([delivered(calibration, out)])
 
 
 @_part("Fit host times and sustained ceilings to whole steps.")
@@ -155,12 +163,13 @@ def _framework(
     source: str,
 ) -> None:
     """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
-    from perfsim.evidence.calibrate import calibrate_framework
+    from perfsim.evidence.fitting import delivered
+    from perfsim.evidence.step_fit import fit_steps
 
-    text = calibrate_framework(
-        cases, device, out, device_only=device_only, only=only, most_devices=most_devices, source=source
+    fitted = fit_steps(
+        cases, device, device_only=device_only, only=only, most_devices=most_devices, source=source
     )
-    print_lines([text])
+    print_lines([delivered(own, out and out / f"{own.name}.yaml") for own in fitted])
 
 
 @_part("Fit one scale for your cluster to steps measured on it.")
@@ -173,12 +182,13 @@ def _steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
 
     MEASURED is a YAML file of two or three steps, or one or several logs of Megatron-LM, with --system.
     """
-    from perfsim.evidence.calibrate import calibrate_steps
+    from perfsim.evidence.fitting import delivered
+    from perfsim.evidence.own_runs import fit_cluster
 
-    text, warning = calibrate_steps(measured, out, system)
-    print_lines([text])
-    if warning:
-        write_error(f"warning: {warning}\n")
+    calibration = fit_cluster(measured, system)
+    print_lines([delivered(calibration, out)])
+    if calibration.is_wide:
+        write_error(f"warning: {calibration.spread_warning}\n")
 
 
 @_part("Fit a wafer's efficiency by software release to logs.")
@@ -189,9 +199,10 @@ def _steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
 @_fitted
 def _wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     """Fit a wafer's efficiency for each software release to the logs in CASES."""
-    from perfsim.evidence.calibrate import calibrate_wafer
+    from perfsim.evidence.fitting import delivered
+    from perfsim.evidence.step_fit import fit_wafer
 
-    print_lines([calibrate_wafer(cases, device, out, source=source)])
+    print_lines([delivered(fit_wafer(cases, device, source=source), out)])
 
 
 @_part("Fit the critical batch to your own runs.")
@@ -218,9 +229,13 @@ def _convergence(files: tuple[Path, ...], tokens_per_example: float, kind: str, 
     A CSV has the columns batch and steps (or examples) to the target, or tokens and b_simple (a log of the
     gradient noise scale). A study names the result: `convergence: {law: fitted, fit: ./FILE.yaml}`.
     """
-    from perfsim.evidence.calibrate import calibrate_convergence
+    from perfsim.evidence.fitting import delivered
+    from perfsim.evidence.own_runs import fit_convergence
 
-    print_lines(calibrate_convergence(files, tokens_per_example, kind, out))
+    calibration = fit_convergence(files, tokens_per_example, kind)
+    print_lines([delivered(calibration, out)])
+    if out is not None:
+        print_lines([calibration.description, *calibration.notes])
 
 
 # `perfsim check`: all mistakes of a file, and nothing computed.
@@ -706,9 +721,12 @@ def _validate(
         write_error(f"Page: {written[0]}, {written[1]}\n")
         known = {step.result["file"]: step.leaving for step in accuracy.steps}
     elif leave_out:
+        from perfsim.catalog import default_catalog
+        from perfsim.evidence.cases import StepCase, read_cases
         from perfsim.evidence.left_out import left_out
 
-        known = {path.name: left_out(path) for path, _ in steps}
+        catalog = default_catalog()
+        known = {path.name: left_out(read_cases(path, StepCase).cases, catalog) for path, _ in steps}
     if leave_out:
         from perfsim.evidence.left_out import left_out_document
 

@@ -30,8 +30,7 @@ from perfsim.base.errors import CatalogError, GraphError
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares
 from perfsim.network import FatTree, Group
-from perfsim.network.algorithms import wire_factor
-from perfsim.network.collectives import CollectiveModel
+from perfsim.network.collectives import CollectiveModel, wire_factor
 from perfsim.specs.calibration import (
     CollectiveOp,
     CommunicationConstants,
@@ -324,8 +323,8 @@ class GpuCosts(GpuKernels, Costs):
     def wait_s(self, message_bytes: float) -> float:
         """Seconds that a pipeline rank loses as a pass begins, whose message has so many bytes."""
         model = self.collectives
-        several = self.topology.num_devices > model.devices_per_node
-        rate = model.nic_share_bytes_per_s if several else model.scale_up.bandwidth
+        several = self.topology.num_devices > model.node.devices
+        rate = model.nic_share_bytes_per_s if several else model.node.scale_up.bandwidth
         return self.framework.pass_s + message_bytes / rate
 
     def taken(self, work: Work, /) -> Shares:

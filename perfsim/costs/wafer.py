@@ -14,6 +14,7 @@ from perfsim.base.errors import CatalogError
 from perfsim.costs.gpu import GpuKernels, peak_flop_per_s
 from perfsim.costs.price import Costs
 from perfsim.network import WaferTree
+from perfsim.network.wafer_tree import POOLS, STREAMS, Way
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.recipe import Recipe
 from perfsim.work import Work
@@ -94,62 +95,44 @@ class StreamCosts:
     def __init__(self, topology: WaferTree) -> None:
         system = self.system = topology.system
         store = system.memoryx
-        rated = topology.edges.rated
         self.shares = store.servers if store.placement == "sharded" else 1
         """Servers that work on one layer."""
-        self.rated_bytes_per_s = rated
-        """Capacity of a link by its kind."""
-        self.part_bytes_per_s = {
-            "io": rated["io"],
-            "swarmx": rated["swarmx"],
-            "memoryx": rated["memoryx"],
-            "server": self.shares * rated["server"],
-            "dram": self.shares * rated["dram"],
-        }
+        rated = topology.edges.rated
+        links = dict.fromkeys(POOLS, self.shares) | {"feed": system.activation_servers.per_system}
+        self.bytes_per_s = {kind: links.get(kind, 1) * rate for kind, rate in rated.items()}
         """The most that each kind of link on the way of a layer carries."""
-        self.update_bytes_per_s = self.part_bytes_per_s["dram"]
-        self.tree_bytes_per_s = min(rated["swarmx"], rated["io"])
-        self.stream_bytes_per_s = min(self.part_bytes_per_s.values())
-        feeders_bytes_per_s = system.activation_servers.per_system * rated["feed"]
-        self.feed_bytes_per_s = min(feeders_bytes_per_s, rated["io"])
-        self._path_s = topology.route_seconds("memoryx", 0)
-        self._depth = topology.tree_depth
+        self._topology = topology
+
+    def rate_bytes_per_s(self, op: str) -> float:
+        """Bytes/s of an operation that moves: those of the slowest kind of link that it crosses."""
+        kinds = STREAMS[op].kinds
+        if not self.bytes_per_s.keys() >= {*kinds}:
+            raise CatalogError(f"{self.system.name}: MemoryX has no flash")
+        return min(self.bytes_per_s[kind] for kind in kinds)
 
     def duration_s(self, work: Work) -> float | None:
         """Seconds of one task that moves; None for one that computes."""
-        match work.op:
-            case "memoryx_read":
-                return work.comm_bytes / self.stream_bytes_per_s
-            case "broadcast":
-                return self.tree_latency_s(work.comm_bytes)
-            case "memoryx_update":
-                return self.update_s(work.comm_bytes, work.flop)
-            case "flash_read" | "flash_write":
-                return work.comm_bytes / self.flash_bytes_per_s()
-            case "samples" | "spill" | "fetch":
-                return work.comm_bytes / self.feed_bytes_per_s
-        if not work.op.startswith("reduce"):
+        if work.op == "broadcast":
+            return self.tree_latency_s(work.comm_bytes)
+        if work.op == "memoryx_update":
+            return self.update_s(work.comm_bytes, work.flop)
+        if work.op not in STREAMS:
             return None
         # A gradient goes up to MemoryX or SwarmX; only its last chunk shows the latency of the hops.
-        rate = self.tree_bytes_per_s if work.op.startswith("reduce_in_tree") else self.stream_bytes_per_s
-        latency_s = 0.0 if work.op.endswith("_part") else self.tree_latency_s(work.comm_bytes)
-        return work.comm_bytes / rate + latency_s
+        last = work.op in ("reduce", "reduce_in_tree")
+        latency_s = self.tree_latency_s(work.comm_bytes, "up") if last else 0.0
+        return work.comm_bytes / self.rate_bytes_per_s(work.op) + latency_s
 
-    def tree_latency_s(self, n_bytes: float) -> float:
-        """First byte between MemoryX and a system: the hops of its path and a chunk per level."""
+    def tree_latency_s(self, n_bytes: float, way: Way = "down") -> float:
+        """First byte between MemoryX and the farthest system: the hops of its path and a chunk per level."""
         forwarded = min(self.system.swarmx.chunk, n_bytes)
-        return self._path_s + self._depth * forwarded / self.rated_bytes_per_s["swarmx"]
+        levels = len(self._topology.tree_levels)
+        return self._topology.latency_s(way) + levels * forwarded / self.bytes_per_s["swarmx"]
 
     def update_s(self, n_bytes: float, flop: float) -> float:
         """The optimizer on the servers that hold the layer: the longer of traffic and arithmetic."""
         arithmetic = self.system.memoryx.server.arithmetic
-        return max(n_bytes / self.rated_bytes_per_s["dram"], flop / arithmetic) / self.shares
-
-    def flash_bytes_per_s(self) -> float:
-        """Flash bandwidth of the servers that hold a layer, when it only reads or only writes."""
-        if "flash" not in self.rated_bytes_per_s:
-            raise CatalogError(f"{self.system.name}: MemoryX has no flash")
-        return self.shares * self.rated_bytes_per_s["flash"]
+        return max(n_bytes / self.bytes_per_s["dram"], flop / arithmetic / self.shares)
 
 
 # The roofline of weight streaming: the tokens from which compute hides the streaming of weights.

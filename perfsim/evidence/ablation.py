@@ -20,7 +20,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts, narrow_gemm
 from perfsim.engine.trace import Trace
-from perfsim.evidence.plans import PlacedCase
+from perfsim.evidence.cases import PlacedCase
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import GpuCalibration
@@ -143,14 +143,13 @@ def _fractions_of_16_bits(costs: GpuCosts, _plan: Plan) -> None:
 
 
 def _no_bridge(costs: GpuCosts, _plan: Plan) -> None:
-    calibration = costs.collectives.nic.calibration
+    calibration = costs.collectives.node.nic.calibration
     if calibration is None or calibration.network is None:
         return
     network = calibration.network.model_copy(update={"partial_node_rank_bytes_per_s": None})
-    nic = costs.collectives.nic.model_copy(
-        update={"calibration": calibration.model_copy(update={"network": network})}
-    )
-    costs.collectives = replace(costs.collectives, nic=nic)
+    node = costs.collectives.node
+    nic = node.nic.model_copy(update={"calibration": calibration.model_copy(update={"network": network})})
+    costs.collectives = replace(costs.collectives, node=node.model_copy(update={"nic": nic}))
 
 
 def _of_newer_libraries(costs: GpuCosts, _plan: Plan) -> float:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from perfsim.base.errors import UnknownNameError
+from perfsim.specs.calibration import Tool
 
 if TYPE_CHECKING:
     from perfsim.catalog import Catalog
-    from perfsim.interop.tool import Chosen, Tool
+    from perfsim.interop.tool import Chosen
+    from perfsim.interop.tool import Tool as ToolTable
     from perfsim.specs.model import TransformerConfig
 
 READ = ("huggingface", "megatron", "modelzoo", "nemo", "neox", "deepspeed", "torchtitan", "mllog")
 """Tools whose text files are read."""
-WRITTEN = ("megatron", "deepspeed", "torchtitan", "modelzoo")
+WRITTEN: tuple[Tool, ...] = get_args(Tool)
 """Tools that are told a plan."""
 CHAKRA = "chakra"
 """The format of files that are no text: traces, of which a summary is the document."""
@@ -28,11 +30,11 @@ GAP = "imported gap"
 """Begins the keys under `assumed` of an imported model that hold what cannot be expressed."""
 
 
-def tool_named(name: str) -> Tool:
+def tool_named(name: str) -> ToolTable:
     """The tool of a name; UnknownNameError for a format that is not read."""
     if name not in READ:
         raise UnknownNameError("format", name, FORMATS)
-    found: Tool = import_module(f"perfsim.interop.{name}").TOOL
+    found: ToolTable = import_module(f"perfsim.interop.{name}").TOOL
     return found
 
 

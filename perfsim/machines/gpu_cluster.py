@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from perfsim.base.arrays import Bools, Floats, Ints
+from perfsim.base.arrays import Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.gpu import LOADS, STORE, GpuCosts, HostCosts
 from perfsim.costs.wafer import StreamingRoof
@@ -18,26 +18,27 @@ from perfsim.machines.machine import (
     Lane,
     Machine,
     Network,
-    PeerClasses,
+    Rate,
     Setting,
     SystemLinks,
     Traffic,
     Unknown,
+    groups_like,
     is_borrowed,
     measured_on,
 )
-from perfsim.network import FatTree, route_around
-from perfsim.network.algorithms import tree_rounds, wire_factor
-from perfsim.network.collectives import CollectiveModel
+from perfsim.network import FatTree
+from perfsim.network.collectives import CollectiveModel, tree_rounds, wire_factor
+from perfsim.network.topology import route_around
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
-from perfsim.specs.recipe import Recipe
+from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
-from perfsim.work.unfold import meeting_of
+from perfsim.work.unfold import Meeting, meeting_of
 
 # How a group of ranks, and the corresponding groups of its peers, lie over nodes and leaves.
 #
@@ -45,121 +46,100 @@ from perfsim.work.unfold import meeting_of
 # peers if their communications span as many nodes, equally filled. Where links are shared, groups must also
 # enter nodes at the same members, and cross leaves alike where uplinks are oversubscribed.
 
+_Spread = tuple[RankGroup, Meeting]
+"""A group of a folded rank and which peers share it; its position depends on nothing else."""
 
-class _Spread(NamedTuple):
-    """A group of a folded rank and which peers share it; its position depends on nothing else."""
 
-    group: RankGroup
-    stride: int
-    size: int
-    """Number of peers in one group."""
+def _spread(work: Work, tree: FatTree, width: int) -> _Spread:
+    """The spread of a work's group, shifted by whole nodes (leaves, where uplinks are thin)."""
+    group = work.group or RankGroup(0, 1, 1)
+    nodes_per_leaf = tree.system.fabric.nodes_per_leaf
+    alike = tree.devices_per_node * (nodes_per_leaf if tree.has_thin_uplinks(rated=True) else 1)
+    first = group.start if group.stride > 0 else group.ranks[-1]
+    return RankGroup(first % alike, abs(group.stride), group.size), meeting_of(work, width)
 
-    @classmethod
-    def of(cls, work: Work, tree: FatTree, width: int) -> _Spread:
-        """The spread of a work's group, shifted by whole nodes (leaves, where uplinks are thin)."""
-        group = work.group or RankGroup(0, 1, 1)
-        nodes_per_leaf = tree.system.fabric.nodes_per_leaf
-        alike = tree.devices_per_node * (nodes_per_leaf if tree.has_thin_uplinks(rated=True) else 1)
-        meeting = meeting_of(work, width)
-        first = group.start if group.stride > 0 else group.ranks[-1]
-        moved = RankGroup(first % alike, abs(group.stride), group.size)
-        return cls(moved, meeting.stride, meeting.size)
 
-    def entries_of_peers(self, tree: FatTree, width: int, *, shares_links: bool) -> Ints:
-        """One row a peer: a number for where its group enters nodes, or how ranks lie on nodes (`_shapes`).
+def _entries_of_peers(spread: _Spread, tree: FatTree, width: int, *, shares_links: bool) -> Ints:
+    """One row a peer: a number for where its group enters nodes, or how its ranks lie on nodes.
 
-        Groups are compared, of which there are fewer than peers; memory grows with ranks only.
-        """
-        offset = np.arange(width)
-        first, of_peer = np.unique(
-            offset - offset // self.stride % self.size * self.stride, return_inverse=True
-        )
-        ranks = self.group.start + first[:, None] + self.group.stride * np.arange(self.group.size)
-        nodes = tree.node_of[ranks]
-        enters = np.diff(nodes, axis=1) != 0
-        if not shares_links:
-            return _shapes(enters)[of_peer]
+    The latter are the number of nodes, and the ranks on the fullest and the emptiest one. Groups are
+    compared, of which there are fewer than peers; memory grows with ranks only.
+    """
+    group, meeting = spread
+    offset = np.arange(width)
+    first, of_peer = np.unique(
+        offset - offset // meeting.stride % meeting.size * meeting.stride, return_inverse=True
+    )
+    ranks = group.start + first[:, None] + group.stride * np.arange(group.size)
+    nodes = tree.node_of[ranks]
+    enters = np.diff(nodes, axis=1) != 0
+    if shares_links:
         if tree.has_thin_uplinks(rated=True):  # else uplinks carry all that the NICs below can send
             enters = np.concatenate([enters, np.diff(tree.leaf_of[ranks], axis=1) != 0], axis=1)
         number = np.unique(np.packbits(enters, axis=1), axis=0, return_inverse=True)[1]
         return np.asarray(number.reshape(-1, 1)[of_peer], dtype=np.int64)
+    groups, size = nodes.shape
+    node = np.cumsum(np.insert(enters, 0, True, axis=1), axis=1) - 1
+    counts = np.bincount((node + size * np.arange(groups)[:, None]).ravel(), minlength=groups * size)
+    counts = counts.reshape(groups, size)
+    emptiest = np.where(counts > 0, counts, size).min(axis=1)
+    return np.stack([node[:, -1] + 1, counts.max(axis=1), emptiest], axis=1)[of_peer]
 
 
-def _shapes(enters: Bools) -> Ints:
-    """Number of nodes of every group, and its ranks on the fullest and the emptiest node."""
-    groups = len(enters)
-    size = enters.shape[1] + 1
-    first = np.insert(enters, 0, True, axis=1)
-    node = np.cumsum(first, axis=1) - 1
-    ranks = np.bincount((node + size * np.arange(groups)[:, None]).ravel(), minlength=groups * size)
-    ranks = ranks.reshape(groups, size)
-    emptiest = np.where(ranks > 0, ranks, size).min(axis=1)
-    return np.stack([first.sum(axis=1), ranks.max(axis=1), emptiest], axis=1)
-
-
-# Traffic of GPUs on NICs and on the uplinks of leaf switches.
+# Traffic of GPUs on NVLink ports, NICs, the uplinks of leaf switches and hosts.
 
 COPIES = (*LOADS, STORE)
 
 
-class FatTreeNetwork(Network):
-    """The links of a fat tree: NVLink ports, NICs and uplinks."""
+class _FatTreeNetwork(Network):
+    """The links of a fat tree; its NVLink ports may be slow, and with `ports` too full as well."""
 
     def __init__(self, tree: FatTree, *, ports: bool = False) -> None:
+        super().__init__(tree)
         self.tree = tree
         self.collectives = CollectiveModel.of_tree(tree)
         self.may_bind = tree.may_bind.copy()
-        if ports:
-            self.may_bind[tree.ports] = True
-        self.host = HostCosts(tree.system, tree.num_devices)
+        self.may_bind[tree.ports] |= ports
         self.counts_ports = bool(self.may_bind[tree.ports].any())
+        self.host = HostCosts(tree.system, tree.num_devices)
 
-    @property
-    def counted(self) -> Ints:
-        return self.tree.counted
-
-    def of_graph(self, graph: TaskGraph, /) -> FatTreeNetwork:
+    def of_graph(self, graph: TaskGraph, /) -> _FatTreeNetwork:
         """The network with its NVLink ports where communications that may overlap can fill one."""
         tree = self.tree
-        asked = _port_demand(graph, tree, self.collectives)
-        port_bytes_per_s = tree.system.node.lanes(tree.devices_per_node) * tree.edges.rated.get(
-            "scale_up", 0.0
-        )
-        return FatTreeNetwork(tree, ports=asked > port_bytes_per_s)
+        lanes = tree.system.node.lanes(tree.devices_per_node)
+        port_bytes_per_s = lanes * tree.edges.rated.get("scale_up", 0.0)
+        return _FatTreeNetwork(tree, ports=self._port_demand(graph) > port_bytes_per_s)
 
-    def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+    def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
-        if work.op in COPIES:
-            return self._copies(work, peers)
-        if work.group is None or work.group.size < 2:
-            return None
-        groups = peers.groups_like(work.group)
-        if not self.counts_ports and self._is_inside(groups):
-            return None
-        load = self._load(work, groups)
-        may_bind = self.may_bind[load.links]
-        if not may_bind.any():
+        load = self._loaded(work, peers, ports=self.counts_ports)
+        may_bind = self.may_bind[load.links] if load is not None else np.zeros(1, dtype=bool)
+        if load is None or not may_bind.any():
             return None
         return Traffic(load.links[may_bind], load.times[may_bind], load.bytes_per_s)
 
-    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+    def load(self, work: Work, peers: Ints, /) -> Traffic | None:
+        return self._loaded(work, peers, ports=True)
+
+    def _loaded(self, work: Work, peers: Ints, *, ports: bool) -> Traffic | None:
+        """The load of a class of work; without `ports` none of what stays inside nodes."""
         if work.op in COPIES:
-            return self._copies(work, peers, links=True)
+            return self._copies(work, len(peers))
         if work.group is None or work.group.size < 2:
             return None
-        return self._load(work, peers.groups_like(work.group))
+        groups = groups_like(work.group, peers)
+        return self._of_groups(work, groups) if ports or not self._is_inside(groups) else None
 
-    def _copies(self, work: Work, peers: PeerClasses, *, links: bool = False) -> Traffic:
-        """Copies of the peers on a host: on its memory or drives, with `links` also on their own links.
+    def _copies(self, work: Work, width: int) -> Traffic:
+        """Copies of the peers on a host: on their own links, and together on its memory or drives.
 
         Ranks of other stages are on the same host where a stage has fewer.
         """
         edges = self.tree.edges
-        count = min(self.host.sharing, peers.width)
+        count = min(self.host.sharing, width)
         media = ("dram", "nvme") if work.op.startswith("nvme") else ("dram",)
         shared = [int(edges.of_kind(kind)[0]) for kind in media]
-        away = edges.of_kind("pcie")
-        away = away[edges.source[away] < self.tree.num_devices][: count if links else 0]
+        away = edges.of_kind("pcie")[: 2 * count : 2]
         crossed = np.concatenate([away if work.op == STORE else away ^ 1, shared])
         times = np.repeat([1, count], [len(away), len(shared)])
         return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op))
@@ -168,7 +148,7 @@ class FatTreeNetwork(Network):
         nodes = self.tree.node_of[groups]
         return bool((nodes == nodes[:, :1]).all())
 
-    def _load(self, work: Work, groups: Ints) -> Traffic:
+    def _of_groups(self, work: Work, groups: Ints) -> Traffic:
         """Traffic of a class of work that groups of ranks do at the same time.
 
         A send goes one way. In a collective inside a node, and in a shift by one rank (a `send_recv` of a
@@ -182,9 +162,10 @@ class FatTreeNetwork(Network):
         In a full mesh a collective inside a node divides what a rank sends over its links to all others; the
         links inside nodes are not counted for one across nodes.
         """
+        tree = self.tree
         inside = self._is_inside(groups)
         divided = work.kind is Kind.COMM_COLL and not work.op.startswith("tree.") and work.op != "send_recv"
-        meshed = max(1, groups.shape[1] - 1) if divided and self.tree.full_mesh and inside else 1
+        meshed = max(1, groups.shape[1] - 1) if divided and tree.full_mesh and inside else 1
         within = spare = groups[:0, 0]
         if work.op.startswith("tree."):
             _, name, number = work.op.split(".")  # such as `tree.all_reduce.2`
@@ -198,55 +179,47 @@ class FatTreeNetwork(Network):
             source = np.concatenate([groups.ravel() for _ in shifts])
             target = np.concatenate([np.roll(groups, -shift, axis=1).ravel() for shift in shifts])
         else:
-            source, target, spare, within = _ring_hops(groups, self.tree.node_of)
-        links = self.tree.crossings(source, target)
-        if self.tree.edges.dead:
+            source, target, spare, within = _ring_hops(groups, tree.node_of)
+        links = tree.crossings(source, target)
+        if tree.edges.dead:
             links = self._around(links, source, target)
-        passed = self.tree.ports[within[:0] if self.tree.full_mesh else within]
-        beside = self.tree.nics[spare].ravel(), passed.ravel()
-        links = np.append(links[links >= 0], self._left_of(np.concatenate(beside)))
+        passed = tree.ports[within[:0] if tree.full_mesh else within]
+        extra = np.concatenate([tree.nics[spare].ravel(), passed.ravel()])
+        links = np.append(links[links >= 0], extra[self.capacities[extra] > 0.0])
         crossed, times = np.unique(links, return_counts=True)
         if inside:
             return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed)
         # A ring has its share of the NICs, or of the ports that all rings pass. Ports count at their rated
         # speed, as in prices: a port that is slower is for the flows to share.
-        passes = times[np.isin(crossed, self.tree.ports)].max(initial=1)
-        port_bytes_per_s = self.tree.edges.rated["scale_up"] / passes
-        return Traffic(crossed, times, float(min(self.tree.nic_share_bytes_per_s, port_bytes_per_s)))
+        passes = times[np.isin(crossed, tree.ports)].max(initial=1)
+        port_bytes_per_s = tree.edges.rated["scale_up"] / passes
+        return Traffic(crossed, times, float(min(tree.nic_share_bytes_per_s, port_bytes_per_s)))
 
     def sent_bytes(self, work: Work, /) -> float:
         """Bytes of a class of work on a link that it crosses once; the rings across nodes share a message."""
-        if work.kind is not Kind.COMM_COLL or work.group is None or work.op.startswith("tree."):
+        message = work.op == "send_recv" or work.op.startswith("tree.")
+        if work.kind is not Kind.COMM_COLL or work.group is None or message:
             return work.comm_bytes
         shape = self.tree.group_shape(work.group.ranks)
-        if work.op == "send_recv":
-            return work.comm_bytes
         rings = shape.fewest_per_node if shape.nodes > 1 else 1
         is_step = work.op.startswith("ring.")
         factor = 1.0 if is_step else wire_factor(cast(CollectiveOp, work.op), shape.size)
         lanes = self.tree.system.node.lanes(shape.size) if shape.nodes == 1 else 1
         return work.comm_bytes * factor / (rings * lanes)
 
-    def alike(self, work: Work, /) -> Hashable:
+    def _alike(self, work: Work, /) -> Hashable:
         """Inside a node the rate depends on the size of a message."""
-        inside = self.counts_ports and work.group is not None and _may_be_inside(work.group, self.tree)
-        return (super().alike(work), work.comm_bytes if inside else None)
+        inside = self.counts_ports and work.group is not None and self._may_be_inside(work.group)
+        return (super()._alike(work), work.comm_bytes if inside else None)
 
     def _around(self, links: Ints, source: Ints, target: Ints) -> Ints:
         """The links of all routes; routes over dead links take a detour."""
-        used = np.unique(links[links >= 0])
-        broken = ~np.isin(links, [-1, *self._left_of(used)]).all(axis=1)
+        tree = self.tree
+        broken = ((links >= 0) & (self.capacities[links] <= 0.0)).any(axis=1)
         rest = [links[~broken].ravel()]
         for a, b in zip(source[broken].tolist(), target[broken].tolist(), strict=True):
-            detour = route_around(self.tree, a, b, self.tree.edges.dead)
-            rest.append(self.tree.counted[[edge.link for edge in detour]])
+            rest.append(tree.counted[route_around(tree, a, b, tree.edges.dead)])
         return np.concatenate(rest)
-
-    def _left_of(self, links: Ints) -> Ints:
-        return links[self.bytes_per_s(links) > 0.0]
-
-    def bytes_per_s(self, links: Ints, /) -> Floats:
-        return self.tree.capacities[links]
 
     def places(self) -> dict[int, Hashable]:
         """The leaf of each rank where uplinks are thin, and the rank where a link of its node is slow."""
@@ -264,8 +237,8 @@ class FatTreeNetwork(Network):
         if width == 1:
             return None
         columns = []
-        for spread in dict.fromkeys(_Spread.of(work, self.tree, width) for work in works if work.group):
-            entries = spread.entries_of_peers(self.tree, width, shares_links=shares_links)
+        for spread in dict.fromkeys(_spread(work, self.tree, width) for work in works if work.group):
+            entries = _entries_of_peers(spread, self.tree, width, shares_links=shares_links)
             if (entries != entries[0]).any():
                 columns.append(entries)
         return np.concatenate(columns, axis=1) if columns else None
@@ -274,11 +247,10 @@ class FatTreeNetwork(Network):
         """Of groups on several nodes, if any, that with the emptiest node; of these that on most nodes."""
         if work.group is None:
             return None
-        shapes = _Spread.of(work, self.tree, width).entries_of_peers(self.tree, width, shares_links=False)
-        nodes, most, fewest = shapes.T
+        spread = _spread(work, self.tree, width)
+        nodes, most, fewest = _entries_of_peers(spread, self.tree, width, shares_links=False).T
         peer = int(np.lexsort((-most, -nodes, fewest, nodes == 1))[0])
-        start = work.group.start + meeting_of(work, width).first(peer)
-        return RankGroup(start, work.group.stride, work.group.size)
+        return work.group._replace(start=work.group.start + spread[1].first(peer))
 
     def peers_keep_step(self, layout: ParallelLayout, /) -> bool:
         """Whether tensor peers are in one node, synchronise after every block, and uplinks are not thin.
@@ -288,6 +260,35 @@ class FatTreeNetwork(Network):
         inside = self.tree.devices_per_node % layout.tensor == 0
         thin = self.tree.has_thin_uplinks(rated=True)
         return inside and not thin and not schedule_called(layout.schedule).has("splits_backward")
+
+    def _port_demand(self, graph: TaskGraph) -> float:
+        """The most bytes/s that overlapping communications can ask of one NVLink port, an upper bound.
+
+        A stream runs one task at a time. Streams with the same name belong to different devices, so each
+        name counts once, at its busiest task's rate.
+        """
+        known: dict[tuple[str, float, int, int], float] = {}
+        rates = np.zeros(len(graph.works))
+        for number, work in enumerate(graph.works):
+            group = work.group
+            if work.kind is Kind.COMP or group is None or group.size < 2:
+                continue
+            key = (work.op, work.comm_bytes, group.size, abs(group.stride))
+            if key not in known:
+                in_node = min(group.size, -(-self.tree.devices_per_node // abs(group.stride)))
+                known[key] = (in_node - 1) * self.tree.nic_share_bytes_per_s
+                if self._may_be_inside(group):
+                    known[key] = max(known[key], _inside_bytes_per_s(work, self.collectives))
+            rates[number] = known[key]
+        roles: dict[str, int] = {}
+        role = [roles.setdefault(stream.partition("/")[2], len(roles)) for stream in graph.streams]
+        codes = graph.work * np.int64(len(roles)) + np.array(role)[graph.stream]
+        counts = np.bincount(codes, minlength=len(rates) * len(roles)).reshape(-1, len(roles))
+        return float(np.where(counts > 0, rates[:, None], 0.0).max(axis=0, initial=0.0).sum())
+
+    def _may_be_inside(self, group: RankGroup) -> bool:
+        """Whether a node has room for all ranks of a group."""
+        return (group.size - 1) * abs(group.stride) < self.tree.devices_per_node
 
 
 def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -317,55 +318,15 @@ def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     return source, target, spare, within
 
 
-def _port_demand(graph: TaskGraph, tree: FatTree, collectives: CollectiveModel) -> float:
-    """The most bytes/s that overlapping communications can ask of one NVLink port, an upper bound.
-
-    Tasks of one stream never overlap, and streams of one name are those of different devices, so each name
-    counts once, with the largest rate of its tasks.
-    """
-    known: dict[tuple[str, float, int, int], float] = {}
-    rates = np.zeros(len(graph.works))
-    for number, work in enumerate(graph.works):
-        group = work.group
-        if work.kind is Kind.COMP or group is None or group.size < 2:
-            continue
-        key = (work.op, work.comm_bytes, group.size, abs(group.stride))
-        if key not in known:
-            known[key] = _port_bytes_per_s(work, group, tree, collectives)
-        rates[number] = known[key]
-    roles: dict[str, int] = {}
-    role = [roles.setdefault(stream.partition("/")[2], len(roles)) for stream in graph.streams]
-    codes = graph.work * np.int64(len(roles)) + np.array(role)[graph.stream]
-    counts = np.bincount(codes, minlength=len(rates) * len(roles)).reshape(-1, len(roles))
-    return float(np.where(counts > 0, rates[:, None], 0.0).max(axis=0, initial=0.0).sum())
-
-
-def _port_bytes_per_s(work: Work, group: RankGroup, tree: FatTree, collectives: CollectiveModel) -> float:
-    """The most that a group loads a port with, wherever it lies."""
-    in_node = min(group.size, -(-tree.devices_per_node // abs(group.stride)))
-    across = (in_node - 1) * tree.nic_share_bytes_per_s
-    return max(across, _inside_bytes_per_s(work, collectives)) if _may_be_inside(group, tree) else across
-
-
-def _may_be_inside(group: RankGroup, tree: FatTree) -> bool:
-    """Whether a node has room for all ranks of a group."""
-    return (group.size - 1) * abs(group.stride) < tree.devices_per_node
-
-
 def _inside_bytes_per_s(work: Work, collectives: CollectiveModel) -> float:
     """Measured bus rate of a communication inside a node: bytes on each port over its time."""
     size = 0 if work.group is None else work.group.size
-    if work.op.startswith("tree."):
-        op = "send_recv"
-        size = 2
-        n_bytes = work.comm_bytes
-    elif work.op.startswith("ring."):
-        op = work.op.removeprefix("ring.")
-        n_bytes = work.comm_bytes * size
-    else:
-        op = work.op
-        n_bytes = work.comm_bytes
-    return collectives.port_bytes_per_s(cast(CollectiveOp, op), n_bytes, size)
+    algorithm, _, rest = work.op.partition(".")
+    if algorithm == "tree":
+        return collectives.port_bytes_per_s("send_recv", work.comm_bytes, 2)
+    if algorithm == "ring":
+        return collectives.port_bytes_per_s(cast(CollectiveOp, rest), work.comm_bytes * size, size)
+    return collectives.port_bytes_per_s(cast(CollectiveOp, work.op), work.comm_bytes, size)
 
 
 # Remedies on GPUs: degrees, schedules, ZeRO.
@@ -454,6 +415,12 @@ class GpuCluster(Machine):
         "exposed offload": ("node.host",),
     }
     fragments_memory = True
+    rates: ClassVar[tuple[Rate, ...]] = (
+        *Machine.rates,
+        Rate("links inside a node", "node.scale_up.bandwidth", 0.2),
+        Rate("the network between nodes", "node.nic.bandwidth", 0.3),
+    )
+    recompute_modes = ("none", "selective", "full")
     default_strategy = "3d"
 
     def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:
@@ -462,8 +429,8 @@ class GpuCluster(Machine):
     def costs(self, topology: FatTree, recipe: Recipe) -> GpuCosts:
         return GpuCosts(topology, recipe)
 
-    def network(self, topology: FatTree, /) -> FatTreeNetwork:
-        return FatTreeNetwork(topology)
+    def network(self, topology: FatTree, /) -> Network:
+        return _FatTreeNetwork(topology)
 
     def devices_per_node(self, system: GpuClusterSpec, /) -> int:
         return system.node.devices
@@ -475,7 +442,7 @@ class GpuCluster(Machine):
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
         return [calibration for calibration in (*links, recipe.runtime.framework) if calibration is not None]
 
-    def unknowns(self, system: GpuClusterSpec, _recipe: Recipe, _num_devices: int, /) -> Iterator[Unknown]:
+    def unknowns(self, system: GpuClusterSpec, _job: Job, _num_devices: int, /) -> Iterator[Unknown]:
         """The constants of another chip; `chip` names a device that has the same chip with another memory."""
         device = system.device
         calibration = device.calibration

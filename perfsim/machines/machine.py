@@ -19,6 +19,7 @@ from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import LinkSpec, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.layout_text import parsed_settings
+from perfsim.specs.model import Recompute
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
@@ -55,40 +56,36 @@ class Traffic:
     bytes_per_s: float
 
 
-@dataclass(frozen=True)
-class PeerClasses:
-    """Classes of the peers that a folded device stands for; `numbers` has the class of each peer."""
+def groups_like(group: RankGroup, peers: Ints) -> Ints:
+    """Ranks of the group and of all groups whose members are of the same classes, one group a row.
 
-    numbers: Ints
-
-    @property
-    def width(self) -> int:
-        return len(self.numbers)
-
-    def groups_like(self, group: RankGroup) -> Ints:
-        """Ranks of the group and of all groups whose members have the same classes, one group a row."""
-        ranks = np.arange(group.size) * group.stride + group.start
-        block = ranks // self.width
-        together = group.size > 1 and block.min() == block.max()
-        stride, size = (abs(group.stride), group.size) if together else (1, 1)
-        offset = np.arange(self.width)
-        firsts = offset[offset // stride % size == 0]
-        members = firsts[:, None] + stride * np.arange(size)
-        whole = members[:, -1] < self.width
-        firsts = firsts[whole]
-        members = members[whole]
-        classes = np.sort(self.numbers[members], axis=1)
-        own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % self.width
-        own_classes = classes[np.searchsorted(firsts, own)]
-        like = firsts[(classes == own_classes).all(axis=1)]
-        return np.asarray(ranks + (like - own)[:, None])
+    `peers` has the class of each peer that a folded device stands for.
+    """
+    width = len(peers)
+    ranks = np.arange(group.size) * group.stride + group.start
+    block = ranks // width
+    together = group.size > 1 and block.min() == block.max()
+    stride, size = (abs(group.stride), group.size) if together else (1, 1)
+    offset = np.arange(width)
+    firsts = offset[offset // stride % size == 0]
+    members = firsts[:, None] + stride * np.arange(size)
+    whole = members[:, -1] < width
+    firsts = firsts[whole]
+    classes = np.sort(peers[members[whole]], axis=1)
+    own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % width
+    own_classes = classes[np.searchsorted(firsts, own)]
+    like = firsts[(classes == own_classes).all(axis=1)]
+    return np.asarray(ranks + (like - own)[:, None])
 
 
 class Network:
     """A topology as communication uses it.
 
-    The default has no shared links, and all ranks have like positions. Kinds of machine override it.
+    By default no links are shared, and all ranks have like positions. Kinds of machine override it.
     """
+
+    def __init__(self, topology: Topology) -> None:
+        self.capacities = topology.capacities
 
     def of_graph(self, _graph: TaskGraph, /) -> Network:
         """The network for one graph, without links that its communication cannot fill.
@@ -97,28 +94,39 @@ class Network:
         """
         return self
 
-    def traffic(self, _work: Work, _peers: PeerClasses, /) -> Traffic | None:
-        """Traffic of a class of communication on shared links; None for none.
+    def load(self, _work: Work, _peers: Ints, /) -> Traffic | None:
+        """Traffic of a class of communication on all links; None for none. `peers` as in `groups_like`."""
+        return None
+
+    def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
+        """Traffic of a class of communication on the links that may slow it; None for none.
 
         Raises InputError where dead links leave no route.
         """
-        return None
+        return self.load(work, peers)
 
-    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
-        """Traffic of a class of communication on all links, also those that cannot slow it."""
-        return self.traffic(work, peers)
+    def by_work(self, works: Sequence[Work], peers: Ints, /, *, limiting: bool) -> dict[int, Traffic]:
+        """Load by the number of a class of work, or (`limiting`) traffic; like works have the same."""
+        counted = self.traffic if limiting else self.load
+        known: dict[Hashable, Traffic | None] = {}
+        by_work: dict[int, Traffic] = {}
+        for number, work in enumerate(works):
+            if work.kind is Kind.COMP:
+                continue
+            key = self._alike(work)
+            if key not in known:
+                known[key] = counted(work, peers)
+            if (found := known[key]) is not None:
+                by_work[number] = found
+        return by_work
 
     def sent_bytes(self, work: Work, /) -> float:
         """Bytes of a class of communication on a link that it crosses once."""
         return work.comm_bytes
 
-    def alike(self, work: Work, /) -> Hashable:
+    def _alike(self, work: Work, /) -> Hashable:
         """What the traffic of a class of communication depends on."""
         return work.group, work.kind is Kind.COMM_COLL, work.op
-
-    def bytes_per_s(self, links: Ints, /) -> Floats:
-        """Capacity of links by the ids that `traffic` uses."""
-        return np.full(len(links), np.inf)
 
     def places(self) -> Mapping[int, Hashable]:
         """The position of each rank, where positions make a difference."""
@@ -154,6 +162,20 @@ class Setting(NamedTuple):
     value: str
     usual: str = ""
     """What most users set instead, as layout text; empty where the value is usual."""
+
+
+class Rate(NamedTuple):
+    """A rate of a machine that may not be as described.
+
+    assumed: clocks under a power limit and memory differ by a tenth between devices of one kind, a shared
+    network by more than links of one machine; figures of flash are the least certain.
+    """
+
+    words: str
+    path: str
+    """Its dotted path in the system."""
+    deviation: float
+    """Its standard deviation in log."""
 
 
 class SystemLinks(NamedTuple):
@@ -198,6 +220,13 @@ class Machine(ABC):
     """The lane of each operation that moves data beside compute; empty where lanes are not distinguished."""
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """For each cause of a step time, the fields of the system that it rests on."""
+    rates: ClassVar[tuple[Rate, ...]] = (
+        Rate("arithmetic of the devices", "device.peak.{precision}", 0.1),
+        Rate("device memory", "device.memory.bandwidth", 0.1),
+    )
+    """Rates that may explain a measured step; those of every kind."""
+    recompute_modes: ClassVar[tuple[Recompute, ...]] = ()
+    """Modes of recomputation that any of its layouts may have."""
     more: ClassVar[str] = "more devices"
     """What shortens a step that is bound by compute."""
     layer_fixed_s: ClassVar[float] = 0.0
@@ -212,9 +241,9 @@ class Machine(ABC):
     def costs(self, topology: Any, recipe: Recipe) -> Costs:
         """The cost model under a recipe."""
 
-    def network(self, _topology: Any, /) -> Network:
+    def network(self, topology: Any, /) -> Network:
         """The network as communication uses it."""
-        return Network()
+        return Network(topology)
 
     def devices_per_node(self, _system: Any, /) -> int | None:
         """Devices that share a node; None where there are no nodes."""
@@ -235,16 +264,8 @@ class Machine(ABC):
         """
         return None
 
-    def at_peak(self, _system: Any, _recipe: Recipe, /) -> bool:
-        """Whether the system is assumed to run at peak, an upper bound that was never observed."""
-        return False
-
-    def unknowns(self, _system: Any, _recipe: Recipe, _num_devices: int, /) -> Iterable[Unknown]:
-        """What no published run shows of a system of this kind, such as its software or its size."""
-        return ()
-
-    def job_unknowns(self, _job: Job, /) -> Iterable[Unknown]:
-        """What no published run on a system of this kind shows of a job, such as its kind of layer."""
+    def unknowns(self, _system: Any, _job: Job, _num_devices: int, /) -> Iterable[Unknown]:
+        """What no published run shows of a system, such as its software or its size, or of a job on it."""
         return ()
 
     def overlap_slowdown(self, _system: Any, /) -> float:

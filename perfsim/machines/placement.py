@@ -7,7 +7,7 @@ uplinks are oversubscribed, since then only some of them cross uplinks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 from typing import NamedTuple
@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfsim.base.arrays import Bools, Floats, Ids, Ints
+from perfsim.base.arrays import Floats, Ids, Ints
 from perfsim.engine.tables import TOLERANCE, Flow
 from perfsim.machines import network_of
-from perfsim.machines.machine import Network, PeerClasses, Traffic
+from perfsim.machines.machine import Network, Traffic
 from perfsim.network import Topology
 from perfsim.strategies import Plan
-from perfsim.work import Kind, TaskGraph, Work, peer_classes, unfold
+from perfsim.work import TaskGraph, peer_classes, unfold
 from perfsim.work.graph import Ragged, offsets
 from perfsim.work.unfold import as_slowest_peers, bases_of
 
@@ -56,30 +56,106 @@ def rank_classes(
     return peer_classes(graph, keys)
 
 
-# Which links can limit flows; the others are dropped before a run, which saves the engine time.
+# Which communications contend for links, so that the engine must share bandwidth among them.
 #
-# A link with some capacity admits flow rates r with sum(count x r) <= capacity. Link A is implied by link B
-# where B's counts over capacity are at least A's for every flow: rates that B admits, A admits too. Max-min
-# fair rates depend only on the rates that all links together admit, so dropping implied links does not change
-# them. All links of a tree that a broadcast crosses become one, however many leaves the tree has.
-
-Loads = Mapping[int, int]
-"""How often a flow crosses each link."""
-Capacities = Mapping[int, float] | Sequence[float]
-"""Bytes/s of each link, by its id."""
+# Only links whose peak demand exceeds their capacity matter: a link that can carry all its users at full
+# speed at once slows none of them. Of the rest, links that another one implies are left out as well: a link
+# with some capacity admits flow rates r with sum(count x r) <= capacity, so link A is implied by link B where
+# B's counts over capacity are at least A's for every flow. Max-min fair rates depend only on the rates that
+# all links together admit. All links of a tree that a broadcast crosses become one, however many leaves the
+# tree has.
 
 
-def _binding_links(loads: Sequence[Loads], capacities: Capacities) -> list[int]:
-    """The links that no other link implies, ascending; of equal links the first."""
+class SharedLinks(NamedTuple):
+    """Flows by work id, and the capacity of every link on their routes."""
+
+    flows: Mapping[int, Flow]
+    capacities: Floats
+
+
+NOTHING_SHARED = SharedLinks({}, np.zeros(0))
+
+
+def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
+    """The communications of `graph` that contention, or a link below their own rate, can slow.
+
+    `peers` is the class of each peer that `unfold` got; a folded graph needs none. Raises InputError where
+    dead links leave no route.
+    """
+    classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
+    network = network.of_graph(graph)
+    traffic = network.by_work(graph.works, classes, limiting=True)
+    if not traffic:
+        return NOTHING_SHARED
+    # Works of one traffic are one row of the table of crossings.
+    distinct = list({id(flow): flow for flow in traffic.values()}.values())
+    row_of_flow = {id(flow): row for row, flow in enumerate(distinct)}
+    row_of_work = {work: row_of_flow[id(flow)] for work, flow in traffic.items()}
+    links, index = np.unique(np.concatenate([flow.links for flow in distinct]), return_inverse=True)
+    starts = offsets(np.array([len(flow.links) for flow in distinct]))
+    crossed = Ragged(starts.astype(np.int32), index.reshape(-1).astype(np.int32))
+    times = np.concatenate([flow.times for flow in distinct])
+    capacities = network.capacities[links]
+    demand = _demand(graph, row_of_work, distinct, crossed, times, len(links))
+    hot = np.flatnonzero((demand > capacities * (1 + TOLERANCE))[crossed.values])
+    loads: dict[int, dict[int, int]] = {}
+    for row, link, count in zip(
+        crossed.row_of_value[hot].tolist(), crossed.values[hot].tolist(), times[hot].tolist(), strict=True
+    ):
+        loads.setdefault(row, {})[link] = count
+    routes, kept = _routes(list(loads.values()), capacities.tolist())
+    flow_of_row = {
+        row: Flow(route, distinct[row].bytes_per_s) for row, route in zip(loads, routes, strict=True)
+    }
+    flows = {work: flow_of_row[row] for work, row in row_of_work.items() if row in flow_of_row}
+    return SharedLinks(flows, kept) if flows else NOTHING_SHARED
+
+
+def _demand(
+    graph: TaskGraph,
+    row_of_work: Mapping[int, int],
+    traffic: Sequence[Traffic],
+    crossed: Ragged,
+    times: Ints,
+    num_links: int,
+) -> Floats:
+    """Peak demand on each link in bytes/s, where each stream runs its communications one at a time."""
+    rows = np.full(len(graph.works), -1, dtype=np.int64)
+    rows[list(row_of_work)] = list(row_of_work.values())
+    row = rows[graph.work]
+    moves = row >= 0
+    width = len(graph.works)
+    stream, row = np.divmod(np.unique(graph.stream[moves] * np.int64(width) + row[moves]), width)
+    rate = np.array([flow.bytes_per_s for flow in traffic])
+    bytes_per_s = times * rate[crossed.row_of_value]
+    entry = crossed._replace(values=np.arange(len(times), dtype=np.int32)).rows(row)
+    keys = stream[entry.row_of_value] * num_links + crossed.values[entry.values]
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    peaks = np.maximum.reduceat(bytes_per_s[entry.values[order]], first)
+    return np.asarray(np.bincount(keys[first] % num_links, peaks, minlength=num_links), dtype=np.float64)
+
+
+def _routes(
+    loads: Sequence[Mapping[int, int]], capacities: Sequence[float]
+) -> tuple[list[tuple[int, ...]], Floats]:
+    """Routes of flows over the links that no other one implies, renumbered, and the capacities of these.
+
+    `loads` has how often each flow crosses each link. A link that every flow crosses a multiple of k times
+    becomes one with a k-th of the capacity.
+    """
     columns: dict[int, dict[int, float]] = {}
     for row, load in enumerate(loads):
         for link, count in load.items():
             columns.setdefault(link, {})[row] = count / capacities[link] if capacities[link] else np.inf
+    # Of equal links the first is kept.
     distinct = {tuple(column.items()): link for link, column in sorted(columns.items(), reverse=True)}
     kept: list[int] = []
     by_row: dict[int, list[int]] = {}
-    order = {link: (-len(columns[link]), -sum(columns[link].values())) for link in distinct.values()}
-    for link in sorted(order, key=order.__getitem__):
+    for link in sorted(
+        distinct.values(), key=lambda link: (-len(columns[link]), -sum(columns[link].values()))
+    ):
         column = columns[link]
         rarest = min(column, key=lambda row: len(by_row.get(row, ())))
         others = (columns[other] for other in by_row.get(rarest, ()))
@@ -88,131 +164,16 @@ def _binding_links(loads: Sequence[Loads], capacities: Capacities) -> list[int]:
         kept.append(link)
         for row in column:
             by_row.setdefault(row, []).append(link)
-    return sorted(kept)
-
-
-def flows_on(
-    loads: Sequence[Loads], bytes_per_s: Sequence[float], capacities: Capacities
-) -> tuple[list[Flow], Floats]:
-    """Flows on the binding links, renumbered from 0, and the capacities of these links.
-
-    A link that every flow crosses a multiple of k times becomes one with a k-th of the capacity.
-    """
-    links = _binding_links(loads, capacities)
-    units = dict.fromkeys(links, 0)
+    kept.sort()
+    units = {link: gcd(*(load[link] for load in loads if link in load)) for link in kept}
+    number = {link: index for index, link in enumerate(kept)}
+    routes = []
     for load in loads:
-        for link, count in load.items():
-            if link in units:
-                units[link] = gcd(units[link], count)
-    number = {link: index for index, link in enumerate(links)}
-    flows = []
-    for load, rate in zip(loads, bytes_per_s, strict=True):
         crossed = sorted(
-            (number[link], count // units[link]) for link, count in load.items() if link in number
+            (number[link], times // units[link]) for link, times in load.items() if link in number
         )
-        flows.append(Flow(tuple(index for index, times in crossed for _ in range(times)), rate))
-    return flows, np.array([capacities[link] / unit for link, unit in units.items()])
-
-
-# Which communications contend for links, so that the engine must share bandwidth among them.
-#
-# Only links whose peak demand exceeds their capacity matter: a link that can carry all its users at full
-# speed at once slows none of them and is left out. Of the rest, only binding links are kept
-# (`_binding_links`).
-
-NO_FLOWS: Mapping[int, Flow] = {}
-
-
-class _SharedLinks(NamedTuple):
-    """Flows by work id, and the capacity of every link on their routes."""
-
-    flows: Mapping[int, Flow] = NO_FLOWS
-    capacities: Floats | None = None
-
-
-def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> _SharedLinks:
-    """The communications of `graph` that contention, or a link below their own rate, can slow.
-
-    `peers` is the class of each peer that `unfold` got; a folded graph needs none. Raises InputError where
-    dead links leave no route.
-    """
-    classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
-    network = network.of_graph(graph)
-    like = PeerClasses(classes)
-    traffic = traffic_by_work(graph.works, network, lambda work: network.traffic(work, like))
-    if not traffic:
-        return _SharedLinks()
-    # Works of one traffic are one row of the table of crossings.
-    distinct = list({id(flow): flow for flow in traffic.values()}.values())
-    row_of_flow = {id(flow): row for row, flow in enumerate(distinct)}
-    row = {work: row_of_flow[id(flow)] for work, flow in traffic.items()}
-    links, crossed = _crossings(distinct)
-    capacities = network.bytes_per_s(links)
-    demand = _demand(distinct, len(links), crossed, *_rows_on_streams(graph, row))
-    loads = _loads(distinct, crossed, demand > capacities * (1 + TOLERANCE))
-    rates = [distinct[number].bytes_per_s for number in loads]
-    flows, kept = flows_on(list(loads.values()), rates, capacities.tolist())
-    flow_of_row = dict(zip(loads, flows, strict=True))
-    by_work = {work: flow_of_row[number] for work, number in row.items() if number in flow_of_row}
-    return _SharedLinks(by_work, kept) if by_work else _SharedLinks()
-
-
-def _crossings(traffic: Sequence[Traffic]) -> tuple[Ints, Ragged]:
-    """The ids of all links, ascending, and which of them each communication crosses, by their index."""
-    links, index = np.unique(np.concatenate([flow.links for flow in traffic]), return_inverse=True)
-    start = offsets(np.array([len(flow.links) for flow in traffic]))
-    return links, Ragged(start.astype(np.int32), index.astype(np.int32))
-
-
-def _demand(traffic: Sequence[Traffic], num_links: int, crossed: Ragged, stream: Ints, row: Ints) -> Floats:
-    """Peak demand on each link in bytes/s, where each stream runs its rows one at a time."""
-    bytes_per_s = np.concatenate([flow.times * flow.bytes_per_s for flow in traffic])
-    entry = crossed._replace(values=np.arange(len(bytes_per_s), dtype=np.int32)).rows(row)
-    keys = stream[entry.row_of_value] * num_links + crossed.values[entry.values]
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    bytes_per_s = bytes_per_s[entry.values[order]]
-    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-    peaks = np.maximum.reduceat(bytes_per_s, first)
-    return np.asarray(np.bincount(keys[first] % num_links, peaks, minlength=num_links), dtype=np.float64)
-
-
-def _loads(traffic: Sequence[Traffic], crossed: Ragged, hot: Bools) -> dict[int, dict[int, int]]:
-    """How often each communication, by its row, crosses each hot link; those that cross none are left out."""
-    entries = np.flatnonzero(hot[crossed.values])
-    rows = crossed.row_of_value[entries].tolist()
-    times = np.concatenate([flow.times for flow in traffic])[entries].tolist()
-    loads: dict[int, dict[int, int]] = {}
-    for row, link, count in zip(rows, crossed.values[entries].tolist(), times, strict=True):
-        loads.setdefault(row, {})[link] = count
-    return loads
-
-
-def _rows_on_streams(graph: TaskGraph, row_of_work: Mapping[int, int]) -> tuple[Ints, Ints]:
-    rows = np.full(len(graph.works), -1, dtype=np.int64)
-    rows[list(row_of_work)] = list(row_of_work.values())
-    row = rows[graph.work]
-    moves = row >= 0
-    width = len(graph.works)
-    stream, row = np.divmod(np.unique(graph.stream[moves] * np.int64(width) + row[moves]), width)
-    return stream, row
-
-
-def traffic_by_work(
-    works: Sequence[Work], network: Network, traffic: Callable[[Work], Traffic | None]
-) -> dict[int, Traffic]:
-    """Traffic by work id; works that are alike to the network have the same, and some have none."""
-    known: dict[Hashable, Traffic | None] = {}
-    by_work: dict[int, Traffic] = {}
-    for number, work in enumerate(works):
-        if work.kind is Kind.COMP:
-            continue
-        key = network.alike(work)
-        if key not in known:
-            known[key] = traffic(work)
-        if (found := known[key]) is not None:
-            by_work[number] = found
-    return by_work
+        routes.append(tuple(index for index, times in crossed for _ in range(times)))
+    return routes, np.array([capacities[link] / unit for link, unit in units.items()])
 
 
 MOST_TASKS = 3_000_000
@@ -227,7 +188,7 @@ class Placed(NamedTuple):
     graph: TaskGraph
     rank: Ids
     """The (first) rank of each task; -1 on a stream that all ranks share."""
-    links: _SharedLinks
+    links: SharedLinks
     topology: Topology
     peers: Ids
     """The class of each peer; peers of one class are written once."""
@@ -247,7 +208,7 @@ def place(
     Without `contention` no links are shared, and positions matter only where they change prices.
     """
     network = network_of(topology)
-    links = shared_links(folded, network) if contention else _SharedLinks()
+    links = shared_links(folded, network) if contention else NOTHING_SHARED
     marked = dict(marks or {})
     places = network.places() if links.flows else {}
     keys: dict[int, Hashable] = {

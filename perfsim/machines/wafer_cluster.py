@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -26,8 +25,9 @@ from perfsim.costs.wafer import (
     place_of,
     roof_tokens,
 )
-from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, PeerClasses, Traffic, Unknown
+from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, Rate, Traffic, Unknown
 from perfsim.network import WaferTree
+from perfsim.network.wafer_tree import STREAMS
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.model import layer_kinds
@@ -41,40 +41,17 @@ from perfsim.work.counts import attention_flop_per_step, model_flop_per_step, pa
 
 # Traffic of wafers on MemoryX, the SwarmX tree, and the ports of each system.
 
-
-class _Op(NamedTuple):
-    """What an operation that moves data runs on."""
-
-    lane: str
-    """The part of the machine that is busy."""
-    way: Literal["down", "up", ""] = ""
-    """The direction of the links that it crosses; none of an update."""
-
-
-OPS = {
-    "memoryx_read": _Op("link", "down"),
-    "reduce": _Op("link", "up"),
-    "reduce_part": _Op("link", "up"),
-    "reduce_in_tree": _Op("link", "up"),
-    "reduce_in_tree_part": _Op("link", "up"),
-    "flash_read": _Op("flash", "down"),
-    "flash_write": _Op("flash", "up"),
-    "samples": _Op("input", "down"),
-    "spill": _Op("spilling", "up"),
-    "fetch": _Op("spilling", "down"),
-    "memoryx_update": _Op("update"),
-}
 AT_SYSTEMS = ("input", "spilling")
 """Lanes between a system and its activation servers."""
-POOLS = ("server", "dram", "flash")
-"""Kinds of links that occur once in every weight server."""
 
 
 class _WaferNetwork(Network):
     """A tree that streams weights down to all systems and gradients up."""
 
     def __init__(self, tree: WaferTree) -> None:
-        self.tree, self.costs = tree, StreamCosts(tree)
+        super().__init__(tree)
+        self.tree = tree
+        self.costs = StreamCosts(tree)
 
     def of_graph(self, graph: TaskGraph, /) -> _WaferNetwork:
         """Raises InputError for several unfolded wafers: spills of all systems are counted together."""
@@ -85,7 +62,7 @@ class _WaferNetwork(Network):
             )
         return self
 
-    def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+    def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work that may share links.
 
         Samples are megabytes beside gigabytes of weights, so they count only where an activation server is
@@ -95,86 +72,29 @@ class _WaferNetwork(Network):
         load = self.load(work, peers)
         if load is None:
             return None
-        if (
-            work.op in ("samples", "memoryx_update")
-            and (self.capacities[load.links] >= load.bytes_per_s).all()
-        ):
+        left = self.capacities[load.links]
+        if work.op in ("samples", "memoryx_update") and (left >= load.bytes_per_s).all():
             return None
-        self._refuse_cuts(load.links)
+        for link in sorted(self.tree.edges.dead) if not left.all() else ():
+            if self.tree.counted[link] in load.links[left == 0.0]:
+                raise InputError(
+                    f"no route without {'-'.join(self.tree.ends(link))}: a wafer that is cut off is a "
+                    "failure; give at= or mttf= with checkpoint= and restart="
+                )
         return load
 
-    def load(self, work: Work, _peers: PeerClasses, /) -> Traffic | None:
+    def load(self, work: Work, _peers: Ints, /) -> Traffic | None:
         """Traffic of a class of work on all links: weights go down the whole tree, gradients up.
 
-        Gradients summed in SwarmX do not enter MemoryX. Samples and spilled activations pass the ports of
-        their systems, all at the same time. Links that are not duplex count as one. The weight servers count
-        as one, with the first link of each kind, and so do the activation servers of a system.
+        Samples and spilled activations pass the ports of their systems, all at the same time. Links that are
+        not duplex count as one. The weight servers count as one, and so do the activation servers of a
+        system.
         """
-        costs = self.costs
-        tree = self.tree
-        if work.op not in OPS:
+        if work.op not in STREAMS:
             return None
-        lane, way = OPS[work.op]
-        if not way:
-            return self._once(tree.edges.of_kind("dram"), costs.update_bytes_per_s)
-        if lane == "flash":
-            links = tree.edges.of_kind("flash")[0 if way == "down" else 1 :: 2]
-            return self._once(links, costs.flash_bytes_per_s())
-        if lane in AT_SYSTEMS:
-            ports = np.concatenate([tree.ways(kind, way) for kind in ("io", "feed")])
-            return self._once(ports, costs.feed_bytes_per_s)
-        links = tree.tree_links(way)
-        if work.op.startswith("reduce_in_tree"):
-            inside = np.setdiff1d(links, tree.edges.of_kind("memoryx"))
-            return self._once(inside, costs.tree_bytes_per_s)
-        servers = [tree.ways(kind, way) for kind in ("server", "dram")]
-        return self._once(np.concatenate([links, *servers]), costs.stream_bytes_per_s)
-
-    def _once(self, links: Ints, bytes_per_s: float) -> Traffic:
-        links = np.unique(self.counted[links])
-        return Traffic(links, np.ones(len(links), dtype=np.int64), bytes_per_s)
-
-    def _refuse_cuts(self, links: Ints) -> None:
-        cut = links[self.capacities[links] == 0.0]
-        dead = np.array(sorted(self.tree.edges.dead), dtype=np.int64)
-        for link in dead[np.isin(self.counted[dead], cut)].tolist():
-            edge = self.tree.links()[link]
-            raise InputError(
-                f"no route without {edge.source}-{edge.target}: a wafer that is cut off is a failure; "
-                "give at= or mttf= with checkpoint= and restart="
-            )
-
-    @cached_property
-    def counted(self) -> Ints:
-        """The link that each link counts as: itself, its way back, or the first of several servers."""
-        edges = self.tree.edges
-        counted = self.tree.edges.medium.copy()
-        for kind in POOLS:
-            links = edges.of_kind(kind).reshape(-1, 2)
-            counted[links] = counted[links[:1]]
-        feeders = edges.of_kind("feed").reshape(self.tree.num_devices, -1, 2)
-        counted[feeders] = feeders[:, :1]
-        return counted
-
-    @cached_property
-    def capacities(self) -> Floats:
-        """Bytes/s of every link; the first of several that count as one has their joint capacity.
-
-        Layers wait for the slowest weight server: those that are sharded over all of them, and those on one
-        server each too, since they are used in order. Activation servers of a system share its spills.
-        """
-        edges = self.tree.edges
-        capacities = edges.bytes_per_s.copy()
-        carried = edges.bytes_per_s
-        for kind in POOLS:
-            links = edges.of_kind(kind).reshape(-1, 2)
-            capacities[links[:1]] = len(links) * carried[links].min(axis=0, initial=np.inf)
-        feeders = edges.of_kind("feed").reshape(self.tree.num_devices, -1, 2)
-        capacities[feeders[:, 0]] = carried[feeders].sum(axis=1)
-        return capacities
-
-    def bytes_per_s(self, links: Ints, /) -> Floats:
-        return self.capacities[links]
+        _, way, kinds = STREAMS[work.op]
+        links = np.unique(self.tree.counted[self.tree.ways(way, *kinds)])
+        return Traffic(links, np.ones(len(links), dtype=np.int64), self.costs.rate_bytes_per_s(work.op))
 
 
 # What limits a step of weight streaming, the tokens that hide its streams, and remedies.
@@ -206,24 +126,6 @@ def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
     )
 
 
-def _part_of(lane: str, tree: WaferTree) -> str:
-    """The part of the machine that sets the speed of a lane."""
-    system = tree.system
-    costs = StreamCosts(tree)
-    if lane == "flash":
-        return "MemoryX's flash"
-    if lane == "update":
-        # Adam moves 28 bytes and takes 15 FLOP a parameter.
-        slower = "DRAM" if costs.update_s(28.0, 0.0) >= costs.update_s(0.0, 15.0) else "arithmetic"
-        return f"the {slower} of MemoryX's servers"
-    feeders = system.activation_servers.per_system
-    if lane in AT_SYSTEMS and feeders * costs.rated_bytes_per_s["feed"] <= costs.feed_bytes_per_s:
-        return "the activation servers"
-    if lane in AT_SYSTEMS:
-        return "the I/O ports"
-    return _link_bottleneck(costs)
-
-
 PARTS = {
     "the I/O ports": "io",
     "SwarmX": "swarmx",
@@ -233,11 +135,21 @@ PARTS = {
 """The kinds of links between MemoryX and a system, by the parts that they belong to."""
 
 
-def _link_bottleneck(costs: StreamCosts) -> str:
-    """The slowest parts between MemoryX and a system; parts of equal speed must all become faster."""
-    rates = costs.part_bytes_per_s
-    slowest = min(rates[kind] for kind in PARTS.values())
-    names = [name for name, kind in PARTS.items() if rates[kind] < slowest * 1.001]
+def _part_of(lane: str, tree: WaferTree) -> str:
+    """The part of the machine that sets the speed of a lane."""
+    costs = StreamCosts(tree)
+    if lane == "flash":
+        return "MemoryX's flash"
+    if lane == "update":
+        # Adam moves 28 bytes and takes 15 FLOP a parameter.
+        slower = "DRAM" if costs.update_s(28.0, 0.0) >= costs.update_s(0.0, 15.0) else "arithmetic"
+        return f"the {slower} of MemoryX's servers"
+    if lane in AT_SYSTEMS:
+        feeds = costs.bytes_per_s["feed"] <= costs.bytes_per_s["io"]
+        return "the activation servers" if feeds else "the I/O ports"
+    # Parts of equal speed must all become faster.
+    slowest = min(costs.bytes_per_s[kind] for kind in PARTS.values())
+    names = [name for name, kind in PARTS.items() if costs.bytes_per_s[kind] < slowest * 1.001]
     *first, last = [name.replace("their", "the servers'") if len(names) == 1 else name for name in names]
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -260,7 +172,7 @@ EXPERTS_FACTOR = 2.0
 of an expert wait for its weights, and how many experts share the mesh at once, is not published."""
 
 
-def of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]:
+def _of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]:
     """The efficiency of a software release without a log, which has that of the nearest measured one.
 
     assumed: each release between may have changed the efficiency, either way, by as much as the releases of
@@ -280,7 +192,7 @@ def of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]:
         yield Unknown("release-borrowed", width, words, shared=True)
 
 
-def of_systems(count: int) -> Iterator[Unknown]:
+def _of_systems(count: int) -> Iterator[Unknown]:
     """The loss of many systems, of which this model predicts next to none.
 
     assumed: it grows with the logarithm of their number, as the levels of the tree do, up to the least
@@ -325,7 +237,7 @@ class WaferCluster(Machine):
     layout_type = StreamingLayout
     unit = "systems"
     more = "more systems, each with the same batch"
-    lanes: ClassVar[Mapping[str, str]] = {name: op.lane for name, op in OPS.items()}
+    lanes: ClassVar[Mapping[str, str]] = {name: stream.lane for name, stream in STREAMS.items()}
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "exposed streaming": ("memoryx.servers", "memoryx.server.bandwidth", "weight_bytes"),
         "gradient egress": ("swarmx.bandwidth", "gradient_bytes"),
@@ -337,6 +249,12 @@ class WaferCluster(Machine):
     layer_fixed_s = 0.0055
     """Forward and backward. assumed: a fit of the same logs with a constant per layer in place of our
     movement over the mesh, which grows with the layer; used only in a remark."""
+    rates: ClassVar[tuple[Rate, ...]] = (
+        *Machine.rates,
+        Rate("links of MemoryX", "memoryx.server.bandwidth", 0.2),
+        Rate("links of SwarmX", "swarmx.bandwidth", 0.2),
+        Rate("flash of MemoryX", "memoryx.server.flash.bandwidth", 0.4),
+    )
     default_strategy = "weight-streaming"
 
     def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:
@@ -359,23 +277,18 @@ class WaferCluster(Machine):
         wanted = recipe.runtime.software_release or system.software_release
         return wanted, nearest_release(wanted, calibration)
 
-    def at_peak(self, system: WaferClusterSpec, recipe: Recipe, /) -> bool:
-        return (recipe.runtime.software_release or system.software_release) == PEAK
+    def unknowns(self, system: WaferClusterSpec, job: Job, num_devices: int, /) -> Iterator[Unknown]:
+        """The efficiency of a release without a log, the loss of many systems, and what no log trains.
 
-    def unknowns(self, system: WaferClusterSpec, recipe: Recipe, num_devices: int, /) -> Iterator[Unknown]:
-        """The efficiency of a release without a log, and the loss of many systems."""
+        No log has grouped queries, gated MLPs, experts, or more than 2,048 tokens. The first two are more
+        matrix products of the kind that logs have, so the band does not widen. What a long sequence adds is
+        attention's core: its share of the model's FLOPs above the largest of a log may be wrong by a factor.
+        """
         calibration = system.device.calibration
         if isinstance(calibration, WaferCalibration):
-            yield from of_release(recipe.runtime.software_release or system.software_release, calibration)
-        yield from of_systems(num_devices)
-
-    def job_unknowns(self, job: Job, /) -> Iterator[Unknown]:
-        """Layers and sequences that no log has: grouped queries, gated MLPs, experts, more than 2,048 tokens.
-
-        The first two are more matrix products of the kind that logs have, so the band does not widen. What a
-        long sequence adds is attention's core: its share of the model's FLOPs above the largest of a log may
-        be wrong by a factor.
-        """
+            wanted = job.runtime.software_release or system.software_release
+            yield from _of_release(wanted, calibration)
+        yield from _of_systems(num_devices)
         model = job.model
         unlike = ["grouped queries"] * (model.query_groups < model.num_attention_heads)
         unlike += ["a gated MLP"] * model.gated_mlp

@@ -1,32 +1,17 @@
 """The network of a system: the links that a message crosses, with their bandwidth and latency.
 
-A topology is a networkx graph with devices, switches, NICs and servers as vertices, compiled once to columns
+A topology is networkx graphs with devices, switches, NICs and servers as vertices, compiled once to columns
 (`Topology.edges`), from which prices, loads, routes and nodes are read. A GPU cluster is a fat tree:
 `node0/gpu0`, `node0/nvswitch`, `node0/nic0`, `leaf0`, `spine0`. A wafer cluster is a tree:
 `memoryx/server0/dram`, `memoryx`, `swarmx/0/0` (level from the root / index), `cs0/port`, `cs0`. Each
 direction of a link is an edge with its own id; ids count from 0 in the order of construction, so the same
-system has the same ids. Graph and columns are built at first use.
+system has the same ids. Graphs and columns are built at first use.
 """
 
 from __future__ import annotations
 
 from perfsim.network.fat_tree import FatTree
-from perfsim.network.health import degraded, ends_of, links_by_ends, nearest_link, route_around
-from perfsim.network.topology import Cable, Edge, Edges, Group, Route, Topology
+from perfsim.network.topology import Cable, Group, Topology, degraded, nearest_link
 from perfsim.network.wafer_tree import WaferTree
 
-__all__ = [
-    "Cable",
-    "Edge",
-    "Edges",
-    "FatTree",
-    "Group",
-    "Route",
-    "Topology",
-    "WaferTree",
-    "degraded",
-    "ends_of",
-    "links_by_ends",
-    "nearest_link",
-    "route_around",
-]
+__all__ = ["Cable", "FatTree", "Group", "Topology", "WaferTree", "degraded", "nearest_link"]

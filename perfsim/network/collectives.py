@@ -28,19 +28,119 @@ that is faster, at a rate of at most the one-way bandwidth of links and NICs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import overload
+from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfsim.base.arrays import Floats
-from perfsim.network import algorithms
-from perfsim.network.algorithms import num_steps, wire_factor
+from perfsim.base.arrays import Bools, Floats
+from perfsim.base.errors import InputError
 from perfsim.network.fat_tree import FatTree
 from perfsim.network.topology import Group
-from perfsim.specs.calibration import CollectiveOp, NetworkConstants, NetworkProtocol, ProtocolSegment
-from perfsim.specs.hardware import FatTreeSpec, InNetworkSpec, LinkSpec, NodeSpec
+from perfsim.specs.calibration import CollectiveOp, NetworkConstants, NetworkProtocol
+from perfsim.specs.hardware import FatTreeSpec, NodeSpec
+
+# What the algorithms move, and in how many steps.
+#
+# Ring: in each step every rank sends one n-th of the message to its right neighbour. Reduce-scatter and
+# all-gather take n - 1 steps and move (n-1)/n of the message over each link; all-reduce is one after the
+# other. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009;
+# NCCL's bus bandwidth counts the same bytes.
+#
+# Binomial tree: few steps, so suited to short messages. A reduction halves the number of holders each round,
+# a broadcast doubles it, so both take ceil(log2 n) rounds of the whole message. NCCL pipelines two
+# complementary trees, each with half of the message, so that every rank sends twice the message in an
+# all-reduce at full bandwidth: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
+# reduction and scan", 2009.
+#
+# In the network: switches with as many children as the fan-out copy or add passing data at line rate, and
+# forward packets of negligible time. So the message is serialised once, and each of the
+# ceil(log_fan_out leaves) levels of switches adds a hop up and a hop down.
+#
+# Dispatch: items that go to several members of a group. One copy of an item travels to every node that has
+# some of them, where it is forwarded to the ranks that do.
+
+
+def num_steps(op: CollectiveOp, size: int) -> int:
+    """Sequential neighbour-to-neighbour hops on the longest path of a ring."""
+    if op == "send_recv":
+        return min(size - 1, 1)
+    return (2 if op == "all_reduce" else 1) * (size - 1)
+
+
+def wire_factor(op: CollectiveOp, size: int) -> float:
+    """Bytes that each rank of a ring sends, over the bytes of the whole message.
+
+    The whole message is what every rank holds after an all-gather or before a reduce-scatter.
+    """
+    if op in ("send_recv", "broadcast"):
+        return float(min(size - 1, 1))
+    return (2 if op == "all_reduce" else 1) * (size - 1) / size
+
+
+DOUBLE_TREE_WIRE_FACTOR = 2.0
+"""Bytes that each rank sends in a double-tree all-reduce, over the bytes of the message."""
+
+
+def tree_rounds(op: CollectiveOp, size: int) -> list[list[tuple[int, int]]]:
+    """(sender, receiver) pairs of each round of a broadcast from rank 0, or of an all-reduce over it.
+
+    Raises InputError for another operation.
+    """
+    if op not in ("all_reduce", "broadcast"):
+        raise InputError(f"{op} does not run as a tree")
+    down = []
+    for level in reversed(range(_tree_depth(size))):
+        distance = 1 << level
+        down.append([(lower, lower + distance) for lower in range(0, size - distance, 2 * distance)])
+    up = [[(upper, lower) for lower, upper in pairs] for pairs in reversed(down)]
+    return up + down if op == "all_reduce" else down
+
+
+def _tree_depth(size: int) -> int:
+    """Rounds of one reduction or broadcast: ceil(log2 size)."""
+    return (size - 1).bit_length()
+
+
+def _levels(leaves: int, fan_out: int) -> int:
+    """Levels of switches above so many leaves: ceil(log_fan_out leaves)."""
+    levels = 0
+    while fan_out**levels < leaves:
+        levels += 1
+    return levels
+
+
+def _reached(places: int, chosen: int) -> float:
+    """Mean number of places reached by so many that are chosen at random: n (1 - (1 - 1/n)^k)."""
+    return places * (1.0 - (1.0 - 1.0 / places) ** chosen)
+
+
+# Seconds of a collective.
+
+
+class _Seconds(NamedTuple):
+    """Time of messages of several sizes: what is latency, and what their bytes take."""
+
+    latency_s: Floats
+    bytes_s: Floats
+
+    @property
+    def total_s(self) -> Floats:
+        return self.latency_s + self.bytes_s
+
+    def chosen(self, other: _Seconds, where: Bools) -> _Seconds:
+        """The other time for some of the messages."""
+        return _Seconds(*(np.where(where, b, a) for a, b in zip(self, other, strict=True)))
+
+    def fastest(self, other: _Seconds) -> _Seconds:
+        """For each message the shorter of two times."""
+        return self.chosen(other, other.total_s < self.total_s)
+
+    def slowest(self, other: _Seconds) -> _Seconds:
+        """For each message the longer of two times."""
+        return self.chosen(other, other.total_s > self.total_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,53 +148,30 @@ class CollectiveModel:
     """Prices collectives of one kind of node.
 
     `nic_share_bytes_per_s` is one device's share of its node's NICs, one direction, when all devices
-    of the node communicate at once, as in training.
+    of the node communicate at once, as in training. Switches of the `fabric` may reduce across nodes.
     """
 
-    scale_up: LinkSpec
-    nic: LinkSpec
+    node: NodeSpec
     nic_share_bytes_per_s: float
-    devices_per_node: int
-    shared_nics: bool = False
-
-    inside_switches: InNetworkSpec | None = None
-    """Reduces all-reduces inside a node where it is faster (NVLink SHARP)."""
-    full_mesh: bool = False
-    """Whether `scale_up` is the link between two devices of a node, and each has one to every other."""
     fabric: FatTreeSpec | None = None
-    """Its switches may reduce all-reduces across nodes (InfiniBand SHARP)."""
 
     @classmethod
     def of_node(cls, node: NodeSpec, fabric: FatTreeSpec | None = None) -> CollectiveModel:
         """The model of a node's links and of the fabric above them."""
-        return cls(
-            node.scale_up,
-            node.nic,
-            node.inter_node_bytes_per_s / node.devices,
-            node.devices,
-            node.has_shared_nics,
-            node.in_network,
-            node.full_mesh,
-            fabric,
-        )
+        return cls(node, node.inter_node_bytes_per_s / node.devices, fabric)
 
     @classmethod
     def of_tree(cls, tree: FatTree) -> CollectiveModel:
         """The model of a fat tree, with the rated capacities and the latencies of its links."""
         node = tree.system.node
-        rated = tree.edges.rated
-        edges = tree.edges
-        hops = 1.0 if tree.full_mesh else 2.0
-        scale_up = {}  # a single device of a mesh has no links
-        if "scale_up" in rated:
-            scale_up = {"bandwidth": rated["scale_up"], "latency": hops * edges.latency_s("scale_up", 0)}
-        nic = {"latency": 2.0 * edges.latency_s("nic", 1)}
-        return replace(
-            cls.of_node(node, tree.system.fabric),
-            scale_up=node.scale_up.model_copy(update=scale_up),
-            nic=node.nic.model_copy(update=nic),
-            nic_share_bytes_per_s=tree.nic_share_bytes_per_s,
-        )
+        rated = tree.edges.usual
+        links = {"nic": node.nic.model_copy(update={"latency": 2.0 * rated.seconds["nic"][1]})}
+        if "scale_up" in rated.seconds:  # a single device of a mesh has no links
+            hops = 1.0 if tree.full_mesh else 2.0
+            latency_s = hops * rated.seconds["scale_up"][0]
+            inside = {"bandwidth": rated.bytes_per_s["scale_up"], "latency": latency_s}
+            links["scale_up"] = node.scale_up.model_copy(update=inside)
+        return cls(node.model_copy(update=links), tree.nic_share_bytes_per_s, tree.system.fabric)
 
     @overload
     def time_s(self, op: CollectiveOp, n_bytes: float, group: Group) -> float: ...
@@ -110,10 +187,7 @@ class CollectiveModel:
         if group.size == 1:
             seconds = np.zeros(size.shape)
         else:
-            busy = self._inside(op, size, group.size) if group.nodes == 1 else self._across(op, size, group)
-            if op == "all_reduce":
-                busy = np.minimum(busy, self._in_network(size, group))
-            seconds = np.where(size > 0, busy, 0.0)
+            seconds = np.where(size > 0, self._of_messages(op, size, group).total_s, 0.0)
         return float(seconds) if size.ndim == 0 else seconds
 
     def dispatch_s(self, n_bytes: ArrayLike, group: Group, fan_out: int) -> Floats:
@@ -124,13 +198,12 @@ class CollectiveModel:
         size = np.asarray(n_bytes, dtype=float)
         if group.size == 1:
             return np.zeros(size.shape)
-        share = algorithms.copies(group, fan_out)
-        inside = self._inside("all_to_all", size * share.inside, max(2, group.most_per_node))
-        if group.nodes == 1:
-            return np.where(size > 0, inside, 0.0)
-        inside = inside if group.most_per_node > 1 else np.zeros(size.shape)
-        across = self._network.send_recv_latency_s + size * share.across / self._nic_bytes_per_s
-        return np.where(size > 0, np.maximum(inside, across), 0.0)
+        to_ranks = _reached(group.size, fan_out) / fan_out
+        to_nodes = _reached(group.nodes, fan_out) * (group.nodes - 1) / group.nodes / fan_out
+        busy = self._inside("all_to_all", size * to_ranks, group.most_per_node)
+        if group.nodes > 1:
+            busy = self._send(size * to_nodes).slowest(busy)
+        return np.where(size > 0, busy.total_s, 0.0)
 
     def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
         """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
@@ -140,10 +213,20 @@ class CollectiveModel:
 
     @property
     def _network(self) -> NetworkConstants:
-        calibration = self.nic.calibration
+        calibration = self.node.nic.calibration
         if calibration is not None and calibration.network is not None:
             return calibration.network
-        return _datasheet_network(self.scale_up, self.nic)
+        # One ring at line rate with the links' own latencies.
+        line = NetworkProtocol(
+            algorithm="ring",
+            name="datasheet",
+            latency_base_s=0.0,
+            intra_step_s=self.node.scale_up.latency,
+            inter_step_s=self.node.nic.latency,
+            bandwidth_fraction=1.0,
+        )
+        latency_s = self.node.nic.latency
+        return NetworkConstants(efficiency=1.0, protocols=(line,), send_recv_latency_s=latency_s)
 
     @property
     def _nic_bytes_per_s(self) -> float:
@@ -151,78 +234,78 @@ class CollectiveModel:
 
     def _port_bytes_per_s(self, op: CollectiveOp, size: int) -> float:
         """What a device can send to `size` - 1 others of its node; a message in a mesh has one link."""
-        lanes = max(1, size - 1) if self.full_mesh and op != "send_recv" else 1
-        return lanes * self.scale_up.bandwidth
+        lanes = max(1, size - 1) if self.node.full_mesh and op != "send_recv" else 1
+        return lanes * self.node.scale_up.bandwidth
 
-    def _segments(self, op: CollectiveOp, size: int) -> tuple[ProtocolSegment, ...]:
-        link = self.scale_up
-        port_bytes_per_s = self._port_bytes_per_s(op, size)
-        if link.calibration is not None and op in link.calibration.collectives:
-            segments = link.calibration.collectives[op]
-            measured = link.calibration.measured_on_bytes_per_s
-            faster = 1.0 if measured is None else max(1.0, port_bytes_per_s / measured)
-            fits = all(segment.bandwidth_bytes_per_s <= port_bytes_per_s for segment in segments)
-            if fits and faster == 1.0:
-                return segments
-            # On a link so many times faster than the measured one, or on one that carries less.
-            rates = [min(faster * one.bandwidth_bytes_per_s, port_bytes_per_s) for one in segments]
-            return tuple(
-                segment.model_copy(update={"bandwidth_bytes_per_s": rate})
-                for segment, rate in zip(segments, rates, strict=True)
-            )
-        return (
-            ProtocolSegment(
-                name="datasheet",
-                latency_base_s=0.0,
-                latency_per_step_s=link.latency,
-                bandwidth_bytes_per_s=port_bytes_per_s,
-            ),
-        )
+    def _lines(self, op: CollectiveOp, ranks: int, size: int) -> list[_Seconds]:
+        """Seconds of each protocol inside a node with some ranks of a group of this size, for one byte."""
+        link = self.node.scale_up
+        rate = self._port_bytes_per_s(op, ranks)
+        steps = num_steps(op, ranks)
+        wire = wire_factor(op, size)
+        if link.calibration is None or op not in link.calibration.collectives:
+            return [_Seconds(np.asarray(steps * link.latency), np.asarray(wire / rate))]
+        # On a link so many times faster than the measured one, or on one that carries less.
+        measured = link.calibration.measured_on_bytes_per_s
+        faster = 1.0 if measured is None else max(1.0, rate / measured)
+        lines = []
+        for segment in link.calibration.collectives[op]:
+            latency_s = segment.latency_base_s + steps * segment.latency_per_step_s
+            local = 0.0 if segment.local_bytes_per_s is None else 1 / segment.local_bytes_per_s
+            s_per_byte = wire / min(faster * segment.bandwidth_bytes_per_s, rate) + local
+            lines.append(_Seconds(np.asarray(latency_s), np.asarray(s_per_byte)))
+        return lines
 
-    def _inside(self, op: CollectiveOp, n_bytes: Floats, size: int) -> Floats:
-        lines = [
-            segment.latency_base_s
-            + num_steps(op, size) * segment.latency_per_step_s
-            + n_bytes * _s_per_byte(segment, op, size)
-            for segment in self._segments(op, size)
-        ]
-        return np.asarray(np.min(lines, axis=0))
-
-    def _in_network(self, n_bytes: Floats, group: Group) -> Floats:
-        """An all-reduce in switches, where data passes each link once each way; inf without such switches."""
+    def _of_messages(self, op: CollectiveOp, n_bytes: Floats, group: Group) -> _Seconds:
         if group.nodes == 1:
-            spec = self.inside_switches
-            leaves = group.size
-            fan_out = group.size
-            hop_s = 0.0
-            link_bytes_per_s = self.scale_up.bandwidth
+            busy = self._inside(op, n_bytes, group.size)
+        elif op == "send_recv":
+            busy = self._send(n_bytes)
+        elif op == "all_to_all":
+            busy = self._all_to_all_across(n_bytes, group)
         else:
-            spec = None if self.fabric is None else self.fabric.in_network
-            leaves = group.nodes
-            fan_out = 2 if self.fabric is None else max(2, self.fabric.nodes_per_leaf)
-            hop_s = self.nic.latency + (0.0 if self.fabric is None else self.fabric.switch_latency)
+            # NCCL runs trees across nodes for all-reduces only.
+            protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
+            busy = reduce(_Seconds.fastest, (self._protocol(p, op, n_bytes, group) for p in protocols))
+        return busy.fastest(self._in_network(n_bytes, group)) if op == "all_reduce" else busy
+
+    def _inside(self, op: CollectiveOp, n_bytes: Floats, size: int) -> _Seconds:
+        """Inside a node; nothing for one rank."""
+        if size == 1:
+            return _Seconds(np.zeros(n_bytes.shape), np.zeros(n_bytes.shape))
+        lines = [_Seconds(line.latency_s, n_bytes * line.bytes_s) for line in self._lines(op, size, size)]
+        return reduce(_Seconds.fastest, lines)
+
+    def _send(self, n_bytes: Floats, times: float = 1.0) -> _Seconds:
+        """What a device sends to other nodes, so many times as long."""
+        latency_s = np.asarray(times * self._network.send_recv_latency_s)
+        return _Seconds(latency_s, times * (n_bytes / self._nic_bytes_per_s))
+
+    def _in_network(self, n_bytes: Floats, group: Group) -> _Seconds:
+        """An all-reduce in switches, where data passes each link once each way; inf without such switches."""
+        fabric = self.fabric
+        hops = 2
+        hop_s = 0.0
+        spec = self.node.in_network
+        link_bytes_per_s = self.node.scale_up.bandwidth
+        if group.nodes > 1:
+            spec = None if fabric is None else fabric.in_network
             link_bytes_per_s = group.fewest_per_node * self._nic_bytes_per_s
         if spec is None or not spec.enabled:
-            return np.full(n_bytes.shape, np.inf)
-        rate = min(spec.bandwidth, link_bytes_per_s)
-        return spec.latency + algorithms.all_reduce_in_network_s(n_bytes, leaves, fan_out, rate, hop_s)
+            return _Seconds(np.asarray(np.inf), n_bytes)
+        if group.nodes > 1 and fabric is not None:
+            hops = 2 * _levels(group.nodes, max(2, fabric.nodes_per_leaf))
+            hop_s = self.node.nic.latency + fabric.switch_latency
+        latency_s = np.asarray(spec.latency + hops * hop_s)
+        return _Seconds(latency_s, n_bytes / min(spec.bandwidth, link_bytes_per_s))
 
-    def _across(self, op: CollectiveOp, n_bytes: Floats, group: Group) -> Floats:
-        if op == "send_recv":
-            return self._network.send_recv_latency_s + n_bytes / self._nic_bytes_per_s
-        if op == "all_to_all":
-            return self._all_to_all_across(n_bytes, group)
-        # NCCL runs trees across nodes for all-reduces only.
-        protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
-        return np.asarray(np.min([self._protocol_s(p, op, n_bytes, group) for p in protocols], axis=0))
-
-    def _protocol_s(
+    def _protocol(
         self, protocol: NetworkProtocol, op: CollectiveOp, n_bytes: Floats, group: Group
-    ) -> Floats:
+    ) -> _Seconds:
         if protocol.algorithm == "tree":
-            sent = algorithms.DOUBLE_TREE_WIRE_FACTOR
+            sent = DOUBLE_TREE_WIRE_FACTOR
             intra_steps = 2 * (group.most_per_node - 1)
-            inter_steps = 2 * algorithms.tree_depth(group.nodes)
+            inter_steps = 2 * _tree_depth(group.nodes)
         else:
             sent = wire_factor(op, group.size)
             inter_steps = num_steps(op, group.nodes)
@@ -231,49 +314,24 @@ class CollectiveModel:
         latency_s += intra_steps * protocol.intra_step_s + inter_steps * protocol.inter_step_s
         # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth, of which a
         # protocol with flags among its data carries a fraction on every link.
-        s_per_byte = max(sent / self._bus_bytes_per_s(group), self._inside_s_per_byte(op, group))
-        return latency_s + n_bytes * s_per_byte / protocol.bandwidth_fraction
+        s_per_byte = sent / self._bus_bytes_per_s(group)
+        if group.most_per_node > 1:
+            inside = min(float(line.bytes_s) for line in self._lines(op, group.most_per_node, group.size))
+            s_per_byte = max(s_per_byte, inside)
+        return _Seconds(np.asarray(latency_s), n_bytes * s_per_byte / protocol.bandwidth_fraction)
 
     def _bus_bytes_per_s(self, group: Group) -> float:
         """Bus bandwidth between nodes: that of the emptiest, less if data crosses the host bridge."""
         share = group.fewest_per_node * self._nic_bytes_per_s
         limit = self._network.partial_node_rank_bytes_per_s
-        whole = group.is_even and group.most_per_node in (1, self.devices_per_node)
-        if limit is None or whole or not self.shared_nics:
+        whole = group.is_even and group.most_per_node in (1, self.node.devices)
+        if limit is None or whole or not self.node.has_shared_nics:
             return share
         return min(share, limit * group.fewest_per_node)
 
-    def _inside_s_per_byte(self, op: CollectiveOp, group: Group) -> float:
-        """Time per byte of a ring across nodes on the links inside one; 0 with one rank per node."""
-        if group.most_per_node == 1:
-            return 0.0
-        segments = self._segments(op, group.most_per_node)
-        return min(_s_per_byte(segment, op, group.size) for segment in segments)
-
-    def _all_to_all_across(self, n_bytes: Floats, group: Group) -> Floats:
+    def _all_to_all_across(self, n_bytes: Floats, group: Group) -> _Seconds:
         """Every rank sends 1/size to every other rank; transfers inside and across nodes overlap."""
-        inside = np.zeros(n_bytes.shape)
-        if group.most_per_node > 1:
-            kept = n_bytes * (group.most_per_node / group.size)
-            inside = self._inside("all_to_all", kept, group.most_per_node)
+        kept = n_bytes * (group.most_per_node / group.size)
         sent = n_bytes * (1 - group.fewest_per_node / group.size)
-        across = self._network.send_recv_latency_s + sent / self._nic_bytes_per_s
-        return np.maximum(inside, self._network.all_to_all_slowdown * across)
-
-
-def _s_per_byte(segment: ProtocolSegment, op: CollectiveOp, size: int) -> float:
-    local = 0.0 if segment.local_bytes_per_s is None else 1 / segment.local_bytes_per_s
-    return wire_factor(op, size) / segment.bandwidth_bytes_per_s + local
-
-
-def _datasheet_network(scale_up: LinkSpec, nic: LinkSpec) -> NetworkConstants:
-    """One ring at line rate with the links' own latencies."""
-    line = NetworkProtocol(
-        algorithm="ring",
-        name="datasheet",
-        latency_base_s=0.0,
-        intra_step_s=scale_up.latency,
-        inter_step_s=nic.latency,
-        bandwidth_fraction=1.0,
-    )
-    return NetworkConstants(efficiency=1.0, protocols=(line,), send_recv_latency_s=nic.latency)
+        across = self._send(sent, self._network.all_to_all_slowdown)
+        return across.slowest(self._inside("all_to_all", kept, group.most_per_node))

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Bools, Ints
 from perfsim.base.errors import InputError
-from perfsim.network.topology import Cable, Part, Topology, network_graph
+from perfsim.network.topology import Cable, Part, Topology
 from perfsim.specs.hardware import GpuClusterSpec
 
 ROUNDING = 1e-9
@@ -26,11 +25,11 @@ class FatTree(Topology):
     is that of a message between two adapters, so each of the two links that it crosses has half; the
     edge into a leaf or spine adds the switch. The link from a GPU to its NIC is as fast as the NIC and adds
     no latency. A leaf has as many uplinks as NICs below it, divided by the oversubscription, each to a
-    different spine. The destination determines the spine of a message, so that nodes which all send to
-    the same distance do not collide.
+    different spine.
 
-    All nodes are alike, and so are all leaves, so the graph of one of each is compiled and repeated. The GPUs
-    of a node are on one switch, or in a full mesh, where each has a link to every other one.
+    All nodes are alike, and so are all leaves, so the network has two parts: a node with its leaf, and a leaf
+    with the spines. The GPUs of a node are on one switch, or in a full mesh, where each has a link to every
+    other one. Where offload may use them, a node has hosts with their memory and drives.
     """
 
     system: GpuClusterSpec
@@ -54,6 +53,7 @@ class FatTree(Topology):
         self.leaves = -(-self.nodes // system.fabric.nodes_per_leaf)
         ports = self.nics_per_node * system.fabric.nodes_per_leaf
         self.spines = math.ceil(ports / system.fabric.oversubscription) if self.leaves > 1 else 0
+        self._gpus = min(size, num_devices)
 
     def device(self, rank: int) -> str:
         """Name of a rank's GPU, such as `node0/gpu0`."""
@@ -63,126 +63,86 @@ class FatTree(Topology):
 
     # ---------------------------------------------------------------------------------- the graph
     def _vertices(self) -> Iterator[tuple[str, str]]:
-        """GPUs by rank, then switches, NICs, leaves, spines."""
-        for rank in range(self.num_devices):
-            yield self.device(rank), "device"
-        for node in range(self.switches):
-            yield f"node{node}/nvswitch", "nvswitch"
-        for node in range(self.nodes):
-            for nic in range(self.nics_per_node):
-                yield f"node{node}/nic{nic}", "nic"
-        for leaf in range(self.leaves):
-            yield f"leaf{leaf}", "leaf"
-        for spine in range(self.spines):
-            yield f"spine{spine}", "spine"
-        for node in range(self.nodes):
-            yield from self._host_vertices(node)
+        """GPUs by rank, switches and NICs of the nodes, leaves, spines, hosts of the nodes."""
+        yield from super()._vertices()
+        nodes = range(self.nodes)
+        inside, hosts = self._in_node()
+        yield from ((f"node{node}/{name}", kind) for node in nodes for name, kind in inside)
+        yield from ((f"leaf{leaf}", "leaf") for leaf in range(self.leaves))
+        yield from ((f"spine{spine}", "spine") for spine in range(self.spines))
+        yield from ((f"node{node}/{name}", kind) for node in nodes for name, kind in hosts)
 
-    def _host_vertices(self, node: int) -> Iterator[tuple[str, str]]:
-        """The hosts of a node with their memory and drives, where offload may use them."""
-        spec = self.system.node.host
-        for host in range(self.hosts_per_node):
-            yield f"node{node}/cpu{host}", "cpu"
-            yield f"node{node}/dram{host}", "dram"
-            if spec is not None and spec.nvme is not None:
-                yield f"node{node}/nvme{host}", "nvme"
+    def _in_node(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """Name and kind of the switch and the NICs of a node, and of its hosts."""
+        inside = [] if self.full_mesh else [("nvswitch", "nvswitch")]
+        inside += [(f"nic{nic}", "nic") for nic in range(self.nics_per_node)]
+        host = self.system.node.host
+        if host is None:
+            return inside, []
+        kinds = ["cpu", "dram"] if host.nvme is None else ["cpu", "dram", "nvme"]
+        hosts = range(-(-self._gpus // host.devices))
+        return inside, [(f"{kind}{number}", kind) for number in hosts for kind in kinds]
 
-    def _host_cables(self, node: int) -> Iterator[Cable]:
-        """PCIe or chip-to-chip links of devices, and the media that the devices of a host share."""
-        spec = self.system.node.host
-        if spec is None:
+    def _parts(self) -> list[Part]:
+        gpus = [(f"gpu{gpu}", "device") for gpu in range(self._gpus)]
+        inside, hosts = self._in_node()
+        spines = [(f"spine{spine}", "spine") for spine in range(self.spines)]
+        first_leaf = self.num_devices + self.nodes * len(inside)
+        first_spine = first_leaf + self.leaves
+        node = np.arange(self.nodes)[:, None]
+        leaf = first_leaf + np.arange(self.leaves)[:, None]
+        of_node = (
+            node * self._gpus + np.arange(self._gpus),
+            self.num_devices + node * len(inside) + np.arange(len(inside)),
+            first_leaf + node // self.system.fabric.nodes_per_leaf,
+            first_spine + self.spines + node * len(hosts) + np.arange(len(hosts)),
+        )
+        of_leaf = leaf, first_spine + np.arange(self.spines) + 0 * leaf
+        own = [*gpus, *inside, ("leaf", "leaf"), *hosts]
+        above = [("leaf", "leaf"), *spines]
+        return [
+            Part.of(own, self._node_cables(), np.concatenate(of_node, axis=1)),
+            Part.of(above, self._leaf_cables(), np.concatenate(of_leaf, axis=1)),
+        ]
+
+    def _node_cables(self) -> Iterator[Cable]:
+        """The links of a node: inside it, to its leaf, and to its hosts."""
+        node = self.system.node
+        nic_bytes_per_s = node.inter_node_bytes_per_s / self.nics_per_node
+        up = node.scale_up
+        for gpu in range(self._gpus):
+            if not self.full_mesh:
+                half_s = up.latency / 2
+                yield Cable(f"gpu{gpu}", "nvswitch", "scale_up", up.bandwidth, (half_s, half_s))
+            for other in range(gpu + 1, self._gpus if self.full_mesh else 0):
+                yield Cable(f"gpu{gpu}", f"gpu{other}", "scale_up", up.bandwidth, (up.latency, up.latency))
+            own = gpu * self.nics_per_node // self.devices_per_node
+            yield Cable(f"gpu{gpu}", f"nic{own}", "host", nic_bytes_per_s)
+        half_s = node.nic.latency / 2
+        to_leaf_s = (half_s + self.system.fabric.switch_latency, half_s)
+        for nic in range(self.nics_per_node):
+            yield Cable(f"nic{nic}", "leaf", "nic", nic_bytes_per_s, to_leaf_s)
+        if node.host is None:
             return
         for gpu in range(self._gpus):
-            host = f"node{node}/cpu{gpu // spec.devices}"
-            yield Cable(f"node{node}/gpu{gpu}", host, "pcie", spec.link, (0.0, 0.0))
-        for number in range(self.hosts_per_node):
-            host = f"node{node}/cpu{number}"
-            media = {"dram": spec.memory, "nvme": spec.nvme}
-            for kind, tier in media.items():
+            yield Cable(f"gpu{gpu}", f"cpu{gpu // node.host.devices}", "pcie", node.host.link)
+        for number in range(-(-self._gpus // node.host.devices)):
+            for kind, tier in (("dram", node.host.memory), ("nvme", node.host.nvme)):
                 if tier is not None:
-                    medium = f"node{node}/{kind}{number}"
-                    yield Cable(host, medium, kind, tier.bandwidth, (0.0, 0.0), duplex=False)
+                    yield Cable(f"cpu{number}", f"{kind}{number}", kind, tier.bandwidth, duplex=False)
 
-    def _cables(self) -> Iterator[Cable]:
-        for node in range(self.nodes):
-            yield from self._node_cables(node)
-        for leaf in range(self.leaves):
-            yield from self._leaf_cables(leaf)
-
-    def _node_cables(self, node: int) -> Iterator[Cable]:
-        scale_up = self.system.node.scale_up
-        nic = self.system.node.nic
-        switch_s = self._switch_s
-        here = f"node{node}"
-        nic_bytes_per_s = self.system.node.inter_node_bytes_per_s / self.nics_per_node
-        for gpu in range(self._gpus):
-            gpu_name = f"{here}/gpu{gpu}"
-            half_s = scale_up.latency / 2
-            if not self.full_mesh:
-                yield Cable(gpu_name, f"{here}/nvswitch", "scale_up", scale_up.bandwidth, (half_s, half_s))
-            for other in range(gpu + 1, self._gpus if self.full_mesh else 0):
-                both_s = (scale_up.latency, scale_up.latency)
-                yield Cable(gpu_name, f"{here}/gpu{other}", "scale_up", scale_up.bandwidth, both_s)
-            own = f"{here}/nic{gpu * self.nics_per_node // self.devices_per_node}"
-            yield Cable(gpu_name, own, "host", nic_bytes_per_s, (0.0, 0.0))
-        leaf = f"leaf{node // self.system.fabric.nodes_per_leaf}"
-        to_leaf = (nic.latency / 2 + switch_s, nic.latency / 2)
-        for index in range(self.nics_per_node):
-            yield Cable(f"{here}/nic{index}", leaf, "nic", nic_bytes_per_s, to_leaf)
-        yield from self._host_cables(node)
-
-    def _leaf_cables(self, leaf: int) -> Iterator[Cable]:
+    def _leaf_cables(self) -> Iterator[Cable]:
         fabric = self.system.fabric
         up = fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
         for spine in range(self.spines):
-            switch_s = (self._switch_s, self._switch_s)
-            yield Cable(f"leaf{leaf}", f"spine{spine}", "uplink", up / self.spines, switch_s)
+            seconds = (fabric.switch_latency, fabric.switch_latency)
+            yield Cable("leaf", f"spine{spine}", "uplink", up / self.spines, seconds)
 
-    @property
-    def switches(self) -> int:
-        """Switches inside nodes: one in each, none in a full mesh."""
-        return 0 if self.full_mesh else self.nodes
-
-    @property
-    def hosts_per_node(self) -> int:
-        """Hosts of a node whose memory is described."""
-        host = self.system.node.host
-        return 0 if host is None else -(-self._gpus // host.devices)
-
-    @property
-    def _switch_s(self) -> float:
-        return self.system.fabric.switch_latency
-
-    @property
-    def _gpus(self) -> int:
-        return min(self.devices_per_node, self.num_devices)
-
-    def _parts(self) -> list[Part]:
-        """One node with its leaf, for every node; one leaf with the spines, for every leaf."""
-        gpus = self._gpus
-        nics = self.nics_per_node
-        node = np.arange(self.nodes)[:, None]
-        leaf = np.arange(self.leaves)[:, None]
-        first_nic = self.num_devices + self.switches
-        first_leaf = first_nic + self.nodes * nics
-        in_node = [
-            node * gpus + np.arange(gpus),
-            *([] if self.full_mesh else [self.num_devices + node]),
-            first_nic + node * nics + np.arange(nics),
-            first_leaf + node // self.system.fabric.nodes_per_leaf,
-        ]
-        first_spine = first_leaf + self.leaves + np.zeros_like(leaf)
-        hosts = list(self._host_vertices(0))
-        in_node.append(first_leaf + self.leaves + self.spines + node * len(hosts) + np.arange(len(hosts)))
-        on_leaf = [first_leaf + leaf, first_spine + np.arange(self.spines)]
-        names = [(self.device(gpu), "device") for gpu in range(gpus)]
-        names += [("node0/nvswitch", "nvswitch")] * bool(self.switches)
-        names += [*((f"node0/nic{nic}", "nic") for nic in range(nics)), ("leaf0", "leaf"), *hosts]
-        spines = [("leaf0", "leaf"), *((f"spine{spine}", "spine") for spine in range(self.spines))]
-        return [
-            Part(network_graph(names, self._node_cables(0)), np.concatenate(in_node, axis=1)),
-            Part(network_graph(spines, self._leaf_cables(0)), np.concatenate(on_leaf, axis=1)),
-        ]
+    def _bundles(self) -> Iterator[tuple[Ints, bool]]:
+        """The uplinks of a leaf: adaptive routing spreads its messages over all of them."""
+        if self.spines:
+            yield self.uplinks, False
+            yield self.uplinks + 1, False
 
     # ------------------------------------------------------- what the compiled graph says of ranks
     @cached_property
@@ -249,28 +209,8 @@ class FatTree(Topology):
         return self.edges.rated["nic"] * self.nics_per_node / self.devices_per_node
 
     @cached_property
-    def counted(self) -> Ints:
-        """The link that each link counts as: itself, or for an uplink the first of its leaf and direction.
-
-        Adaptive routing spreads the messages of a leaf over all its uplinks.
-        """
-        counted = np.arange(len(self.edges))
-        for way in (0, 1):
-            counted[self.uplinks + way] = self.uplinks[:, :1] + way
-        return counted
-
-    @cached_property
-    def capacities(self) -> Floats:
-        """Bytes/s of every link; the first uplink of a leaf has those of all, in each direction."""
-        capacities = self.edges.bytes_per_s.copy()
-        if self.spines:
-            for links in np.concatenate([self.uplinks, self.uplinks + 1]).tolist():
-                capacities[links[0]] = math.fsum(self.edges.bytes_per_s[links].tolist())
-        return capacities
-
-    @cached_property
-    def may_bind(self) -> NDArray[np.bool_]:
-        """Links that can slow what crosses them, apart from the NVLink ports of a node at rated capacity.
+    def may_bind(self) -> Bools:
+        """Links that can slow what crosses them; NVLink ports and links to hosts only below rated capacity.
 
         A link between a GPU and its NIC carries no more than the NIC, so it does not count unless it is
         slower.
@@ -280,6 +220,7 @@ class FatTree(Topology):
         nics = self.nics.ravel()
         binding[hosts] = self.edges.bytes_per_s[hosts] < self.edges.bytes_per_s[nics]
         binding[self.ports.ravel()] = False
+        binding[self.edges.of_kind("pcie")] = False
         binding[self.edges.slow] = True
         return binding
 
@@ -300,7 +241,6 @@ class FatTree(Topology):
         least = self.spines * rate["uplink"] if rated else self.capacities[[first, first + 1]].min()
         return bool(least < below * (1.0 - ROUNDING))
 
-    # ---------------------------------------------------------------------------------- crossings
     def crossings(self, source: Ints, target: Ints) -> Ints:
         """Links on the route between ranks, one row per pair; -1: none.
 
@@ -308,12 +248,11 @@ class FatTree(Topology):
         of its NIC, up from its leaf, down to the target's leaf, into its NIC, into it; uplinks as `counted`.
         """
         inside = self.node_of[source] == self.node_of[target]
-        links = np.full((*source.shape, 6), -1, dtype=np.int64)
         out = self._mesh[source, target % self._gpus] if self.full_mesh else self.ports[source, 0]
+        into = -1 if self.full_mesh else self.ports[target, 1]
+        links = np.full((*source.shape, 6), -1, dtype=np.int64)
         links[..., 0] = np.where(inside, out, self.hosts[source, 0])
-        links[..., 5] = np.where(
-            inside, -1 if self.full_mesh else self.ports[target, 1], self.hosts[target, 1]
-        )
+        links[..., 5] = np.where(inside, into, self.hosts[target, 1])
         links[..., 1] = np.where(inside, -1, self.nics[source, 0])
         links[..., 4] = np.where(inside, -1, self.nics[target, 1])
         if self.spines:
@@ -322,22 +261,3 @@ class FatTree(Topology):
             links[..., 2] = np.where(leaf_a == leaf_b, -1, self.uplinks[leaf_a, 0])
             links[..., 3] = np.where(leaf_a == leaf_b, -1, self.uplinks[leaf_b, 0] + 1)
         return links
-
-    @cached_property
-    def _rank(self) -> dict[str, int]:
-        return {self.device(rank): rank for rank in range(self.num_devices)}
-
-    def _path(self, source: str, target: str) -> list[int]:
-        if source in self._rank and target in self._rank:
-            return self._path_of_ranks(self._rank[source], self._rank[target])
-        return super()._path(source, target)
-
-    def _path_of_ranks(self, source: int, target: int) -> list[int]:
-        """The links of `crossings`, with the uplinks of the spine that the target's NIC determines."""
-        links = self.crossings(np.array([source]), np.array([target]))[0]
-        if links[2] >= 0:
-            leaf = self.leaf_of[target]
-            below = np.unique(self.nics[self.leaf_of == leaf, 0])
-            spine = int(np.searchsorted(below, self.nics[target, 0])) % self.spines
-            links[2:4] = self.uplinks[self.leaf_of[source], spine], self.uplinks[leaf, spine] + 1
-        return [link for link in links.tolist() if link >= 0]

@@ -1,22 +1,25 @@
-"""Writes a topology's graph as GraphML or DOT."""
+"""The network of a machine: its vertices and edges as networkx graphs, compiled once to columns.
+
+The graphs are the machine: one for each distinct part, such as a node with its leaf, with the number of its
+copies. Capacities and latencies of prices, loads, routes and nodes are read from their columns.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Bools, Floats, Ints
-from perfsim.base.errors import InputError
+from perfsim.base.errors import InputError, Problem
+from perfsim.base.text import nearest
 from perfsim.specs.hardware import SystemSpec
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ class Group:
         return self.most_per_node == self.fewest_per_node
 
 
-# The edges of a network as columns, compiled from its networkx graph.
+# The graphs of a network, and their edges as columns.
 
 
 class Cable(NamedTuple):
@@ -78,7 +81,7 @@ class Cable(NamedTuple):
     b: str
     kind: str
     bytes_per_s: float
-    seconds: tuple[float, float]
+    seconds: tuple[float, float] = (0.0, 0.0)
     duplex: bool = True
 
 
@@ -91,24 +94,51 @@ class Part(NamedTuple):
     graph: nx.MultiDiGraph[str]
     vertices: Ints
 
+    @classmethod
+    def of(cls, vertices: Iterable[tuple[str, str]], cables: Iterable[Cable], numbers: Ints) -> Part:
+        """Copies of a graph of vertices (name, kind) and cables.
 
-def network_graph(vertices: Iterable[tuple[str, str]], cables: Iterable[Cable]) -> nx.MultiDiGraph[str]:
-    """A networkx graph of vertices (name, kind) and cables; both directions of a cable follow one another.
+        Both directions of a cable follow one another. Edges are numbered from 0 by their key; they have
+        `kind`, `bytes_per_s`, `seconds` and `duplex`.
+        """
+        import networkx as nx
 
-    Edges have `link` (their key, counted from 0), `kind`, `bytes_per_s`, `seconds` and `duplex`.
-    """
-    import networkx as nx
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        for name, kind in vertices:
+            graph.add_node(name, kind=kind)
+        for number, cable in enumerate(cables):
+            data = {"kind": cable.kind, "bytes_per_s": cable.bytes_per_s, "duplex": cable.duplex}
+            graph.add_edge(cable.a, cable.b, key=2 * number, seconds=cable.seconds[0], **data)
+            graph.add_edge(cable.b, cable.a, key=2 * number + 1, seconds=cable.seconds[1], **data)
+        return cls(graph, numbers)
 
-    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-    for name, kind in vertices:
-        graph.add_node(name, kind=kind)
-    link = 0
-    for a, b, kind, bytes_per_s, seconds, duplex in cables:
-        for (source, target), latency_s in zip(((a, b), (b, a)), seconds, strict=True):
-            data = {"kind": kind, "bytes_per_s": bytes_per_s, "seconds": latency_s, "duplex": duplex}
-            graph.add_edge(source, target, key=link, link=link, **data)
-            link += 1
-    return graph
+    @property
+    def num_links(self) -> int:
+        """Links of all copies, which are numbered copy by copy."""
+        return self.graph.number_of_edges() * len(self.vertices)
+
+    def changed(self, values: Mapping[int, Mapping[str, float]]) -> Iterator[Part]:
+        """The part with other values of edges, by link: each run of copies that stay equal is a part."""
+        size = self.graph.number_of_edges()
+        of_copy: list[dict[int, Mapping[str, float]]] = [{} for _ in self.vertices]
+        for link, changes in values.items():
+            of_copy[link // size][link % size] = changes
+        first = 0
+        for own, copies in groupby(of_copy):
+            last = first + len(list(copies))
+            graph = self.graph.copy() if own else self.graph
+            for a, b, key in self.graph.edges(keys=True) if own else ():
+                graph.edges[a, b, key].update(own.get(key, {}))
+            yield Part(graph, self.vertices[first:last])
+            first = last
+
+
+class Rated(NamedTuple):
+    """What prices assume of an edge, by its kind; an edge that is worse slows what crosses it."""
+
+    bytes_per_s: Mapping[str, float]
+    seconds: Mapping[str, tuple[float, float]]
+    """Latencies there and back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,32 +154,40 @@ class Edges:
     bytes_per_s: Floats
     seconds: Floats
     duplex: Bools
-    rated: Mapping[str, float]
-    """The capacity of an edge by its kind, which prices assume; a slower edge slows what crosses it."""
+    usual: Rated
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> Edges:
-        """The edges of all copies of all parts, copy by copy."""
+    def of(cls, parts: Sequence[Part], usual: Rated | None = None) -> Edges:
+        """The edges of all parts, copy by copy; what is usual follows from them unless it is given."""
         kinds: dict[str, int] = {}
         columns = [_columns(part, kinds) for part in parts]
         source, target, kind, bytes_per_s, seconds, duplex = (
             np.concatenate(column) for column in zip(*columns, strict=True)
         )
-        rated = _rated(kind, tuple(kinds), bytes_per_s)
-        return cls(source, target, kind, tuple(kinds), bytes_per_s, seconds, duplex, rated)
+        if usual is None:
+            of_kind = {name: np.flatnonzero(kind == number) for name, number in kinds.items()}
+            usual = Rated(
+                {name: _most_common(bytes_per_s[links]) for name, links in of_kind.items()},
+                {
+                    name: (_most_common(seconds[links[::2]]), _most_common(seconds[links[1::2]]))
+                    for name, links in of_kind.items()
+                },
+            )
+        return cls(source, target, kind, tuple(kinds), bytes_per_s, seconds, duplex, usual)
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def rated(self) -> Mapping[str, float]:
+        """The capacity of an edge by its kind, which prices assume."""
+        return self.usual.bytes_per_s
 
     def of_kind(self, kind: str) -> Ints:
         """Ids of the links of a kind, ascending."""
         if kind not in self.kinds:
             return np.empty(0, dtype=np.int64)
         return np.flatnonzero(self.kind == self.kinds.index(kind))
-
-    def latency_s(self, kind: str, direction: int) -> float:
-        """Latency of the first link of a kind: there (0) or back (1)."""
-        return float(self.seconds[self.of_kind(kind)[direction]])
 
     @cached_property
     def medium(self) -> Ints:
@@ -168,24 +206,13 @@ class Edges:
         """Ids of the links without capacity."""
         return frozenset(np.flatnonzero(self.bytes_per_s == 0.0).tolist())
 
-    def with_capacities(self, bytes_per_s: Mapping[int, float], *, rate: bool) -> Edges:
-        """The edges with other capacities by link; both directions of a link that is not duplex change.
-
-        With `rate` the capacities of kinds are rated anew; otherwise prices stay as they are.
-        """
-        changed = self.bytes_per_s.copy()
-        for link, capacity in bytes_per_s.items():
-            changed[[link] if self.duplex[link] else [link, link ^ 1]] = capacity
-        rated = _rated(self.kind, self.kinds, changed) if rate else self.rated
-        return replace(self, bytes_per_s=changed, rated=rated)
-
 
 def _columns(part: Part, kinds: dict[str, int]) -> tuple[NDArray[Any], ...]:
     """The columns of `Edges` of all copies of a part; new kinds are added to `kinds`."""
     place = {name: index for index, name in enumerate(part.graph)}
     rows = sorted(
-        (link, place[a], place[b], kinds.setdefault(data["kind"], len(kinds)), data)
-        for a, b, link, data in part.graph.edges(keys=True, data=True)
+        (key, place[a], place[b], kinds.setdefault(data["kind"], len(kinds)), data)
+        for a, b, key, data in part.graph.edges(keys=True, data=True)
     )
     ends = np.array([row[1:4] for row in rows], dtype=np.int64).reshape(-1, 3)
     values = [(row[4]["bytes_per_s"], row[4]["seconds"]) for row in rows]
@@ -202,37 +229,16 @@ def _columns(part: Part, kinds: dict[str, int]) -> tuple[NDArray[Any], ...]:
     )
 
 
-def _rated(kind: Ints, kinds: Sequence[str], bytes_per_s: Floats) -> dict[str, float]:
-    """The most common capacity of each kind, of several the largest."""
-    rated = {}
-    for number, name in enumerate(kinds):
-        values, counts = np.unique(bytes_per_s[kind == number], return_counts=True)
-        rated[name] = float(values[counts == counts.max()].max())
-    return rated
-
-
-# The interface of topologies: a graph, its links with ids, routes, shapes of groups.
-
-
-class Edge(NamedTuple):
-    """One direction of a link: `seconds` is its latency, including the switch that it enters."""
-
-    link: int
-    source: str
-    target: str
-    kind: str
-    bytes_per_s: float
-    seconds: float
-
-
-Route = tuple[Edge, ...]
+def _most_common(values: Floats) -> float:
+    """The most common value, of several the largest."""
+    distinct, counts = np.unique(values, return_counts=True)
+    return float(distinct[counts == counts.max()].max())
 
 
 class Topology(ABC):
-    """A network of devices 0 to `num_devices` - 1, and the routes between them.
+    """A network of devices 0 to `num_devices` - 1.
 
-    A kind of network gives its vertices and cables. They make a networkx graph, and the graph is compiled to
-    columns (`edges`), from which prices, loads, routes and nodes are read.
+    A kind of network gives its vertices and cables, or graphs of its parts where these repeat.
     """
 
     devices_per_node: int
@@ -243,15 +249,16 @@ class Topology(ABC):
             raise InputError(f"{system.name}: at least one device is needed, not {num_devices}")
         self.system = system
         self.num_devices = num_devices
-        self._changed = False
+        self.usual: Rated | None = None
+        """What prices assume of edges; None: what is most common."""
 
     @abstractmethod
     def device(self, rank: int) -> str:
         """Name of the device of a rank; InputError for a rank that does not exist."""
 
-    @abstractmethod
     def _cables(self) -> Iterator[Cable]:
-        """Every link once."""
+        """Every link once; none where `_parts` are given."""
+        yield from ()
 
     def _vertices(self) -> Iterator[tuple[str, str]]:
         """Name and kind of every vertex: first the devices by rank; by default there is nothing else."""
@@ -260,108 +267,119 @@ class Topology(ABC):
 
     def _parts(self) -> list[Part]:
         """The parts of the network; by default one, the whole."""
-        graph = network_graph(self._vertices(), self._cables())
-        return [Part(graph, np.arange(len(graph))[None])]
+        return [Part.of(self.vertices, self._cables(), np.arange(len(self.vertices))[None])]
+
+    def _bundles(self) -> Iterator[tuple[Ints, bool]]:
+        """Links that carry together what crosses them, a bundle a row; whether each waits for its slowest."""
+        yield from ()
 
     # ------------------------------------------------------------------------------------ links
     @cached_property
-    def edges(self) -> Edges:
-        """All edges as columns; devices are vertices 0 to `num_devices` - 1."""
-        return Edges.of(self._built)
+    def parts(self) -> list[Part]:
+        """The graph of every distinct part, with its copies."""
+        return self._parts()
 
     @cached_property
-    def _built(self) -> list[Part]:
-        return self._parts()
+    def edges(self) -> Edges:
+        """All edges as columns; devices are vertices 0 to `num_devices` - 1."""
+        return Edges.of(self.parts, self.usual)
 
     @cached_property
     def vertices(self) -> tuple[tuple[str, str], ...]:
         """Name and kind of every vertex, by number."""
         return tuple(self._vertices())
 
-    @cached_property
-    def _links(self) -> Route:
-        names = [name for name, _ in self.vertices]
-        edges = self.edges
-        columns = (edges.source, edges.target, edges.kind, edges.bytes_per_s, edges.seconds)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return tuple(
-            Edge(link, names[source], names[target], edges.kinds[kind], bytes_per_s, seconds)
-            for link, (source, target, kind, bytes_per_s, seconds) in enumerate(rows)
-        )
+    def ends(self, link: int) -> tuple[str, str]:
+        """Names of the vertices that a link leaves and enters."""
+        return self.vertices[self.edges.source[link]][0], self.vertices[self.edges.target[link]][0]
 
-    def links(self) -> Route:
-        """All edges with the names of their ends; the index of an edge is its id."""
-        return self._links
+    @cached_property
+    def counted(self) -> Ints:
+        """The link that each link counts as: itself, its way back if they share one, its bundle's first."""
+        counted = self.edges.medium.copy()
+        for links, _ in self._bundles():
+            counted[links] = counted[links[:, :1]]
+        return counted
+
+    @cached_property
+    def capacities(self) -> Floats:
+        """Bytes/s of every link; the first of a bundle has the capacity of all of them."""
+        carried = self.edges.bytes_per_s
+        capacities = carried.copy()
+        for links, waits in self._bundles():
+            together = [len(row) * min(row) if waits else math.fsum(row) for row in carried[links].tolist()]
+            capacities[links[:, 0]] = together
+        return capacities
 
     @cached_property
     def graph(self) -> nx.MultiDiGraph[str]:
-        """The whole network as a networkx graph, as `network_graph` describes it."""
-        if not self._changed and len(self._built) == len(self._built[0].vertices) == 1:
-            return self._built[0].graph
-        there = self.links()[::2]
-        duplex = self.edges.duplex[::2].tolist()
-        back_s = self.edges.seconds[1::2].tolist()
-        graph = network_graph(
-            self.vertices,
-            (
-                Cable(edge.source, edge.target, edge.kind, edge.bytes_per_s, (edge.seconds, seconds), both)
-                for edge, seconds, both in zip(there, back_s, duplex, strict=True)
-            ),
-        )
-        for edge in self.links()[1::2]:
-            graph.edges[edge.source, edge.target, edge.link]["bytes_per_s"] = edge.bytes_per_s
+        """The whole network as one graph; the key of an edge is the id of its link."""
+        import networkx as nx
+
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        for name, kind in self.vertices:
+            graph.add_node(name, kind=kind)
+        edges = self.edges
+        columns = (edges.kind, edges.bytes_per_s, edges.seconds, edges.duplex)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for link, (kind, bytes_per_s, seconds, duplex) in enumerate(rows):
+            data = {"bytes_per_s": bytes_per_s, "seconds": seconds, "duplex": duplex}
+            graph.add_edge(*self.ends(link), key=link, link=link, kind=edges.kinds[kind], **data)
         return graph
 
     def with_capacities(self, bytes_per_s: Mapping[int, float], *, rate: bool = True) -> Self:
-        """The same network with other capacities of links, by id.
+        """The same network with other capacities of links, by id; both directions change that share one.
 
         A kind of link is rated at the most common capacity of its edges, which prices assume; an edge below
         it slows what crosses it. Without `rate` prices stay, so that all changed edges act like that.
         """
-        twin = copy(self)
-        for name in [name for name in vars(self) if isinstance(_member(type(self), name), cached_property)]:
-            del twin.__dict__[name]
-        vars(twin).update(_changed=True, edges=self.edges.with_capacities(bytes_per_s, rate=rate))
+        values = {}
+        for link, capacity in bytes_per_s.items():
+            for way in (link,) if self.edges.duplex[link] else (link, link ^ 1):
+                values[way] = {"bytes_per_s": capacity}
+        parts: list[Part] = []
+        first = 0
+        for part in self.parts:
+            after = first + part.num_links
+            parts += part.changed({link - first: values[link] for link in values if first <= link < after})
+            first = after
+        twin = type(self)(self.system, self.num_devices)
+        vars(twin).update(parts=parts, usual=None if rate else self.edges.usual)
         return twin
 
-    # ----------------------------------------------------------------------------------- routes
-    def route(self, source: int | str, target: int | str) -> Route:
-        """Edges from one rank or named place to another; empty from a place to itself.
+    # ------------------------------------------------------------------------------ named links
+    @cached_property
+    def links_by_ends(self) -> dict[frozenset[str], list[int]]:
+        """Ids of all links, both directions, by their ends.
 
-        It is the route of lowest latency, and between devices crosses no other device. Raises InputError
-        for a place that does not exist.
+        A device at the far side of its port names the links on both sides: `swarmx/0/0-cs1` are those of
+        `cs1/port`.
         """
-        ends = (self._name(source), self._name(target))
-        if ends not in self._routes:
-            links = self._path(*ends) if ends[0] != ends[1] else []
-            self._routes[ends] = tuple(self.links()[link] for link in links)
-        return self._routes[ends]
+        ends: dict[frozenset[str], list[int]] = {}
+        for link in range(len(self.edges)):
+            ends.setdefault(frozenset(self.ends(link)), []).append(link)
+        behind: dict[frozenset[str], list[int]] = {}
+        for pair, links in ends.items():
+            if len(devices := _without_port(pair)) == 1:
+                behind[devices] = links
+        for pair, links in list(ends.items()):
+            if (devices := _without_port(pair)) != pair and len(devices) == 2:
+                own = [behind[frozenset({name})] for name in devices if frozenset({name}) in behind]
+                ends[devices] = sum(own, links)
+        return ends
 
-    @cached_property
-    def _routes(self) -> dict[tuple[str, str], Route]:
-        return {}
+    def links_named(self, name: str) -> list[int]:
+        """Ids of the links between two ends, `leaf0-spine3`, in either order; empty where there are none.
 
-    def _path(self, source: str, target: str) -> list[int]:
-        """Links of the route between two places, which exist and differ."""
-        import networkx as nx
-
-        path = nx.shortest_path(self.graph, source, target, weight="seconds")
-        return [min(data["link"] for data in self.graph[a][b].values()) for a, b in pairwise(path)]
-
-    def route_seconds(self, source: int | str, target: int | str) -> float:
-        """Latency of a route: the sum over its edges."""
-        return math.fsum(edge.seconds for edge in self.route(source, target))
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self.vertices)
-
-    def _name(self, place: int | str) -> str:
-        if not isinstance(place, str):
-            return self.device(place)
-        if place not in self._names:
-            raise InputError(f"{self.system.name} with {self.num_devices} devices has no {place!r}")
-        return place
+        An end may leave out the node that the other one names: `node0/gpu0-nvswitch`.
+        """
+        parts = name.split("-")
+        nodes = ["", *(f"{part.rpartition('/')[0]}/" for part in parts if "/" in part)]
+        for node in nodes:
+            pair = frozenset(part if "/" in part else node + part for part in parts)
+            if pair in self.links_by_ends:
+                return self.links_by_ends[pair]
+        return []
 
     # ----------------------------------------------------------------------------------- groups
     @cached_property
@@ -390,118 +408,67 @@ class Topology(ABC):
             raise InputError(f"{self.system.name} has ranks 0 to {self.num_devices - 1}, not {rank}")
 
 
-def _member(cls: type, name: str) -> object:
-    """An attribute of a class as it is written, without binding; None where there is none."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+# Degraded and dead links, and routes around dead ones.
+
+MOST_NAMES = 6
+PORT = "/port"
+AnyTopology = TypeVar("AnyTopology", bound=Topology)
 
 
-def write_graph(topology: Topology, path: Path) -> None:
-    """Write the whole network to a file, as its name ends: `.graphml`, or `.dot` or `.gv` for Graphviz.
+def degraded(topology: AnyTopology, left: Mapping[str, float]) -> AnyTopology:
+    """The network with a share left of the capacity of some links, named by their ends; 0 is dead.
 
-    Vertices have their `kind`; edges, one for each direction, have `link` (their id), `kind`, `bytes_per_s`,
-    `seconds` (latency) and `duplex`. Raises InputError for another ending.
+    `leaf0-spine3` names both directions. Prices stay those of healthy links. Raises InputError for a link
+    that does not exist, with the nearest name, and for a share that is not between 0 and 1.
     """
-    text_of = FORMATS.get(path.suffix.lower())
-    if text_of is None:
-        raise InputError(f"{path}: the name of a graph's file ends in {', '.join(FORMATS)}")
-    path.write_text(text_of(topology.graph), encoding="utf-8")
+    if not left:
+        return topology
+    capacities: dict[int, float] = {}
+    for name, share in left.items():
+        if not 0.0 <= share <= 1.0:
+            raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
+        links = topology.links_named(name)
+        if not links:
+            problem = f"{topology.system.name} has no link {name!r}"
+            raise InputError([Problem(problem, help=nearest_link(name, [topology]))])
+        for link in links:
+            capacities[link] = share * float(topology.edges.bytes_per_s[link])
+    return topology.with_capacities(capacities, rate=False)
 
 
-def _graphml(graph: nx.MultiDiGraph[str]) -> str:
+def nearest_link(name: str, topologies: Iterable[Topology]) -> str:
+    """A line of help: the link of some networks most like `name`, or a few examples."""
+    kinds = ("gpu", "nic", "leaf", "spine", "cs", "swarmx", "memoryx")
+
+    def from_devices_up(end: str) -> tuple[int, str]:
+        return next((rank for rank, kind in enumerate(kinds) if kind in end.rsplit("/", 1)[-1]), 99), end
+
+    pairs = dict.fromkeys(pair for topology in topologies for pair in topology.links_by_ends)
+    names = ["-".join(sorted(pair, key=from_devices_up)) for pair in pairs]
+    if not names:
+        return "this network has no link that can be degraded"
+    near = nearest(name, names)
+    return f"did you mean `{near}`?" if near else f"for example {', '.join(names[-MOST_NAMES:])}"
+
+
+def _without_port(pair: frozenset[str]) -> frozenset[str]:
+    return frozenset(name.removesuffix(PORT) for name in pair)
+
+
+def route_around(topology: Topology, source: int, target: int, dead: frozenset[int]) -> list[int]:
+    """Links of the route of lowest latency without dead ones; it may pass other devices of a node.
+
+    The destination chooses among routes of equal latency, so that traffic spreads. Raises InputError where
+    there is no route.
+    """
     import networkx as nx
 
-    return "\n".join(nx.generate_graphml(graph)) + "\n"
-
-
-def _dot(graph: nx.MultiDiGraph[str]) -> str:
-    return "\n".join(["digraph {", *_dot_lines(graph), "}", ""])
-
-
-def _dot_lines(graph: nx.MultiDiGraph[str]) -> Iterator[str]:
-    for name, data in graph.nodes(data=True):
-        yield f'  "{name}" [kind="{data["kind"]}"];'
-    for a, b, data in graph.edges(data=True):
-        values = ", ".join(f'{name}="{_text(value)}"' for name, value in data.items())
-        yield f'  "{a}" -> "{b}" [{values}];'
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-FORMATS: dict[str, Callable[[nx.MultiDiGraph[str]], str]] = {
-    ".graphml": _graphml,
-    ".dot": _dot,
-    ".gv": _dot,
-}
-
-
-# The network folded by kind of place: what repeats is drawn once, with how often it is there.
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """All vertices of a kind, such as the NICs."""
-
-    kind: str
-    """Kind of place."""
-    count: int
-    """Places of this kind."""
-    homes: int
-    """Nodes, systems or stores over which they are spread evenly; 1 where they are not."""
-    home: str
-    """What a home is called in the names of vertices: `node`, `cs`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cables:
-    """All links of a kind between two kinds of places."""
-
-    kind: str
-    """Kind of link."""
-    a: str
-    """Kind of place at one end."""
-    b: str
-    """Kind of place at the other end."""
-    count: int
-    """Links of this kind."""
-    bytes_per_s: float
-    """Of one link in one direction, the rated capacity."""
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkMap:
-    """The folded network; the first place are the devices."""
-
-    places: tuple[Place, ...]
-    cables: tuple[Cables, ...]
-
-
-def network_map(topology: Topology) -> NetworkMap:
-    """The kinds of vertices of a topology's graph, and the kinds of edges between them."""
-    kinds = list(dict.fromkeys(kind for _, kind in topology.vertices))
-    number = {kind: index for index, kind in enumerate(kinds)}
-    of_vertex = np.array([number[kind] for _, kind in topology.vertices])
-    homes: list[set[str]] = [set() for _ in kinds]
-    for name, kind in topology.vertices:
-        homes[number[kind]].add(name.split("/", 1)[0])
-    counts = np.bincount(of_vertex, minlength=len(kinds)).tolist()
-    places = tuple(
-        Place(kind, count, *_spread(count, within))
-        for kind, count, within in zip(kinds, counts, homes, strict=True)
-    )
-    edges = topology.edges
-    there = slice(0, len(edges), 2)
-    ends = np.sort(np.stack([of_vertex[edges.source[there]], of_vertex[edges.target[there]]]), axis=0)
-    rows, number_of = np.unique(np.vstack([ends, edges.kind[there]]), axis=1, return_counts=True)
-    cables = tuple(
-        Cables(edges.kinds[kind], kinds[a], kinds[b], count, edges.rated[edges.kinds[kind]])
-        for (a, b, kind), count in zip(rows.T.tolist(), number_of.tolist(), strict=True)
-    )
-    return NetworkMap(places, cables)
-
-
-def _spread(count: int, homes: set[str]) -> tuple[int, str]:
-    """Over how many homes so many vertices are spread evenly, and what a home is called."""
-    even = len(homes) if count % len(homes) == 0 else 1
-    return even, min(homes).rstrip("0123456789")
+    ends = topology.device(source), topology.device(target)
+    left = nx.restricted_view(topology.graph, [], [(*topology.ends(link), link) for link in dead])
+    try:
+        paths = sorted({tuple(path) for path in nx.all_shortest_paths(left, *ends, weight="seconds")})
+    except nx.NetworkXNoPath:
+        names = ", ".join(sorted({"-".join(topology.ends(link)) for link in dead if link % 2 == 0}))
+        raise InputError(f"no route is left from {ends[0]} to {ends[1]} without {names}") from None
+    keys = [[int(key) for key in left[a][b]] for a, b in pairwise(paths[target % len(paths)])]
+    return [min(links) for links in keys]

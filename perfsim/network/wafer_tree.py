@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,38 @@ from perfsim.base.errors import InputError
 from perfsim.network.topology import Cable, Topology
 from perfsim.specs.hardware import WaferClusterSpec
 
-TREE_KINDS = ("memoryx", "swarmx", "io")
-"""Kinds of the links between MemoryX and the systems."""
+Way = Literal["down", "up"]
+"""Towards the systems, or away from them."""
+POOLS = ("server", "dram", "flash")
+"""Kinds of links that occur once in every weight server."""
+
+
+class Stream(NamedTuple):
+    """What an operation that moves data runs on."""
+
+    lane: str
+    """The part of the machine that is busy."""
+    way: Way
+    kinds: tuple[str, ...]
+    """The kinds of links that it crosses."""
+
+
+_TREE = ("memoryx", "swarmx", "io", "server", "dram")
+_AT_SYSTEM = ("io", "feed")
+STREAMS: Mapping[str, Stream] = {
+    "memoryx_read": Stream("link", "down", _TREE),
+    "reduce": Stream("link", "up", _TREE),
+    "reduce_part": Stream("link", "up", _TREE),
+    # Gradients that SwarmX has summed do not enter MemoryX.
+    "reduce_in_tree": Stream("link", "up", ("swarmx", "io")),
+    "reduce_in_tree_part": Stream("link", "up", ("swarmx", "io")),
+    "flash_read": Stream("flash", "down", ("flash",)),
+    "flash_write": Stream("flash", "up", ("flash",)),
+    "samples": Stream("input", "down", _AT_SYSTEM),
+    "spill": Stream("spilling", "up", _AT_SYSTEM),
+    "fetch": Stream("spilling", "down", _AT_SYSTEM),
+    "memoryx_update": Stream("update", "down", ("dram",)),
+}
 
 
 class WaferTree(Topology):
@@ -40,23 +70,14 @@ class WaferTree(Topology):
         self.tree_levels = tuple(levels)
         """Number of SwarmX nodes on each level, from the root down."""
 
-    @property
-    def tree_depth(self) -> int:
-        """Levels of SwarmX nodes between MemoryX and a system."""
-        return len(self.tree_levels)
-
     def device(self, rank: int) -> str:
         """Name of a rank's system, such as `cs0`."""
         self._check_rank(rank)
         return f"cs{rank}"
 
-    def tree_links(self, direction: Literal["down", "up"]) -> Ints:
-        """Links that a broadcast from MemoryX to all systems crosses, or a reduction to MemoryX."""
-        return np.concatenate([self.ways(kind, direction) for kind in TREE_KINDS])
-
-    def ways(self, kind: str, direction: Literal["down", "up"]) -> Ints:
-        """Links of a kind towards the systems, or away from them."""
-        return self.edges.of_kind(kind)[direction == "up" :: 2]
+    def ways(self, way: Way, *kinds: str) -> Ints:
+        """Links of some kinds in one direction."""
+        return np.concatenate([self.edges.of_kind(kind)[way == "up" :: 2] for kind in kinds])
 
     def _vertices(self) -> Iterator[tuple[str, str]]:
         ranks = range(self.num_devices)
@@ -75,35 +96,61 @@ class WaferTree(Topology):
                 yield f"cs{rank}/activations{server}", "activation server"
 
     def _cables(self) -> Iterator[Cable]:
+        """The tree from the root down, then the ports of systems, weight servers and activation servers."""
+        memoryx = self.system.memoryx
         swarmx = self.system.swarmx
-        duplex = self.system.swarmx.duplex
         hop = swarmx.hop_latency
-        bytes_per_s = swarmx.bandwidth
-        yield Cable("memoryx", "swarmx/0/0", "memoryx", self.system.memoryx.bandwidth, (hop, 0.0), duplex)
+        duplex = swarmx.duplex
+        yield Cable("memoryx", "swarmx/0/0", "memoryx", memoryx.bandwidth, (hop, 0.0), duplex)
         for level, nodes in enumerate(self.tree_levels[1:], start=1):
             for node in range(nodes):
                 parent = f"swarmx/{level - 1}/{node // swarmx.fan_out}"
-                yield Cable(parent, f"swarmx/{level}/{node}", "swarmx", bytes_per_s, (hop, hop), duplex)
+                child = f"swarmx/{level}/{node}"
+                yield Cable(parent, child, "swarmx", swarmx.bandwidth, (hop, hop), duplex)
         for rank in range(self.num_devices):
             parent = f"swarmx/{len(self.tree_levels) - 1}/{rank // swarmx.fan_out}"
-            yield Cable(parent, f"cs{rank}/port", "swarmx", bytes_per_s, (0.0, hop), duplex)
+            yield Cable(parent, f"cs{rank}/port", "swarmx", swarmx.bandwidth, (0.0, hop), duplex)
         port_s = (self.system.io_link.latency,) * 2
         for rank in range(self.num_devices):
             yield Cable(f"cs{rank}/port", f"cs{rank}", "io", self.system.io_bytes_per_s, port_s, duplex)
-        yield from self._server_cables()
-
-    def _server_cables(self) -> Iterator[Cable]:
-        server = self.system.memoryx.server
-        feeders = self.system.activation_servers
-        free = (0.0, 0.0)
-        for number in range(self.system.memoryx.servers):
+        server = memoryx.server
+        flash = server.flash
+        for number in range(memoryx.servers):
             name = f"memoryx/server{number}"
-            yield Cable(name, "memoryx", "server", server.bandwidth, free)
-            yield Cable(f"{name}/dram", name, "dram", server.dram.bandwidth, free, duplex=False)
-            if server.flash is not None:
-                flash = server.flash
-                yield Cable(f"{name}/flash", f"{name}/dram", "flash", flash.bandwidth, free, flash.duplex)
+            yield Cable(name, "memoryx", "server", server.bandwidth)
+            yield Cable(f"{name}/dram", name, "dram", server.dram.bandwidth, duplex=False)
+            if flash is not None:
+                yield Cable(f"{name}/flash", f"{name}/dram", "flash", flash.bandwidth, duplex=flash.duplex)
+        feeders = self.system.activation_servers
         for rank in range(self.num_devices):
             for number in range(feeders.per_system):
-                name = f"cs{rank}/activations{number}"
-                yield Cable(name, f"cs{rank}/port", "feed", feeders.bandwidth, free)
+                yield Cable(f"cs{rank}/activations{number}", f"cs{rank}/port", "feed", feeders.bandwidth)
+
+    def _bundles(self) -> Iterator[tuple[Ints, bool]]:
+        """The weight servers, and the activation servers of each system.
+
+        Layers wait for the slowest weight server: those that are sharded over all of them, and those on one
+        server each too, since they are used in order. Activation servers of a system share its spills.
+        """
+        for way in (0, 1):
+            for kind in POOLS:
+                links = self.edges.of_kind(kind)[way::2]
+                if len(links):
+                    yield links[None], True
+            yield self.edges.of_kind("feed")[way::2].reshape(self.num_devices, -1), False
+
+    # ---------------------------------------------------------------------------------- latencies
+    def latency_s(self, way: Way) -> float:
+        """Latency between MemoryX and the farthest system."""
+        edges = self.edges
+        at = np.arange(self.num_devices)
+        total_s = np.zeros(self.num_devices)
+        parent = np.zeros(len(self.vertices), dtype=np.int64)
+        links = np.zeros(len(self.vertices), dtype=np.int64)
+        down = self.ways("down", "memoryx", "swarmx", "io")
+        parent[edges.target[down]] = edges.source[down]
+        links[edges.target[down]] = down + (way == "up")
+        for _ in range(len(self.tree_levels) + 2):
+            total_s += edges.seconds[links[at]]
+            at = parent[at]
+        return float(total_s.max())

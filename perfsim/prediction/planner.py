@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -17,8 +18,10 @@ from perfsim.machines.placement import place
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluated, evaluation_of, graph_of, reported
 from perfsim.specs.layout import Layout
+from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.plan import Screening
+from perfsim.strategies.three_d.legal import Refusal, RefusedLayoutError
 
 ESTIMATE_ERROR = 0.02
 """By how much the closed form may exceed a simulated step; more is rare (`reports/regret.md`)."""
@@ -30,6 +33,8 @@ MOST_ALIKE = 6
 """How many of these may be of one kind; their errors are nearly the same."""
 KIND = ("schedule", "zero_stage", "sequence_parallel", "tensor", "pipeline", "data", "micro_batch_size")
 """What layouts of a kind have in common."""
+MOST_NEAREST = 3
+"""How many legal layouts a refusal names."""
 MOST_LISTED = 400
 """How many layouts of best estimate may be simulated at all."""
 
@@ -207,7 +212,26 @@ def plan_of(question: Question) -> Plan:
     layout = question.given_layout
     if layout is None:
         return best_plan(question).plan
-    return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
+    try:
+        return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
+    except RefusedLayoutError as error:
+        near = dict.fromkeys(_nearest_legal(question, error.refusals))
+        words = " or ".join(f"--layout {text}" for text in [*near][:MOST_NEAREST])
+        raise RefusedLayoutError(error.refusals, f"nearest that is legal: {words}" if near else "") from None
+
+
+def _nearest_legal(question: Question, refusals: Iterable[Refusal]) -> Iterator[str]:
+    """The layouts nearest to a refused one that break no rule, as text.
+
+    Where another degree leaves devices idle or takes too many, replicas make up for it.
+    """
+    for refusal in refusals:
+        for near in refusal.nearest:
+            replicas = question.devices * near.data // near.num_devices
+            for layout in dict.fromkeys((near, replace(near, data=max(1, replicas)))):
+                with suppress(LayoutError):
+                    question.chosen.plan(question.job, question.topology, layout, check_memory=False)
+                    yield text_of(layout)
 
 
 def refusal(question: Question) -> PerfsimError | None:

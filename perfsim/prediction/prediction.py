@@ -16,7 +16,7 @@ from typing import Any
 
 from perfsim.base.errors import PerfsimError
 from perfsim.costs.memory import MemoryUse
-from perfsim.costs.wafer import StreamingRoof
+from perfsim.costs.wafer import PEAK, StreamingRoof
 from perfsim.engine.failures import FailedRun
 from perfsim.engine.trace import Simulated
 from perfsim.interop import gaps_of
@@ -24,10 +24,10 @@ from perfsim.interop.chrome import StepTrace
 from perfsim.machines import machine_of
 from perfsim.prediction.bands import accuracy_of, recorded_errors
 from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings, worst_first
-from perfsim.prediction.disturbed import Perturbed, expanded, perturbed
+from perfsim.prediction.disturbed import expanded, perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import MEMORY_LIMIT, Question, allowed_share
-from perfsim.prediction.run import Evaluation, Training, evaluated
+from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
 from perfsim.prediction.why import LinkUse, Why, link_use, why
 from perfsim.strategies import Plan
 from perfsim.version import __version__
@@ -130,15 +130,15 @@ class Prediction:
         """Start and end of every task of the step. Raises PerfsimError for a stored prediction."""
         return StepTrace(self.run.trace)
 
-    def emit(self, tool: str) -> str:
+    def emit(self, tool: str = "") -> str:
         """Flags or a file with which a tool (megatron, deepspeed, torchtitan, modelzoo) runs the layout.
 
-        Raises InputError for another tool or a layout that it cannot run, PerfsimError for a stored
-        prediction.
+        Without a name it is the tool that takes the plans of the runtime. Raises InputError for another tool
+        or a layout that it cannot run, PerfsimError for a stored prediction.
         """
         from perfsim.interop import emit  # writers of many tools
 
-        return emit(tool, self.run.plan)
+        return emit(tool or self.run.plan.job.runtime.takes_plans or "", self.run.plan)
 
 
 def predict(question: Question) -> Prediction:
@@ -166,7 +166,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
     A plan above `memory_limit`, a share of a device's memory, has a caveat.
     """
     plan = evaluation.plan
-    causes = why(plan, evaluation.step, evaluation.trace)
+    causes = why(evaluation)
     cluster = evaluation.cluster
     cluster_calibration = None
     if cluster is not None:
@@ -203,8 +203,10 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
 
 def _marked(plan: Plan, name: str) -> str:
     """A name of a plan's system; a system at peak is marked as an upper bound."""
-    peak = machine_of(plan.system).at_peak(plan.system, plan.job.recipe)
-    return f"{name.removesuffix(' at peak')} at peak (upper bound, never observed)" if peak else name
+    releases = machine_of(plan.system).releases(plan.system, plan.job.recipe)
+    if releases is None or releases[0] != PEAK:
+        return name
+    return f"{name.removesuffix(' at peak')} at peak (upper bound, never observed)"
 
 
 Document = dict[str, Any]

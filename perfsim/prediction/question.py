@@ -267,14 +267,21 @@ class Question:
         return costs_for(self.topology, self.job.recipe) if self.prices is None else self.prices
 
     @property
+    def ran_by(self) -> Runtime:
+        """What runs the recipe: the given runtime, else the default of this machine's generation and model.
+
+        The default of every machine is the runtime of the recipe, which follows the month in which the model
+        was published where no recipe is given.
+        """
+        return self.recipe.runtime if self.runtime is None else self.runtime
+
+    @property
     def job(self) -> Job:
         """Model, recipe and batch together."""
         from perfsim.specs.recipe import Job
 
         batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
-        if self.runtime is None:
-            return Job(self.model, self.recipe, batch)
-        return Job(self.model, self.recipe.model_copy(update={"runtime": self.runtime}), batch)
+        return Job(self.model, self.recipe.model_copy(update={"runtime": self.ran_by}), batch)
 
     @property
     def scale(self) -> float:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
+from perfsim.engine.failures import FailedRun
 from perfsim.engine.tables import Beside
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import Placed, place
@@ -26,9 +26,6 @@ from perfsim.strategies import Plan, Strategy, strategy
 from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.work.counts import hardware_flop_per_step, model_flop_per_step
 from perfsim.work.graph import owners_of
-
-if TYPE_CHECKING:
-    from perfsim.prediction.disturbed import Perturbed
 
 
 @dataclass(frozen=True)
@@ -70,6 +67,21 @@ class Step:
         else:
             trace = critical_path(graph, seconds)
         return trace.scaled(self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Perturbed:
+    """The perturbations of a run, and the step time without them."""
+
+    text: str
+    unperturbed_step_time_s: float
+    draws_s: tuple[float, ...]
+    """Step times of all draws, ascending."""
+    tasks: int
+    """Tasks of the unfolded graph."""
+    note: str = ""
+    run: FailedRun | None = None
+    """The whole run through failures, if the question has any."""
 
 
 @dataclass(frozen=True, slots=True)

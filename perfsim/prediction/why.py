@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, TypeGuard, get_args
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError, LimitError, PerfsimError
 from perfsim.costs.price import mean_s
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of, network_of
-from perfsim.machines.machine import Lane, Network, PeerClasses
-from perfsim.machines.placement import Placed, traffic_by_work
+from perfsim.machines.machine import Lane
+from perfsim.machines.placement import Placed
 from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
@@ -68,37 +67,31 @@ STREAMS = {
 """The cause for each category of tasks, or `bubble`; other waits keep their name."""
 
 
-def why(plan: Plan, step: Step, trace: Trace) -> Why:
+def why(run: Evaluation) -> Why:
     """The causes of a step time, which add up to it; the sentence names the limiting cause."""
-    parts = causes_s(trace)
+    plan = run.plan
+    step = run.step
     graph = step.placed.graph
     costs = step.costs
-    step_s = trace.step_time_s
-    explanation = machine_of(plan.system)
-    roof = explanation.roof(plan, graph, costs, step.duration_s)
-    waits = sorted(
-        ((cause, seconds) for cause, seconds in parts.items() if cause != "compute"),
-        key=lambda item: -item[1],
-    )
-    compute_s = sum(parts.values()) - sum(seconds for _, seconds in waits)
+    step_s = run.trace.step_time_s
+    parts = causes_s(run.trace)
+    machine = machine_of(plan.system)
+    roof = machine.roof(plan, graph, costs, step.duration_s)
+    waits = sorted((cause for cause in parts if cause != "compute"), key=lambda cause: -parts[cause])
     lane = None
-    cause = "compute"
-    if waits and waits[0][1] >= DECIDES * step_s:
+    if waits and parts[waits[0]] >= DECIDES * step_s:
         lane = _limiting_lane(plan, step)
-        wait = waits[0][0]
-        cause = explanation.cause(lane, wait) if lane is not None else wait
-        remedy = explanation.wait_remedy(cause, plan, lane, roof)
+        cause = waits[0] if lane is None else machine.cause(lane, waits[0])
+        remedy = machine.wait_remedy(cause, plan, lane, roof)
     else:
-        recompute = trace.mean_breakdown().get("recompute", 0.0) / step_s
-        remedy = explanation.compute_remedy(plan, mean_s(graph, costs.movement_s) / step_s, recompute)
-    text = ", ".join(
-        f"{name} {100 * seconds / step_s:.1f} %"
-        for name, seconds in (("compute", compute_s), *waits)
-        if name == "compute" or seconds >= MENTIONED * step_s
-    )
-    about = explanation.about_roof(roof, lane) if roof is not None else ""
+        cause = "compute"
+        recompute = run.breakdown_s.get("recompute", 0.0) / step_s
+        remedy = machine.compute_remedy(plan, mean_s(graph, costs.movement_s) / step_s, recompute)
+    mentioned = ["compute", *(wait for wait in waits if parts[wait] >= MENTIONED * step_s)]
+    shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
     verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
-    sentence = f"{verb}: {text} of the step. {about}Nearest remedy: {remedy}."
+    about = machine.about_roof(roof, lane) if roof is not None else ""
+    sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
     return Why(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
 
 
@@ -136,19 +129,19 @@ LEAST_SAVED = 0.01
 
 def _limiting_lane(plan: Plan, step: Step) -> Lane | None:
     """The lane that shortens the step most when it is twice as fast; None where no lane does."""
-    explanation = machine_of(plan.system)
-    if not explanation.lanes:
+    machine = machine_of(plan.system)
+    if not machine.lanes:
         return None
     graph = step.placed.graph
-    durations = step.duration_s
     contention = bool(step.placed.links.flows)
     before_s = step.run(contention=contention).step_time_s / step.scale
     tried = []
-    for name in dict.fromkeys(explanation.lanes.values()):
-        busy_s = explanation.busy_s(plan.topology, graph, durations, name)
+    for name in dict.fromkeys(machine.lanes.values()):
+        busy_s = machine.busy_s(plan.topology, graph, step.duration_s, name)
         if busy_s >= LEAST_BUSY * before_s:
-            faster = np.where(explanation.works_of(graph, name)[graph.work], durations / SPEED_UP, durations)
-            after_s = step.run(faster, contention=contention).step_time_s / step.scale
+            on_lane = machine.works_of(graph, name)[graph.work]
+            faster_s = np.where(on_lane, step.duration_s / SPEED_UP, step.duration_s)
+            after_s = step.run(faster_s, contention=contention).step_time_s / step.scale
             tried.append(Lane(name, busy_s, 1.0 - after_s / before_s))
     best = max(tried, key=lambda lane: lane.saved, default=None)
     return best if best is not None and best.saved >= LEAST_SAVED else None
@@ -178,83 +171,47 @@ def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
     what a ring sends, not the message. Communications priced apart, such as updates and streams in the
     memory of one weight server, may together exceed a capacity: a peak above 1 says so.
     """
-    topology = placed.topology
+    graph = trace.graph
     network = network_of(placed.topology)
-    crossings = _crossings(trace, network, PeerClasses(placed.peers.astype(np.int64)))
-    if not len(crossings.link):
+    loads = network.by_work(graph.works, placed.peers.astype(np.int64), limiting=False)
+    if not loads:
         return {}
-    window = _Window.of(trace)
-    edges = topology.edges
-    moved = crossings.n_bytes * window.runs(trace)[crossings.work]
-    on_link = np.bincount(crossings.link, moved, minlength=len(edges))
+    low_s, high_s = trace.step_window_s
+    lasting_s = trace.end_s - trace.start_s
+    inside_s = np.minimum(trace.end_s, high_s) - np.maximum(trace.start_s, low_s)
+    part = np.divide(inside_s.clip(0.0), lasting_s, where=lasting_s > 0, out=np.zeros_like(lasting_s))
+    runs = np.bincount(graph.work, part, minlength=len(graph.works))
+    # Bytes of one run of a class of work (row) on a link (column), for the links that are crossed.
+    crossed, column = np.unique(np.concatenate([load.links for load in loads.values()]), return_inverse=True)
+    row = np.repeat(list(loads), [len(load.links) for load in loads.values()])
+    sent = np.array([network.sent_bytes(work) for work in graph.works])
+    n_bytes = np.concatenate([load.times for load in loads.values()]) * sent[row]
+    on_link = np.bincount(column, n_bytes * runs[row], minlength=len(crossed))
+    rate = network.capacities[crossed]
+
+    def peak(link: int) -> float:
+        """The most that a link carries at any instant, as a share of its capacity."""
+        of_work = np.zeros(len(graph.works))
+        of_work[row[column == link]] = n_bytes[column == link]
+        tasks = np.flatnonzero((of_work[graph.work] > 0) & (lasting_s > 0))
+        carried = of_work[graph.work[tasks]] / lasting_s[tasks]
+        when = np.concatenate([trace.end_s[tasks], trace.start_s[tasks]])
+        order = np.argsort(when, kind="stable")  # at one instant communications end before others start
+        total = np.cumsum(np.concatenate([-carried, carried])[order])
+        within = (when[order] >= low_s) & (when[order] < high_s)
+        share = float(total[within].max(initial=0.0)) / float(rate[link])
+        return share if share > ROUNDED else min(1.0, share)
+
+    edges = placed.topology.edges
     shared = edges.bytes_per_s * (edges.medium == np.arange(len(edges)))
-    capacity = np.bincount(edges.kind, shared, minlength=len(edges.kinds)) * (window.high - window.low)
-    total = np.bincount(edges.kind, on_link, minlength=len(edges.kinds))
-    share = np.divide(on_link, network.bytes_per_s(np.arange(len(edges))), where=on_link > 0, out=0 * on_link)
+    capacity = np.bincount(edges.kind, shared, minlength=len(edges.kinds)) * (high_s - low_s)
     use = {}
     for number, kind in enumerate(edges.kinds):
-        if total[number] > 0.0:
-            links = np.flatnonzero(edges.kind == number)
-            busiest = int(links[np.argmax(share[links])])
-            peak = window.peak(trace, crossings, busiest) / float(network.bytes_per_s(np.array([busiest]))[0])
-            use[kind] = LinkUse(
-                float(total[number] / capacity[number]), peak if peak > ROUNDED else min(1.0, peak)
-            )
+        links = np.flatnonzero((edges.kind[crossed] == number) & (on_link > 0.0))
+        if len(links):
+            busiest = int(links[np.argmax(on_link[links] / rate[links])])
+            use[kind] = LinkUse(float(on_link[links].sum() / capacity[number]), peak(busiest))
     return use
-
-
-class _Crossings(NamedTuple):
-    """One row for each class of work and link that it crosses, and the bytes of one run on the link."""
-
-    work: Ints
-    link: Ints
-    n_bytes: Floats
-
-
-def _crossings(trace: Trace, network: Network, peers: PeerClasses) -> _Crossings:
-    works = trace.graph.works
-    loads = traffic_by_work(works, network, lambda work: network.load(work, peers))
-    counts = [len(load.links) for load in loads.values()]
-    sent = np.array([network.sent_bytes(works[number]) for number in loads])
-    links = np.concatenate([np.empty(0, dtype=np.int64), *(load.links for load in loads.values())])
-    times = np.concatenate([np.empty(0), *(load.times for load in loads.values())])
-    return _Crossings(
-        np.repeat(np.array([*loads], dtype=np.int64), counts), links, times * np.repeat(sent, counts)
-    )
-
-
-class _Window(NamedTuple):
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, trace: Trace) -> _Window:
-        return cls(*trace.step_window_s)
-
-    def runs(self, trace: Trace) -> Floats:
-        """How often each class of work runs in the interval; a part counts as a part."""
-        inside = np.minimum(trace.end_s, self.high) - np.maximum(trace.start_s, self.low)
-        lasting = trace.end_s - trace.start_s
-        part = np.divide(inside.clip(0.0), lasting, where=lasting > 0, out=np.zeros_like(lasting))
-        runs = np.bincount(trace.graph.work, part, minlength=len(trace.graph.works))
-        return np.asarray(runs, dtype=np.float64)
-
-    def peak(self, trace: Trace, crossings: _Crossings, link: int) -> float:
-        """The most bytes/s on a link at any instant of the interval."""
-        n_bytes = np.zeros(len(trace.graph.works))
-        rows = crossings.link == link
-        n_bytes[crossings.work[rows]] = crossings.n_bytes[rows]
-        lasting = trace.end_s - trace.start_s
-        tasks = np.flatnonzero((n_bytes[trace.graph.work] > 0) & (lasting > 0))
-        start = trace.start_s[tasks]
-        end = trace.end_s[tasks]
-        rate = n_bytes[trace.graph.work[tasks]] / lasting[tasks]
-        when = np.concatenate([end, start])
-        change = np.concatenate([-rate, rate])
-        order = np.argsort(when, kind="stable")  # at one instant communications end before others start
-        total = np.cumsum(change[order])
-        within = (when[order] >= self.low) & (when[order] < self.high)
-        return float(total[within].max(initial=0.0))
 
 
 # The kernels of a step on the roofline of their device: FLOP/s reached over FLOPs per byte of memory.
@@ -371,20 +328,6 @@ CLOSE = 0.01
 """Share of the measured step below which a suspect explains the gap."""
 SETTING_DEVIATIONS = 1.0
 """assumed: a setting that was not as described is as likely as a standard deviation of a rate."""
-RATES: tuple[tuple[str, str, float], ...] = (
-    ("arithmetic of the devices", "device.peak.{precision}", 0.1),
-    ("device memory", "device.memory.bandwidth", 0.1),
-    ("links inside a node", "node.scale_up.bandwidth", 0.2),
-    ("the network between nodes", "node.nic.bandwidth", 0.3),
-    ("links of MemoryX", "memoryx.server.bandwidth", 0.2),
-    ("links of SwarmX", "swarmx.bandwidth", 0.2),
-    ("flash of MemoryX", "memoryx.server.flash.bandwidth", 0.4),
-)
-"""A rate in words, its dotted path in the system, and its standard deviation in log.
-
-assumed: clocks under a power limit and memory differ by a tenth between devices of one kind, a shared network
-by more than links of one machine; figures of flash are the least certain.
-"""
 HOST_DEVIATION = 0.4
 """assumed: the time of the host to launch a kernel differs by half between processors and releases."""
 
@@ -455,7 +398,7 @@ def explain_gap(question: Question, measured_s: float) -> GapExplained:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Predictions of changed questions beside the measured step."""
+    """Predictions of changed questions next to the measured step."""
 
     predicted_s: float
     measured_s: float
@@ -474,6 +417,10 @@ class _Trial:
         except PerfsimError:
             return None
 
+    def differs(self, step_s: float | None) -> TypeGuard[float]:
+        """Whether a change has a plan, with another step than the predicted one."""
+        return step_s is not None and abs(step_s / self.predicted_s - 1.0) >= CLOSE / 10
+
     def suspect(self, change: str, factor: float | None, step_s: float, prior: float) -> Suspect:
         left = math.log(self.measured_s / step_s)
         explains = 1.0 - left / self.gap if self.gap else 0.0
@@ -481,29 +428,26 @@ class _Trial:
         suffices = abs(left) <= BAND_DEVIATIONS * self.spread
         return Suspect(change, factor, step_s, explains, deviations, suffices)
 
-    def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> Suspect | None:
-        """A rate at the factor that comes nearest to the measured step; None where it does nothing."""
-        toward = 0.5 if self.gap > 0 else 2.0
-        moved = self.step_s(changed(toward))
-        if moved is None or abs(moved / self.predicted_s - 1.0) < CLOSE / 10:
-            return None
-        slope = (moved - self.predicted_s) / (1.0 / toward - 1.0)
-        factor = _within((self.measured_s - self.predicted_s) / slope + 1.0)
-        step = self.step_s(changed(factor)) or moved
-        if abs(step / self.measured_s - 1.0) > CLOSE and LEAST_FACTOR < factor < MOST_FACTOR:
-            slope = (step - self.predicted_s) / (1.0 / factor - 1.0)
-            factor = _within((self.measured_s - self.predicted_s) / slope + 1.0)
-            step = self.step_s(changed(factor)) or step
-        return self.suspect(words, factor, step, abs(math.log(factor)) / deviation)
-
-
-def _within(inverse: float) -> float:
-    """The factor of which this is the inverse, within the range of factors."""
-    return min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
+    def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> Iterator[Suspect]:
+        """A rate at the factor that comes nearest to the measured step; none where it does nothing."""
+        factor = 0.5 if self.gap > 0 else 2.0
+        step_s = self.step_s(changed(factor))
+        if not self.differs(step_s):
+            return
+        for attempt in range(2):
+            between = LEAST_FACTOR < factor < MOST_FACTOR
+            if attempt and not (between and abs(step_s / self.measured_s - 1.0) > CLOSE):
+                break
+            slope = (step_s - self.predicted_s) / (1.0 / factor - 1.0)
+            inverse = (self.measured_s - self.predicted_s) / slope + 1.0
+            factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
+            step_s = self.step_s(changed(factor)) or step_s
+        yield self.suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
 
 
 def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
-    for words, template, deviation in RATES:
+    """Rates of the machine and of its host, each at the factor that explains most."""
+    for words, template, deviation in machine_of(asked.system).rates:
         path = template.format(precision=asked.recipe.precision)
         value: Any = asked.system
         for name in path.split("."):
@@ -511,75 +455,66 @@ def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
         if not value:
             continue
 
-        def changed(factor: float, path: str = path, value: Any = value) -> Question:
-            system = asked.system.with_(name=asked.system.name, **{path: factor * value})
-            return replace(asked, system=system)
+        def faster(factor: float, path: str = path, value: Any = value) -> Question:
+            return replace(asked, system=asked.system.with_(name=asked.system.name, **{path: factor * value}))
 
-        suspect = trial.rate(words, changed, deviation)
-        if suspect is not None:
-            yield suspect
+        yield from trial.rate(words, faster, deviation)
     runtime = asked.job.runtime
     framework = runtime.stack
-    if framework is not None and not framework.cuda_graph:
+    if framework is None or framework.cuda_graph:
+        return
 
-        def slower_host(factor: float) -> Question:
-            host = ("host_s_per_kernel", "expert_pass_s")
-            update = {name: getattr(framework, name) / factor for name in host}
-            slower = framework.model_copy(update=update)
-            return replace(asked, runtime=runtime.model_copy(update={"framework": slower}))
+    def faster_host(factor: float) -> Question:
+        host = ("host_s_per_kernel", "expert_pass_s")
+        update = {name: getattr(framework, name) / factor for name in host}
+        slower = framework.model_copy(update=update)
+        return replace(asked, runtime=runtime.model_copy(update={"framework": slower}))
 
-        words = (
-            "the host, which waits for counts of experts" if asked.model.experts else "launches of the host"
-        )
-        suspect = trial.rate(words, slower_host, HOST_DEVIATION)
-        if suspect is not None:
-            yield suspect
+    words = "the host, which waits for counts of experts" if asked.model.experts else "launches of the host"
+    yield from trial.rate(words, faster_host, HOST_DEVIATION)
 
 
 def _settings(asked: Question, trial: _Trial) -> Iterator[Suspect]:
-    """Settings of recipe and layout, each as it may have been instead."""
+    """Settings of recipe, runtime and layout, each as it may have been instead."""
     for words, question in _changes(asked):
-        step = trial.step_s(question)
-        if step is not None and abs(step / trial.predicted_s - 1.0) >= CLOSE / 10:
-            yield trial.suspect(words, None, step, SETTING_DEVIATIONS)
+        step_s = trial.step_s(question)
+        if trial.differs(step_s):
+            yield trial.suspect(words, None, step_s, SETTING_DEVIATIONS)
 
 
 def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
     recipe = asked.recipe
     runtime = asked.job.runtime
-    layout = asked.layout
-
-    def with_recipe(**update: Any) -> Question:
-        return replace(asked, recipe=recipe.model_copy(update=update))
-
-    def run_by(**update: Any) -> Question:
-        return replace(asked, runtime=runtime.model_copy(update=update))
-
-    other = "flash" if runtime.attention == "standard" else "standard"
-    yield f"attention {other}", run_by(attention=other)
-    for field in ("overlap_grad_reduce", "overlap_param_gather", "fused_cross_entropy"):
-        value = not getattr(runtime, field)
-        yield f"{field} {str(value).lower()}", run_by(**{field: value})
-    yield f"dropout {str(not recipe.dropout).lower()}", with_recipe(dropout=not recipe.dropout)
+    instead: dict[str, list[Any]] = {
+        "attention": ["flash" if runtime.attention == "standard" else "standard"],
+        "overlap_grad_reduce": [not runtime.overlap_grad_reduce],
+        "overlap_param_gather": [not runtime.overlap_param_gather],
+        "fused_cross_entropy": [not runtime.fused_cross_entropy],
+        "dropout": [not recipe.dropout],
+    }
     if runtime.stack is not None:
-        graph = not runtime.stack.cuda_graph
-        yield f"cuda_graph {str(graph).lower()}", run_by(cuda_graph=graph)
+        instead["cuda_graph"] = [not runtime.stack.cuda_graph]
     if asked.model.experts is not None:
-        for name in get_args(Dispatcher):
-            if name != asked.job.recipe.expert_dispatcher:
-                yield f"dispatcher {name}", run_by(dispatcher=name)
-        routing = "balanced" if recipe.routing == "drawn" else "drawn"
-        yield f"routing {routing}", with_recipe(routing=routing)
-        grouped = not runtime.grouped_products
-        yield f"grouped_products {str(grouped).lower()}", run_by(grouped_products=grouped)
+        used = asked.job.recipe.expert_dispatcher
+        instead["dispatcher"] = [name for name in get_args(Dispatcher) if name != used]
+        instead["routing"] = ["balanced" if recipe.routing == "drawn" else "drawn"]
+        instead["grouped_products"] = [not runtime.grouped_products]
+    for name, values in instead.items():
+        for value in values:
+            update = {name: value}
+            yield (
+                f"{name} {str(value).lower()}",
+                replace(asked, recipe=recipe.model_copy(update=update))
+                if name in type(recipe).model_fields
+                else replace(asked, runtime=runtime.model_copy(update=update)),
+            )
+    layout = asked.layout
     if layout is None or isinstance(layout, str):
         return
-    for mode in ("none", "selective", "full"):
-        if mode != layout.recompute and hasattr(layout, "recompute_every"):
-            changed = replace(layout, recompute=mode, recompute_every=1)
-            yield f"recompute {mode}", replace(asked, layout=changed)
-    size = layout.micro_batch_size
-    for new in (2 * size, size // 2):
-        if new:
-            changed = replace(layout, micro_batch_size=new)
-            yield f"micro-batches of {new}", replace(asked, layout=changed)
+    for mode in machine_of(asked.system).recompute_modes:
+        if mode != layout.recompute:
+            changed_layout = replace(layout, recompute=mode, recompute_every=1)
+            yield f"recompute {mode}", replace(asked, layout=changed_layout)
+    for size in (2 * layout.micro_batch_size, layout.micro_batch_size // 2):
+        if size:
+            yield f"micro-batches of {size}", replace(asked, layout=replace(layout, micro_batch_size=size))

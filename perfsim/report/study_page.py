@@ -12,44 +12,44 @@ from typing import Any
 from perfsim.base.units import DAY_S
 from perfsim.interop.chrome import write_chrome_trace
 from perfsim.prediction.prediction import document_of
-from perfsim.prediction.why import Roofline
-from perfsim.report import study, text
+from perfsim.report import study, study_figures, text
 from perfsim.report.document import plain, write_document
-from perfsim.report.figures import machine, step, time
+from perfsim.report.network import network
 from perfsim.report.page import Card, Head, Section, caveats_section, slugify, trust_of, write_page
 from perfsim.report.table import Cell, Table
-from perfsim.studies.answers import CandidateResult, Decision, StudyResult
+from perfsim.studies.answers import CandidateResult, StudyResult
 from perfsim.studies.decision import amount
 from perfsim.studies.runner import StudyRun
 from perfsim.version import __version__
-from perfsim.work.graph import computes
 
-COMPUTING = ("forward", "backward", "compute")
+_COMPUTING = ("forward", "backward", "compute")
 
 
 def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> tuple[str, list[Section], Head]:
     """Title, sections and head of a study's report; sections without anything to say are left out."""
     named = text.named(result.candidates)
     sections = [
-        *_why(result),
+        _why(result),
         _candidates(result),
         *_decision(result),
-        _batch(result),
+        study_figures.batch(result),
         *_laws(result),
-        *_bridge(result),
-        _step(result),
-        *_whole_run(result),
-        _memory(result),
-        *_network(result),
-        *_rooflines(named),
-        *_timelines(named, trace_names),
-        *_tornados(result.decision),
+        *study_figures.bridge(result),
+        study_figures.step(result),
+        _whole_run(result),
+        study_figures.memory(result),
+        network(result),
+        *study_figures.rooflines(named),
+        *study_figures.timelines(named, trace_names),
+        *study_figures.tornados(result.decision),
         *_resilience(result),
         *caveats_section(result.caveats, _verdict_in_head(result), trust_of(result.caveats)),
-        *_remarks(named),
+        _remarks(named),
         *_evidence(result),
     ]
-    return result.title, sections, _head(result)
+    kept = {"verdict", "time-to-accuracy", "step-time", "memory"}
+    said = [own for own in sections if own.table is None or own.table.rows or own.slug in kept]
+    return result.title, said, _head(result)
 
 
 # The head: one sentence, how sure it is, and all candidates on one scale.
@@ -108,14 +108,15 @@ def _scale(result: StudyResult) -> Table:
 # Why, and which.
 
 
-def _why(result: StudyResult) -> Iterator[Section]:
-    lead = (
+def _why(result: StudyResult) -> Section:
+    return Section(
+        "Why",
         "What explains the ratio of the first two, and what limits each candidate: the largest wait, or "
-        "computing where no wait takes a tenth of the step."
+        "computing where no wait takes a tenth of the step.",
+        table=study.why_table(text.named(result.candidates)),
+        slug="why",
+        cards=list(differences(result)),
     )
-    table = study.why_table(text.named(result.candidates))
-    if table.rows:
-        yield Section("Why", lead, table=table, slug="why", cards=list(differences(result)))
 
 
 def differences(result: StudyResult) -> Iterator[Card]:
@@ -139,7 +140,7 @@ def differences(result: StudyResult) -> Iterator[Card]:
         (seconds / own.step_time_s, own is rival, part)
         for _, own in leaders
         for part, seconds in own.breakdown_s.items()
-        if part not in COMPUTING
+        if part not in _COMPUTING
     ]
     share, of_rival, part = max(waits, default=(0.0, False, ""))
     if share >= study.SAME:
@@ -198,74 +199,6 @@ def _decision(result: StudyResult) -> Iterator[Section]:
         yield Section("Break-even prices", lead, table=table, slug="break-even", level=3)
 
 
-def _tornados(decision: Decision | None) -> Iterator[Section]:
-    """What would change the order, in time and in money."""
-    if decision is None:
-        return
-    kinds = (
-        (
-            ("What would change the order?", "tornado", "Sensitivity"),
-            (
-                "Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
-                "bar that crosses the dotted line flips the order within its range."
-            ),
-            "time on the wall",
-            decision.levers,
-            decision.ratio,
-        ),
-        (
-            ("What would change which costs less?", "tornado-money", "Sensitivity of cost"),
-            (
-                "The same for money, where both have a price: the inputs that move the ratio of what the two "
-                "cost, with the value at which the order flips."
-            ),
-            "money",
-            decision.money_levers,
-            decision.money_ratio,
-        ),
-    )
-    for (heading, slug, short), lead, what, levers, ratio in kinds:
-        if levers:
-            table = time.tornado_table(
-                levers,
-                f"Ratio: {what} of {decision.rival} over that of {decision.first}. One input is moved at a "
-                "time; never: not within three standard deviations.",
-            )
-            title = f"{text.capital(what)} over that of the first (times)"
-            figure = time.tornado(table, title, ratio.typical if ratio else 1.0)
-            shows = f"Bars of the ratio of {what} over the range of each input"
-            told = ("ratio at low", "ratio at high")
-            yield Section(heading, lead, figure, table, shows, told, slug=slug, short=short)
-
-
-# The figures.
-
-
-def _batch(result: StudyResult) -> Section:
-    lead = "The number of tokens is given, so no batch wastes any. A star marks the best batch."
-    if result.critical_batch_tokens > 0:
-        band = text.LARGE.text(result.critical_batch_tokens, result.critical_batch_band_tokens)
-        lead = (
-            "Helps to choose the global batch. Below the critical batch a larger batch saves time; above it, "
-            f"it mostly wastes tokens. The critical batch is {band} tokens (shaded) by {result.law}. A star "
-            "marks each candidate's best batch."
-        )
-    laws = [f"{text.large(tokens)} tokens by {law}" for law, tokens in result.suggested_batch_tokens.items()]
-    if laws:
-        lead += f" Starting points from published laws: {', '.join(laws)}."
-    table = time.batch_table(result)
-    return Section(
-        "Time to the target by batch",
-        lead,
-        time.batch_curves(table, result),
-        table,
-        "Line chart of time to the target over global batch, both logarithmic",
-        ("batch (sequences)", "time"),
-        slug="time-to-accuracy",
-        short="Batch",
-    )
-
-
 def _laws(result: StudyResult) -> Iterator[Section]:
     if len(result.laws) < 2:
         return
@@ -285,155 +218,16 @@ def _laws(result: StudyResult) -> Iterator[Section]:
     yield Section("Laws of the critical batch", lead, table=table, slug="laws", level=3)
 
 
-def _bridge(result: StudyResult) -> Iterator[Section]:
-    """From the step of the second machine to that of the first; nothing for a single one."""
-    if len(leaders := study.leaders(result)) < 2:
-        return
-    (first_name, first), (rival_name, rival) = leaders
-    table = step.bridge_table((rival_name, first_name), rival, first)
-    yield Section(
-        "From one step to the other",
-        "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
-        f"left saves time, a bar to the right costs it. {table.caption}",
-        step.waterfall(table),
-        table,
-        "Bars from one step to the other for the same tokens",
-        ("step",),
-        slug="bridge",
-        short="Step to step",
-    )
-
-
-def _step(result: StudyResult) -> Section:
-    table = step.breakdown_table(result)
+def _whole_run(result: StudyResult) -> Section:
     return Section(
-        "Where a step goes",
-        "Shows what to improve first: the widest part that is not compute is what a faster link, another "
-        "layout or more micro-batches could save.",
-        step.step_shares(table),
-        table,
-        "Stacked bars of the step time",
-        [column.name for column in table.columns[1:]],
-        slug="step-time",
-        short="Step",
-    )
-
-
-def _whole_run(result: StudyResult) -> Iterator[Section]:
-    lead = (
+        "The whole run",
         "Helps to plan: queue, compilation, loading, checkpoints, failures and stragglers come on top of the "
         "time to the target above. Each part is a typical value with the observed range in parentheses; the "
         "ends of the sum add the same ends of all parts. The band of the steps is not included. The "
-        "production ratio above describes the same slow steps as the stragglers, so it is not counted here."
+        "production ratio above describes the same slow steps as the stragglers, so it is not counted here.",
+        table=study.whole_run_table(result),
+        slug="whole-run",
     )
-    table = study.whole_run_table(result)
-    if table.rows:
-        yield Section("The whole run", lead, table=table, slug="whole-run")
-
-
-def _memory(result: StudyResult) -> Section:
-    table = machine.memory_table(result)
-    return Section(
-        "Memory",
-        "Shows how much memory the layout leaves free: a bar near the line limits the micro-batch and the "
-        "size of the model.",
-        machine.memory(table),
-        table,
-        "Stacked bars of peak memory with the capacity as a line",
-        ("total", "capacity"),
-        slug="memory",
-    )
-
-
-def _network(result: StudyResult) -> Iterator[Section]:
-    table = machine.network_table(result)
-    if not table.rows:
-        return
-    drawings = [
-        machine.topology(name, own.devices_noun, own.network, own.utilisation)
-        for name, own in study.leaders(result)
-        if own.network is not None and own.utilisation
-    ]
-    how = (
-        " Drawn for the first two: per cent are the mean over the step and the peak of the busiest link; a "
-        "line's colour follows the mean (it changes at 10, 30 and 60 %), its width the peak."
-    )
-    yield Section(
-        "Use of the network",
-        "Shows which links a faster network would have to improve: one that is busy all the time limits the "
-        "step, one that is full only at its peak makes communication wait for other communication."
-        f"{how if drawings else ''}",
-        None if drawings else machine.network_use(table),
-        table,
-        "Bars of the use of the network by kind of link",
-        ("mean", "peak"),
-        drawings=drawings,
-        note=machine.overload_note(table),
-        slug="network",
-        short="Network",
-    )
-
-
-def _rooflines(named: study.Named) -> Iterator[Section]:
-    """A tab for each machine, as its fastest candidate uses it; nothing where no kernels are known."""
-    fastest: dict[tuple[str, str], tuple[str, Roofline]] = {}
-    for name, own in sorted(named, key=lambda pair: pair[1].time_to_accuracy_s):
-        if own.roofline and own.roofline.kernels:
-            fastest.setdefault((own.system, own.strategy), (name, own.roofline))
-    if fastest:
-        lead = (
-            "Shows what kind of device would compute faster: points on the slope wait for memory, points on "
-            "the level lines for arithmetic, points far below both for neither, as small or narrow products "
-            "do. The area of a point follows its time. Kernels without counted FLOPs have one for every two "
-            "bytes."
-        )
-        yield Section("Roofline of the kernels", lead, slug="roofline", short="Roofline")
-    for index, (name, roofline) in enumerate(fastest.values()):
-        table = machine.roofline_table(roofline)
-        yield Section(
-            name,
-            "",
-            machine.roofline(table, roofline),
-            table,
-            "Roofline of a device, with the kernels of a step",
-            ("share", "reach"),
-            slug=f"roofline-{index}",
-            tab="rooflines",
-            level=3,
-        )
-
-
-def _timelines(named: study.Named, trace_names: Sequence[str]) -> Iterator[Section]:
-    files = [*trace_names, *[""] * (len(named) - len(trace_names))]
-    shown = [(name, own, file) for (name, own), file in zip(named, files, strict=True) if own.timeline]
-    if shown:
-        lead = (
-            "Shows why a step takes as long as it does: gaps in a compute stream are waits, and the streams "
-            "above or below show what it waits for. Drag to zoom, double-click to return."
-        )
-        yield Section("Timeline of a step", lead, slug="timeline", short="Timeline")
-    drawn = step.timelines([own for _, own, _ in shown])
-    for index, ((name, own, file), timeline) in enumerate(zip(shown, drawn, strict=True)):
-        lanes = len({bar.lane for bar in own.timeline if computes(bar.lane)})
-        notes = [timeline.note]
-        if lanes < own.timeline_devices:
-            devices = f"{own.timeline_devices} devices that were simulated on their own"
-            notes.insert(0, f"Lanes of {lanes} of the {devices}.")
-        if own.simulated is not None:
-            notes.append(f"Simulated: {text.simulated(own.simulated)}.")
-        yield Section(
-            name,
-            "",
-            step.timeline(own, timeline.bars),
-            step.timeline_table(own),
-            f"Gantt chart of the streams of {name} over a step of {text.duration(own.step_time_s)}",
-            ("busy",),
-            slug=f"timeline-{index}",
-            tab="timelines",
-            note=" ".join(filter(None, notes)),
-            trace=file,
-            level=3,
-        )
 
 
 def _resilience(result: StudyResult) -> Iterator[Section]:
@@ -446,11 +240,11 @@ def _resilience(result: StudyResult) -> Iterator[Section]:
         yield Section("One slow device", lead, table=table, slug="resilience", short="Slow device")
 
 
-def _remarks(named: study.Named) -> Iterator[Section]:
-    table = study.remarks_table(named)
-    if table.rows:
-        lead = "What to know before a plan is used: where its state is kept, safer choices."
-        yield Section("Remarks on the plans", lead, table=table, slug="remarks", short="Remarks")
+def _remarks(named: study.Named) -> Section:
+    lead = "What to know before a plan is used: where its state is kept, safer choices."
+    return Section(
+        "Remarks on the plans", lead, table=study.remarks_table(named), slug="remarks", short="Remarks"
+    )
 
 
 def _evidence(result: StudyResult) -> Iterator[Section]:
@@ -463,8 +257,9 @@ def _evidence(result: StudyResult) -> Iterator[Section]:
     )
     if result.sampling:
         lead = (
-            "Tasks sampled from the simulated step, computed in NumPy with the strategy's partition and "
-            "compared with the unpartitioned product. Shows whether the simulated work is the right work."
+            "All matrix products of the simulated step, compared with the model; some computed in NumPy with "
+            "the strategy's division and compared with the undivided product. Shows whether the simulated "
+            "work is the right work."
         )
         table = study.sampling_table(result)
         yield Section("Correctness sampling", lead, table=table, slug="sampling", short="Sampling")

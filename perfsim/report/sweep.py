@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.files import write_file
-from perfsim.base.units import DAY_S
 from perfsim.report import text
 from perfsim.report.document import plain, text_with_rows
-from perfsim.report.figures import scaling, step, time
-from perfsim.report.page import Head, Section, caveats_section, slugify, trust_of, write_page
+from perfsim.report.page import Head, Section, caveats_section, trust_of, write_page
 from perfsim.report.study import assumptions_tables, production_rate
+from perfsim.report.sweep_figures import MAX_ROWS, change_table, drawn, series_table
 from perfsim.report.table import Cell, Table, Value
 from perfsim.report.terminal import caveat_lines, paragraph, table_lines
 from perfsim.studies.answers import PointResult
-from perfsim.studies.decision import outcome_of, verb
+from perfsim.studies.decision import verb
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.variants import Analysis, SweepResult, TimeMap, first_sentence
+from perfsim.studies.variants import Analysis, SweepResult, first_sentence
 from perfsim.version import __version__
 
 MAX_NAMED = 3
@@ -28,15 +27,6 @@ MAX_NAMED = 3
 MAX_HEAD_ROWS = 8
 MAX_ON_TERMINAL = 40
 """Rows of points or variants on a terminal; the report has all."""
-MAX_ROWS = 2000
-"""A table of points with more shows a sample of them."""
-MAX_SERIES = 12
-"""Lines of one chart."""
-MAX_STEPS = 40
-"""Bars of where steps go."""
-MAX_MAPS = 8
-MAX_SIDE = 60
-"""Rows and columns of a map."""
 MAX_COLUMNS = 8
 """Variants that stand side by side in one table."""
 MAX_DIFFERENCES = 12
@@ -80,67 +70,10 @@ def points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     return Table.of(columns | {"reason": None}, rows, caption)
 
 
-def matches_table(matches: Sequence[Match]) -> Table:
-    """For each machine, how many devices of another one are as fast."""
-    noun = matches[0].series.devices_noun
-    return Table.of(
-        {"machine": None, "its time": text.TIME, f"as many {noun}": text.NUMBER}
-        | {"fewest of the grid": text.COUNT, "their time": text.TIME}
-        | {"at least": text.COUNT, "at most": text.COUNT},
-        (
-            (
-                match.rival.machine,
-                match.rival.target_time.time_s,
-                _equal(match),
-                _count(None if match.fewest is None else match.fewest.num_devices, match),
-                None if match.fewest is None else match.fewest.target_time.time_s,
-                _count(match.possibly, match),
-                _count(match.surely, match),
-            )
-            for match in text.thinned(matches, MAX_ROWS)
-        ),
-        "As many, with its 90 % band, is interpolated between the counts of the grid; the other columns are "
-        "such counts.",
-    )
-
-
-def _equal(match: Match) -> str:
-    low, middle, high = (
-        _count(end, match, text.number) for end in (match.equal.low, match.equal.typical, match.equal.high)
-    )
-    return middle if low == middle == high else f"{middle} ({low} to {high})"
-
-
-def _count(count: float | None, match: Match, written: Any = text.integer) -> str:
-    """A number of devices, which the grid may end before."""
-    least, most = match.series.counts[0], match.series.counts[-1]
-    if count is None:
-        return f"> {text.integer(most)}"
-    return f"\u2264 {text.integer(least)}" if count <= least else str(written(count))
-
-
-def _map_table(time_map: TimeMap, unit: text.Unit) -> Table:
-    """Times to the target: numbers of devices in columns, one more field in rows."""
-    counts = text.thinned(time_map.counts, MAX_SIDE)
-    bare = text.Unit(scale=unit.scale)
-    if time_map.path is None:
-        name = "machine"
-    else:
-        name = "batch, sequences" if time_map.of_batch else text.human(time_map.path.rpartition(".")[2])
-    return Table.of(
-        {name: None, **{text.integer(count): bare for count in counts}},
-        (
-            [row, *(time_map.times_s.get((row, count)) for count in counts)]
-            for row in text.thinned(time_map.rows, MAX_SIDE)
-        ),
-        f"Time to the target ({unit.name}); columns are numbers of devices.",
-    )
-
-
 def _on_terminal(analysis: Analysis) -> Table:
     """The fastest points of each series, or the variants of most effect in each group."""
     if analysis.changes:
-        table = step.change_table(analysis.changes)
+        table = change_table(analysis.changes)
         most = max(2, MAX_ON_TERMINAL // len(analysis.changes))
         names = ("in common", "variant", "batch", "step", "MFU", "change", "time", "wall")
         seen = Counter[object]()
@@ -150,7 +83,7 @@ def _on_terminal(analysis: Analysis) -> Table:
             rows += [row] if seen[row[0].value] <= most else []
         left_out = "more variants, of less effect, are in the report."
     else:
-        table = scaling.series_table(analysis.series)
+        table = series_table(analysis.series)
         names = ("series", "machine", "batch", "step", "MFU", "efficiency", "time", "wall")
         times = sorted(cell.number for cell in table.column("time"))[:MAX_ON_TERMINAL]
         rows = [
@@ -315,7 +248,9 @@ def scale_of(analysis: Analysis) -> tuple[Table | None, str]:
 
 def sweep_sections(result: SweepResult) -> list[Section]:
     """The sections of the page in their order."""
-    sections = list(_drawn(result.analysis)) if result.feasible else []
+    sections = []
+    if result.feasible:
+        sections = [*drawn(result.analysis), *_policies(result.analysis), *_differences(result.analysis)]
     sections += caveats_section(result.caveats, result.verdict)
     if 0 < len(result.feasible) < len(result.points):
         lead = "For each of these points the reason says what would have to change."
@@ -328,229 +263,6 @@ def sweep_sections(result: SweepResult) -> list[Section]:
     sections.append(Section("All points", lead, table=table_of_all, topics=topics, slug="points"))
     lead = "What every answer above rests on. To change an input, change the sweep's file and run it again."
     return [*sections, Section("Inputs", lead, topics=assumptions_tables(result.assumptions), slug="inputs")]
-
-
-def _drawn(analysis: Analysis) -> Iterator[Section]:
-    """Everything with a figure: the answer, then why, then what the variants are."""
-    scaled = [_scaling(analysis.series), *_time_and_cost(analysis), *_efficiency(analysis)]
-    steps = _where_steps_go(named_points(analysis))
-    if not analysis.variants:
-        yield from (scaled[0], *_matches(analysis), *scaled[1:], steps)
-        yield from map(_map, analysis.maps[:MAX_MAPS])
-        return
-    if analysis.changes:
-        yield _changed_steps(analysis)
-    if analysis.scalings:
-        yield from scaled
-    elif not analysis.changes:
-        yield _times(analysis.series)
-    yield steps
-    yield from _policies(analysis)
-    yield from _differences(analysis)
-
-
-def _scaling(series: Sequence[Series]) -> Section:
-    left_out = len(series) - MAX_SERIES
-    table = scaling.series_table(series[:MAX_SERIES])
-    return Section(
-        "Scaling",
-        "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
-        "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid."
-        + (f" {left_out} more lines are among all points below." if left_out > 0 else ""),
-        scaling.scaling_curve(table),
-        table.only("series", "devices", "batch", "time", "efficiency", "layout"),
-        "Time to the target by number of devices, both logarithmic",
-        ("devices", "time"),
-        slug="scaling",
-    )
-
-
-def _time_and_cost(analysis: Analysis) -> Iterator[Section]:
-    """Nothing where targets differ or every series has one number of devices.
-
-    Money compares all machines, device-days those of one machine.
-    """
-    points = [(member, point) for member in analysis.series for point in member.points]
-    if len(analysis.targets) > 1 or all(len(member.points) == 1 for member in analysis.series):
-        return
-    money = [outcome_of(point).money for _, point in points]
-    priced = None not in money
-    costs = [
-        amount.typical if priced and amount else _time_s(point) * point.num_devices / DAY_S
-        for amount, (_, point) in zip(money, points, strict=True)
-    ]
-    pairs = [(_time_s(point), cost) for (_, point), cost in zip(points, costs, strict=True)]
-    best = [
-        not any(
-            (priced or other.system == point.system) and (a <= pair[0] and b <= pair[1]) and (a, b) != pair
-            for (_, other), (a, b) in zip(points, pairs, strict=True)
-        )
-        for (_, point), pair in zip(points, pairs, strict=True)
-    ]
-    table = time.cost_table(
-        [
-            (member.label, member.at(point), *pair, worth)
-            for (member, point), pair, worth in zip(points, pairs, best, strict=True)
-        ],
-        text.Unit(points[0][1].study.currency if priced else "device-days"),
-    )
-    lead = (
-        "Shows what a shorter time costs. Filled marks are worth taking: no other point is both faster and "
-        "cheaper."
-        if priced
-        else "Shows what a shorter time takes. Filled marks are worth taking: no other point of the same "
-        "machine is faster with fewer device-days. Devices of unlike machines do not compare; with a price "
-        "for each candidate the axis is money."
-    )
-    yield Section(
-        "Time against cost" if priced else "Time against device-days",
-        lead,
-        time.cost_curve(table),
-        table,
-        "Cost over time to the target",
-        ("time to the target", "cost"),
-        slug="cost",
-    )
-
-
-def _efficiency(analysis: Analysis) -> Iterator[Section]:
-    """How much of the ideal throughput further devices give, and why not all; only where devices vary."""
-    if analysis.scalings:
-        table = scaling.efficiency_table(analysis.scalings[:MAX_SERIES])
-        yield Section(
-            "Scaling efficiency",
-            "Shows how much work each further device adds: the throughput, over that of as many devices "
-            "which work like those of the smallest machine. Dashed: the same in time to the "
-            "target, where a larger batch needs more tokens.",
-            scaling.efficiency_curve(table),
-            table,
-            "Scaling efficiency against devices",
-            ("devices", "in throughput"),
-            slug="efficiency",
-        )
-
-
-def _matches(analysis: Analysis) -> Iterator[Section]:
-    for number, (forward, backward) in enumerate(analysis.equal_times):
-        first = forward[0].series.devices_noun
-        rival = backward[0].series.devices_noun
-        slug = f"equals-{number}" if number else "equals"
-        heading = f"Equally fast: {first}, {rival}" if number else "Equally fast machines"
-        yield Section(
-            heading,
-            f"How many {first} and how many {rival} finish on the same day. The band is that of the ratio of "
-            "the two times (90 %), which share one critical batch.",
-            time.equal_time(forward, backward),
-            matches_table(forward),
-            "A curve of equal time",
-            (f"as many {first}",),
-            slug=slug,
-        )
-        yield Section(
-            f"{heading}, the other way",
-            f"The other way: how many {rival} replace {first}.",
-            table=matches_table(backward),
-            slug=f"{slug}-back",
-            level=3,
-        )
-
-
-def _map(time_map: TimeMap) -> Section:
-    fixed = [f"{text.human(path.rpartition('.')[2])} {value}" for path, value in time_map.fixed]
-    name = ", ".join(filter(None, [time_map.machine, *fixed]))
-    unit = text.time_unit(time_map.times_s.values())
-    table = _map_table(time_map, unit)
-    field = table.columns[0].name
-    lead = (
-        "Shows what a choice costs: where a row or a column hardly changes, the choice may follow other "
-        "needs. An empty cell has no feasible plan."
-    )
-    if max(len(time_map.counts), len(time_map.rows)) > MAX_SIDE:
-        lead += f" Of longer axes {MAX_SIDE} places are drawn, evenly spread."
-    return Section(
-        f"Devices and {field.partition(',')[0]}" + (f": {name}" if name else ""),
-        lead,
-        scaling.heat_map(table, f"Time to the target ({unit.name})", "devices"),
-        table,
-        f"Time to the target ({unit.name}) by {field} and number of devices, {name or 'all machines'}",
-        [column.name for column in table.columns[1:]],
-        slug=f"map-{slugify(name)}" if name else "map",
-    )
-
-
-def _changed_steps(analysis: Analysis) -> Section:
-    """How much longer or shorter a step is under each variant, where variants do the same work."""
-    table = step.change_table(analysis.changes)
-    replanned = any(change.policy for own in analysis.changes.values() for change in own)
-    equal = (
-        "all else equal. At a bar with a star the planner also chose another policy (see the table): the "
-        "change is that of both together."
-        if replanned
-        else "all else equal."
-    )
-    return Section(
-        "Step time by variant",
-        "Shows which part of the machine a step depends on. Each bar is the change relative to "
-        f"\u201c{analysis.variants[0]}\u201d, {equal}",
-        step.change_bars(table),
-        table.only(
-            "in common",
-            "variant",
-            "machine",
-            "step",
-            "change",
-            "policy changed",
-            "limited by",
-            "nearest remedy",
-        ),
-        "Bars of the change of the step time",
-        ("change",),
-        slug="variants",
-    )
-
-
-def _times(series: Sequence[Series]) -> Section:
-    """Time to the target of each variant with its band, where variants differ in what they train."""
-    table = scaling.series_table(series)
-    return Section(
-        "Time by variant",
-        "Helps to plan: the time to the target of each variant, with its 90 % band.",
-        step.time_dots(table),
-        table.only("series", "batch", "steps", "step", "time", "layout"),
-        "Time to the target of each variant",
-        ("time",),
-        slug="times",
-    )
-
-
-def named_points(analysis: Analysis) -> list[tuple[str, PointResult]]:
-    """Each series at its best batches; where variants are compared, every point under what it shares."""
-    if analysis.changes:
-        return [
-            (f"{group}, {change.point.variant}", change.point)
-            for group, own in analysis.changes.items()
-            for change in own
-        ]
-    return [(series.at(point), point) for series in analysis.series for point in series.points]
-
-
-def _where_steps_go(points: Sequence[tuple[str, PointResult]]) -> Section:
-    """Every second of a step by cause."""
-    table = step.parts_table(
-        [
-            (name, point.prediction.step_time_s, point.prediction.parts_s, point.prediction.why.sentence)
-            for name, point in points[:MAX_STEPS]
-        ]
-    )
-    return Section(
-        "Where a step goes",
-        "Shows what to improve: computing, or a wait that nothing hides.",
-        step.step_shares(table),
-        table,
-        "Stacked bars of the step time by cause",
-        [column.name for column in table.columns[1:3]],
-        slug="step-time",
-    )
 
 
 def _policies(analysis: Analysis) -> Iterator[Section]:

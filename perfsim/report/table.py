@@ -11,7 +11,7 @@ from typing import Any
 
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.files import write_file
-from perfsim.report.text import NONE, Unit
+from perfsim.report.text import NONE, NUMBER, Unit
 
 Value = str | float | None
 Columns = Mapping[str, Unit | None] | Sequence[str]
@@ -87,12 +87,37 @@ class Table:
         place = self._place(name)
         return [row[place] for row in self.rows]
 
-    def by(self, name: str) -> dict[str, list[Sequence[Cell]]]:
-        """The rows of each value of the column of this name, in the order of first sight."""
+    def texts(self, name: str) -> list[str]:
+        """The same as text, with their units."""
+        column = self.columns[self._place(name)]
+        return [self.text(cell, column) for cell in self.column(name)]
+
+    def unit(self, name: str) -> Unit:
+        """The unit of the column of this name; that of bare numbers where it has none."""
+        return self.columns[self._place(name)].unit or NUMBER
+
+    def values(self, name: str) -> list[float]:
+        """The numbers of the column of this name in its unit, 0 where there is none."""
+        scale = self.unit(name).scale
+        return [cell.number / scale if cell.value is not None else 0.0 for cell in self.column(name)]
+
+    def bands(self, name: str) -> list[tuple[float, float]]:
+        """Low and high end of each band in the unit of the column; the number itself where there is none."""
+        scale = self.unit(name).scale
+        ends = [cell.band or (cell.number, cell.number) for cell in self.column(name)]
+        return [(low / scale, high / scale) for low, high in ends]
+
+    def by(self, name: str) -> dict[str, Table]:
+        """A table for each value of the column of this name, in the order of first sight."""
         groups: dict[str, list[Sequence[Cell]]] = {}
         for row in self.rows:
             groups.setdefault(str(row[self._place(name)].value), []).append(row)
-        return groups
+        return {value: replace(self, rows=rows) for value, rows in groups.items()}
+
+    def sorted(self, name: str) -> Table:
+        """The rows by the numbers of the column of this name."""
+        place = self._place(name)
+        return replace(self, rows=sorted(self.rows, key=lambda row: row[place].number))
 
     def _place(self, name: str) -> int:
         return [column.name for column in self.columns].index(name)

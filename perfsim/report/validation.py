@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
 
 from perfsim.base.files import write_file
 from perfsim.base.units import format_quantity
-from perfsim.report import text
+from perfsim.report import draw, text
 from perfsim.report.document import write_document
-from perfsim.report.figures.scaling import residuals, runs_table
 from perfsim.report.page import Card, Head, Section, markdown, slugify, write_page
 from perfsim.report.table import Cell, Table
 from perfsim.report.terminal import paragraph, paragraphs, table_lines
 
 if TYPE_CHECKING:
-    from perfsim.evidence.accuracy_page import AccuracyPage, FittedConstant, Removed, StepAccuracy
+    from perfsim.evidence.accuracy_page import AccuracyPage, Removed, StepAccuracy
     from perfsim.evidence.left_out import LeftOut
+    from perfsim.evidence.step_fit import FittedConstant
     from perfsim.studies.comparisons import Comparison
 
 Scores = Mapping[str, Any]
@@ -172,14 +176,12 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
 
 
 def _constant(family: LeftOut, name: str) -> str | None:
-    from perfsim.evidence.step_fit import OF_DEVICE
-
     if name not in family.constants:
         return None
     value = quantity(name, family.constants[name])
     if name in family.kept:
         return f"({value})"
-    borrowed = family.borrowed and name == f"{OF_DEVICE[0]} of {family.calibration}"
+    borrowed = family.borrowed and name == family.ceiling
     return f"{value} ({family.borrowed})" if borrowed else value
 
 
@@ -336,6 +338,92 @@ def _written(value: float | None, unit: text.Unit) -> str:
 
 def _percent(value: float | None) -> str:
     return _written(value, text.SHARE)
+
+
+# Errors of predictions of published runs, family by family.
+
+
+def runs_table(cases: Iterable[Mapping[str, Any]]) -> Table:
+    """Every predicted run, the worst first; its error has the errors that its 90 % band allows as a band."""
+    known = [case for case in cases if case["predicted_s"] is not None]
+    known.sort(key=lambda case: (-abs(math.log1p(max(case["error"], -0.999999))), case["id"]))
+    columns = {
+        "case": None,
+        "family": None,
+        "evidence": None,
+        "measured": text.TIME,
+        "predicted": text.TIME,
+        "error": text.CHANGE,
+        "allowed": text.CHANGE,
+    }
+    rows = []
+    for case in known:
+        low, high = case.get("band_s") or (None, None)
+        band = (case["predicted_s"] / high - 1.0, case["predicted_s"] / low - 1.0) if low and high else None
+        names = ("id", "family", "evidence", "measured_s", "predicted_s", "error")
+        rows.append((*(case[name] for name in names), Cell(case["error"], band)))
+    return Table.of(columns, rows, "Worst first.")
+
+
+def residuals(table: Table) -> go.Figure:
+    """The signed error of every run, a row for each family, the closest family first; a stroke at its median.
+
+    A pale bar spans the errors that the family's 90 % bands allow, at the median of its runs. A run outside
+    its own band has a diamond; runs that are not scored (evidence C) have open marks.
+    """
+    families = table.by("family")
+    spreads = {name: median(map(abs, own.values("error"))) for name, own in families.items()}
+    ranked = sorted(families, key=spreads.__getitem__)
+    labels = {name: f"{draw.esc(name)} ({len(families[name].rows)})" for name in ranked}
+    points: list[float] = []
+    lanes: list[str] = []
+    symbols: list[str] = []
+    colours: list[str] = []
+    hover: list[str] = []
+    allowed: dict[str, tuple[float, float]] = {}
+    for name in ranked:
+        own = families[name]
+        for cell, error, evidence in zip(
+            own.column("allowed"), own.values("error"), own.texts("evidence"), strict=True
+        ):
+            out = cell.band is not None and not cell.band[0] <= error <= cell.band[1]
+            symbols.append(("diamond" if out else "circle") + ("-open" if evidence == "C" else ""))
+            colours.append(draw.VERMILLION if out else draw.BLUE)
+            points.append(100.0 * error)
+            lanes.append(labels[name])
+        hover += draw.hovers(own, "measured", "predicted", "error")
+        if bands := [cell.band for cell in own.column("allowed") if cell.band]:
+            low, high = (100.0 * median(side) for side in zip(*bands, strict=True))
+            allowed[labels[name]] = low, high
+    pale = draw.bars(
+        "errors that the 90 % bands allow",
+        list(allowed),
+        [high - low for low, high in allowed.values()],
+        {"color": draw.translucent(draw.GREY, 0.32)},
+        [
+            f"<b>{label}</b><br>bands allow {low:+.1f} % to {high:+.1f} %"
+            for label, (low, high) in allowed.items()
+        ],
+        starts=[low for low, _ in allowed.values()],
+    )
+    marks = draw.marks(
+        "a run", points, lanes, {"symbol": symbols, "color": colours, "size": 9, "opacity": 0.8}, hover
+    )
+    middles = [100.0 * median(families[name].values("error")) for name in ranked]
+    told = [
+        f"<b>{labels[name]}</b><br>median {middle:+.1f} %"
+        for name, middle in zip(ranked, middles, strict=True)
+    ]
+    strokes = draw.limits("median of the family", middles, list(labels.values()), told)
+    return draw.rows(
+        "Predicted over measured, minus 1, by family (%)",
+        list(labels.values()),
+        [*([pale] if allowed else []), marks, strokes],
+        draw.axis("error of the step time (%)", zeroline=True, zerolinecolor=draw.INK),
+        30,
+        barmode="overlay",
+        bargap=0.45,
+    )
 
 
 # The accuracy page.

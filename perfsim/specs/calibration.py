@@ -329,6 +329,8 @@ class WaferCalibration(Calibration):
 FusedAttention = Literal["synchronous", "asynchronous", "one_block"]
 Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
 """How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
+Tool = Literal["megatron", "deepspeed", "torchtitan", "modelzoo"]
+"""Tools that are told a plan (`perfsim.interop`)."""
 Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
 """Kernels that a framework merges with others; `perfsim.work.layer` says what each saves."""
 
@@ -339,6 +341,8 @@ class FrameworkCalibration(Calibration):
     most_standard_error: ClassVar[float] = 1 / 2
     """Runs determine what a framework hides less well than how fast a device is."""
     kind: Literal["framework"] = "framework"
+    tool: Tool | None = None
+    """The tool of `--emit` that takes plans for it; None: none does."""
     launcher: str = ""
     """Framework with which this one shares the host's times and the runs that determine them."""
     host_s_per_kernel: Latency

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from perfsim.base.spec import CatalogSpec, Name
 from perfsim.base.units import quantity
-from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion
+from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion, Tool
 from perfsim.specs.hardware import Release
 from perfsim.specs.model import Positions, RecomputeKeeps
 
@@ -52,8 +52,15 @@ class Runtime(CatalogSpec):
     """Whether whole steps are replayed from a CUDA graph; None: as the framework usually does."""
     framework: FrameworkCalibration | None = None
     """Host-side costs of the training framework; required on GPUs."""
+    tool: Tool | None = None
+    """The tool that takes its plans; None: the framework's."""
     software_release: Release | None = None
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
+
+    @property
+    def takes_plans(self) -> Tool | None:
+        """The tool that takes its plans, as `--emit` calls it; None: none does."""
+        return self.tool or (self.framework.tool if self.framework else None)
 
     @property
     def stack(self) -> FrameworkCalibration | None:

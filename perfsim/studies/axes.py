@@ -39,7 +39,7 @@ from perfsim.studies.spec import (
 # The YAML form of a sweep: a study, and the fields of it that vary.
 
 
-class GridSpec(Spec):
+class _GridSpec(Spec):
     """The fields that vary: machines under `candidates`, any other field of the study under its dotted path.
 
     Each path has a list of values in the form of the field itself: `recipe.global_batch_size:
@@ -52,7 +52,7 @@ class GridSpec(Spec):
     """Replaces the study's own candidates."""
 
 
-class VariantSpec(GridSpec):
+class _VariantSpec(_GridSpec):
     """The changes of one variant: paths as in a grid, each with one value."""
 
     candidates: Candidates = ()
@@ -67,8 +67,8 @@ class SweepSpec(CatalogSpec):
     question: str = ""
     study: StudySpec
     """A study's name or path, or a study written here (with `extends`: only its differences)."""
-    grid: GridSpec = GridSpec()
-    variants: dict[str, VariantSpec] = Field(default_factory=dict)
+    grid: _GridSpec = _GridSpec()
+    variants: dict[str, _VariantSpec] = Field(default_factory=dict)
     """By name, the fields it changes: `twice the I/O: {system.io_ports: 24}`; the first is the base."""
 
 
@@ -576,7 +576,7 @@ def load_sweep(
 def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog) -> SweepSpec:
     """A sweep with values of its study replaced, and in the candidates of its grid and of its variants."""
 
-    def changed(part: GridSpec) -> Any:
+    def changed(part: _GridSpec) -> Any:
         if not part.candidates:
             return part
         study = spec.study.model_copy(update={"candidates": part.candidates})

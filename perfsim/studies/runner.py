@@ -15,17 +15,10 @@ from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError,
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart, whole_run
 from perfsim.engine.limits import present_limits
-from perfsim.network import Topology, ends_of, links_by_ends
-from perfsim.network.topology import network_map
+from perfsim.network import Topology
+from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy, accuracy_of
-from perfsim.prediction.caveats import (
-    default_settings,
-    edge_batch,
-    extrapolated_law,
-    sensitive_target,
-    shared_caveats,
-    worst_first,
-)
+from perfsim.prediction.caveats import default_settings, worst_first
 from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
@@ -63,15 +56,7 @@ from perfsim.studies.batches import (
     training_of,
     tried_of,
 )
-from perfsim.studies.decision import (
-    Option,
-    decide,
-    laws_side_by_side,
-    option_of,
-    plan_of,
-    ratio_bands,
-    verdict,
-)
+from perfsim.studies.decision import decision_of, laws_side_by_side, ratio_bands, verdict
 from perfsim.studies.executors import (
     IN_PROCESS,
     Executor,
@@ -85,6 +70,7 @@ from perfsim.studies.executors import (
 from perfsim.studies.spec import CandidateSpec, Digests, StudySpec, check_question, question_of_candidate
 from perfsim.studies.store import Store, Stored, StoreError
 from perfsim.studies.timeline import devices_of, timeline
+from perfsim.studies.trust import edge_batch, extrapolated_law, sensitive_target, shared_caveats
 from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
 
@@ -209,9 +195,8 @@ def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbatio
         slowest = max(at_last, *(straggler.factor for straggler in beyond))
         stragglers = [straggler for straggler in stragglers if straggler.rank != last]
         stragglers.append(StragglerSpec(rank=last, factor=slowest))
-    present = links_by_ends(topology) if spec.links else {}
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
-    links = tuple(link for link in addressed if ends_of(link.link, present) is not None)
+    links = tuple(link for link in addressed if topology.links_named(link.link))
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
     return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
 
@@ -404,12 +389,8 @@ def _result(
     stopped: LimitError | None,
 ) -> StudyResult:
     rows = _told_apart([_candidate_result(spec, own) for own in answered], answered)
-    options: list[Option] = []
-    plans: dict[str, str] = {}
-    for row, own in zip(rows, answered, strict=True):
-        plan = plans.setdefault(plan_of(row), row.label)
-        options.append(option_of(spec, own.candidate, own.question, row, plan))
-    decision = decide(options, spec.currency, spec.uncertainty.seed, spec.uncertainty.draws)
+    asked = [(own.candidate, own.question, row) for own, row in zip(answered, rows, strict=True)]
+    decision = decision_of(spec, asked)
     candidates = tuple(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
@@ -498,7 +479,7 @@ class SweepInterrupted(PerfsimError):
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class _SweepPlan:
     """The work of a run: how many points, how many of them stored, and an estimate of its time."""
 
     sweep: str
@@ -518,7 +499,7 @@ class SweepPlan:
         )
 
 
-def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
+def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> _SweepPlan:
     """How many points a sweep has, how many are stored, and an estimate of the time for the others."""
     digests = Digests()
     points = {digests.of(point.study): point for point in sweep.points}
@@ -533,7 +514,7 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
     jobs = max(1, min(jobs or available_processes(), len(pending)))
     known_s = (times_s.get(point.candidate.strategy, [POINT_S]) for point in pending)
     seconds = sum(sum(alike) / len(alike) for alike in known_s)
-    return SweepPlan(
+    return _SweepPlan(
         sweep=sweep.name,
         points=len(points),
         stored=len(stored),

@@ -47,7 +47,7 @@ within 0.7 %, so that two layouts are compared within 1 %."""
 
 
 @dataclass(frozen=True)
-class Trial:
+class _Trial:
     """A layout of the shortlist on the fewest replicas that hold it."""
 
     entry: int
@@ -73,7 +73,7 @@ class Trial:
 class Experiment:
     """Two layouts to run next to one another."""
 
-    trials: tuple[Trial, Trial]
+    trials: tuple[_Trial, _Trial]
     ratio: float
     """Predicted step time of the second over the first."""
     ratio_error: float
@@ -194,7 +194,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class AboveLimit:
+class _AboveLimit:
     """The fastest layout of all that fit, where it lies above the memory limit."""
 
     plan: Plan = field(repr=False)
@@ -228,7 +228,7 @@ class Planned:
     """Number of layouts by the reason for which they are no answer; for divisibility of degrees."""
     closest_share: float | None = None
     """Memory over capacity of the layout that misses it by least; None where all fit."""
-    above_limit: AboveLimit | None = None
+    above_limit: _AboveLimit | None = None
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
     """Global batches that were tried."""
@@ -324,7 +324,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
             DIVISIBILITY: screening.indivisible,
         },
         closest_share=None if closest is None else plan.memory_share,
-        above_limit=AboveLimit(fastest.plan, gain) if gain > 0 else None,
+        above_limit=_AboveLimit(fastest.plan, gain) if gain > 0 else None,
         experiment=_experiment(question, entries),
         tried_batches=tried,
     )
@@ -393,7 +393,7 @@ def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | 
     if other is None:
         return None
     first, second = (
-        Trial(
+        _Trial(
             entry=index + 1,
             plan=fewest_replicas(question, entries[index].plan),
             all_devices=question.devices,

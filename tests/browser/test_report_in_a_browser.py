@@ -9,11 +9,13 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.report.figures.scaling import heat_map, residuals, runs_table, scaling_curve
+from perfsim.report.draw import heat_map
 from perfsim.report.page import Section, write_page
 from perfsim.report.study_page import write_study_page
+from perfsim.report.sweep_figures import scaling_curve
 from perfsim.report.table import Table
 from perfsim.report.text import COUNT, SHARE, Unit, duration
+from perfsim.report.validation import residuals, runs_table
 
 pytestmark = pytest.mark.browser
 

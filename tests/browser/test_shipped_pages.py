@@ -18,7 +18,8 @@ import yaml
 
 from perfsim.report import text
 from perfsim.report.study_page import write_study
-from perfsim.report.sweep import named_points, write_sweep
+from perfsim.report.sweep import write_sweep
+from perfsim.report.sweep_figures import named_points
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study, run_sweep

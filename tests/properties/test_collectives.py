@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.network.algorithms import num_steps, tree_depth, tree_rounds, wire_factor
-from perfsim.network.collectives import CollectiveModel
+from perfsim.network.collectives import CollectiveModel, num_steps, tree_rounds, wire_factor
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec
@@ -98,8 +97,8 @@ def test_a_ring_has_as_many_steps_and_sends_as_many_bytes_as_its_formulas_say(
 
 @given(sizes)
 def test_a_tree_has_as_many_rounds_as_its_depth_each_way(size: int) -> None:
-    assert len(tree_rounds("broadcast", size)) == tree_depth(size) == math.ceil(math.log2(size))
-    assert len(tree_rounds("all_reduce", size)) == 2 * tree_depth(size)
+    assert len(tree_rounds("broadcast", size)) == math.ceil(math.log2(size))
+    assert len(tree_rounds("all_reduce", size)) == 2 * math.ceil(math.log2(size))
     with pytest.raises(InputError, match="does not run as a tree"):
         tree_rounds("all_gather", size)
 
@@ -186,12 +185,12 @@ def test_an_even_group_takes_what_the_formulas_of_even_groups_say(
     op: CollectiveOp, ranks: int, nodes: int, n_bytes: float, shared_nics: bool
 ) -> None:
     """The same protocols written out for `ranks` on each of `nodes`, without regard to uneven groups."""
-    calibration = MODEL.nic.calibration
+    calibration = MODEL.node.nic.calibration
     assert calibration is not None
     assert calibration.network is not None
     network = calibration.network
     bus = ranks * MODEL.nic_share_bytes_per_s * network.efficiency
-    if shared_nics and ranks not in (1, MODEL.devices_per_node):
+    if shared_nics and ranks not in (1, MODEL.node.devices):
         assert network.partial_node_rank_bytes_per_s is not None
         bus = min(bus, ranks * network.partial_node_rank_bytes_per_s)
     lines = []
@@ -201,11 +200,12 @@ def test_an_even_group_takes_what_the_formulas_of_even_groups_say(
         hops = (across, inside - across)
         wire = wire_factor(op, ranks * nodes)
         if line.algorithm == "tree":
-            hops = (2 * tree_depth(nodes), 2 * (ranks - 1))
+            hops = (2 * math.ceil(math.log2(nodes)), 2 * (ranks - 1))
             wire = 2.0
         steps_s = hops[0] * line.inter_step_s + hops[1] * line.intra_step_s
         moving_s = n_bytes * wire / (line.bandwidth_fraction * bus)
         if line.algorithm == "ring" or op == "all_reduce":
             lines.append(line.latency_base_s + steps_s + moving_s)
-    model = replace(MODEL, shared_nics=shared_nics)
+    node = MODEL.node.model_copy(update={"nics": 8, "devices_share_nics": shared_nics})
+    model = replace(MODEL, node=node)
     assert model.time_s(op, n_bytes, Group.even(ranks, nodes)) == pytest.approx(min(lines), rel=1e-12)

@@ -17,7 +17,7 @@ from perfsim.base.arrays import Floats
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs
 from perfsim.machines import build_topology, costs_for, network_of
-from perfsim.machines.machine import Network, PeerClasses
+from perfsim.machines.machine import Network
 from perfsim.network import Topology
 from perfsim.prediction.run import evaluate, graph_of
 from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, SystemSpec, WaferClusterSpec
@@ -68,7 +68,7 @@ class Case:
             work = self.graph.works[number]
             if work.kind is Kind.COMP:
                 continue
-            load = self.network.load(work, PeerClasses(np.zeros(self.graph.width, dtype=np.int64)))
+            load = self.network.load(work, np.zeros(self.graph.width, dtype=np.int64))
             if load is not None:
                 rates = np.zeros(size)
                 rates[load.links] = load.times * load.bytes_per_s
@@ -147,11 +147,11 @@ def test_a_slower_edge_makes_a_step_longer_where_it_binds_and_only_there(case: C
         for factor in (LITTLE,) if link % 3 else (LITTLE, LESS):
             capacity = factor * float(case.topology.edges.bytes_per_s[link])
             slow = case.topology.with_capacities({link: capacity}, rate=False)
-            counted = int(case.network.counted[link])
-            left = float(network_of(slow).bytes_per_s(np.array([counted]))[0])
-            edge = case.topology.links()[link]
+            counted = int(case.topology.counted[link])
+            left = slow.capacities[counted]
+            edge = case.topology.ends(link)
             step_s = case.step_s(slow)
-            assert left < float(case.network.bytes_per_s(np.array([counted]))[0]), edge
+            assert left < case.topology.capacities[counted], edge
             if left < largest[counted] and factor == LITTLE:
                 assert step_s > usual * 1.01, edge
                 bound += 1
@@ -166,12 +166,12 @@ def test_a_faster_edge_among_others_of_its_kind_makes_no_step_longer(case: Case)
     usual = case.step_s(case.topology)
     for link, capacity in list(enumerate(case.topology.edges.bytes_per_s.tolist()))[::3]:
         fast = case.topology.with_capacities({link: MORE * capacity})
-        assert case.step_s(fast) <= usual * (1 + 1e-9), case.topology.links()[link]
+        assert case.step_s(fast) <= usual * (1 + 1e-9), case.topology.ends(link)
 
 
 def test_a_slower_kind_of_link_raises_the_prices_of_what_loads_it_and_no_others(case: Case) -> None:
     """Not of uplinks: prices are those of an idle network, where NICs limit what a leaf sends."""
-    peers = PeerClasses(np.zeros(case.graph.width, dtype=np.int64))
+    peers = np.zeros(case.graph.width, dtype=np.int64)
     before = case.costs(case.topology)
     for kind in case.topology.edges.kinds:
         if kind in ("uplink", "host"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,10 +33,11 @@ class Refusal(NamedTuple):
 
 
 class RefusedLayoutError(LayoutError):
-    """A layout that breaks rules of 3D parallelism."""
+    """A layout that breaks rules of 3D parallelism; `help_text` tells what would be legal."""
 
-    def __init__(self, refusals: list[Refusal]) -> None:
-        super().__init__([Problem(refusal.words) for refusal in refusals])
+    def __init__(self, refusals: Sequence[Refusal], help_text: str = "") -> None:
+        *others, last = [Problem(refusal.words) for refusal in refusals]
+        super().__init__([*others, replace(last, help=help_text)])
         self.refusals = tuple(refusals)
 
 

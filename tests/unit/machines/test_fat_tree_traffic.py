@@ -11,8 +11,7 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.engine import simulate
 from perfsim.machines import build_topology, network_of
-from perfsim.machines.gpu_cluster import FatTreeNetwork
-from perfsim.machines.machine import PeerClasses, Traffic
+from perfsim.machines.machine import Traffic
 from perfsim.machines.placement import shared_links
 from perfsim.network import FatTree, Group, Topology, degraded
 from perfsim.network.collectives import CollectiveModel
@@ -21,7 +20,7 @@ from perfsim.work import RankGroup, TaskGraph, Work
 
 SECONDS = 4.0
 LONG = 1e12
-ALONE = PeerClasses(np.zeros(1, dtype=np.int64))
+ALONE = np.zeros(1, dtype=np.int64)
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def run(written: TaskGraph, topology: Topology) -> list[float]:
 
 
 def traffic(tree: FatTree, work: Work) -> Traffic:
-    crossed = FatTreeNetwork(tree, ports=True).traffic(work, ALONE)
+    crossed = network_of(tree).load(work, ALONE)
     assert crossed is not None
     return crossed
 
@@ -55,7 +54,7 @@ def kinds(tree: FatTree, crossed: Traffic) -> dict[str, list[int]]:
     """How often each link of a kind is crossed."""
     by_kind: dict[str, list[int]] = {}
     for link, times in zip(crossed.links.tolist(), crossed.times.tolist(), strict=True):
-        by_kind.setdefault(tree.links()[link].kind, []).append(times)
+        by_kind.setdefault(tree.edges.kinds[tree.edges.kind[link]], []).append(times)
     return by_kind
 
 
@@ -86,8 +85,8 @@ def test_rings_across_nodes_pass_the_ports_of_all_ranks_but_their_own(
 ) -> None:
     """Four ranks on each of two nodes: four rings; each port carries the other three in and out."""
     crossed = traffic(tree, summed(toys, RankGroup(4, 1, 8)))
-    assert kinds(tree, crossed) == {"scale_up": [3] * 16, "nic": [1] * 16}
-    assert kinds(tree, traffic(tree, summed(toys, RankGroup(0, 8, 4)))) == {"nic": [1] * 8}
+    assert kinds(tree, crossed) == {"scale_up": [3] * 16, "host": [1] * 16, "nic": [1] * 16}
+    assert kinds(tree, traffic(tree, summed(toys, RankGroup(0, 8, 4)))) == {"host": [1] * 8, "nic": [1] * 8}
 
 
 def test_a_slow_port_slows_what_crosses_it_even_where_ports_are_left_out(
@@ -103,7 +102,7 @@ def test_a_slow_port_slows_what_crosses_it_even_where_ports_are_left_out(
 def test_a_dead_port_sends_traffic_of_its_node_over_nics(toys: ModuleType, tree: FatTree) -> None:
     """NVLink has 300 GB/s, a NIC 25."""
     dead = degraded(tree, {"node0/gpu3-node0/nvswitch": 0.0})
-    crossed = FatTreeNetwork(dead).traffic(send(toys, "s", 3, 4), ALONE)
+    crossed = network_of(dead).traffic(send(toys, "s", 3, 4), ALONE)
     assert crossed is not None
     assert kinds(dead, crossed) == {"nic": [1, 1]}
     taken = run(at_once((send(toys, "s", 3, 4), "gpu3/send")), dead)

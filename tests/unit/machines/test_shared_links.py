@@ -10,7 +10,6 @@ import pytest
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
-from perfsim.machines.machine import PeerClasses
 from perfsim.machines.placement import shared_links
 from perfsim.network import Topology, degraded
 from perfsim.specs.hardware import FatTreeSpec
@@ -95,7 +94,7 @@ def test_the_rings_of_an_uneven_group_share_no_nic_and_load_those_of_all_ranks_a
 ) -> None:
     """A price for the NICs of the emptiest node is not lengthened by more rings than that."""
     assert run(at_once((reduce("gradients", group), "gpu0/nccl-data")), topology) == [SECONDS]
-    traffic = network_of(topology).traffic(reduce("gradients", group), PeerClasses(np.zeros(1, dtype=int)))
+    traffic = network_of(topology).traffic(reduce("gradients", group), np.zeros(1, dtype=int))
     assert traffic is not None
     assert traffic.times.tolist() == [1] * (2 * group.size)
 

@@ -8,8 +8,8 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import CatalogError
-from perfsim.machines import machine_of
-from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS, WaferCluster, of_release, of_systems
+from perfsim.machines import Unknown, machine_of
+from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS, WaferCluster
 from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.recipe import Job
@@ -18,8 +18,13 @@ CATALOG = ps.Catalog()
 MEASURED = WaferCalibration(name="w", efficiency={"r1.8": 0.2, "r2.0": 0.2 * 1.2**2}, link_s_per_element=1e-9)
 
 
-def width(release: str, calibration: WaferCalibration = MEASURED) -> float:
-    return sum(unknown.log_width for unknown in of_release(release, calibration))
+def width(release: str = "peak", calibration: WaferCalibration = MEASURED, systems: int = 1) -> float:
+    """Half-width of what no run shows of a plain model on wafers of this calibration."""
+    system = CATALOG.systems["cs-2"]
+    device = system.device.model_copy(update={"calibration": calibration})
+    ran = job("gpt3_xl", 2048, release=release)
+    unknowns = WaferCluster().unknowns(system.model_copy(update={"device": device}), ran, systems)
+    return sum(unknown.log_width for unknown in unknowns)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_a_release_without_a_number_is_refused() -> None:
 
 
 def test_many_systems_may_lose_what_published_scaling_leaves_open() -> None:
-    widths = {count: sum(own.log_width for own in of_systems(count)) for count in (1, 4, SYSTEMS, 192)}
+    widths = {count: width(systems=count) for count in (1, 4, SYSTEMS, 192)}
     assert widths[1] == 0.0
     assert math.exp(-widths[SYSTEMS]) == pytest.approx(LEAST_EFFICIENCY)
     assert widths[4] == pytest.approx(widths[SYSTEMS] / 2), "a level of the tree of two"
@@ -84,8 +89,7 @@ def test_a_cs_3_runs_software_that_nobody_measured_and_says_so_in_its_band() -> 
     system = CATALOG.systems["cs-3"]
     assert system.software_release == "r2.2"
     codes = [
-        unknown.code
-        for unknown in machine_of(system).unknowns(system, CATALOG.recipes["gpt3_pretraining"], 1)
+        unknown.code for unknown in machine_of(system).unknowns(system, job("gpt3_xl", 2048, release=None), 1)
     ]
     assert codes == ["release-borrowed"]
     assert "for 2 of them" in accuracy("cs-3").likeness
@@ -99,9 +103,14 @@ def test_a_cs_3_runs_software_that_nobody_measured_and_says_so_in_its_band() -> 
     )
 
 
-def job(model: str, seq_length: int, **changes: object) -> Job:
+def job(model: str, seq_length: int, *, release: str | None = "peak", **changes: object) -> Job:
     recipe = CATALOG.recipes["gpt3_pretraining"].with_(seq_length=seq_length)
+    recipe = recipe.ran_with(software_release=release)
     return Job(CATALOG.models[model].with_(**changes), recipe, 16)
+
+
+def unknowns_of(asked: Job) -> list[Unknown]:
+    return list(WaferCluster().unknowns(CATALOG.systems["cs-2"], asked, 1))
 
 
 @pytest.mark.parametrize(
@@ -116,17 +125,15 @@ def job(model: str, seq_length: int, **changes: object) -> Job:
 def test_layers_that_no_log_has_are_said_and_do_not_widen_the_band(
     model: str, changes: dict[str, object], said: list[str]
 ) -> None:
-    unknowns = list(WaferCluster().job_unknowns(job(model, 2048, **changes)))
+    unknowns = unknowns_of(job(model, 2048, **changes))
     assert [unknown.log_width for unknown in unknowns] == [0.0] * bool(said)
     assert all(words in unknown.words for unknown in unknowns for words in said)
 
 
 def test_longer_sequences_widen_the_band_by_the_share_of_attention() -> None:
     widths = [
-        sum(unknown.log_width for unknown in WaferCluster().job_unknowns(job("gpt3_xl", length)))
+        sum(unknown.log_width for unknown in unknowns_of(job("gpt3_xl", length)))
         for length in (2048, 8192, 131072)
     ]
     assert widths[0] == 0.0 < widths[1] < widths[2] < math.log(2.0)
-    assert len(list(WaferCluster().job_unknowns(job("gpt3_175b", 4096)))) == 1, (
-        "said even where attention takes little"
-    )
+    assert len(unknowns_of(job("gpt3_175b", 4096))) == 1, "said even where attention takes little"

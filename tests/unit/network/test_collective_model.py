@@ -94,7 +94,7 @@ def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
         latency=0.0,
         calibration=CollectiveCalibration(name="x", collectives={"all_gather": (line,)}),
     )
-    model = CollectiveModel(link, link, 25e9, 8)
+    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
     assert model.time_s("all_gather", 1e9, Group.inside_node(4)) == pytest.approx(0.75 / 200 + 1 / 500)
 
 
@@ -114,7 +114,7 @@ def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_n
 def test_a_link_rated_higher_than_the_measured_one_carries_more(rated: float, times: float) -> None:
     lines = NVLINK.model_copy(update={"measured_on_bytes_per_s": 300e9})
     link = LinkSpec(name="x", bandwidth=rated, latency=0.0, calibration=lines)
-    model = CollectiveModel(link, link, 25e9, 8)
+    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
     wire = 2 * 7 / 8
     seconds = model.time_s("all_reduce", 1e15, Group.inside_node(8))
     assert wire * 1e15 / seconds == pytest.approx(times * 200e9, rel=1e-3)

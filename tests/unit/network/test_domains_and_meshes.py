@@ -10,15 +10,14 @@ import pytest
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import StepCase, case_system
-from perfsim.machines.gpu_cluster import FatTreeNetwork
-from perfsim.machines.machine import PeerClasses
+from perfsim.machines import network_of
 from perfsim.network import FatTree, Group, degraded
 from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.testing.toys import published_run
 from perfsim.work import Kind, RankGroup, Work
 
-ALONE = PeerClasses(np.zeros(1, dtype=np.int64))
+ALONE = np.zeros(1, dtype=np.int64)
 LONG = 1e12
 
 
@@ -77,11 +76,12 @@ def test_nodes_that_cannot_be_built_are_refused(system: str, changes: dict[str, 
 
 def test_two_gpus_of_a_mesh_have_a_link_of_their_own() -> None:
     tree = tree_of("mi300x-192gb", 16)
-    assert [edge.kind for edge in tree.route(1, 6)] == ["scale_up"]
-    assert tree.route(1, 6)[0].bytes_per_s == 64e9
+    links = tree.crossings(np.array([1, 1]), np.array([6, 9]))
+    kinds = [[tree.edges.kinds[tree.edges.kind[link]] for link in row if link >= 0] for row in links]
+    assert kinds == [["scale_up"], ["host", "nic", "nic", "host"]]
+    assert tree.edges.bytes_per_s[links[0, 0]] == 64e9
     assert len(tree.edges.of_kind("scale_up")) == 2 * 2 * 28
     assert tree.node_of.tolist() == [0] * 8 + [1] * 8
-    assert [edge.kind for edge in tree.route(1, 9)] == ["host", "nic", "nic", "host"]
 
 
 def test_in_a_mesh_a_group_has_a_link_to_each_of_its_members() -> None:
@@ -95,9 +95,9 @@ def test_in_a_mesh_a_group_has_a_link_to_each_of_its_members() -> None:
 
 def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike(toys: ModuleType) -> None:
     tree = tree_of("mi300x-192gb", 8)
-    network = FatTreeNetwork(tree, ports=True)
+    network = network_of(tree)
     work = toys.collective("reduce", RankGroup(0, 2, 4))
-    crossed = network.traffic(work, ALONE)
+    crossed = network.load(work, ALONE)
     assert crossed is not None
     assert (len(crossed.links), set(crossed.times.tolist())) == (12, {1})
     assert crossed.bytes_per_s <= 64e9
@@ -108,7 +108,7 @@ def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike(toys: Module
 def test_a_dead_link_of_a_mesh_sends_messages_another_way(toys: ModuleType) -> None:
     dead = degraded(tree_of("mi300x-192gb", 8), {"node0/gpu0-node0/gpu1": 0.0})
     work = toys.transfer("s", RankGroup(0, 1, 2), comm_bytes=LONG)
-    crossed = FatTreeNetwork(dead).load(work, ALONE)
+    crossed = network_of(dead).load(work, ALONE)
     assert crossed is not None
     assert len(crossed.links) > 1
     assert dead.edges.dead.isdisjoint(crossed.links.tolist())
@@ -119,7 +119,7 @@ def test_rings_across_domains_carry_no_more_than_the_ports_that_they_pass() -> N
     gather = Work(
         "g", Kind.COMM_COLL, "all_gather", "data_communication", comm_bytes=1e9, group=RankGroup(0, 2, 64)
     )
-    load = FatTreeNetwork(tree, ports=True).load(gather, ALONE)
+    load = network_of(tree).load(gather, ALONE)
     assert load is not None
     ports = np.isin(load.links, tree.ports)
     assert ports.any()

@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 from perfsim.catalog import default_catalog
-from perfsim.network.algorithms import wire_factor
-from perfsim.network.collectives import CollectiveModel
+from perfsim.network.collectives import CollectiveModel, wire_factor
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp
 from perfsim.specs.hardware import LinkSpec, NodeSpec

@@ -1,4 +1,4 @@
-"""Topologies: what is in them, the way of a message, and where they are thinnest."""
+"""Topologies: what is in them, the columns of their edges, links by name, and ways around dead ones."""
 
 from __future__ import annotations
 
@@ -7,36 +7,45 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfsim.base.errors import InputError
 from perfsim.machines import build_topology
-from perfsim.network import Group, Topology, WaferTree
+from perfsim.network import FatTree, Group, Topology, WaferTree, degraded
+from perfsim.network.topology import route_around
 from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, WaferClusterSpec
-from perfsim.testing import toys
+from perfsim.testing import toys as machines
 
-NVLINK = 300e9
 NIC = 25e9
-NVLINK_S = 1e-6
-NIC_S = 2e-6
-SWITCH_S = 0.1e-6
 
 
 def cluster(*, nics: int = 8, nodes_per_leaf: int = 4, oversubscription: float = 1.0) -> GpuClusterSpec:
     fabric = FatTreeSpec(
-        nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=SWITCH_S
+        nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=1e-7
     )
-    return toys.gpu_cluster(nics=nics).model_copy(update={"fabric": fabric})
+    return machines.gpu_cluster(nics=nics).model_copy(update={"fabric": fabric})
 
 
-def names(topology: Topology, source: int | str, target: int | str) -> list[str]:
-    route = topology.route(source, target)
-    assert all(a.target == b.source for a, b in pairwise(route))
-    return [route[0].source, *(edge.target for edge in route)] if route else []
+def fat_tree(nodes: int = 8, **changes: float) -> FatTree:
+    topology = build_topology(cluster(**changes), 8 * nodes)
+    assert isinstance(topology, FatTree)
+    return topology
+
+
+def wafers(systems: int) -> WaferTree:
+    topology = build_topology(machines.wafer_cluster(), systems)
+    assert isinstance(topology, WaferTree)
+    return topology
+
+
+def kind(topology: Topology, link: int) -> str:
+    return topology.edges.kinds[topology.edges.kind[link]]
 
 
 # ---------------------------------------------------------------------------------- what there is
 def test_a_fat_tree_has_the_nodes_and_links_of_its_parts() -> None:
-    topology = build_topology(cluster(), 6 * 8)
+    topology = fat_tree(6)
     kinds = [name.rsplit("/", 1)[-1].rstrip("0123456789") for name in topology.graph]
     # 6 nodes under 2 leaves of up to 4 nodes; 4 x 8 uplinks a leaf, each to its own spine.
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
@@ -46,176 +55,212 @@ def test_a_fat_tree_has_the_nodes_and_links_of_its_parts() -> None:
         "leaf": 2,
         "spine": 32,
     }
-    assert topology.graph.number_of_edges() == 2 * (48 + 48 + 48 + 2 * 32) == len(topology.links())
+    assert topology.graph.number_of_edges() == 2 * (48 + 48 + 48 + 2 * 32) == len(topology.edges)
+    assert [len(part.vertices) for part in topology.parts] == [6, 2], "one node and one leaf are drawn"
 
 
-@pytest.mark.parametrize(("nics", "nodes", "bytes_per_s"), [(4, 4, NIC), (12, 4, 3 * NIC), (1, 1, NIC)])
-def test_nics_that_a_set_of_gpus_shares_are_one(nics: int, nodes: int, bytes_per_s: float) -> None:
-    topology = build_topology(cluster(nics=nics), 16)
-    uplinks = [edge for edge in topology.links() if edge.kind == "nic" and edge.source.startswith("node0/")]
-    assert [edge.bytes_per_s for edge in uplinks] == [bytes_per_s] * nodes
+@pytest.mark.parametrize(("nics", "number", "bytes_per_s"), [(4, 4, NIC), (12, 4, 3 * NIC), (1, 1, NIC)])
+def test_nics_that_a_set_of_gpus_shares_are_one(nics: int, number: int, bytes_per_s: float) -> None:
+    topology = fat_tree(2, nics=nics)
+    out = topology.edges.of_kind("nic")[::2]
+    assert topology.edges.bytes_per_s[out].tolist() == [bytes_per_s] * 2 * number
+    assert len(np.unique(topology.nics[:8, 0])) == number
 
 
-def test_a_wafer_tree_has_the_fewest_nodes_that_the_fan_out_allows() -> None:
-    topology = build_topology(toys.wafer_cluster(), 18)
-    assert topology.tree_levels == (1, 2, 5)
-    assert topology.tree_depth == 3
-    own = ("", "/port", "/activations0")
-    assert set(topology.graph) == {
-        "memoryx",
-        *(f"memoryx/server{i}{part}" for i in range(10) for part in ("", "/dram", "/flash")),
-        "swarmx/0/0",
-        *(f"swarmx/1/{i}" for i in range(2)),
-        *(f"swarmx/2/{i}" for i in range(5)),
-        *(f"cs{i}{part}" for i in range(18) for part in own),
-    }
-    degrees = [degree for name, degree in topology.graph.out_degree() if name.startswith("swarmx")]
-    assert max(degrees) == 4 + 1
+def test_an_oversubscribed_leaf_has_fewer_uplinks() -> None:
+    topology = fat_tree(oversubscription=2.0)
+    assert topology.uplinks.shape == (2, 16)
+    assert topology.capacities[topology.uplinks[:, 0]].tolist() == pytest.approx([4 * 8 * NIC / 2] * 2)
 
 
 @pytest.mark.parametrize(
     ("systems", "levels"),
-    [(1, (1,)), (4, (1,)), (5, (1, 2)), (16, (1, 4)), (64, (1, 4, 16)), (65, (1, 2, 5, 17))],
+    [(1, (1,)), (4, (1,)), (5, (1, 2)), (16, (1, 4)), (18, (1, 2, 5)), (64, (1, 4, 16)), (65, (1, 2, 5, 17))],
 )
-def test_the_depth_of_a_wafer_tree_is_the_logarithm_of_its_size(
+def test_a_wafer_tree_has_the_fewest_nodes_that_the_fan_out_allows(
     systems: int, levels: tuple[int, ...]
 ) -> None:
-    assert build_topology(toys.wafer_cluster(), systems).tree_levels == levels
+    topology = wafers(systems)
+    assert topology.tree_levels == levels
+    assert set(topology.graph) == {
+        "memoryx",
+        *(f"memoryx/server{i}{part}" for i in range(10) for part in ("", "/dram", "/flash")),
+        *(f"swarmx/{level}/{i}" for level, nodes in enumerate(levels) for i in range(nodes)),
+        *(f"cs{i}{part}" for i in range(systems) for part in ("", "/port", "/activations0")),
+    }
+    degrees = [degree for name, degree in topology.graph.out_degree() if name.startswith("swarmx")]
+    assert max(degrees) <= 4 + 1
 
 
-def test_the_graph_carries_what_the_links_say() -> None:
-    topology = build_topology(toys.wafer_cluster(), 5)
-    for edge in topology.links():
-        data = topology.graph.edges[edge.source, edge.target, edge.link]
-        assert data == {
-            "link": edge.link,
-            "kind": edge.kind,
-            "bytes_per_s": edge.bytes_per_s,
-            "seconds": edge.seconds,
-            "duplex": edge.kind not in ("dram", "flash"),
-        }
+def test_the_farthest_system_is_as_far_as_the_shortest_path_says() -> None:
+    topology = wafers(18)
+    far_s = nx.single_source_dijkstra_path_length(topology.graph, "memoryx", weight="seconds")
+    assert topology.latency_s("down") == pytest.approx(max(far_s[f"cs{rank}"] for rank in range(18)))
+    assert topology.latency_s("up") == pytest.approx(3 * 1e-5 + 1e-6)
+
+
+def test_a_broadcast_crosses_every_link_down_and_a_reduction_every_link_up() -> None:
+    topology = wafers(18)
+    down = topology.ways("down", "memoryx", "swarmx", "io")
+    up = topology.ways("up", "memoryx", "swarmx", "io")
+    assert sorted(down ^ 1) == sorted(up)
+    tree = nx.DiGraph(topology.ends(link) for link in down.tolist())
+    assert nx.is_arborescence(tree)
+    assert {name for name, degree in tree.out_degree() if not degree} == {f"cs{rank}" for rank in range(18)}
 
 
 # -------------------------------------------------------------------------------------- refusals
 def test_a_last_node_that_is_partly_empty_is_refused_with_what_would_fit() -> None:
     with pytest.raises(InputError, match=r"8 devices a node, so 12 would leave .* use 8 or 16"):
         build_topology(cluster(), 12)
-
-
-def test_part_of_a_single_node_is_a_system() -> None:
-    topology = build_topology(cluster(), 3)
-    assert len([name for name in topology.graph if "gpu" in name]) == 3
-    assert names(topology, 0, 2) == ["node0/gpu0", "node0/nvswitch", "node0/gpu2"]
+    part = build_topology(cluster(), 3)
+    assert len([name for name in part.graph if "gpu" in name]) == 3, "part of a single node is a system"
 
 
 def test_more_systems_than_the_cluster_can_have_are_refused() -> None:
-    build_topology(toys.wafer_cluster(), 192)
+    wafers(192)
     with pytest.raises(InputError, match="at most 192 systems, not 193"):
-        build_topology(toys.wafer_cluster(), 193)
+        wafers(193)
 
 
-@pytest.mark.parametrize("spec", [cluster(), toys.wafer_cluster()])
-def test_no_device_and_unknown_ranks_and_places_are_refused(spec: GpuClusterSpec | WaferClusterSpec) -> None:
+@pytest.mark.parametrize("spec", [cluster(), machines.wafer_cluster()])
+def test_no_device_and_unknown_ranks_are_refused(spec: GpuClusterSpec | WaferClusterSpec) -> None:
     with pytest.raises(InputError, match="at least one device"):
         build_topology(spec, 0)
     topology = build_topology(spec, 4)
-    for refused in (
-        lambda: topology.device(4),
-        lambda: topology.group_shape([-1]),
-        lambda: topology.route(0, 4),
-    ):
+    for refused in (lambda: topology.device(4), lambda: topology.group_shape([-1])):
         with pytest.raises(InputError, match="ranks 0 to 3"):
             refused()
-    with pytest.raises(InputError, match="has no 'node9/gpu0'"):
-        topology.route(0, "node9/gpu0")
     with pytest.raises(InputError, match="at least one rank"):
         topology.group_shape([])
 
 
-# ---------------------------------------------------------------------------------------- routes
-def test_gpus_of_a_node_talk_through_its_nvswitch() -> None:
-    topology = build_topology(cluster(nics=1), 16)
-    assert names(topology, 1, 6) == ["node0/gpu1", "node0/nvswitch", "node0/gpu6"]
-    assert min(edge.bytes_per_s for edge in topology.route(1, 6)) == NVLINK
-    assert topology.route_seconds(1, 6) == pytest.approx(NVLINK_S)
+# ------------------------------------------------------------------------------------- crossings
+@pytest.mark.parametrize(("nics", "oversubscription"), [(8, 1.0), (4, 2.0), (12, 3.0), (1, 4.0)])
+def test_links_found_in_bulk_are_a_path_of_lowest_latency(nics: int, oversubscription: float) -> None:
+    topology = fat_tree(9, nics=nics, oversubscription=oversubscription)
+    ranks = np.random.default_rng(0).integers(0, 72, (60, 2))
+    crossed = topology.crossings(ranks[:, 0], ranks[:, 1])
+    for (source, target), row in zip(ranks.tolist(), crossed.tolist(), strict=True):
+        links = [link for link in row if link >= 0]
+        ends = [topology.ends(link) for link in links]
+        assert all(a[1] == b[0] or "spine" in a[1] for a, b in pairwise(ends))
+        if source != target:
+            assert (ends[0][0], ends[-1][1]) == (topology.device(source), topology.device(target))
+            if nics != 8:  # two GPUs on one NIC are nearer over it, which no message takes
+                continue
+            shortest_s = nx.shortest_path_length(topology.graph, ends[0][0], ends[-1][1], weight="seconds")
+            assert topology.edges.seconds[links].sum() == pytest.approx(shortest_s)
 
 
-def test_gpus_under_one_leaf_talk_through_their_own_nics() -> None:
-    topology = build_topology(cluster(nics=4), 16)
-    assert names(topology, 5, 8) == ["node0/gpu5", "node0/nic2", "leaf0", "node1/nic0", "node1/gpu0"]
-    assert min(edge.bytes_per_s for edge in topology.route(5, 8)) == NIC
-    assert topology.route_seconds(5, 8) == pytest.approx(NIC_S + SWITCH_S)
+def test_what_repeats_is_numbered_as_the_whole_graph_says() -> None:
+    topology = fat_tree(9, nics=12, oversubscription=3.0)
+    for link, (kinds, bytes_per_s) in enumerate(
+        zip(topology.edges.kind.tolist(), topology.edges.bytes_per_s.tolist(), strict=True)
+    ):
+        a, b = topology.ends(link)
+        assert topology.ends(link ^ 1) == (b, a)
+        data = topology.graph.edges[a, b, link]
+        assert (data["kind"], data["bytes_per_s"]) == (topology.edges.kinds[kinds], bytes_per_s)
+        assert a.split("/")[0] == b.split("/")[0] or kind(topology, link) in ("nic", "uplink")
 
 
-def test_gpus_under_two_leaves_talk_through_a_spine() -> None:
-    topology = build_topology(cluster(), 48)
-    way = names(topology, 3, 5 * 8 + 6)
-    assert way == [
-        "node0/gpu3",
-        "node0/nic3",
-        "leaf0",
-        "spine14",  # the second node of its leaf, NIC 6
-        "leaf1",
-        "node5/nic6",
-        "node5/gpu6",
-    ]
-    assert topology.route_seconds(3, 46) == pytest.approx(NIC_S + 3 * SWITCH_S)
+# ------------------------------------------------------------------------------- changed networks
+def test_both_directions_of_a_link_that_is_not_duplex_have_one_capacity() -> None:
+    tree = wafers(6)
+    dram = tree.edges.of_kind("dram")[:2]
+    port = tree.edges.of_kind("io")[:2]
+    assert tree.edges.medium[dram].tolist() == [dram[0], dram[0]]
+    assert tree.edges.medium[port].tolist() == port.tolist()
+    slower = tree.with_capacities({int(dram[1]): 1e9, int(port[1]): 1e9})
+    assert slower.edges.bytes_per_s[dram].tolist() == [1e9, 1e9]
+    assert slower.edges.bytes_per_s[port].tolist() == [tree.edges.bytes_per_s[port[0]], 1e9]
 
 
-def test_an_oversubscribed_leaf_has_fewer_uplinks() -> None:
-    topology = build_topology(cluster(oversubscription=2.0), 64)
-    uplinks = [edge for edge in topology.links() if edge.kind == "uplink" and edge.source == "leaf0"]
-    assert sum(edge.bytes_per_s for edge in uplinks) == pytest.approx(4 * 8 * NIC / 2)
-    assert len(uplinks) == 16
+def test_an_edge_unlike_its_kind_is_slow_and_a_kind_that_changes_is_rated_anew() -> None:
+    tree = fat_tree(6, nics=4)
+    nics = tree.edges.of_kind("nic").tolist()
+    one = tree.with_capacities({nics[0]: 1e9})
+    assert one.edges.rated == tree.edges.rated
+    assert one.edges.slow.tolist() == [nics[0]]
+    assert [len(part.vertices) for part in one.parts] == [1, 5, 2], "its node is drawn apart"
+    every = tree.with_capacities(dict.fromkeys(nics, 1e9))
+    assert every.edges.rated["nic"] == 1e9
+    assert not len(every.edges.slow)
+    assert [len(part.vertices) for part in every.parts] == [6, 2]
+    kept = tree.with_capacities(dict.fromkeys(nics, 1e9), rate=False)
+    assert kept.edges.slow.tolist() == nics, "prices stay, so that all of them slow what crosses them"
 
 
-@pytest.mark.parametrize("shift", [1, 3, 4, 5, 8])
-def test_messages_that_all_go_equally_far_share_no_link(shift: int) -> None:
-    topology = build_topology(cluster(), 12 * 8)
-    used = [edge.link for rank in range(96) for edge in topology.route(rank, (rank + 8 * shift) % 96)]
-    assert len(used) == len(set(used))
+@pytest.mark.parametrize("tree", [fat_tree(6, nics=4), wafers(6)])
+def test_the_graph_of_a_changed_network_has_its_capacities(tree: Topology) -> None:
+    links = [int(tree.edges.of_kind(kind)[0]) for kind in tree.edges.kinds]
+    changed = tree.with_capacities(dict.fromkeys(links, 7.0))
+    for a, b, link, data in changed.graph.edges(keys=True, data=True):
+        asked = link in links or (not tree.edges.duplex[link] and link ^ 1 in links)
+        assert data["bytes_per_s"] == (7.0 if asked else tree.edges.bytes_per_s[link]), (a, b)
 
 
-def test_routes_between_gpus_are_shortest_by_latency() -> None:
-    topology = build_topology(cluster(nodes_per_leaf=2), 4 * 8)
-    for source in (0, 7, 13):
-        seconds = nx.single_source_dijkstra_path_length(
-            topology.graph, topology.device(source), weight="seconds"
-        )
-        for target in range(32):
-            assert topology.route_seconds(source, target) == pytest.approx(seconds[topology.device(target)])
+def test_a_system_in_the_name_of_a_link_stands_for_its_port() -> None:
+    slow = degraded(wafers(6), {"cs1-swarmx/1/0": 0.5})
+    ends = [slow.ends(link) for link in slow.edges.slow.tolist()]
+    assert set(ends[::2]) == {("swarmx/1/0", "cs1/port"), ("cs1/port", "cs1")}
+    assert len(ends) == 4, "both directions of both"
 
 
-def test_other_places_of_a_cluster_have_routes_too() -> None:
-    topology = build_topology(cluster(), 16)
-    assert names(topology, "leaf0", "node1/gpu2") == ["leaf0", "node1/nic2", "node1/gpu2"]
+def test_an_end_of_a_link_may_leave_out_the_node_that_the_other_end_names() -> None:
+    tree = fat_tree(6)
+    names = ("node1/gpu0-nvswitch", "node1/nvswitch-node1/gpu0")
+    short, full = (degraded(tree, {name: 0.5}).edges.bytes_per_s.tolist() for name in names)
+    assert short == full != tree.edges.bytes_per_s.tolist()
 
 
-def test_weights_go_down_the_tree_a_hop_a_level_and_gradients_up_the_same_way() -> None:
-    topology = build_topology(toys.wafer_cluster(), 16)
-    down = names(topology, "memoryx", 6)
-    assert down == ["memoryx", "swarmx/0/0", "swarmx/1/1", "cs6/port", "cs6"]
-    assert names(topology, 6, "memoryx") == down[::-1]
-    assert topology.route_seconds("memoryx", 6) == pytest.approx(2 * 10e-6 + 1e-6)
-    assert topology.route_seconds(6, "memoryx") == pytest.approx(2 * 10e-6 + 1e-6)
-    assert min(edge.bytes_per_s for edge in topology.route("memoryx", 6)) == 150e9
+@pytest.mark.parametrize(
+    ("name", "left", "message"),
+    [
+        ("leaf0-spine99", 0.5, "has no link 'leaf0-spine99'\n.*did you mean `leaf0-spine"),
+        ("node1/gpu0-nvswich", 0.5, "no link 'node1/gpu0-nvswich'\n.*did you mean `node1/gpu0-node1"),
+        ("cable", 0.5, "has no link 'cable'"),
+        ("leaf0-spine0", 1.5, "1.5 of its capacity is not between 0 and 1"),
+    ],
+)
+def test_a_link_that_is_not_there_is_refused(name: str, left: float, message: str) -> None:
+    with pytest.raises(InputError, match=f"(?s){message}"):
+        degraded(fat_tree(), {name: left})
 
 
-def test_wafers_meet_at_the_lowest_node_above_both() -> None:
-    topology = build_topology(toys.wafer_cluster(), 64)
-    assert names(topology, 0, 3) == ["cs0", "cs0/port", "swarmx/2/0", "cs3/port", "cs3"]
-    between = ["swarmx/2/0", "swarmx/1/0", "swarmx/2/3"]
-    assert names(topology, 0, 15) == ["cs0", "cs0/port", *between, "cs15/port", "cs15"]
+def test_a_dead_uplink_takes_its_share_of_the_leaf() -> None:
+    network = fat_tree(oversubscription=4.0)
+    left = degraded(network, {"leaf0-spine0": 0.0, "leaf0-spine1": 0.5})
+    leaf0, leaf1 = network.crossings(np.array([0]), np.array([32]))[0, 2:4]
+    assert network.spines == 8
+    links = np.array([leaf0, leaf0 + 1, leaf1])
+    assert (left.capacities[links] / network.capacities[links]).tolist() == [6.5 / 8, 6.5 / 8, 1.0]
 
 
-def test_a_broadcast_crosses_every_link_down_and_a_reduction_every_link_up() -> None:
-    topology = build_topology(toys.wafer_cluster(), 18)
-    assert isinstance(topology, WaferTree)
-    down = {edge.link for rank in range(18) for edge in topology.route("memoryx", rank)}
-    up = {edge.link for rank in range(18) for edge in topology.route(rank, "memoryx")}
-    assert set(topology.tree_links("down")) == down
-    assert set(topology.tree_links("up")) == up
-    assert not up & down
+# ------------------------------------------------------------------------------ around dead links
+def test_a_message_goes_around_a_dead_nic_through_a_neighbour() -> None:
+    network = fat_tree()
+    way = route_around(network, 0, 32, degraded(network, {"node0/nic0-leaf0": 0.0}).edges.dead)
+    assert [kind(network, link) for link in way[:2]] == ["scale_up", "scale_up"]
+    assert network.ends(way[-1])[1] == "node4/gpu0"
+
+
+def test_traffic_around_a_dead_link_spreads_over_the_spines_that_are_left() -> None:
+    network = fat_tree()
+    dead = degraded(network, {f"leaf0-spine{spine}": 0.0 for spine in range(4)}).edges.dead
+    assert len(dead) == 8, "both directions"
+    ways = [route_around(network, 0, target, dead) for target in range(32, 36)]
+    assert all(dead.isdisjoint(way) for way in ways)
+    assert len({network.ends(way[3])[0] for way in ways}) == 4
+
+
+def test_where_no_way_is_left_the_message_says_between_whom_and_without_what() -> None:
+    network = fat_tree()
+    dead = degraded(network, {f"leaf0-spine{spine}": 0.0 for spine in range(32)}).edges.dead
+    message = "no route is left from node0/gpu0 to node4/gpu0 without leaf0-spine0"
+    with pytest.raises(InputError, match=message):
+        route_around(network, 0, 32, dead)
 
 
 # ----------------------------------------------------------------------------------------- groups
@@ -233,6 +278,20 @@ def test_a_broadcast_crosses_every_link_down_and_a_reduction_every_link_up() -> 
     ],
 )
 def test_the_shape_of_a_group(ranks: range | tuple[int, ...], shape: tuple[int, int, int, int]) -> None:
-    topology = build_topology(cluster(), 64)
-    assert topology.group_shape(ranks) == Group(*shape)
-    assert topology.group_shape(np.array(ranks).tolist()) == Group(*shape)
+    assert fat_tree().group_shape(ranks) == Group(*shape)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(16, 8, 1, 8), (8, 8, 2, 1), (0, 1, 1, 1), (4, 0, 1, 0), (14, 8, 3, 4), (14, 4, 3, 8)]
+)
+def test_a_group_that_contradicts_itself_is_refused(numbers: tuple[int, int, int, int]) -> None:
+    with pytest.raises(InputError, match="cannot stand on"):
+        Group(*numbers)
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=12))
+def test_any_number_of_ranks_on_each_node_is_a_group(on_node: list[int]) -> None:
+    group = Group(sum(on_node), max(on_node), len(on_node), min(on_node))
+    assert group.is_even == (len(set(on_node)) == 1)
+    if group.is_even:
+        assert group == Group.even(on_node[0], len(on_node))

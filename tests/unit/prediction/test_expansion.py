@@ -13,7 +13,7 @@ from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
-from perfsim.network.algorithms import num_steps
+from perfsim.network.collectives import num_steps
 from perfsim.prediction.disturbed import expanded, in_steps, parse_expansion, perturbed
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import FatTreeSpec

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import perfsim as ps
-from perfsim.base.errors import PlanError
+from perfsim.base.errors import LayoutError, PlanError
 from perfsim.network import FatTree, Topology
-from perfsim.prediction.planner import Search, best_plan, confirmed, search
-from perfsim.prediction.question import Question
+from perfsim.prediction.planner import Search, best_plan, confirmed, plan_of, search
+from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import evaluate
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
@@ -219,3 +219,13 @@ def test_without_a_plan_that_fits_the_closest_is_shown_with_its_way_out(toys: Mo
     )
     assert f"{least / toys.GIB:.1f} GiB" in closest
     assert "try " in closest or "no change" in closest
+
+
+def test_a_refused_layout_comes_with_the_nearest_legal_ones_as_text() -> None:
+    asked = {"model": "gpt3_20b", "system": "dgx-a100-80gb", "devices": 64, "batch": 512}
+    with pytest.raises(LayoutError) as refused:
+        plan_of(question_of({**asked, "layout": "tp=3"}))
+    help_text = refused.value.problems[-1].help
+    assert help_text == "nearest that is legal: --layout tp=2,dp=32 or --layout tp=4,dp=16"
+    for layout in ("tp=2,dp=32", "tp=4,dp=16"):
+        plan_of(replace(question_of({**asked, "layout": layout}), must_fit=False))

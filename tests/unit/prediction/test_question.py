@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError
+from perfsim.catalog import default_catalog
 from perfsim.prediction.prediction import run_document
+from perfsim.prediction.question import question_of
 
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 
@@ -87,3 +90,12 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
     assert steps[4.0] - steps[1.0] == pytest.approx(
         3 * sum(map(evaluation.step.costs.duration_s, across)), rel=1e-6
     )
+
+
+def test_the_default_runtime_is_the_recipes_and_names_the_tool_that_takes_its_plans() -> None:
+    asked = question_of({"model": "gpt3_xl", "system": "dgx-h100", "devices": 8, "recipe": "llm_2024"})
+    assert asked.ran_by == asked.recipe.runtime == asked.job.runtime
+    assert asked.ran_by.takes_plans == "megatron"
+    other = replace(asked, runtime=default_catalog().load("runtime", "csoft_1p7"))
+    assert other.ran_by.name == other.job.runtime.name == "csoft_1p7"
+    assert other.ran_by.takes_plans == "modelzoo"

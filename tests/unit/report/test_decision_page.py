@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from perfsim.report.page import Section
 from perfsim.report.study import study_lines
 from perfsim.report.study_page import study_document, study_page
@@ -77,8 +79,8 @@ def test_levers_have_their_range_in_their_unit_and_the_value_that_flips_the_orde
     assert "critical batch: ratio at low 1.40, ratio at high 0.900" in section.alt
     assert section.figure is not None
     bars = section.figure.data
-    assert [bar.base for bar in bars] == [1.2, 1.2]
-    assert list(bars[0].x) == [1.19 - 1.2, 1.4 - 1.2]
+    assert [bar.base for bar in bars] == [(1.2, 1.2), (1.2, 1.2)]
+    assert list(bars[0].x) == pytest.approx([1.4 - 1.2, 1.19 - 1.2])
     notes = {note.text: note.x for note in section.figure.layout.annotations}
     assert notes == {"1.20": 1.2, "order flips": 1.0}
 

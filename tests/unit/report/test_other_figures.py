@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from perfsim.report.figures.scaling import efficiency_curve, heat_map, residuals, runs_table, scaling_curve
-from perfsim.report.figures.time import cost_curve, cost_table
+from perfsim.report.draw import heat_map
+from perfsim.report.sweep_figures import cost_curve, efficiency_curve, scaling_curve
 from perfsim.report.table import Cell, Table
 from perfsim.report.text import COUNT, NONE, SHARE, Unit
+from perfsim.report.validation import residuals, runs_table
 
 POINTS = [
     ("gpu", 128, 10.0, 0.8, "tp8"),
@@ -26,9 +27,8 @@ CASES = [
 
 def scaling(points: Sequence[Sequence[Cell | str | float]], third: str = "time") -> Table:
     unit = Unit("days") if third == "time" else SHARE
-    return Table.of(
-        {"series": None, "devices": COUNT, third: unit, "efficiency": SHARE, "layout": None}, points
-    )
+    fourth = "efficiency" if third == "time" else "in time to the target"
+    return Table.of({"series": None, "devices": COUNT, third: unit, fourth: SHARE, "layout": None}, points)
 
 
 def runs(cases: Sequence[tuple[object, ...]]) -> Table:
@@ -66,7 +66,8 @@ def test_every_run_is_in_the_row_of_its_family_and_the_closest_family_comes_firs
     assert list(middles.y) == ["megatron (2)", "mlperf (1)"]
     assert sorted(drawn.x) == pytest.approx([-30.0, 1.0, 10.0])
     assert list(middles.x) == pytest.approx([5.5, -30.0])
-    assert "a</b><br>measured 10.0 s, predicted 11.0 s<br>error +10.0 %" in drawn.customdata[0]
+    said = {words.partition("<br>")[0]: words for words in drawn.customdata}
+    assert said["<b>a</b>"] == "<b>a</b><br>measured: 10.0 s<br>predicted: 11.0 s<br>error: +10.0 %"
 
 
 def test_a_family_has_the_errors_that_its_bands_allow_and_a_run_outside_its_band_a_diamond() -> None:
@@ -86,17 +87,17 @@ def test_the_table_of_runs_begins_with_the_worst() -> None:
 
 
 def test_points_that_are_not_worth_taking_have_open_marks_and_no_star() -> None:
-    points = [("gpu", "8", 86400.0, 9.0, True), ("gpu", "4", 2 * 86400.0, 9.5, False)]
-    table = cost_table(points, Unit("EUR"))
-    assert [cell.mark for cell in table.column("cost")] == [True, False]
-    (line,) = cost_curve(table).data
+    points = [("gpu", "8", 1.0, Cell(9.0, mark=True)), ("gpu", "4", 2.0, 9.5)]
+    columns = {"series": None, "machine": None, "time to the target": Unit("days"), "cost": Unit("EUR")}
+    (line,) = cost_curve(Table.of(columns, points)).data
     assert list(line.marker.symbol) == ["circle", "circle-open"]
+    assert line.customdata[0] == "<b>8</b><br>time to the target: 1.00 days<br>cost: 9.00 EUR"
 
 
 def test_names_stand_at_lines_where_they_have_room_and_in_a_legend_elsewhere() -> None:
     apart = scaling_curve(scaling(POINTS)).layout
     assert not apart.showlegend
-    assert ["gpu" in note.text for note in apart.annotations] == [True, False]
+    assert [note.text for note in apart.annotations] == ["gpu", "wafer"]
     crowd = [(f"{name} {number}", *rest) for number in range(5) for name, *rest in POINTS]
     assert scaling_curve(scaling(crowd)).layout.showlegend
 
@@ -106,7 +107,7 @@ def test_a_band_is_an_area_around_its_line() -> None:
         (name, devices, Cell(value, (0.9 * value, 1.2 * value)), *rest)
         for name, devices, value, *rest in POINTS[:2]
     ]
-    *_, area = scaling_curve(scaling(banded)).data
+    area, *_ = scaling_curve(scaling(banded)).data
     assert list(area.x) == [64, 128, 128, 64]
     assert list(area.y) == pytest.approx([19.2, 12.0, 9.0, 14.4])
 
@@ -117,5 +118,5 @@ def test_efficiency_in_time_is_drawn_only_where_it_differs() -> None:
     figure = efficiency_curve(scaling([*same, *unlike], "in throughput"))
     solid, other, dashed = figure.data
     assert [trace.line.dash for trace in (solid, other, dashed)] == ["solid", "solid", "dash"]
-    assert list(dashed.y) == [100.0, 50.0]
+    assert list(dashed.y) == [1.0, 0.5]
     assert list(figure.layout.xaxis.ticktext) == ["1", "8", "16", "64"]

@@ -15,9 +15,9 @@ import pytest
 from plotly.offline import get_plotlyjs_version
 
 import perfsim.report
-from perfsim.report.figures.step import bridge_table, timeline, waterfall
 from perfsim.report.page import Section, linked, plotly_source, render_page
 from perfsim.report.study import candidates_table, headline
+from perfsim.report.study_figures import bridge, timeline
 from perfsim.report.study_page import differences, study_document, study_page, write_study_page
 from perfsim.report.text import named
 from perfsim.studies.answers import StudyResult
@@ -131,11 +131,13 @@ def test_three_differences_explain_the_ratio(result: StudyResult) -> None:
 
 def test_a_waterfall_leads_from_one_step_to_the_other(result: StudyResult) -> None:
     first, *_, last = result.candidates
-    table = bridge_table(("a", "b"), last, first)
+    (section,) = bridge(dataclasses.replace(result, candidates=(first, last)))
+    table = section.table
+    assert table is not None
     before, *changes, after = [cell.number for cell in table.column("step")]
     assert before + sum(changes) == pytest.approx(after) == first.step_time_s
     assert before / after == pytest.approx(first.tokens_per_s / last.tokens_per_s)
-    (bars,) = waterfall(table).data
+    (bars,) = section.figure.data
     steps = list(zip(bars.base, bars.x, strict=True))
     for (start, size), (following, length) in pairwise(steps):
         ends = {round(start, 4), round(start + size, 4)}

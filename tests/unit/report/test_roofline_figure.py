@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perfsim.prediction.why import ELEMENTWISE, PRODUCT, KernelUse, Roofline
-from perfsim.report.figures.machine import roofline, roofline_table
+from perfsim.report.page import Section
+from perfsim.report.study_figures import rooflines
 from perfsim.report.study_page import study_page
 from perfsim.studies.answers import StudyResult
 
@@ -23,21 +24,30 @@ OWN = Roofline(
 )
 
 
-def test_points_lie_at_flops_per_byte_and_flops_per_second() -> None:
-    products = next(trace for trace in roofline(roofline_table(OWN), OWN).data if trace.name == PRODUCT)
+@pytest.fixture
+def section(result: StudyResult) -> Section:
+    """The section of the first candidate with these kernels."""
+    _, own = rooflines([("gpus", replace(result.candidates[0], roofline=OWN))])
+    return own
+
+
+def test_points_lie_at_flops_per_byte_and_flops_per_second(section: Section) -> None:
+    products = next(trace for trace in section.figure.data if trace.name == PRODUCT)
     assert products.x == pytest.approx([4e14 / 1.5e11, 2e14 / 8e10], rel=1e-4)
     assert products.y == pytest.approx([2e14, 2e14], rel=1e-4)
     big, small = products.marker.size
     assert (big / small) ** 2 == pytest.approx(2.0, rel=0.01), "the area follows the time"
 
 
-def test_kernels_without_flops_are_as_far_below_the_slope_as_from_the_memorys_bandwidth() -> None:
-    (point,) = (trace for trace in roofline(roofline_table(OWN), OWN).data if trace.name == ELEMENTWISE)
+def test_kernels_without_flops_are_as_far_below_the_slope_as_from_the_memorys_bandwidth(
+    section: Section,
+) -> None:
+    (point,) = (trace for trace in section.figure.data if trace.name == ELEMENTWISE)
     assert point.y[0] / (point.x[0] * OWN.memory_bytes_per_s) == pytest.approx(1.5e12 / 0.8 / 2e12)
 
 
-def test_ceilings_are_named_and_points_are_labelled_in_place() -> None:
-    figure = roofline(roofline_table(OWN), OWN)
+def test_ceilings_are_named_and_points_are_labelled_in_place(section: Section) -> None:
+    figure = section.figure
     words = [note.text for note in figure.layout.annotations]
     assert words[:2] == ["bf16 peak 300 TFLOP/s", "memory 2 TB/s"]
     assert sorted(words[2:]) == ["MLP: 53 %", "element-wise: 21 %", "projections: 26 %"]
@@ -46,8 +56,9 @@ def test_ceilings_are_named_and_points_are_labelled_in_place() -> None:
     assert set(level.y) == {3e14}
 
 
-def test_the_table_has_every_kernel_also_those_too_short_to_draw() -> None:
-    table = roofline_table(OWN)
+def test_the_table_has_every_kernel_also_those_too_short_to_draw(section: Section) -> None:
+    table = section.table
+    assert table is not None
     rows = table.shown()
     assert [row[0] for row in rows] == ["MLP", "projections", "element-wise", "router"]
     assert rows[0][-1] == "67 % of bf16 peak"

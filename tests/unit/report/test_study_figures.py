@@ -9,37 +9,30 @@ from types import ModuleType
 import pytest
 
 from perfsim.prediction.disturbed import Resilience, ResiliencePoint
-from perfsim.report.figures.base import Canvas, Spot
-from perfsim.report.figures.machine import memory, memory_table
-from perfsim.report.figures.step import (
-    DrawnTimeline,
-    breakdown_table,
-    step_shares,
-    timeline,
-    timeline_table,
-    timelines,
-)
-from perfsim.report.figures.time import batch_curves, batch_table
+from perfsim.report.draw import Canvas, Spot
 from perfsim.report.study import resilience_sentence, resilience_table
+from perfsim.report.study_figures import batch, drawn_bars, memory, step, timeline, timelines
 from perfsim.report.study_page import study_page
 from perfsim.report.text import NONE, duration
 from perfsim.studies.answers import StudyResult
 
 
 def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:
-    figure = batch_curves(batch_table(result), result)
+    figure = batch(result).figure
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
     for candidate in result.candidates:
         own = [trace for trace in figure.data if trace.legendgroup == candidate.machine]
-        low, high, curve, star = own
-        assert len(curve.x) == len(candidate.batch_curve)
-        assert all(a <= b <= c for a, b, c in zip(low.y, curve.y, high.y, strict=True))
-        assert star.y[0] == pytest.approx(min(curve.y))
+        band, curve, star = own
+        count = len(candidate.batch_curve)
+        assert len(curve.x) == count
+        high, low = band.y[:count], band.y[: -count - 1 : -1]
+        assert all(a <= b <= c for a, b, c in zip(low, curve.y, high, strict=True))
+        assert star.y[0] == pytest.approx(min(curve.y), rel=1e-5)
         assert star.y[0] == pytest.approx(candidate.time_to_accuracy_s / 86400, rel=1e-5)
 
 
 def test_the_critical_batch_is_a_line_inside_its_band(result: StudyResult) -> None:
-    figure = batch_curves(batch_table(result), result)
+    figure = batch(result).figure
     band, line = figure.layout.shapes
     assert (band.x0, band.x1) == result.critical_batch_band_tokens
     assert line.x0 == line.x1 == result.critical_batch_tokens
@@ -47,34 +40,31 @@ def test_the_critical_batch_is_a_line_inside_its_band(result: StudyResult) -> No
 
 
 def test_the_shares_of_a_step_add_up_to_all_of_it(result: StudyResult) -> None:
-    figure = step_shares(breakdown_table(result))
+    figure = step(result).figure
     for index in range(len(result.candidates)):
         assert sum(trace.x[index] for trace in figure.data) == pytest.approx(100, abs=0.01)
 
 
 def test_parts_of_one_colour_differ_by_their_hatch(result: StudyResult) -> None:
-    looks = [
-        (trace.marker.color, trace.marker.pattern.shape)
-        for trace in step_shares(breakdown_table(result)).data
-    ]
+    looks = [(trace.marker.color, trace.marker.pattern.shape) for trace in step(result).figure.data]
     assert len(set(looks)) == len(looks)
 
 
-def test_each_capacity_has_its_own_axis_in_the_unit_of_the_figure(result: StudyResult) -> None:
-    figure = memory(memory_table(result))
-    assert figure.layout.xaxis.title.text == "GiB per device"
-    assert figure.layout.xaxis2.title.text == "GiB per device"
-    assert [shape.x0 for shape in figure.layout.shapes] == pytest.approx([80, 40e9 / 2**30])
-    assert [note.text for note in figure.layout.annotations] == ["capacity 80.0 GiB", "capacity 37.3 GiB"]
-    assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
+def test_bars_of_memory_end_before_the_capacity_of_their_row(result: StudyResult) -> None:
+    *parts, capacity = memory(result).figure.data
+    assert list(capacity.x) == pytest.approx([80.0] * 4 + [40e9 / 2**30] * 3, rel=1e-5)
+    for place, limit in enumerate(capacity.x):
+        assert 0 < sum(trace.x[place] for trace in parts) < limit
+    assert "capacity: 80.0 GiB" in capacity.customdata[0]
 
 
 def test_wafers_that_hold_the_same_are_drawn_once(result: StudyResult) -> None:
-    table = memory_table(result)
-    places = [row[1] for row in table.shown()]
+    section = memory(result)
+    assert section.table is not None
+    places = [row[1] for row in section.table.shown()]
     assert places == ["stage 0", "stage 1", "stage 2", "stage 3", "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
     words = "16 CS-2, wafer 0 to 15: total 29.5 GiB (79.2 % of the capacity), capacity 37.3 GiB"
-    assert words in table.words("total", "capacity")
+    assert words in section.alt
 
 
 def test_a_timeline_has_a_lane_for_each_stream_and_a_trace_for_each_category(result: StudyResult) -> None:
@@ -96,36 +86,30 @@ def test_a_timeline_has_a_lane_for_each_stream_and_a_trace_for_each_category(res
     }
 
 
-def test_a_timeline_shows_two_steps_at_most(result: StudyResult) -> None:
+def test_a_timeline_shows_two_steps_at_most_and_says_what_it_leaves_out(result: StudyResult) -> None:
     wafer = result.candidates[1]
     later = [
         replace(bar, start_s=bar.start_s + 5 * wafer.step_time_s, end_s=math.inf) for bar in wafer.timeline
     ]
-    (cut,) = timelines([replace(wafer, timeline=(*wafer.timeline, *later))])
-    assert len(cut.bars) == cut.left_out == len(wafer.timeline)
-
-
-def test_a_timeline_says_what_it_leaves_out(result: StudyResult) -> None:
-    bars = result.candidates[1].timeline[:2]
-    assert DrawnTimeline(bars).note == ""
-    assert DrawnTimeline(bars, 1234).note.startswith("1,234 bars")
+    assert drawn_bars(wafer)[1] == ""
+    bars, note = drawn_bars(replace(wafer, timeline=(*wafer.timeline, *later)))
+    assert len(bars) == len(wafer.timeline)
+    assert note.startswith(f"{len(later)} bars after ")
 
 
 def test_a_tooltip_says_how_long_a_bar_takes_and_not_when_it_ends(result: StudyResult) -> None:
     candidate = result.candidates[0]
     traces = timeline(candidate, candidate.timeline).data
-    drawn = {tuple(cells) for trace in traces for cells in trace.customdata}
+    drawn = {words for trace in traces for words in trace.customdata}
     for bar in candidate.timeline:
-        takes = duration(bar.end_s - bar.start_s)
-        starts = duration(bar.start_s)
-        assert any(cells[1:] == (starts, takes) and bar.name in cells[0] for cells in drawn)
-    for trace in traces:
-        assert "%{x}" not in trace.hovertemplate, "of a bar with a base x is its end"
+        when = f"<br>from {duration(bar.start_s)}, takes {duration(bar.end_s - bar.start_s)}"
+        assert any(words.startswith(f"<b>{bar.name}") and words.endswith(when) for words in drawn)
 
 
 def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyResult) -> None:
-    gpus = result.candidates[0]
-    rows = {(row[0], row[1]): row[2] for row in timeline_table(gpus).shown()}
+    _, section = timelines([("gpus", result.candidates[0])], most_bars=50)
+    assert section.table is not None
+    rows = {(row[0], row[1]): row[2] for row in section.table.shown()}
     assert rows["stage 0/compute", "forward"] == "192"
     assert rows["stage 3/compute", "optimizer"] == "1"
 
@@ -133,9 +117,9 @@ def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyRes
 def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
     first = hostile.candidates[0]
     figures = [
-        batch_curves(batch_table(hostile), hostile),
-        step_shares(breakdown_table(hostile)),
-        memory(memory_table(hostile)),
+        batch(hostile).figure,
+        step(hostile).figure,
+        memory(hostile).figure,
         timeline(first, first.timeline),
     ]
     for figure in figures:
@@ -166,7 +150,7 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
 
 
 def test_every_curve_is_named_in_place_and_names_do_not_cover_one_another(result: StudyResult) -> None:
-    figure = batch_curves(batch_table(result), result)
+    figure = batch(result).figure
     names = [note.text for note in figure.layout.annotations[1:]]
     assert names == ["128 A100-80GB (16 DGX)", "1 CS-2", "4 CS-2", "16 CS-2"]
     assert figure.layout.showlegend is False
@@ -183,9 +167,7 @@ def test_a_tooltip_has_layers_flops_bytes_and_the_number_of_tasks(result: StudyR
     candidate = result.candidates[1]
     bar = replace(candidate.timeline[0], flop=3.4e12, n_bytes=1.25e9, layers=(3, 7), tasks=5)
     (trace,) = timeline(candidate, [bar]).data
-    assert trace.text == ("layers 3 to 7, 3.4 TFLOP, 1.25 GB, 5 tasks",)
-    assert "%{text}" in trace.hovertemplate
-    assert "takes %{customdata[2]}" in trace.hovertemplate
+    assert "<br>layers 3 to 7, 3.4 TFLOP, 1.25 GB, 5 tasks<br>" in trace.customdata[0]
 
 
 def test_a_lane_of_short_bars_far_apart_is_not_empty(result: StudyResult) -> None:
@@ -200,9 +182,13 @@ def test_timelines_together_keep_to_the_budget_without_losing_the_end(
     result: StudyResult, factory: ModuleType
 ) -> None:
     long = replace(result.candidates[0], timeline=factory.pipeline_timeline(4, 500, 0.004))
-    joined, small = timelines([long, result.candidates[1]], budget=2000)
-    assert len(joined.bars) + len(small.bars) <= 2000
-    assert set(small.bars) == set(result.candidates[1].timeline)
-    assert joined.bars[-1].end_s == pytest.approx(max(bar.end_s for bar in long.timeline), rel=0.02)
-    assert sum(bar.tasks for bar in joined.bars) == len(long.timeline)
-    assert joined.note.startswith(f"{len(long.timeline):,} tasks are drawn as {len(joined.bars):,} bars")
+    _, joined, small = timelines([("long", long), ("small", result.candidates[1])], most_bars=2000)
+    counts = [sum(len(trace.x) for trace in own.figure.data) for own in (joined, small)]
+    assert sum(counts) <= 2000
+    assert counts[1] == len(result.candidates[1].timeline)
+    end_s = max(bar.end_s for bar in long.timeline)
+    bars, note = drawn_bars(long, counts[0])
+    assert bars[-1].end_s == pytest.approx(end_s, rel=0.02)
+    assert sum(bar.tasks for bar in bars) == len(long.timeline)
+    assert note.startswith(f"{len(long.timeline):,} tasks are drawn as {len(bars):,} bars")
+    assert joined.note.startswith(f"{len(long.timeline):,} tasks are drawn as ")

@@ -16,7 +16,6 @@ from perfsim.report.sweep import (
     MAX_ON_TERMINAL,
     head_of,
     headline,
-    matches_table,
     points_table,
     scale_of,
     sweep_document,
@@ -24,6 +23,7 @@ from perfsim.report.sweep import (
     sweep_sections,
     write_sweep,
 )
+from perfsim.report.sweep_figures import matches_table
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import Analysis, SweepResult

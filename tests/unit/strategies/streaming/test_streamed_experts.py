@@ -87,7 +87,9 @@ def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None
 def test_no_published_run_on_wafers_has_experts_and_the_band_says_so() -> None:
     job = Job(CATALOG.model("mixtral_8x7b"), CATALOG.recipes["gpt3_pretraining"], 8)
     (unknown,) = (
-        unknown for unknown in WaferCluster().job_unknowns(job) if unknown.code == "experts-outside"
+        unknown
+        for unknown in WaferCluster().unknowns(CATALOG.system("cs-2"), job, 1)
+        if unknown.code == "experts-outside"
     )
     assert 0.4 < unknown.log_width < 0.7
     assert "all 8 experts of a layer" in unknown.words

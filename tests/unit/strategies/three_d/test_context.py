@@ -15,7 +15,6 @@ from perfsim.base.errors import LayoutError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.machines import network_of
-from perfsim.machines.machine import PeerClasses
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
@@ -123,7 +122,7 @@ def test_a_shift_crosses_the_links_between_two_nodes_once_each_way(toys: ModuleT
     plan = planned(toys, job_of(toys), ParallelLayout(context=16))
     network = network_of(plan.topology)
     work = next(work for work in toys.graph_of(plan).works if work.op == "send_recv")
-    traffic = network.load(work, PeerClasses(np.zeros(16, dtype=np.int64)))
+    traffic = network.load(work, np.zeros(16, dtype=np.int64))
     assert traffic is not None
     nics = np.isin(traffic.links, plan.topology.nics.ravel())  # type: ignore[attr-defined]
     assert traffic.times[nics].tolist() == [1, 1, 1, 1]

@@ -1,0 +1,348 @@
+"""What all fits share: tables of measurements, SciPy, records, standard errors, and files of calibrations.
+
+A standard error comes from the sandwich estimator of a robust fit, H^-1 (sum over clusters of squared scores)
+H^-1, times c / (c - p) for c clusters and p constants (Huber 1967, White 1980; errors within a cluster are
+correlated: Liang and Zeger 1986). A constant whose relative standard error exceeds a third is not determined:
+it is held fixed, which is an assumption, and the others are estimated without it. A constant that decides an
+argmin has no derivative; `profile` compares losses instead.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from perfsim.base.arrays import Floats
+from perfsim.base.errors import InputError, Problem, not_text
+from perfsim.base.files import write_file
+from perfsim.base.sizes import MOST_DEVICES
+from perfsim.base.units import format_quantity
+from perfsim.catalog import data_root
+from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration, FitRecord
+
+_MOST_PROBLEMS = 20
+"""Limit, because a file of another kind is wrong in every line."""
+_MEASURABLE = {
+    "time_us": (1e-3, 1e12),
+    "bytes": (1.0, 1e15),
+    "num_gpus": (2.0, float(MOST_DEVICES)),
+    **dict.fromkeys(("batch", "steps", "examples", "tokens", "b_simple"), (0.0, math.inf)),
+}
+"""Range of a column; of any other (the sides of a matrix) 1 to 1e9."""
+
+
+def _table_text(path: Path) -> str:
+    """The text of a file of measurements; raises InputError where it cannot be read or is no text."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError([Problem(f"cannot be read: {error.strerror}", file=str(path))]) from None
+    except UnicodeDecodeError as error:
+        problem = not_text(error, str(path))
+        raise InputError([replace(problem, message=f"is not a CSV table: {problem.message}")]) from None
+
+
+def table_columns(path: Path) -> list[str]:
+    """The columns that the first line of a CSV table names."""
+    return list(csv.DictReader(io.StringIO(_table_text(path), newline="")).fieldnames or [])
+
+
+def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Rows of a CSV table; `columns` hold measured numbers, `texts` words; other columns are ignored.
+
+    Raises InputError with `file:line` for a missing file or column, and for each value that cannot have been
+    measured.
+    """
+    reader = csv.DictReader(io.StringIO(_table_text(path), newline=""))
+    problems: list[Problem] = []
+    rows = []
+    try:
+        header = reader.fieldnames or []
+        if missing := [name for name in (*texts, *columns) if name not in header]:
+            help_text = f"the first line must name {', '.join((*texts, *columns))}"
+            problem = Problem(f"has no column {', '.join(missing)}", file=str(path), line=1, help=help_text)
+            raise InputError([problem])
+        for row in reader:
+            rows.append(row)
+            problems += [
+                Problem(f"{name} {wrong}, not {row[name]!r}", str(path), reader.line_num)
+                for name in columns
+                if (wrong := _wrong_number(name, row[name]))
+            ]
+            if len(problems) >= _MOST_PROBLEMS:
+                break
+    except csv.Error as error:
+        raise InputError([Problem(f"is not a CSV table: {error}", str(path), reader.line_num)]) from None
+    if not rows:
+        problems.append(Problem("holds no measurement", file=str(path), line=1))
+    if problems:
+        raise InputError(problems)
+    return rows
+
+
+def _wrong_number(name: str, text: str | None) -> str:
+    """What a measured number must be instead; empty for one that can have been measured."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    low, high = _MEASURABLE.get(name, (1.0, 1e9))
+    if not (math.isfinite(value) and (value > 0 or value == low)):
+        return "must be a positive number" if low > 0 else "must be a number of at least 0"
+    return "" if low <= value <= high else f"must be from {low:g} to {high:g}"
+
+
+_HEADER = re.compile(r"^#\s+size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b.*$", re.MULTILINE)
+_RANK = re.compile(r"^#\s+Rank\s+\d+ (?:Group\s+(\d+) )?.*?\bon\s+(\S+)\s+device\b", re.MULTILINE)
+_PROGRAM = re.compile(r"^# Collective test starting: (\w+?)_perf", re.MULTILINE)
+"""Releases since 2.17 name the program."""
+_MESSAGE = re.compile(r"[1-9][0-9]*")
+"""The size of a message; with few bytes and many ranks nccl-tests also times empty ones."""
+
+
+def read_collectives(path: Path, operations: Sequence[str]) -> list[dict[str, str]]:
+    """Rows `collective, num_gpus, bytes, time_us` of a CSV table, or the out-of-place times of nccl-tests.
+
+    The header of an output of nccl-tests or rccl-tests says in which column the time is, since releases
+    differ. Its operation is the program's, or for older releases that of the file's name (`all_reduce.txt`),
+    one of `operations`. Raises InputError for an output of several nodes or groups, and for one that does not
+    name its operation or ranks.
+    """
+    text = _table_text(path)
+    header = _HEADER.search(text)
+    if header is None:
+        return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))
+
+    def refused(message: str, help_text: str) -> InputError:
+        return InputError([Problem(f"this output of nccl-tests {message}", str(path), help=help_text)])
+
+    columns = header.group().split()[1:]
+    ranks = _RANK.findall(text)
+    hosts = {host for _, host in ranks}
+    if not ranks:
+        raise refused("names no ranks", "keep the lines `# Rank 0 ... on HOST device 0`")
+    if len(hosts) > 1:
+        raise refused(f"was measured over {len(hosts)} nodes", "run it on the GPUs of one node")
+    if len({group for group, _ in ranks}) > 1:
+        raise refused("has several groups of ranks", "run it without NCCL_TESTS_SPLIT")
+    program = _PROGRAM.search(text)
+    named = [program[1]] if program else [name for name in operations if name in path.stem]
+    if not named:
+        raise refused("does not name its operation", "name the file after it: all_reduce.txt")
+    shared = {"collective": max(named, key=len), "num_gpus": str(len(ranks))}
+    rows = []
+    problems = []
+    for line, words in enumerate(map(str.split, text.splitlines()), 1):
+        if not (words and _MESSAGE.fullmatch(words[0])):
+            continue
+        row = dict.fromkeys(columns, "") | dict(
+            zip(columns[: columns.index("time") + 1], words, strict=False)
+        )
+        if wrong := _wrong_number("time_us", row["time"]):
+            problems.append(Problem(f"time {wrong}, not {row['time']!r}", str(path), line))
+        rows.append({**shared, "bytes": row["size"], "time_us": row["time"]})
+    if problems:
+        raise InputError(problems)
+    return rows
+
+
+def scipy(module: str) -> Any:
+    """A module of SciPy (`optimize`, `stats`); raises InputError if SciPy is not installed."""
+    try:
+        return import_module(f"scipy.{module}")
+    except ImportError:
+        problem = Problem("fitting needs SciPy, which is not installed", help='pip install "perfsim[fit]"')
+        raise InputError([problem]) from None
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    """`value` with the given number of significant digits, the precision of a fit."""
+    return float(f"{value:.{digits}g}")
+
+
+def need_more_than(constants: int, count: int, path: Path, measurements: str) -> None:
+    """Raise InputError unless there are more measurements than constants; `measurements` names them."""
+    if count <= constants:
+        message = f"holds {count} {measurements}, which cannot determine {constants} constants"
+        raise InputError(
+            [Problem(message, file=str(path), line=1, help=f"at least {constants + 1} are needed")]
+        )
+
+
+def source_of(path: Path, bundled: str) -> str:
+    """The source id `bundled` for perfsim's own file of runs; the name of any other file."""
+    ours = path.resolve().parent == (data_root() / "studies" / "validation").resolve()
+    return bundled if ours else path.name
+
+
+def fit_record(apes: Floats, **fields: Any) -> FitRecord:
+    """The record of a fit to whole steps, of which `apes` are the absolute errors."""
+    median = round(float(np.median(apes)), 4)
+    return FitRecord(
+        points=len(apes), median_ape=median, p90_ape=round(float(np.percentile(apes, 90)), 4), **fields
+    )
+
+
+def family_weight(families: Sequence[str]) -> Floats:
+    """Weights of runs that give every family the same total, as square roots."""
+    sizes = Counter(families)
+    return np.array([1.0 / np.sqrt(sizes[family]) for family in families])
+
+
+_STEP = 1e-4
+_WIDTHS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.33)
+
+
+@dataclass(frozen=True)
+class Account:
+    """Relative standard errors of determined constants, and the reasons for the values of the others."""
+
+    errors: dict[str, float] = field(default_factory=dict)
+    assumed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss at its optimum, by row: slope and curvature in the log error, and the cluster."""
+
+    slope: Floats
+    curvature: Floats
+    cluster: NDArray[np.intp]
+
+    def errors(self, jacobian: Floats, *, few: bool = True) -> Floats:
+        """Standard errors of log constants; `few` allows for few clusters per constant."""
+        count = int(self.cluster.max()) + 1
+        scores = np.zeros((count, jacobian.shape[1]))
+        np.add.at(scores, self.cluster, jacobian * self.slope[:, None])
+        inverse = np.linalg.pinv((jacobian * self.curvature[:, None]).T @ jacobian, hermitian=True)
+        factor = count / max(count - jacobian.shape[1], 1) if few else 1.0
+        covariance = inverse @ (scores.T @ scores) @ inverse * factor
+        return np.asarray(np.sqrt(np.maximum(np.diag(covariance), 0.0)))
+
+
+def cluster_of(*columns: Floats) -> NDArray[np.intp]:
+    """The same number for rows that are equal in all columns."""
+    _, index = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    return np.asarray(index.ravel(), dtype=np.intp)
+
+
+def log_jacobian(predict: Callable[[Floats], Floats], logs: Floats, step: float = _STEP) -> Floats:
+    """Derivative of log seconds by log constant, by central differences; one column per constant."""
+    shifts = step * np.eye(logs.size)
+    return np.stack(
+        [(predict(logs + shift) - predict(logs - shift)) / (2 * step) for shift in shifts], axis=1
+    )
+
+
+def account(names: Sequence[str], jacobian: Floats, loss: Loss) -> Account:
+    """Standard errors by the sandwich estimator; constants above a third are held, the worst first."""
+    running = [axis for axis in range(len(names)) if np.abs(jacobian[:, axis]).max() > 1e-9]
+    assumed = {
+        name: "no row of the table depends on it: near where the fit started"
+        for axis, name in enumerate(names)
+        if axis not in running
+    }
+    errors: list[float] = []
+    while running:
+        errors = loss.errors(jacobian[:, running]).tolist()
+        worst = int(np.argmax(errors))
+        if errors[worst] < MOST_STANDARD_ERROR:
+            break
+        share = "over 10 times" if errors[worst] > 10 else f"{errors[worst]:.0%} of"
+        # One at a time: holding one constant may determine another that was correlated with it.
+        name = names[running.pop(worst)]
+        assumed[name] = (
+            f"not determined by the table (standard error {share} the value): held where the fit ended"
+        )
+    return Account({names[axis]: rounded(errors[at], 2) for at, axis in enumerate(running)}, assumed)
+
+
+def profile(losses: Callable[[float], Floats], cluster: NDArray[np.intp]) -> float:
+    """The log step of a constant at which its loss has grown by one standard error of that growth.
+
+    `losses` gives the rows' losses for a step; the wider of both directions counts, inf beyond a third.
+    """
+    best = losses(0.0)
+    return max(
+        next((width for width in _WIDTHS if _has_grown(losses(sign * width) - best, cluster)), math.inf)
+        for sign in (1.0, -1.0)
+    )
+
+
+def _has_grown(loss: Floats, cluster: NDArray[np.intp]) -> bool:
+    growth = np.bincount(cluster, loss)
+    return bool(growth.sum() > np.sqrt((growth**2).sum()) > 0)
+
+
+# Files of `hardware/calibrations`.
+
+
+def delivered(calibration: Calibration, out: Path | None) -> str:
+    """The YAML of a calibration, with units; or, written under the file's name, the path of the file."""
+    # The catalogue finds a file by its name, so the name inside must agree.
+    named = calibration if out is None else calibration.model_copy(update={"name": out.stem})
+    content = _with_units(named.model_dump(mode="json", exclude_none=True))
+    ordered = {key: content[key] for key in ("name", "kind", "description") if content.get(key)}
+    ordered |= {key: value for key, value in content.items() if key not in ordered and value not in ("", {})}
+    text = yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+    if out is None:
+        return text.rstrip()
+    write_file(out, text)
+    return f"Calibration: {out}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes small groups of numbers on one line, and no YAML aliases."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.SequenceNode:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=_is_small(data))
+
+
+def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.MappingNode:
+    numbers = _is_small(list(data.values())) and not all(isinstance(value, str) for value in data.values())
+    segment = "latency_base_s" in data
+    return dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=numbers or segment)
+
+
+def _is_small(items: list[Any]) -> bool:
+    """Whether all items are numbers, short words or lists of them."""
+    return all(
+        _is_small(item) if isinstance(item, list) else not isinstance(item, dict) and len(str(item)) < 30
+        for item in items
+    )
+
+
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(dict, _represent_dict)
+
+
+def _with_units(value: Any, name: str = "") -> Any:
+    """The tree with every dimensioned number as a string; the suffix of its name gives the unit."""
+    if isinstance(value, dict):
+        # The record of a fit holds fractions, under the names of the constants.
+        return {key: item if key == "fit" else _with_units(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_units(item, name) for item in value]
+    if not isinstance(value, float):
+        return value
+    if name.endswith("_bytes_per_s"):
+        return format_quantity(value, "bytes_per_s", precision=None)
+    if name.endswith(("_s", "_s_per_kernel", "_s_per_element")):
+        return format_quantity(value, "seconds", precision=None)
+    return value

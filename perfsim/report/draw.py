@@ -1,0 +1,524 @@
+"""Figures of one look: bars, marks and curves whose axes, units and tooltips come from a table."""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import plotly.graph_objects as go
+
+from perfsim.report.table import Cell, Table
+from perfsim.report.text import NONE
+
+# The palette is Okabe and Ito's, which stays distinguishable with every common colour vision; black
+# is not used, because pages have a dark form. Backgrounds are transparent and text is grey, so the
+# page's style sheet decides between light and dark.
+
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+YELLOW = "#F0E442"
+GREY = "#8A8F98"
+PALE = "#C9CDD3"
+INK = "#5B6470"
+SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
+"""Colours of series; no two series differ in colour only."""
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_PATTERNS = ("", "/", "x", ".", "-", "|")
+_GRID = "rgba(128,128,128,0.28)"
+IDEAL = {"color": GREY, "width": 1.5, "dash": "dot"}
+"""A line of what would be best."""
+
+BREAK = "<br>"
+LABEL_CHARS = 24
+"""Most characters in a line of a label that is wrapped, unless a word is longer."""
+_MOST_TICKS = 8
+"""Of an axis; more would overlap on a phone."""
+_LINE_PX = 15
+"""Height of a line of a label, with the space between two rows."""
+
+_PART_COLOURS: tuple[tuple[str, str], ...] = (
+    ("mesh", SKY),
+    ("tensor_comm", ORANGE),
+    ("pipeline_comm", GREY),
+    ("data_comm", VERMILLION),
+    ("weight_stream", PURPLE),
+    ("gradient", VERMILLION),
+    ("spill", ORANGE),
+    ("offload", ORANGE),
+    ("input", YELLOW),
+    ("recompute", YELLOW),
+    ("optimizer", GREEN),
+    ("update", GREEN),
+    ("bubble", PALE),
+    ("forward", BLUE),
+    ("backward", SKY),
+    ("compute", BLUE),
+    ("parameter", BLUE),
+    ("weight", PURPLE),
+    ("activation", ORANGE),
+    ("logit", YELLOW),
+    ("workspace", GREY),
+)
+"""The first of these words that a part's name contains decides its colour, in all figures."""
+
+_SPARE = (SKY, GREY, PURPLE, YELLOW)
+
+
+def esc(text: object) -> str:
+    """Text for a Plotly label, which reads a subset of HTML."""
+    return html.escape(str(text), quote=False)
+
+
+def in_lines(label: object) -> str:
+    """A label `128 A100, strategy, layout` broken after its machine and in short lines, escaped."""
+    parts = str(label).split(", ", 1)
+    lines = [line for part in parts for line in textwrap.wrap(part, LABEL_CHARS, break_on_hyphens=False)]
+    return BREAK.join(map(esc, lines))
+
+
+def hovers(table: Table, *names: str) -> list[str]:
+    """What each row says at the pointer: its first cell, and the columns of these names with their units."""
+    lines = [[f"<b>{esc(row[0].value)}</b>"] for row in table.rows]
+    for name in names:
+        for line, words in zip(lines, table.texts(name), strict=True):
+            line += [esc(f"{name}: {words}")] if words not in ("", NONE) else []
+    return [BREAK.join(line) for line in lines]
+
+
+def translucent(colour: str, alpha: float = 0.16) -> str:
+    """A `#rrggbb` colour as rgba."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+def part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A bar marker for each part: its colour by meaning, a hatch where a colour repeats."""
+    used: dict[str, int] = {}
+    styles: dict[str, dict[str, Any]] = {}
+    for index, name in enumerate(names):
+        key = name.replace(" ", "_").replace("_communication", "_comm")
+        colour = next((colour for word, colour in _PART_COLOURS if word in key), _SPARE[index % len(_SPARE)])
+        times = used.get(colour, 0)
+        used[colour] = times + 1
+        styles[name] = {"color": colour, "line": {"width": 0.5, "color": "rgba(60,60,60,0.55)"}}
+        if times:
+            hatch = {"fgcolor": "#222222", "fgopacity": 0.75, "size": 7, "solidity": 0.2}
+            shape = _PATTERNS[times % len(_PATTERNS)]
+            styles[name]["pattern"] = {"shape": shape, "fillmode": "overlay"} | hatch
+    return styles
+
+
+# Axes.
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with the house's grid; markup in its title is escaped."""
+    style: dict[str, Any] = {
+        "title": {"text": esc(title), "standoff": 8},
+        "gridcolor": _GRID,
+        "linecolor": _GRID,
+        "zeroline": False,
+        "showline": True,
+        "automargin": True,
+        "ticks": "outside",
+        "tickcolor": _GRID,
+        "fixedrange": True,
+    }
+    return style | more
+
+
+def log_axis(title: str, values: Iterable[float], **more: Any) -> dict[str, Any]:
+    """A logarithmic axis over these values whose ticks are written out: 20, 50, 100 and not 2, 5, 100."""
+    ticks = log_ticks(values)
+    shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [short(tick) for tick in ticks]}
+    return axis(title, type="log", **(shown | more))
+
+
+def devices_axis(counts: Iterable[float], **more: Any) -> dict[str, Any]:
+    """A logarithmic axis of numbers of devices, with ticks at the numbers that were asked for."""
+    known = sorted(set(counts), reverse=True)
+    ticks = sorted(known[:: math.ceil(len(known) / _MOST_TICKS)])
+    ticktext = [short(tick) for tick in ticks]
+    return log_axis("devices", known, tickvals=ticks, ticktext=ticktext, **more)
+
+
+def log_ticks(values: Iterable[float]) -> list[float]:
+    """At most 8 round numbers that span the values, the first and last not inside them."""
+    known = [value for value in values if value > 0 and math.isfinite(value)]
+    if not known:
+        return [1.0, 10.0]
+    first = math.floor(math.log10(min(known)))
+    last = math.ceil(math.log10(max(known)) + 1e-9)
+    for leads in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        marks = sorted(lead * 10.0**power for power in range(first, last + 1) for lead in leads)
+        low = max((mark for mark in marks if mark <= min(known)), default=marks[0])
+        high = min((mark for mark in marks if mark >= max(known)), default=marks[-1])
+        ticks = [float(f"{mark:.3g}") for mark in marks if low <= mark <= high]
+        if len(ticks) <= _MOST_TICKS:
+            return ticks
+    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
+
+
+def short(value: float) -> str:
+    """`0.3 M`, `20`, `1.5 k`: a number of a tick."""
+    for least, scale, prefix in ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e5, 1e6, "M"), (1e4, 1e3, "k")):
+        if value >= least:
+            return f"{value / scale:.3g} {prefix}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+# Marks.
+
+
+def _drawn(values: Iterable[float]) -> list[float]:
+    """Six digits, which are enough to draw and keep every length above zero."""
+    return [float(f"{value:.6g}") for value in values]
+
+
+def bars(
+    name: str,
+    labels: Sequence[Any],
+    lengths: Sequence[float],
+    marker: dict[str, Any],
+    hover: Sequence[str],
+    *,
+    starts: Sequence[float] | None = None,
+    written: Sequence[str] | None = None,
+    **more: Any,
+) -> go.Bar:
+    """Horizontal bars under labels, from zero or from `starts`, with words `written` at their ends."""
+    if starts is not None:
+        more["base"] = _drawn(starts)
+    if written is not None:
+        more |= {"text": written, "textposition": "outside", "cliponaxis": False}
+    return go.Bar(
+        orientation="h",
+        name=esc(name),
+        y=labels,
+        x=_drawn(lengths),
+        marker=marker,
+        customdata=hover,
+        hovertemplate="%{customdata}<extra></extra>",
+        **more,
+    )
+
+
+def marks(
+    name: str, x: Sequence[Any], y: Sequence[Any], marker: dict[str, Any], hover: Sequence[str], **more: Any
+) -> go.Scatter:
+    """Marks at points; `hover` is what each says."""
+    template = "%{customdata}<extra></extra>"
+    look = {"mode": "markers", "marker": marker, "customdata": hover, "hovertemplate": template}
+    return go.Scatter(name=esc(name), x=x, y=y, **(look | more))
+
+
+def line(
+    x: Sequence[float], y: Sequence[float], look: dict[str, Any], name: str = "", **more: Any
+) -> go.Scatter:
+    """A line without marks that says nothing at the pointer; without a name it is not in the legend."""
+    named = bool(name)
+    return go.Scatter(
+        x=x, y=y, mode="lines", line=look, name=esc(name), showlegend=named, hoverinfo="skip", **more
+    )
+
+
+def limits(name: str, x: Sequence[float], labels: Sequence[Any], hover: Sequence[str]) -> go.Scatter:
+    """Upright strokes across the rows of a figure of bars."""
+    stroke = {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": VERMILLION}}
+    return marks(name, _drawn(x), labels, stroke, hover)
+
+
+def curve(
+    table: Table,
+    x: str,
+    y: str,
+    *,
+    name: str,
+    index: int,
+    hover: Sequence[str],
+    dash: str = "",
+    size: float = 8,
+    group: str = "",
+    **marker: Any,
+) -> list[go.Scatter]:
+    """The `index`-th series: a line with marks through two columns, in a band where the second has one."""
+    colour = SERIES[index % len(SERIES)]
+    opened = "-open" if index // len(_SYMBOLS) % 2 else ""  # where colours repeat
+    looks = {"symbol": _SYMBOLS[index % len(_SYMBOLS)] + opened, "size": size}
+    devices = table.values(x)
+    marked = marks(
+        name,
+        devices,
+        _drawn(table.values(y)),
+        looks | marker,
+        hover,
+        mode="lines+markers",
+        legendgroup=esc(group or name),
+        line={"color": colour, "dash": dash or _DASHES[index % len(_DASHES)], "width": 2},
+    )
+    bands = table.bands(y)
+    if all(low == high for low, high in bands):
+        return [marked]
+    ends = [*(high for _, high in bands), *(low for low, _ in reversed(bands))]
+    filled = {"fill": "toself", "fillcolor": translucent(colour), "legendgroup": esc(group or name)}
+    return [line([*devices, *reversed(devices)], _drawn(ends), {"width": 0}, **filled), marked]
+
+
+def error_bars(cells: Sequence[Cell], scale: float, colour: str) -> dict[str, Any]:
+    """From each cell to the low and the high end of its band, in units of `scale`."""
+    reach = [
+        _drawn(abs(end - cell.number) / scale for end in cell.band or (cell.number,) * 2) for cell in cells
+    ]
+    above = [high for _, high in reach]
+    below = [low for low, _ in reach]
+    look = {"type": "data", "symmetric": False, "color": colour}
+    return look | {"array": above, "arrayminus": below}
+
+
+def rule(at: float, line: dict[str, Any], *, across: bool = False) -> dict[str, Any]:
+    """An upright line at a place of the x axis; with `across` a level one at a place of the y axis."""
+    along, other = ("y", "x") if across else ("x", "y")
+    ends = {f"{along}0": at, f"{along}1": at, f"{other}0": 0, f"{other}1": 1}
+    return ends | {"type": "line", f"{other}ref": "paper", "line": line}
+
+
+# Whole figures.
+
+
+def figure(
+    title: str, traces: Sequence[Any], x: dict[str, Any], y: dict[str, Any], height: int = 440, **more: Any
+) -> go.Figure:
+    """Traces on two axes; the legend lies under them, where phones have room."""
+    style: dict[str, Any] = {
+        "template": "none",
+        "title": {
+            "text": esc(title),
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            "font": {"size": 15},
+            "pad": {"l": 4},
+        },
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 10, "r": 14, "t": 46, "b": 10},
+        "height": height,
+        "xaxis": x,
+        "yaxis": y,
+        "hovermode": "closest",
+        "dragmode": False,
+        "legend": {
+            "orientation": "h",
+            "yref": "container",
+            "y": 0,
+            "yanchor": "bottom",
+            "x": 0,
+            "xref": "container",
+            "traceorder": "normal",
+        },
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
+    }
+    return go.Figure(traces, style | more)
+
+
+def rows(
+    title: str,
+    labels: Sequence[str],
+    traces: Sequence[Any],
+    x: dict[str, Any],
+    row_px: int = 34,
+    **more: Any,
+) -> go.Figure:
+    """Bars or marks in rows with these labels, the first on top, each as high as the tallest label."""
+    lines = 1 + max((label.count(BREAK) for label in labels), default=0)
+    height = 150 + max(row_px, _LINE_PX * lines) * len(labels)
+    style: dict[str, Any] = {"bargap": 0.3}
+    return figure(title, traces, x, axis("", autorange="reversed"), height, **(style | more))
+
+
+_MAX_WRITTEN_CELLS = 150
+_LOG_SPAN = 30.0
+"""How many times the least value the largest has to be for a logarithmic scale of colours."""
+
+
+def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
+    """The cells of a table, named by its first column and its headings; a cell without a value stays empty.
+
+    Colours are cividis, which reads alike with every colour vision. Small maps write the figure in each cell.
+    """
+    unit = table.unit(table.columns[1].name)
+    cells = [
+        [math.nan if cell.value is None else cell.number / unit.scale for cell in row[1:]]
+        for row in table.rows
+    ]
+    known = [value for row in cells for value in row if not math.isnan(value)]
+    logarithmic = bool(known) and min(known) > 0 and max(known) / min(known) > _LOG_SPAN
+    scale: dict[str, Any] = {"thickness": 12, "outlinewidth": 0, "xpad": 4}
+    if logarithmic:
+        first = math.log10(min(known))
+        last = math.log10(max(known))
+        places = [first + (last - first) * i / 4 for i in range(5)]
+        scale |= {"tickvals": places, "ticktext": [f"{10**place:.2g}" for place in places]}
+    words = table.shown()
+    y_name = table.columns[0].name
+    trace = go.Heatmap(
+        x=[esc(column.name) for column in table.columns[1:]],
+        y=[esc(row[0]) for row in words],
+        z=[
+            [
+                None if math.isnan(value) else _drawn([math.log10(value) if logarithmic else value])[0]
+                for value in row
+            ]
+            for row in cells
+        ],
+        text=[
+            ["" if cell.value is None else word for cell, word in zip(row[1:], said[1:], strict=True)]
+            for row, said in zip(table.rows, words, strict=True)
+        ],
+        texttemplate="%{text}" if len(known) <= _MAX_WRITTEN_CELLS else None,
+        hovertemplate=f"{esc(x_name)} %{{x}}<br>{esc(y_name)} %{{y}}<br>{esc(title)}: <b>%{{text}}</b>"
+        "<extra></extra>",
+        hoverongaps=False,
+        colorscale="Cividis",
+        xgap=1,
+        ygap=1,
+        colorbar=scale,
+    )
+    columns, lines = (axis(name, type="category", showgrid=False) for name in (x_name, y_name))
+    return figure(title, [trace], columns, lines, max(300, 150 + 30 * len(table.rows)))
+
+
+# Labels that hide neither each other nor marks.
+
+_WIDE_PX = 300
+_HIGH_PX = 330
+_LETTER_PX = 6.2
+_LABEL_LINE_PX = 16
+"""A plot as labels are placed for it: that of a phone; where there is more room, marks are further apart."""
+
+_ALONG = 6
+"""Squares that stand for the line between two points."""
+
+_Rectangle = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place for a label: the mark that it names, and the pixels from it, to the right and up."""
+
+    x: float
+    y: float
+    right: float
+    up: float
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """A plot with logarithmic axes between these ends."""
+
+    x_ends: tuple[float, float]
+    y_ends: tuple[float, float]
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Pixels from the lower left corner."""
+        places = (
+            length * math.log(value / low) / math.log(high / low)
+            for value, (low, high), length in ((x, self.x_ends, _WIDE_PX), (y, self.y_ends, _HIGH_PX))
+        )
+        return next(places), next(places)
+
+    def around(self, x: float, y: float, size_px: float) -> _Rectangle:
+        """The square of a mark."""
+        right, up = self.at(x, y)
+        return right - size_px / 2, up - size_px / 2, right + size_px / 2, up + size_px / 2
+
+    def top(self, y: float) -> _Rectangle:
+        """Room for a line of words over a value, in the right half of the plot."""
+        up = self.at(self.x_ends[0], y)[1]
+        return _WIDE_PX / 2, up, _WIDE_PX, up + 2 * _LABEL_LINE_PX
+
+    def box(self, words: str, spot: Spot) -> _Rectangle:
+        """The rectangle of a label."""
+        right, up = self.at(spot.x, spot.y)
+        half = half_px(words)
+        height = _LABEL_LINE_PX * (1 + words.count("\n")) / 2
+        middle = (right + spot.right, up + spot.up)
+        return middle[0] - half, middle[1] - height, middle[0] + half, middle[1] + height
+
+    def hidden(self, box: _Rectangle, taken: Iterable[_Rectangle]) -> float:
+        """Square pixels of what a box covers of others, and of itself outside the plot."""
+        area = (box[2] - box[0]) * (box[3] - box[1])
+        inside = _common(box, (0.0, 0.0, _WIDE_PX, _HIGH_PX))
+        return area - inside + sum(_common(box, other) for other in taken)
+
+    def notes(
+        self,
+        labels: Sequence[tuple[str, Sequence[Spot], dict[str, Any]]],
+        taken: Iterable[_Rectangle],
+        *,
+        always: bool = False,
+    ) -> list[dict[str, Any]]:
+        """An annotation with a leader for each label (words, spots by preference, style), in this order.
+
+        A label that has no free spot is left out, or with `always` put where it covers least.
+        """
+        covered = list(taken)
+        annotations = []
+        for words, spots, style in labels:
+            costs = [self.hidden(self.box(words, spot), covered) for spot in spots]
+            best = costs.index(min(costs))
+            if costs[best] > 1e-6 and not always:
+                continue
+            spot = spots[best]
+            covered.append(self.box(words, spot))
+            place = {"x": math.log10(spot.x), "y": math.log10(spot.y), "ax": spot.right, "ay": -spot.up}
+            leader = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY}
+            annotations.append({"text": esc(words).replace("\n", BREAK)} | place | leader | style)
+        return annotations
+
+    def names(
+        self, curves: Mapping[str, Sequence[tuple[float, float]]], *, always: bool = False
+    ) -> list[dict[str, Any]]:
+        """The name of each series of points at its curve, with a leader in the colour of the curve."""
+        asked = []
+        for index, (whole, curve) in enumerate(curves.items()):
+            words = "\n".join(textwrap.wrap(whole, LABEL_CHARS, break_on_hyphens=False))
+            half = half_px(words)
+            spots = [
+                Spot(*point, right, up)
+                for up in (22.0, -22.0, 40.0, -40.0, 60.0, -60.0, 90.0, -90.0)
+                for point in curve[::-1]
+                for right in (0.0, -half, half)
+            ]
+            if spots:
+                colour = SERIES[index % len(SERIES)]
+                asked.append((words, spots, {"arrowcolor": colour, "arrowwidth": 1.5, "standoff": 4}))
+        taken = []
+        for own in curves.values():
+            for (x, y), (after, up) in pairwise([*own, *own[-1:]]):
+                steps = [step / _ALONG for step in range(_ALONG)]
+                taken += [self.around(x * (after / x) ** step, y * (up / y) ** step, 8) for step in steps]
+        return self.notes(asked, taken, always=always)
+
+
+def half_px(words: str) -> float:
+    """Half the width of a label, which may have several lines."""
+    return max(map(len, words.split("\n"))) * _LETTER_PX / 2
+
+
+def _common(a: _Rectangle, b: _Rectangle) -> float:
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0 and height > 0 else 0.0

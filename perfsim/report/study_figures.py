@@ -1,0 +1,741 @@
+"""Sections of a study's page with a figure: batches, steps, memory, kernels, tasks, what would matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import plotly.graph_objects as go
+
+from perfsim.costs.memory import MemoryUse
+from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, Roofline
+from perfsim.report import draw, text
+from perfsim.report.page import Section
+from perfsim.report.study import Named, leaders
+from perfsim.report.table import Cell, Table
+from perfsim.studies.answers import CandidateResult, Decision, Lever, Spread, StudyResult
+from perfsim.studies.timeline import TimelineBar, grouped
+from perfsim.work.graph import computes
+
+# Time to the target over global batch: a small batch takes many steps, a large one wastes tokens.
+
+
+def batch(result: StudyResult) -> Section:
+    """Every batch that was tried, of each candidate in their order; the best batch of each is marked."""
+    lead = "The number of tokens is given, so no batch wastes any. A star marks the best batch."
+    if result.critical_batch_tokens > 0:
+        band = text.LARGE.text(result.critical_batch_tokens, result.critical_batch_band_tokens)
+        lead = (
+            "Helps to choose the global batch. Below the critical batch a larger batch saves time; above it, "
+            f"it mostly wastes tokens. The critical batch is {band} tokens (shaded) by {result.law}. A star "
+            "marks each candidate's best batch."
+        )
+    laws = [f"{text.large(tokens)} tokens by {law}" for law, tokens in result.suggested_batch_tokens.items()]
+    if laws:
+        lead += f" Starting points from published laws: {', '.join(laws)}."
+    columns = {
+        "candidate": None,
+        "batch (sequences)": text.COUNT,
+        "batch (tokens)": text.LARGE,
+        "step": text.TIME,
+        "steps": text.COUNT,
+        "time": text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates),
+        "layout": None,
+    }
+    rows = (
+        (
+            name,
+            point.global_batch_size,
+            point.batch_tokens,
+            point.step_time_s,
+            point.steps,
+            Cell(
+                point.time_to_accuracy_s,
+                point.time_to_accuracy_band_s,
+                mark=point.global_batch_size == candidate.global_batch_size,
+            ),
+            text.layout_long(point.layout),
+        )
+        for name, candidate in text.named(result.candidates)
+        for point in candidate.batch_curve
+    )
+    caption = "Time to the target at each batch; the best batch of each candidate is marked."
+    table = Table.of(columns, rows, caption)
+    return Section(
+        "Time to the target by batch",
+        lead,
+        _batch_curves(table, result),
+        table,
+        "Line chart of time to the target over global batch, both logarithmic",
+        ("batch (sequences)", "time"),
+        slug="time-to-accuracy",
+        short="Batch",
+    )
+
+
+def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
+    """Each candidate's curve with its band and a star at its best batch, and the critical batch."""
+    unit = table.unit("time").name
+    traces = []
+    points = {}
+    for index, (name, unsorted) in enumerate(table.by("candidate").items()):
+        own = unsorted.sorted("batch (tokens)")
+        hover = draw.hovers(own, *(column.name for column in own.columns[1:]))
+        traces += draw.curve(own, "batch (tokens)", "time", name=name, index=index, hover=hover, size=6)
+        tokens = own.values("batch (tokens)")
+        times = own.values("time")
+        best = [place for place, cell in enumerate(own.column("time")) if cell.mark]
+        colour = draw.SERIES[index % len(draw.SERIES)]
+        star = {"symbol": "star", "size": 17, "color": colour, "line": {"width": 1, "color": "#FFFFFF"}}
+        traces.append(
+            draw.marks(
+                f"{name}, best batch",
+                [tokens[place] for place in best],
+                [times[place] for place in best],
+                star,
+                [f"{hover[place]}<br>the best batch" for place in best],
+                legendgroup=draw.esc(name),
+            )
+        )
+        points[name] = [point for point in zip(tokens, times, strict=True) if math.isfinite(point[1])]
+    critical = result.critical_batch_tokens
+    tokens = table.values("batch (tokens)")
+    x_ends = _ends([*tokens, critical], 1.4)
+    y_ends = _ends([end for band in table.bands("time") for end in band], 1.15)
+    shapes = []
+    notes = draw.Canvas(x_ends, y_ends).names(points, always=True)
+    if critical > 0:
+        low, high = result.critical_batch_band_tokens
+        shade = {"type": "rect", "x1": high, "fillcolor": "rgba(128,128,128,0.15)", "layer": "below"}
+        dashed = {"width": 2, "dash": "dash", "color": draw.GREY}
+        shapes = [draw.rule(low, {"width": 0}) | shade, draw.rule(critical, dashed) | {"layer": "below"}]
+        on_the_left = bool(tokens) and critical**2 < min(tokens) * max(tokens)
+        side = dict.fromkeys(("xanchor", "align"), "left" if on_the_left else "right")
+        place = {"x": math.log10(critical), "y": 1, "yref": "paper", "yanchor": "top", "showarrow": False}
+        words = f" critical batch <br> {text.large(critical)} "
+        notes.insert(0, place | side | {"text": words})
+    x = draw.log_axis("global batch (tokens)", x_ends, range=[math.log10(end) for end in x_ends])
+    y = draw.log_axis(f"time to the target ({unit})", y_ends, range=[math.log10(end) for end in y_ends])
+    title = f"Time to the target ({unit}) by global batch (tokens)"
+    return draw.figure(title, traces, x, y, 500, shapes=shapes, annotations=notes, showlegend=False)
+
+
+def _ends(values: Sequence[float], room: float) -> tuple[float, float]:
+    """The ends of a logarithmic axis over the values that it can show."""
+    known = [value for value in values if value > 0 and math.isfinite(value)] or [1.0, 10.0]
+    return min(known) / room, max(known) * room
+
+
+# What steps are made of, and what makes one longer than another.
+
+
+def step(result: StudyResult) -> Section:
+    """The parts of the step of every candidate."""
+    return where_steps_go(
+        [(name, own.step_time_s, own.breakdown_s, "") for name, own in text.named(result.candidates)],
+        "Shows what to improve first: the widest part that is not compute is what a faster link, another "
+        "layout or more micro-batches could save.",
+    )
+
+
+def where_steps_go(steps: Sequence[tuple[str, float, Mapping[str, float], str]], lead: str) -> Section:
+    """The seconds of each part and its share of the step, of steps given as (name, seconds, parts, why)."""
+    parts = _parts(own for _, _, own, _ in steps)
+    whys = {"why": None} if any(why for *_, why in steps) else {}
+    columns = {"candidate": None, **dict.fromkeys(("step", *map(text.human, parts)), text.TIME), **whys}
+    rows = []
+    for name, step_s, own, why in steps:
+        cells = [
+            Cell(own[part], note=f"({text.percent(own[part] / step_s)})") if own.get(part) else None
+            for part in parts
+        ]
+        rows.append([name, step_s, *cells, why][: len(columns)])
+    table = Table.of(columns, rows, "Seconds of each part and its share of the step.")
+    # An invisible suffix keeps equal names apart.
+    labels = [draw.in_lines(name) + "\u200b" * row for row, (name, *_) in enumerate(steps)]
+    names = [text.human(part) for part in parts]
+    styles = draw.part_styles(names)
+    traces = []
+    for part in names:
+        shares = [100 * s / step_s for s, (_, step_s, *_) in zip(table.values(part), steps, strict=True)]
+        hover = [
+            f"<b>{part}</b><br>{text.duration(seconds)}, {share:.1f} % of the step"
+            for seconds, share in zip(table.values(part), shares, strict=True)
+        ]
+        traces.append(draw.bars(part, labels, shares, styles[part], hover))
+    title = "Step time by what it is spent on (% of the step)"
+    x = draw.axis("share of the step (%)", range=[0, 101])
+    return Section(
+        "Where a step goes",
+        lead,
+        draw.rows(title, labels, traces, x, 44, barmode="stack"),
+        table,
+        "Stacked bars of the step time",
+        ("step", *names),
+        slug="step-time",
+        short="Step",
+    )
+
+
+def _parts(groups: Iterable[Mapping[str, float]]) -> list[str]:
+    """Every part with a value somewhere, in the order of first sight."""
+    return list(dict.fromkeys(name for group in groups for name, value in group.items() if value))
+
+
+_SMALL = 0.02
+"""Differences below this share of the longer step are drawn as one."""
+
+
+def bridge(result: StudyResult) -> Iterator[Section]:
+    """From the step of the second machine to that of the first; nothing for a single one."""
+    if len(named := leaders(result)) < 2:
+        return
+    table = bridge_table(*reversed(named))
+    starts = [0.0]
+    at, *changes, _ = table.values("step")
+    for change in changes:
+        starts.append(min(at, at + change))
+        at += change
+    sizes = [abs(value) for value in table.values("step")]
+    reach = max(start + size for start, size in zip([*starts, 0.0], sizes, strict=True))
+    colours = [draw.GREEN if change < 0 else draw.VERMILLION for change in changes]
+    labels = [draw.esc(row[0].value) for row in table.rows]
+    drawn = draw.bars(
+        "",
+        labels,
+        sizes,
+        {"color": [draw.GREY, *colours, draw.GREY]},
+        draw.hovers(table, "step"),
+        starts=[*starts, 0.0],
+        written=table.texts("step"),
+        showlegend=False,
+    )
+    unit = table.unit("step").name
+    x = draw.axis(unit, range=[0, 1.4 * reach])
+    yield Section(
+        "From one step to the other",
+        "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
+        f"left saves time, a bar to the right costs it. {table.caption}",
+        draw.rows(f"Step time for the same tokens ({unit})", labels, [drawn], x),
+        table,
+        "Bars from one step to the other for the same tokens",
+        ("step",),
+        slug="bridge",
+        short="Step to step",
+    )
+
+
+def bridge_table(old: tuple[str, CandidateResult], new: tuple[str, CandidateResult]) -> Table:
+    """From the step of `old`, scaled to the tokens of a step of `new`, to that of `new`.
+
+    The first and last row are the two steps, those between the signed differences of their parts.
+    """
+    before, after = old[1], new[1]
+    tokens = after.tokens_per_s * after.step_time_s
+    factor = tokens / (before.tokens_per_s * before.step_time_s)
+    ends_s = factor * before.step_time_s, after.step_time_s
+    changes_s = {
+        part: after.breakdown_s.get(part, 0.0) - factor * before.breakdown_s.get(part, 0.0)
+        for part in _parts([before.breakdown_s, after.breakdown_s])
+    }
+    shown = sorted(
+        (change, part) for part, change in changes_s.items() if abs(change) >= _SMALL * max(ends_s)
+    )
+    rest = ends_s[1] - ends_s[0] - sum(change for change, _ in shown)
+    if abs(rest) > 1e-9 * max(ends_s):
+        shown.append((rest, "all others"))
+    unit = text.time_unit([max(ends_s)])
+    digits = max(0, 3 - math.floor(math.log10(max(ends_s) / unit.scale)))
+    signed = text.Unit(unit.name, unit.scale, lambda value: f"{value:+,.{digits}f}".replace("-", "\u2212"))
+    rows: list[tuple[str, Cell | float]] = [(old[0], ends_s[0])]
+    rows += [(text.human(part), Cell(change, unit=signed)) for change, part in shown]
+    rows.append((new[0], ends_s[1]))
+    return Table.of({"": None, "step": unit}, rows, f"For {text.large(tokens)} tokens.")
+
+
+# What each pipeline stage or wafer holds at its peak, against its capacity.
+
+
+def memory(result: StudyResult) -> Section:
+    """Every place with its parts, total and capacity; neighbours that hold exactly the same share a row."""
+    rows: list[tuple[str, str, MemoryUse]] = []
+    for name, candidate in text.named(result.candidates):
+        runs: list[list[MemoryUse]] = []
+        for bar in candidate.memory:
+            known = runs[-1][0] if runs else None
+            if known and (known.parts_bytes, known.capacity_bytes) == (bar.parts_bytes, bar.capacity_bytes):
+                runs[-1].append(bar)
+            else:
+                runs.append([bar])
+        for first, *others in runs:
+            place = f"{first.place} to {others[-1].place.split(' ')[-1]}" if others else first.place
+            rows.append((name, place, first))
+    parts = _parts(bar.parts_bytes for *_, bar in rows)
+    unit = text.memory_unit(*(bar.capacity_bytes for *_, bar in rows))
+    cells = []
+    for name, place, bar in rows:
+        total = sum(bar.parts_bytes.values())
+        share = f"({text.percent(total / bar.capacity_bytes)} of the capacity)"
+        held = [bar.parts_bytes.get(part) or None for part in parts]
+        cells.append([name, place, *held, Cell(total, note=share), bar.capacity_bytes])
+    names = [text.human(part) for part in parts]
+    columns = {"candidate": None, "place": None} | dict.fromkeys((*names, "total", "capacity"), unit)
+    table = Table.of(columns, cells, "Peak memory of one device.")
+    labels = [f"{draw.in_lines(name)}<br>{draw.esc(place)}" for name, place, _ in rows]
+    styles = draw.part_styles(names)
+    capacities = table.values("capacity")
+    sizes = [*table.values("total"), *(size for size in capacities if math.isfinite(size))]
+    traces = [
+        draw.bars(part, labels, table.values(part), styles[part], draw.hovers(table, "place", part))
+        for part in names
+    ]
+    limits = draw.limits("capacity", capacities, labels, draw.hovers(table, "place", "total", "capacity"))
+    x = draw.axis(f"{unit.name} per device", range=[0, 1.1 * max(sizes, default=1.0)])
+    title = f"Peak memory by what it holds ({unit.name})"
+    return Section(
+        "Memory",
+        "Shows how much memory the layout leaves free: a bar near the line limits the micro-batch and the "
+        "size of the model.",
+        draw.rows(title, labels, [*traces, limits], x, 44, barmode="stack"),
+        table,
+        "Stacked bars of peak memory with the capacity as a line",
+        ("total", "capacity"),
+        slug="memory",
+    )
+
+
+# The roofline of a device, with the kernels of its step as points.
+
+_LEAST = 5e-3
+"""Kernels with less than this share of the time of all are in the table only."""
+_NUMBER_BYTES = 2.0
+"""Of a number that a kernel without counted FLOPs reads or writes, each drawn as one FLOP."""
+_LOOKS = {
+    PRODUCT: (draw.BLUE, "circle"),
+    ATTENTION: (draw.PURPLE, "diamond"),
+    ELEMENTWISE: (draw.ORANGE, "square"),
+    UPDATE: (draw.GREEN, "triangle-up"),
+}
+_LARGEST_PX = 44
+_SMALLEST_PX = 8
+_HEADROOM = 5
+"""How far above the highest ceiling the figure ends, for labels."""
+
+
+def rooflines(named: Named) -> Iterator[Section]:
+    """A tab for each machine, as its fastest candidate uses it; nothing where no kernels are known."""
+    fastest: dict[tuple[str, str], tuple[str, Roofline]] = {}
+    for name, own in sorted(named, key=lambda pair: pair[1].time_to_accuracy_s):
+        if own.roofline and own.roofline.kernels:
+            fastest.setdefault((own.system, own.strategy), (name, own.roofline))
+    if fastest:
+        lead = (
+            "Shows what kind of device would compute faster: points on the slope wait for memory, points on "
+            "the level lines for arithmetic, points far below both for neither, as small or narrow products "
+            "do. The area of a point follows its time. Kernels without counted FLOPs have one for every two "
+            "bytes."
+        )
+        yield Section("Roofline of the kernels", lead, slug="roofline", short="Roofline")
+    for index, (name, roofline) in enumerate(fastest.values()):
+        table = roofline_table(roofline)
+        yield Section(
+            name,
+            "",
+            _roofline(table, roofline),
+            table,
+            "Roofline of a device, with the kernels of a step",
+            ("share", "reach"),
+            slug=f"roofline-{index}",
+            tab="rooflines",
+            level=3,
+        )
+
+
+def roofline_table(own: Roofline) -> Table:
+    """Every kind of kernel with its time, work and rates."""
+    total_s = sum(kernel.time_s for kernel in own.kernels)
+    columns = {
+        "kernels": None,
+        "kind": None,
+        "time a step": text.TIME,
+        "share": text.SHARE,
+        "work": text.FLOP,
+        "memory": text.BYTES,
+        "FLOP per byte": text.NUMBER,
+        "rate": text.FLOP_PER_S,
+        "reach": None,
+    }
+    rows = []
+    for kernel in own.kernels:
+        rate = kernel.flop / kernel.time_s
+        peak = own.peaks_flop_per_s.get(kernel.precision or "")
+        of_memory = kernel.n_bytes / kernel.time_s / own.memory_bytes_per_s
+        nearest = max((of_memory, "memory"), (rate / peak if peak else 0.0, f"{kernel.precision} peak"))
+        precise = kernel.precision and kernel.kind != UPDATE and len(own.peaks_flop_per_s) > 1
+        name = f"{kernel.name}, {kernel.precision}" if precise else kernel.name
+        intensity = kernel.flop / kernel.n_bytes or None
+        reach = f"{text.percent(nearest[0], 0)} of {nearest[1]}"
+        shares = (kernel.time_s, kernel.time_s / total_s)
+        rows.append((name, kernel.kind, *shares, kernel.flop, kernel.n_bytes, intensity, rate, reach))
+    caption = "Sums over one device and step, forward, backward and recomputation together."
+    return Table.of(columns, rows, caption)
+
+
+def _roofline(table: Table, own: Roofline) -> go.Figure:
+    """The kernels of `roofline_table` as points sized by time, below the ceilings of their device."""
+    shares = table.values("share")
+    flops = [
+        work or n_bytes / _NUMBER_BYTES
+        for work, n_bytes in zip(table.values("work"), table.values("memory"), strict=True)
+    ]
+    xs = [flop / n_bytes for flop, n_bytes in zip(flops, table.values("memory"), strict=True)]
+    ys = [flop / seconds for flop, seconds in zip(flops, table.values("time a step"), strict=True)]
+    # The area of a point follows the time.
+    sizes = [round(max(_SMALLEST_PX, _LARGEST_PX * math.sqrt(share)), 1) for share in shares]
+    kinds = table.texts("kind")
+    hover = draw.hovers(table, "time a step", "share", "work", "rate", "memory", "reach")
+    shown = [place for place, share in enumerate(shares) if share >= _LEAST]
+    peak = max(own.peaks_flop_per_s.values(), default=max(ys))
+    ridge = peak / own.memory_bytes_per_s
+    left = min(ridge / 8, *(xs[place] / 2.5 for place in shown))
+    right = 4 * max(ridge, *(xs[place] for place in shown))
+    y_ends = min(peak / 20, *(ys[place] / 4 for place in shown)), _HEADROOM * peak
+    # Memory gives a slope up to the ridge, each precision a level line beyond its own ridge.
+    lines = [([left, ridge], [own.memory_bytes_per_s * left, peak], "solid")]
+    for flop_per_s in own.peaks_flop_per_s.values():
+        lines.append(([flop_per_s / own.memory_bytes_per_s, right], [flop_per_s] * 2, "dash"))
+    traces = [draw.line(x, y, {"color": draw.GREY, "width": 2, "dash": dash}) for x, y, dash in lines]
+    for kind, (colour, symbol) in _LOOKS.items():
+        if of_kind := [place for place in shown if kinds[place] == kind]:
+            look: dict[str, Any] = {"color": draw.translucent(colour, 0.75), "symbol": symbol}
+            look |= {"size": [sizes[place] for place in of_kind], "line": {"width": 1, "color": colour}}
+            x, y = ([values[place] for place in of_kind] for values in (xs, ys))
+            traces.append(draw.marks(kind, x, y, look, [hover[place] for place in of_kind]))
+    plain: dict[str, Any] = {"showarrow": False, "yanchor": "bottom"}
+    notes = [
+        plain
+        | {"x": math.log10(right), "y": math.log10(flop_per_s), "xanchor": "right"}
+        | {"text": f"{name} peak {text.si(flop_per_s, 'FLOP/s')}"}
+        for name, flop_per_s in own.peaks_flop_per_s.items()
+    ]
+    low = left * 1.15
+    at = {"x": math.log10(low), "y": math.log10(low * own.memory_bytes_per_s), "xanchor": "left"}
+    notes.append(plain | at | {"text": f"memory {text.si(own.memory_bytes_per_s, 'B/s')}", "yshift": 26})
+    canvas = draw.Canvas((left, right), y_ends)
+    taken = [canvas.around(xs[place], ys[place], sizes[place]) for place in shown]
+    asked = []
+    for place in shown:
+        label = f"{table.rows[place][0].value}: {text.percent(shares[place], 0)}"
+        half = draw.half_px(label)
+        # Nearest first: pixels to the right and up.
+        near = [(0.0, -34.0), (0.0, 34.0), (-half - 28, 0.0), (half + 28, 0.0)]
+        far = [
+            (side * half, sign * up)
+            for up in (52.0, 74.0, 96.0, 118.0)
+            for sign in (-1, 1)
+            for side in (0, -1, 1)
+        ]
+        spots = [draw.Spot(xs[place], ys[place], *offset) for offset in (*near, *far)]
+        asked.append((label, spots, {"standoff": sizes[place] / 2}))
+    notes += canvas.notes(asked, [*taken, canvas.top(peak)])
+    return draw.figure(
+        "FLOP/s of a device by FLOPs per byte",
+        traces,
+        _powers("FLOP per byte of device memory", (left, right), "{:,g}".format),
+        _powers("FLOP/s", y_ends, lambda tick: text.si(tick, "")),
+        460,
+        annotations=notes,
+    )
+
+
+def _powers(title: str, ends: tuple[float, float], written: Callable[[float], str]) -> dict[str, Any]:
+    """A logarithmic axis with a tick for each power of ten."""
+    low, high = (math.log10(end) for end in ends)
+    ticks = [10.0**power for power in range(math.ceil(low), math.floor(high) + 1)]
+    shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [written(tick) for tick in ticks]}
+    return draw.axis(title, type="log", range=[low, high], **shown)
+
+
+# The tasks of a step as a Gantt chart: one lane per stream, coloured by category.
+#
+# A page has a budget of bars, so that it stays below two megabytes and is drawn in two seconds. Short bars
+# are joined by kind until they fit. Those of a step that is too long even so are cut off at one time for
+# all lanes: bars missing here and there would look like idle time.
+
+_MAX_BARS = 9000
+_MAX_STEPS = 2
+_NOT_QUITE_OPAQUE = 0.99
+_PIXELS = 1000
+"""Of a timeline's width."""
+_OUTLINED = 150
+"""Up to so many bars of a category have an outline; of thinner ones it would hide the colour."""
+
+
+def timelines(named: Named, trace_names: Sequence[str] = (), most_bars: int = _MAX_BARS) -> Iterator[Section]:
+    """A tab for each candidate's step, with the file of its trace; nothing where no tasks are known."""
+    files = [*trace_names, *[""] * (len(named) - len(trace_names))]
+    shown = [(name, own, file) for (name, own), file in zip(named, files, strict=True) if own.timeline]
+    if shown:
+        lead = (
+            "Shows why a step takes as long as it does: gaps in a compute stream are waits, and the streams "
+            "above or below show what it waits for. Drag to zoom, double-click to return."
+        )
+        yield Section("Timeline of a step", lead, slug="timeline", short="Timeline")
+    shares = _fair_shares([len(own.timeline) for _, own, _ in shown], most_bars)
+    for index, ((name, own, file), share) in enumerate(zip(shown, shares, strict=True)):
+        bars, note = drawn_bars(own, share)
+        lanes = len({bar.lane for bar in own.timeline if computes(bar.lane)})
+        notes = [note]
+        if lanes < own.timeline_devices:
+            devices = f"{own.timeline_devices} devices that were simulated on their own"
+            notes.insert(0, f"Lanes of {lanes} of the {devices}.")
+        if own.simulated is not None:
+            notes.append(f"Simulated: {text.simulated(own.simulated)}.")
+        yield Section(
+            name,
+            "",
+            timeline(own, bars),
+            _timeline_table(own),
+            f"Gantt chart of the streams of {name} over a step of {text.duration(own.step_time_s)}",
+            ("busy",),
+            slug=f"timeline-{index}",
+            tab="timelines",
+            note=" ".join(filter(None, notes)),
+            trace=file,
+            level=3,
+        )
+
+
+def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
+    """Max-min fair shares: small counts in full, large ones share the rest."""
+    shares = [0] * len(counts)
+    order = sorted(range(len(counts)), key=lambda i: counts[i])
+    for done, i in enumerate(order):
+        shares[i] = min(counts[i], budget // (len(counts) - done))
+        budget -= shares[i]
+    return shares
+
+
+def drawn_bars(candidate: CandidateResult, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:
+    """The bars of two steps at most, short ones joined by kind, and in words what they leave out."""
+    known = grouped(candidate.timeline, most)
+    end_s = min((bar.start_s for bar in known), default=0.0) + _MAX_STEPS * candidate.step_time_s * (1 + 1e-9)
+    first = sorted((bar for bar in known if bar.start_s < end_s), key=lambda bar: (bar.start_s, bar.end_s))
+    bars = first[:most]
+    tasks = sum(bar.tasks for bar in bars)
+    if left_out := len(known) - len(bars):
+        until = text.duration(max((bar.start_s for bar in bars), default=0.0))
+        return bars, f"{text.integer(left_out)} bars after {until} are not drawn."
+    if tasks == len(bars):
+        return bars, ""
+    return bars, (
+        f"{text.integer(tasks)} tasks are drawn as {text.integer(len(bars))} bars: short neighbours "
+        "of one kind are one, idle time after it; a tooltip has their number."
+    )
+
+
+def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figure:
+    """One lane per stream in the order given by the candidate, time from left to right."""
+    unit = text.time_unit([max((bar.end_s for bar in bars), default=1.0)])
+    kept = {bar.lane for bar in bars}
+    lanes = [draw.esc(lane) for lane in _lanes(candidate.timeline) if lane in kept]
+    categories = list(dict.fromkeys(bar.category for bar in bars))
+    styles = draw.part_styles(categories)
+    alone = _alone(bars)
+    traces = []
+    for category in categories:
+        own = [bar for bar in bars if bar.category == category]
+        style = styles[category]
+        width = 0.5 if len(own) <= _OUTLINED else 0.0
+        edge: dict[str, Any] = {"width": width, "color": "rgba(60,60,60,0.45)"}
+        if not width and any(bar in alone for bar in own):
+            edge = {"width": [float(bar in alone) for bar in own], "color": style["color"]}
+        # Plotly widens an opaque bar without outline to a whole pixel, which would hide its neighbours.
+        style = style | {"color": draw.translucent(style["color"], _NOT_QUITE_OPAQUE), "line": edge}
+        traces.append(
+            draw.bars(
+                text.human(category),
+                [draw.esc(bar.lane) for bar in own],
+                [(bar.end_s - bar.start_s) / unit.scale for bar in own],
+                style,
+                [_told(bar) for bar in own],
+                starts=[bar.start_s / unit.scale for bar in own],
+            )
+        )
+    title = f"Tasks of each stream over time ({unit.name})"
+    since = f"time since the start of the step ({unit.name})"
+    order = {"categoryorder": "array", "categoryarray": lanes, "autorange": "reversed"}
+    return draw.figure(
+        title,
+        traces,
+        draw.axis(since, fixedrange=False, rangemode="tozero"),
+        draw.axis("", **order),
+        150 + 24 * len(lanes),
+        barmode="overlay",
+        bargap=0.2,
+        dragmode="zoom",
+    )
+
+
+def _lanes(bars: Sequence[TimelineBar]) -> list[str]:
+    """The lanes in the order of their first bars, those of a device that computes below its computation."""
+    lanes = list(dict.fromkeys(bar.lane for bar in bars))
+
+    def home(lane: str) -> str:
+        owner = lane.split("/", 1)[0]
+        return owner if f"{owner}/compute" in lanes else lane
+
+    homes = list(dict.fromkeys(map(home, lanes)))
+    return sorted(lanes, key=lambda lane: (homes.index(home(lane)), not computes(lane)))
+
+
+def _alone(bars: Sequence[TimelineBar]) -> set[TimelineBar]:
+    """The bars narrower than a pixel, without a neighbour within two: only an outline makes them visible."""
+    pixel_s = max((bar.end_s for bar in bars), default=0.0) / _PIXELS
+    lanes: dict[str, list[TimelineBar]] = {}
+    for bar in sorted(bars, key=lambda bar: bar.start_s):
+        lanes.setdefault(bar.lane, []).append(bar)
+    thin = set()
+    for lane in lanes.values():
+        before_s = [-math.inf, *(bar.end_s for bar in lane)]
+        after_s = [*(bar.start_s for bar in lane[1:]), math.inf]
+        for bar, before, after in zip(lane, before_s, after_s, strict=False):
+            gap = min(bar.start_s - before, after - bar.end_s)
+            if bar.end_s - bar.start_s < pixel_s and gap > 2 * pixel_s:
+                thin.add(bar)
+    return thin
+
+
+def _told(bar: TimelineBar) -> str:
+    """A task's name; its layers, FLOPs and bytes, and of how many tasks it is; when, and how long."""
+    layers = ""
+    if bar.layers:
+        low, high = bar.layers
+        layers = f"layer {low}" if low == high else f"layers {low} to {high}"
+    name = bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"
+    flop = text.si(bar.flop, "FLOP") if bar.flop else ""
+    moved = text.si(bar.n_bytes, "B") if bar.n_bytes else ""
+    work = ", ".join(filter(None, [layers, flop, moved, text.counted(bar.tasks, "task")]))
+    when = f"from {text.duration(bar.start_s)}, takes {text.duration(bar.end_s - bar.start_s)}"
+    return f"<b>{draw.esc(name)}</b><br>{work}<br>{when}"
+
+
+def _timeline_table(candidate: CandidateResult) -> Table:
+    """Busy seconds by lane and category, of all bars and not only of those drawn."""
+    busy: dict[tuple[str, str], list[TimelineBar]] = {}
+    for bar in candidate.timeline:
+        busy.setdefault((bar.lane, bar.category), []).append(bar)
+    columns = {
+        "stream": None,
+        "category": None,
+        "tasks": text.COUNT,
+        "busy": text.TIME,
+        "FLOPs": text.FLOP,
+        "bytes": text.BYTES,
+    }
+    rows = (
+        (
+            lane,
+            text.human(category),
+            sum(bar.tasks for bar in bars),
+            sum(bar.end_s - bar.start_s for bar in bars),
+            sum(bar.flop for bar in bars),
+            sum(bar.n_bytes for bar in bars),
+        )
+        for (lane, category), bars in busy.items()
+    )
+    caption = (
+        "Tasks and busy time by stream. Bytes are those that communication sends, and those that computation "
+        "moves in the device's memory."
+    )
+    return Table.of(columns, rows, caption)
+
+
+# A tornado: how far each input that is not sure moves the ratio of two times, over its 90 % range.
+
+_NEAR = 0.12
+"""Share of the axis within which the names of two lines would cover one another."""
+_LEVER_UNITS = {
+    "tokens": text.Unit("tokens", digits=text.large),
+    "s": text.TIME,
+    "B/s": text.Unit("GB/s", 1e9),
+    "times": text.Unit(text.TIMES),
+}
+"""Other units are written as they are."""
+
+
+def tornados(decision: Decision | None) -> Iterator[Section]:
+    """What would change the order, in time and in money."""
+    if decision is None:
+        return
+    if decision.levers:
+        section = Section(
+            "What would change the order?",
+            "Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
+            "bar that crosses the dotted line flips the order within its range.",
+            slug="tornado",
+            short="Sensitivity",
+        )
+        yield _tornado(section, decision, "time on the wall", decision.levers, decision.ratio)
+    if decision.money_levers:
+        section = Section(
+            "What would change which costs less?",
+            "The same for money, where both have a price: the inputs that move the ratio of what the two "
+            "cost, with the value at which the order flips.",
+            slug="tornado-money",
+            short="Sensitivity of cost",
+        )
+        yield _tornado(section, decision, "money", decision.money_levers, decision.money_ratio)
+
+
+def _tornado(
+    section: Section, decision: Decision, what: str, levers: Sequence[Lever], ratio: Spread | None
+) -> Section:
+    """The section with a bar for each input, from the ratio at its low end to that at its high end."""
+    middle = ratio.typical if ratio else 1.0
+    lines = []
+    for lever in levers:
+        unit = _LEVER_UNITS.get(lever.unit, text.Unit(lever.unit))
+        typical = Cell(lever.typical, (lever.low, lever.high), unit=unit)
+        flips = "never" if lever.flips_at is None else Cell(lever.flips_at, unit=unit)
+        lines.append((lever.name, typical, lever.ratio_at_low, lever.ratio_at_high, flips))
+    names = ("typical (90 % range)", "ratio at low", "ratio at high", "order flips at")
+    table = Table.of(
+        {"input": None} | dict.fromkeys(names, text.NUMBER),
+        lines,
+        f"Ratio: {what} of {decision.rival} over that of {decision.first}. One input is moved at a "
+        "time; never: not within three standard deviations.",
+    )
+    labels = [draw.in_lines(lever.name) for lever in levers]
+    hover = draw.hovers(table, *names)
+    traces = [
+        draw.bars(
+            f"input at its {end} end",
+            labels,
+            [ratio - middle for ratio in table.values(f"ratio at {end}")],
+            {"color": colour, "pattern": {"shape": pattern, "fillmode": "overlay"}},
+            hover,
+            starts=[middle] * len(levers),
+        )
+        for end, colour, pattern in (("low", draw.BLUE, ""), ("high", draw.ORANGE, "/"))
+    ]
+    ratios = [1.0, *table.values("ratio at low"), *table.values("ratio at high")]
+    near = abs(1.0 - middle) <= _NEAR * (max(ratios) - min(ratios))
+    said = {middle: f"{middle:.2f}"} | ({} if near else {1.0: "order flips"})
+    above = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
+    drawn = draw.rows(
+        f"{text.capital(what)} over that of the first (times)",
+        labels,
+        traces,
+        draw.axis("ratio"),
+        barmode="overlay",
+        shapes=[
+            draw.rule(middle, {"color": draw.INK, "width": 1}),
+            draw.rule(1.0, {"color": draw.INK, "width": 1.5, "dash": "dot"}),
+        ],
+        annotations=[above | {"x": at, "text": words} for at, words in said.items()],
+    )
+    shows = f"Bars of the ratio of {what} over the range of each input"
+    return replace(section, figure=drawn, table=table, shows=shows, told=names[1:3])

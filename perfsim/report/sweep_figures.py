@@ -1,0 +1,570 @@
+"""Sections of a sweep's page that have a figure: how machines scale, what variants change, where steps go."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import plotly.graph_objects as go
+
+from perfsim.base.units import DAY_S
+from perfsim.report import draw, text
+from perfsim.report.page import Section, slugify
+from perfsim.report.study_figures import where_steps_go
+from perfsim.report.table import Cell, Table
+from perfsim.studies.answers import PointResult
+from perfsim.studies.decision import outcome_of
+from perfsim.studies.scaling import Match, Series
+from perfsim.studies.variants import Analysis, Change, TimeMap
+
+MAX_ROWS = 2000
+"""A table of points with more shows a sample of them."""
+_MAX_MARKS = 200
+"""Points of one line."""
+_MAX_SERIES = 12
+"""Lines of one chart."""
+_MAX_STEPS = 40
+"""Bars of where steps go."""
+_MAX_MAPS = 8
+_MAX_SIDE = 60
+"""Rows and columns of a map."""
+_NAMED = 3
+"""Most series that are named at their lines; more have a legend."""
+_SAME = 0.02
+"""Differences of efficiencies below this are not drawn."""
+
+
+def drawn(analysis: Analysis) -> Iterator[Section]:
+    """The answer, then why, then what the variants are."""
+    scaled = [_scaling(analysis.series), *_time_and_cost(analysis), *_efficiency(analysis)]
+    lead = "Shows what to improve: computing, or a wait that nothing hides."
+    steps = where_steps_go(
+        [
+            (name, point.prediction.step_time_s, point.prediction.parts_s, point.prediction.why.sentence)
+            for name, point in named_points(analysis)[:_MAX_STEPS]
+        ],
+        lead,
+    )
+    if not analysis.variants:
+        yield from (scaled[0], *_matches(analysis), *scaled[1:], steps)
+        yield from map(_map, analysis.maps[:_MAX_MAPS])
+        return
+    if analysis.changes:
+        yield _changed_steps(analysis)
+    if analysis.scalings:
+        yield from scaled
+    elif not analysis.changes:
+        yield _times(analysis.series)
+    yield steps
+
+
+def named_points(analysis: Analysis) -> list[tuple[str, PointResult]]:
+    """Each series at its best batches; where variants are compared, every point under what it shares."""
+    if analysis.changes:
+        return [
+            (f"{group}, {change.point.variant}", change.point)
+            for group, own in analysis.changes.items()
+            for change in own
+        ]
+    return [(series.at(point), point) for series in analysis.series for point in series.points]
+
+
+# Time to the target and efficiency by number of devices, next to the ideal.
+
+
+def series_table(series: Sequence[Series]) -> Table:
+    """Every point of the series at its best batch, every column in one unit."""
+    points = [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
+    unit = text.time_unit(point.target_time.time_s for _, point in points)
+    step = text.time_unit([max((point.prediction.step_time_s for _, point in points), default=1.0)])
+    columns = {
+        "series": None,
+        "machine": None,
+        "devices": text.COUNT,
+        "batch": text.COUNT,
+        "steps": text.COUNT,
+        "step": step,
+        "MFU": text.WHOLE_SHARE,
+        "efficiency": text.WHOLE_SHARE,
+        "time": unit,
+        "wall": unit,
+        "layout": None,
+    }
+    rows = (
+        (
+            own.label,
+            point.machine,
+            point.num_devices,
+            point.prediction.global_batch_size,
+            point.target_time.steps,
+            point.prediction.step_time_s,
+            point.prediction.mfu,
+            own.efficiency(point),
+            Cell(point.target_time.time_s, point.target_time.band_s),
+            point.prediction.wall_s,
+            text.layout_short(point.prediction.layout),
+        )
+        for own, point in points
+    )
+    return Table.of(columns, rows, "Efficiency is relative to the smallest machine of the series.")
+
+
+def _scaling(series: Sequence[Series]) -> Section:
+    left_out = len(series) - _MAX_SERIES
+    table = series_table(series[:_MAX_SERIES]).only(
+        "series", "devices", "batch", "time", "efficiency", "layout"
+    )
+    return Section(
+        "Scaling",
+        "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
+        "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid."
+        + (f" {left_out} more lines are among all points below." if left_out > 0 else ""),
+        scaling_curve(table),
+        table,
+        "Time to the target by number of devices, both logarithmic",
+        ("devices", "time"),
+        slug="scaling",
+    )
+
+
+def scaling_curve(table: Table) -> go.Figure:
+    """A line for each series with its band, and dotted the ideal from its first point."""
+    traces = []
+    curves = {}
+    for index, (name, unsorted) in enumerate(table.by("series").items()):
+        own = unsorted.sorted("devices")
+        devices = own.values("devices")
+        times = own.values("time")
+        hover = draw.hovers(own, "devices", "time", "efficiency", "layout")
+        traces += draw.curve(own, "devices", "time", name=name, index=index, hover=hover, dash="solid")
+        ideal = [time * share for time, share in zip(times, own.values("efficiency"), strict=True)]
+        look = draw.IDEAL | {"color": draw.SERIES[index % len(draw.SERIES)]}
+        traces.append(draw.line(devices, ideal, look, f"{name}, ideal", legendgroup=draw.esc(name)))
+        curves[name] = list(zip(devices, times, strict=True))
+    unit = table.unit("time").name
+    counts = table.values("devices")
+    ends = [end for band in table.bands("time") for end in band]
+    x_ends = min(counts) / 1.2, max(counts) * 1.2
+    y_ends = min(ends) / 1.3, max(ends) * 1.3
+    names = draw.Canvas(x_ends, y_ends).names(curves)
+    named = len(names) == len(curves) <= _NAMED
+    return draw.figure(
+        f"Time to the target ({unit}) by number of devices",
+        traces,
+        draw.devices_axis(counts, range=[math.log10(end) for end in x_ends]),
+        draw.log_axis(f"time to the target ({unit})", ends, range=[math.log10(end) for end in y_ends]),
+        460,
+        showlegend=not named,
+        annotations=names if named else [],
+    )
+
+
+def _efficiency(analysis: Analysis) -> Iterator[Section]:
+    """How much of the ideal throughput further devices give, and why not all; only where devices vary."""
+    if not analysis.scalings:
+        return
+    share = {"in throughput": text.SHARE, "in time to the target": text.SHARE}
+    rows = (
+        (
+            *(own.label, point.num_devices, own.throughput_efficiency(point), own.efficiency(point)),
+            f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}",
+        )
+        for own in analysis.scalings[:_MAX_SERIES]
+        for point in text.thinned(own.points, _MAX_MARKS)
+    )
+    table = Table.of(
+        {"series": None, "devices": text.COUNT, **share, "note": None},
+        rows,
+        "Relative to the smallest machine of the series.",
+    )
+    yield Section(
+        "Scaling efficiency",
+        "Shows how much work each further device adds: the throughput, over that of as many devices "
+        "which work like those of the smallest machine. Dashed: the same in time to the "
+        "target, where a larger batch needs more tokens.",
+        efficiency_curve(table),
+        table,
+        "Scaling efficiency against devices",
+        ("devices", "in throughput"),
+        slug="efficiency",
+    )
+
+
+def efficiency_curve(table: Table) -> go.Figure:
+    """The efficiency in throughput by devices; dashed that in time to the target, where it differs."""
+    traces = []
+    for index, (name, unsorted) in enumerate(table.by("series").items()):
+        own = unsorted.sorted("devices")
+        hover = draw.hovers(own, *(column.name for column in own.columns[1:]))
+        pairs = zip(own.values("in throughput"), own.values("in time to the target"), strict=True)
+        kinds = [(name, "in throughput", "solid", 8)]
+        if max(abs(a - b) for a, b in pairs) >= _SAME:
+            kinds.append(("in time to the target", "in time to the target", "dash", 5))
+        for said, column, dash, size in kinds:
+            traces += draw.curve(
+                own, "devices", column, name=said, index=index, hover=hover, dash=dash, size=size, group=name
+            )
+    top = max([1.0, *table.values("in throughput"), *table.values("in time to the target")])
+    return draw.figure(
+        "Scaling efficiency by number of devices",
+        traces,
+        draw.devices_axis(table.values("devices")),
+        draw.axis("scaling efficiency", range=[0, 1.08 * top], tickformat=".0%"),
+        400,
+        shapes=[draw.rule(1.0, draw.IDEAL, across=True)],
+        showlegend=True,
+    )
+
+
+# What a shorter time takes: money or device-days over the time to the target.
+
+
+def _time_and_cost(analysis: Analysis) -> Iterator[Section]:
+    """Nothing where targets differ or every series has one number of devices.
+
+    Money compares all machines, device-days those of one machine.
+    """
+    points = [(member, point) for member in analysis.series for point in member.points]
+    if len(analysis.targets) > 1 or all(len(member.points) == 1 for member in analysis.series):
+        return
+    money = [outcome_of(point).money for _, point in points]
+    priced = None not in money
+    pairs = []
+    for amount, (_, point) in zip(money, points, strict=True):
+        time_s = point.target_time.time_s
+        pairs.append((time_s, amount.typical if priced and amount else time_s * point.num_devices / DAY_S))
+    best = [
+        not any(
+            (priced or other.system == point.system) and (a <= pair[0] and b <= pair[1]) and (a, b) != pair
+            for (_, other), (a, b) in zip(points, pairs, strict=True)
+        )
+        for (_, point), pair in zip(points, pairs, strict=True)
+    ]
+    cost = text.Unit(points[0][1].study.currency if priced else "device-days")
+    unit = text.time_unit(time_s for time_s, _ in pairs)
+    table = Table.of(
+        {"series": None, "machine": None, "time to the target": unit, "cost": cost},
+        (
+            (member.label, member.at(point), time_s, Cell(amount, mark=worth))
+            for (member, point), (time_s, amount), worth in zip(points, pairs, best, strict=True)
+        ),
+        "A star marks the points worth taking: no comparable one is both faster and cheaper.",
+    )
+    lead = (
+        "Shows what a shorter time costs. Filled marks are worth taking: no other point is both faster and "
+        "cheaper."
+        if priced
+        else "Shows what a shorter time takes. Filled marks are worth taking: no other point of the same "
+        "machine is faster with fewer device-days. Devices of unlike machines do not compare; with a price "
+        "for each candidate the axis is money."
+    )
+    yield Section(
+        "Time against cost" if priced else "Time against device-days",
+        lead,
+        cost_curve(table),
+        table,
+        "Cost over time to the target",
+        ("time to the target", "cost"),
+        slug="cost",
+    )
+
+
+def cost_curve(table: Table) -> go.Figure:
+    """A line for each series, from cheap and slow to dear and fast; points not worth taking are open."""
+    x, y = "time to the target", "cost"
+    traces = []
+    for index, (name, unsorted) in enumerate(table.by("series").items()):
+        own = unsorted.sorted(x)
+        symbols = ["circle" if cell.mark else "circle-open" for cell in own.column(y)]
+        hover = draw.hovers(own.only("machine", x, y), x, y)
+        traces += draw.curve(own, x, y, name=name, index=index, hover=hover, dash="solid", symbol=symbols)
+    across, up = (draw.log_axis(f"{name} ({table.unit(name).name})", table.values(name)) for name in (x, y))
+    title = f"Cost ({table.unit(y).name}) by time to the target"
+    return draw.figure(title, traces, across, up, showlegend=True)
+
+
+# How many devices of two machines finish on the same day.
+
+
+def _matches(analysis: Analysis) -> Iterator[Section]:
+    for number, (forward, backward) in enumerate(analysis.equal_times):
+        first = forward[0].series.devices_noun
+        rival = backward[0].series.devices_noun
+        slug = f"equals-{number}" if number else "equals"
+        heading = f"Equally fast: {first}, {rival}" if number else "Equally fast machines"
+        yield Section(
+            heading,
+            f"How many {first} and how many {rival} finish on the same day. The band is that of the ratio of "
+            "the two times (90 %), which share one critical batch.",
+            equal_time(forward, backward),
+            matches_table(forward),
+            "A curve of equal time",
+            (f"as many {first}",),
+            slug=slug,
+        )
+        yield Section(
+            f"{heading}, the other way",
+            f"The other way: how many {rival} replace {first}.",
+            table=matches_table(backward),
+            slug=f"{slug}-back",
+            level=3,
+        )
+
+
+def matches_table(matches: Sequence[Match]) -> Table:
+    """For each machine, how many devices of another one are as fast."""
+    noun = matches[0].series.devices_noun
+    rows = []
+    for match in text.thinned(matches, MAX_ROWS):
+        ends = (match.equal.low, match.equal.typical, match.equal.high)
+        low, middle, high = (_count(end, match, text.NUMBER) for end in ends)
+        row: list[Any] = [match.rival.machine, match.rival.target_time.time_s]
+        row.append(middle if low == middle == high else f"{middle} ({low} to {high})")
+        fewest = match.fewest
+        row.append(_count(None if fewest is None else fewest.num_devices, match))
+        row.append(None if fewest is None else fewest.target_time.time_s)
+        rows.append([*row, _count(match.possibly, match), _count(match.surely, match)])
+    return Table.of(
+        {"machine": None, "its time": text.TIME, f"as many {noun}": text.NUMBER}
+        | {"fewest of the grid": text.COUNT, "their time": text.TIME}
+        | {"at least": text.COUNT, "at most": text.COUNT},
+        rows,
+        "As many, with its 90 % band, is interpolated between the counts of the grid; the other columns are "
+        "such counts.",
+    )
+
+
+def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> str:
+    """A number of devices, which the grid may end before."""
+    least, most = match.series.counts[0], match.series.counts[-1]
+    if count is None:
+        return f"> {text.integer(most)}"
+    return f"\u2264 {text.integer(least)}" if count <= least else unit.text(count)
+
+
+def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure:
+    """Devices of the first machine over those of the other, from the counts of both, with 90 % bands.
+
+    `forward` matches the other machine's counts by the first, `backward` the first's by the other. The bands
+    are vertical for the former and horizontal for the latter.
+    """
+    first = forward[0].series.devices_noun
+    rival = backward[0].series.devices_noun
+    directions = (
+        (forward, draw.BLUE, "circle", "error_y", f"counts of {rival}"),
+        (backward, draw.VERMILLION, "square", "error_x", f"counts of {first}"),
+    )
+    marked = []
+    points: list[tuple[float, float]] = []
+    for matches, colour, symbol, side, name in directions:
+        counts: list[float] = []
+        cells = []
+        hover = []
+        for match in matches:
+            equal = match.equal
+            if (middle := equal.typical or 0.0) > match.series.counts[0]:
+                low, high = (middle if end is None else end for end in (equal.low, equal.high))
+                counts.append(match.rival.num_devices)
+                cells.append(Cell(middle, (low, high)))
+                took = text.duration(match.rival.target_time.time_s)
+                noun = match.series.devices_noun
+                hover.append(draw.esc(f"{match.rival.machine} ({took}): {text.number(middle)} {noun}"))
+        if cells:
+            numbers = [cell.number for cell in cells]
+            x, y = (counts, numbers) if side == "error_y" else (numbers, counts)
+            points += zip(x, y, strict=True)
+            bands = {side: draw.error_bars(cells, 1.0, colour) | {"thickness": 1}}
+            look = {"color": colour, "symbol": symbol, "size": 8}
+            marked.append(draw.marks(name, x, y, look, hover, **bands))
+    points.sort()
+    rivals = [x for x, _ in points]
+    firsts = [y for _, y in points]
+    return draw.figure(
+        f"{first} and {rival} that finish on the same day",
+        [draw.line(rivals, firsts, {"color": draw.BLUE, "width": 2}, "on the same day"), *marked],
+        draw.log_axis(rival, rivals),
+        draw.log_axis(first, firsts),
+    )
+
+
+# A quantity over two swept fields, as coloured cells.
+
+
+def _map(time_map: TimeMap) -> Section:
+    """Times to the target: numbers of devices in columns, one more field in rows."""
+    fixed = [f"{text.human(path.rpartition('.')[2])} {value}" for path, value in time_map.fixed]
+    name = ", ".join(filter(None, [time_map.machine, *fixed]))
+    if time_map.path is None:
+        field = "machine"
+    else:
+        field = "batch, sequences" if time_map.of_batch else text.human(time_map.path.rpartition(".")[2])
+    unit = text.time_unit(time_map.times_s.values())
+    counts = text.thinned(time_map.counts, _MAX_SIDE)
+    table = Table.of(
+        {field: None, **{text.integer(count): replace(unit, name="") for count in counts}},
+        (
+            [row, *(time_map.times_s.get((row, count)) for count in counts)]
+            for row in text.thinned(time_map.rows, _MAX_SIDE)
+        ),
+        f"Time to the target ({unit.name}); columns are numbers of devices.",
+    )
+    lead = (
+        "Shows what a choice costs: where a row or a column hardly changes, the choice may follow other "
+        "needs. An empty cell has no feasible plan."
+    )
+    if max(len(time_map.counts), len(time_map.rows)) > _MAX_SIDE:
+        lead += f" Of longer axes {_MAX_SIDE} places are drawn, evenly spread."
+    return Section(
+        f"Devices and {field.partition(',')[0]}" + (f": {name}" if name else ""),
+        lead,
+        draw.heat_map(table, f"Time to the target ({unit.name})", "devices"),
+        table,
+        f"Time to the target ({unit.name}) by {field} and number of devices, {name or 'all machines'}",
+        [column.name for column in table.columns[1:]],
+        slug=f"map-{slugify(name)}" if name else "map",
+    )
+
+
+# How much longer or shorter a step becomes under each variant, and the time to the target of each.
+
+
+def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
+    """Every variant in every group, the largest effect first: its step, the change, and what limits it."""
+    known = [
+        (group, change)
+        for group, (first, *others) in changes.items()
+        for change in [first, *sorted(others, key=lambda own: -max(own.ratio, 1.0 / own.ratio))]
+    ]
+    points = [change.point for _, change in known]
+    unit = text.time_unit(point.target_time.time_s for point in points)
+    step = text.time_unit([max((point.prediction.step_time_s for point in points), default=1.0)])
+    columns = {
+        "in common": None,
+        "variant": None,
+        "machine": None,
+        "batch": text.COUNT,
+        "step": step,
+        "MFU": text.WHOLE_SHARE,
+        "change": text.CHANGE,
+        "time": unit,
+        "wall": unit,
+        "policy changed": None,
+        "limited by": None,
+        "nearest remedy": None,
+    }
+    rows = (
+        (
+            *(group, change.point.variant, change.point.machine),
+            change.point.prediction.global_batch_size,
+            change.point.prediction.step_time_s,
+            change.point.prediction.mfu,
+            Cell(None)
+            if change.point is change.base
+            else Cell(change.ratio - 1.0, note="*" if change.policy else ""),
+            Cell(change.point.target_time.time_s, change.point.target_time.band_s),
+            change.point.prediction.wall_s,
+            change.policy or None,
+            change.point.prediction.why.cause,
+            change.point.prediction.why.remedy,
+        )
+        for group, change in known
+    )
+    caption = "Changes are relative to the first variant of each group. * the planner's policy changed too."
+    return Table.of(columns, rows, caption)
+
+
+def _changed_steps(analysis: Analysis) -> Section:
+    """How much longer or shorter a step is under each variant, where variants do the same work."""
+    table = change_table(analysis.changes).only(
+        "in common",
+        "variant",
+        "machine",
+        "step",
+        "change",
+        "policy changed",
+        "limited by",
+        "nearest remedy",
+    )
+    replanned = any(change.policy for own in analysis.changes.values() for change in own)
+    equal = (
+        "all else equal. At a bar with a star the planner also chose another policy (see the table): the "
+        "change is that of both together."
+        if replanned
+        else "all else equal."
+    )
+    return Section(
+        "Step time by variant",
+        "Shows which part of the machine a step depends on. Each bar is the change relative to "
+        f"\u201c{analysis.variants[0]}\u201d, {equal}",
+        _change_bars(table),
+        table,
+        "Bars of the change of the step time",
+        ("change",),
+        slug="variants",
+    )
+
+
+def _change_bars(table: Table) -> go.Figure:
+    """Bars in per cent, the variant of the largest effect in any group first, one colour a group."""
+    effects: dict[str, float] = defaultdict(float)
+    for row, change in zip(table.rows, table.column("change"), strict=True):
+        if change.value is not None:
+            ratio = 1.0 + change.number
+            effects[str(row[1].value)] = max(ratio, 1.0 / ratio, effects[str(row[1].value)])
+    names = sorted(effects, key=lambda name: -effects[name])
+    groups = table.by("in common")
+    traces = []
+    for index, (group, whole) in enumerate(groups.items()):
+        changed = [row for row in whole.rows if str(row[1].value) in effects and row[4].value is not None]
+        changed.sort(key=lambda row: names.index(str(row[1].value)))
+        own = replace(whole, rows=changed).only("variant", "step", "change", "policy changed")
+        before = f"<br>step before: {whole.texts('step')[0]}"
+        traces.append(
+            draw.bars(
+                group,
+                [draw.in_lines(row[0].value) for row in own.rows],
+                [100.0 * change for change in own.values("change")],
+                {"color": draw.SERIES[index % len(draw.SERIES)]},
+                [words + before for words in draw.hovers(own, "change", "step", "policy changed")],
+                written=own.texts("change"),
+            )
+        )
+    values = [0.0, *(100.0 * change for change in table.values("change"))]
+    low = min(values)
+    high = max(values)
+    room = 0.32 * max(high - low, 1.0)  # for what is written next to the bars
+    ends = [low - (room if low < 0 else 0.0), high + 1.7 * room]
+    x = draw.axis("change of the step time (%)", range=ends)
+    labels = list(map(draw.in_lines, names))
+    row_px = 14 + 22 * max(1, len(groups))
+    return draw.rows("Change of the step time (%)", labels, traces, x, row_px, barmode="group", bargap=0.25)
+
+
+def _times(series: Sequence[Series]) -> Section:
+    """Time to the target of each variant with its band, where variants differ in what they train."""
+    table = series_table(series).only("series", "batch", "steps", "step", "time", "layout")
+    unit = table.unit("time")
+    labels = [draw.in_lines(row[0].value) for row in table.rows]
+    dots = draw.marks(
+        "",
+        table.values("time"),
+        labels,
+        {"color": draw.BLUE, "size": 9},
+        draw.hovers(table, "time", "steps", "step"),
+        error_x=draw.error_bars(table.column("time"), unit.scale, draw.GREY),
+        showlegend=False,
+    )
+    ends = [end for band in table.bands("time") for end in band]
+    x = draw.log_axis(f"time to the target ({unit.name})", ends)
+    return Section(
+        "Time by variant",
+        "Helps to plan: the time to the target of each variant, with its 90 % band.",
+        draw.rows(f"Time to the target ({unit.name})", labels, [dots], x, 38),
+        table,
+        "Time to the target of each variant",
+        ("time",),
+        slug="times",
+    )

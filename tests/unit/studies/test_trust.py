@@ -1,0 +1,67 @@
+"""The caveats of several answers together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import perfsim as ps
+from perfsim.prediction.caveats import Caveat, rank
+from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
+
+EDGE = Caveat("batch-at-edge", "warning", "the same")
+
+
+@pytest.fixture(scope="module")
+def gpus() -> ps.Prediction:
+    return ps.predict(model="gpt3_xl", system="dgx-a100-80gb", devices=8, layout="dp=8,mbs=1", batch=16)
+
+
+def wafers(devices: int) -> ps.Prediction:
+    return ps.predict(model="cerebras_gpt_111m", system="cs-2", devices=devices, batch=120 * devices)
+
+
+def test_a_caveat_of_several_answers_is_said_once_in_the_words_of_the_worst() -> None:
+    shared = {caveat.code: caveat for caveat in shared_caveats([wafers(n) for n in (1, 4, 16)])}
+    assert shared["few-runs"].severity == "serious"
+    assert shared["few-runs"].machines == ("1, 4 and 16 CS-2",)
+    outside = shared["devices-outside"]
+    assert outside.machines == ("16 CS-2 (to a lesser degree 4)",)
+    assert outside.text.startswith("8 times as many systems")
+    assert list(shared.values()) == sorted(shared.values(), key=rank)
+
+
+def test_many_numbers_of_devices_are_a_range(gpus: ps.Prediction) -> None:
+    answers = [replace(gpus, num_devices=8 * n, caveats=(EDGE,)) for n in range(1, 7)]
+    (shared,) = shared_caveats(answers)
+    assert shared.machines == ("8 to 48 A100-80GB",)
+
+
+def test_the_same_words_about_two_systems_are_one_caveat(gpus: ps.Prediction) -> None:
+    (shared,) = shared_caveats([replace(answer, caveats=(EDGE,)) for answer in (gpus, wafers(1))])
+    assert shared.systems == ("dgx-a100-80gb", "cs-2")
+    assert shared.machines == ("8 A100-80GB", "1 CS-2")
+
+
+def test_a_strategy_is_named_where_another_of_the_same_machine_has_no_caveat(gpus: ps.Prediction) -> None:
+    answers = [replace(gpus, caveats=(EDGE,)), replace(gpus, strategy="data", caveats=())]
+    (shared,) = shared_caveats(answers)
+    assert shared.machines == ("8 A100-80GB, 3d",)
+
+
+@pytest.mark.parametrize(
+    ("severity", "clause"),
+    [
+        ("serious", "low confidence in a and b: all before"),
+        ("warning", "limited confidence in a and b: all before"),
+        ("info", ""),
+    ],
+)
+def test_a_verdict_quotes_the_worst_caveat_up_to_its_first_semicolon(severity: str, clause: str) -> None:
+    worst = SharedCaveat(
+        "few-runs", severity, "all before; and after", ("a", "b"), ("1 a", "1 b"), ("a", "b")
+    )
+    assert (
+        confidence([SharedCaveat("memory-tight", "info", "mild", ("c",), ("1 c",), ("c",)), worst]) == clause
+    )
