@@ -17,12 +17,13 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import UPDATES
-from perfsim.proof.gpu_compute import Partial, Summand, plain
-from perfsim.proof.gpu_exchange import EXCHANGES, GpuExchange
+from perfsim.proof.gpu_compute import FRAME, Partial
+from perfsim.proof.gpu_exchange import EXCHANGES, IN_PARTS, GpuExchange
 from perfsim.proof.operations import merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place
 from perfsim.proof.program import Cell, Claim, Message, Values, per_rank
 from perfsim.proof.serial import Moments, adam, clipping
+from perfsim.proof.tasks import OF_ENDS, OF_LAYERS, Summand, plain
 from perfsim.proof.tensors import CLIPPED, NORM, pieces, summed
 from perfsim.specs.model import layer_kinds
 from perfsim.strategies.three_d.data import SHARDED
@@ -87,13 +88,19 @@ class GpuCompiler(GpuExchange):
     def translate(self, task: Task) -> None:
         """Add the action of one task; an unknown operation is refused by name."""
         key = task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
+        home = self.homes.setdefault(self.place, [])
+        if key.endswith(".forward"):
+            block = task.block + (EXPERTS if key == "experts.forward" else 0)
+            if block not in home and task.work.name != WAIT_OF_EXPERTS:
+                home.append(block)
+        if key in COMPUTE and task.work.name != WAIT_OF_EXPERTS:
+            self.perform(COMPUTE[key])
+            return
         operation = GpuCompiler.wait if task.work.name == WAIT_OF_EXPERTS else OPERATIONS.get(key)
         if operation is None:
-            detail = f"the executor knows no operation {key!r}; known: {', '.join(OPERATIONS)}"
+            known = ", ".join([*COMPUTE, *OPERATIONS])
+            detail = f"the executor knows no operation {key!r}; known: {known}"
             raise self.refuse("its operation", detail)
-        home = self.homes.setdefault(self.place, [])
-        if key.endswith(".forward") and task.block not in home:
-            home.append(task.block)
         operation(self, task)
 
     def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
@@ -286,7 +293,7 @@ class GpuCompiler(GpuExchange):
         scatters = task.work.op == "reduce_scatter"
         in_groups = scatters and self.layout.shards < self.layout.replicas
         if in_groups:
-            written = [self.of_microbatch("gradient part", block) for block in blocks]
+            written = [self.cell(f"gradient part[{task.tag}]", block) for block in blocks]
         else:
             written = self._shards(blocks) if scatters else made
         kept = written if scatters and not in_groups and self._sums_shards(blocks) else []
@@ -561,6 +568,8 @@ class GpuCompiler(GpuExchange):
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
         share = self.share(rank)
+        if cell.name.startswith(FRAME):
+            return {}
         if cell in self.first_in:
             return np.zeros(share.layouts[self.first_in[cell]].size)
         layout, place = share.layouts[cell.number], self.sharding(rank, cell.number)
@@ -588,41 +597,9 @@ def _sizes_read(first: int, count: int) -> Callable[[Values, tuple[Any, ...]], i
     return lambda inputs, _: sum(int(value.size) for value in inputs[first : first + count])
 
 
+COMPUTE = {**OF_ENDS, **OF_LAYERS, **IN_PARTS}
+"""What compute tasks do, by their operation (`Work.op`); add new ones here."""
 OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
-    "embedding.forward": GpuCompiler.embedding_forward,
-    "attention.forward": GpuCompiler.attention_forward,
-    "mlp.forward": GpuCompiler.mlp_forward,
-    "head.forward": GpuCompiler.head_forward,
-    "attention.recompute": GpuCompiler.attention_recompute,
-    "mlp.recompute": GpuCompiler.mlp_recompute,
-    "embedding.backward": GpuCompiler.embedding_backward,
-    **{
-        f"{half}.{which}": method
-        for half, method in (
-            ("attention", GpuCompiler.attention_backward),
-            ("mlp", GpuCompiler.mlp_backward),
-            ("head", GpuCompiler.head_backward),
-            ("router", GpuCompiler.router_backward),
-            ("shared_experts", GpuCompiler.shared_backward),
-            ("experts", GpuCompiler.experts_backward),
-            ("combine", GpuCompiler.combine_backward),
-        )
-        for which in ("backward", "dgrad")
-    },
-    **{
-        f"{half}.{which}": method
-        for half, method in (
-            ("router", GpuCompiler.router_forward),
-            ("shared_experts", GpuCompiler.shared_forward),
-            ("experts", GpuCompiler.experts_forward),
-            ("combine", GpuCompiler.combine_forward),
-        )
-        for which in ("forward", "recompute")
-    },
-    **dict.fromkeys(
-        [f"{half}.wgrad" for half in ("attention", "mlp", "head", "experts")], GpuCompiler.weight_pass
-    ),
-    "stage.hand_on": GpuCompiler.hand_on,
     "wait": GpuCompiler.wait,
     "norm": GpuCompiler.norm,
     "optimizer": GpuCompiler.optimizer,
@@ -640,4 +617,4 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "offload: host.load": GpuCompiler.host_load,
     "offload: nvme.load": GpuCompiler.host_load,
 }
-"""Method for each operation (`Work.op`, for communication with its category); add new ones here."""
+"""Method for each other operation (`Work.op`, for communication with its category); add new ones here."""
