@@ -14,7 +14,7 @@ from perfsim.proof.operations import Gradients, evaluated
 from perfsim.proof.parameters import EXPERTS, Place, Share, Weights
 from perfsim.proof.program import Cell, Claim, Compiler, Values, per_rank
 from perfsim.proof.serial import SmallTraining
-from perfsim.proof.tasks import Frame, Operation, Present, Summand, blocks_named
+from perfsim.proof.tasks import At, Frame, Operation, Present, Summand, blocks_named
 from perfsim.proof.tensors import pieces
 from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.recipe import Recipe
@@ -170,7 +170,7 @@ class GpuCompute(Compiler):
         operands = self.operands()
         results = self.results()
         frame = self.cell(f"{FRAME} {task.tag}", 0)
-        loss = self._loss(now, operation)
+        loss = [self.cell(f"loss[{task.tag}]")] if operation.loss and now.has_loss else []
         first = len(operands) + len(blocks)
         # A pass for weights reads those of norms with the tensor that was summed over the tensor peers.
         travels = self.layout.tensor > 1 and task.work.op.endswith("wgrad")
@@ -181,7 +181,7 @@ class GpuCompute(Compiler):
             for block, flat in zip(blocks, values[len(operands) : first], strict=True):
                 w |= layouts[block].views(flat)
             f: Frame = dict(values[first])
-            made = operation.run(now, rank, w, values[: len(operands)], f)
+            made = operation.run(At(now, rank, w, values[: len(operands)], f))
             gradients: Gradients = []
             if operation.kind == "backward":
                 made, gradients = self._tensors(now, rank, made, f)
@@ -196,45 +196,27 @@ class GpuCompute(Compiler):
         reads = [*operands, *map(self.weights, blocks), frame, *(target.cell for target in targets)]
         writes = [*results, frame, *loss, *(target.cell for target in targets)]
         claims = self._completes(now, operation)
-        claims += [(len(results) + 1, Claim("loss", task.block, self.step, task.tag)) for _ in loss]
+        claims += [(len(results) + 1, now.loss) for _ in loss]
         self.add(reads, writes, per_rank(kernel), claims=claims)
 
     def _present(self, task: Task) -> Present:
         works = [self.graph.task(int(self.graph.writer[read])).work for read in task.reads]
         shared = next((n for n, work in enumerate(works) if work.name.startswith("shared_experts")), None)
-        return Present(self, task, self.step, self.recipe, self.mode_of(task.block), self._own, shared)
-
-    def _loss(self, now: Present, operation: Operation) -> list[Cell]:
-        """Where the loss is, if the task computes it."""
-        return (
-            [self.cell(f"loss[{now.task.tag}]")]
-            if operation.loss and (now.ahead or now.block == HEAD)
-            else []
-        )
+        mode = self.mode_of(task.block)
+        return Present(self, task, self.step, self.recipe.runtime, mode, self._own, shared)
 
     def _completes(self, now: Present, operation: Operation) -> list[tuple[int, Claim]]:
         """Claim the first tensor of the task, now or once the parts of the tensor peers are summed."""
         task = now.task
-        layers = self.training.model.num_layers
-        numbers = {
-            "hidden": max(0, task.block + 1),
-            "gradient": layers if task.block == HEAD else task.block,
-        }
-        quantity = operation.quantity
-        claim = Claim(quantity, numbers.get(quantity, task.block), self.step, task.tag)
-        # That of the last layer has gradients by modules too; a core alone is not repeated up to its sum.
-        partly = (task.block == HEAD and self.training.model.mtp_num_layers > 0) or (
-            now.again and now.mode == "selective"
-        )
-        known = None if partly or not quantity else claim
-        if self.layout.tensor > 1 and task.writes:
-            carries = task.block if operation.kind == "backward" and quantity else None
+        claim = now.claim(operation)
+        if self.layout.tensor == 1:
+            return [(0, claim)] if claim else []
+        carries = task.block if operation.kind == "backward" and operation.quantity else None
+        statistics = task.work.op == "head.forward"
+        if claim or carries is not None or statistics:
             later = task.work.op.endswith("dgrad")
-            statistics = task.work.op == "head.forward"
-            if known or carries is not None or statistics:
-                self.partial[task.writes[0]] = Partial(known, statistics, carries, later)
-            return []
-        return [(0, known)] if known else []
+            self.partial[task.writes[0]] = Partial(claim, statistics, carries, later)
+        return []
 
     def _targets_of(self, now: Present, operation: Operation) -> list[_Target]:
         """The blocks to whose gradients a task adds: those of a split backward are in a task of their own.
@@ -280,7 +262,7 @@ class GpuCompute(Compiler):
         before: Values,
         f: Frame,
     ) -> list[Floats]:
-        """The gradients of blocks with those that a task makes; words that a module reads wait for the embedding."""
+        """The gradients of blocks with those that a task makes; those of words wait for the embedding."""
         layouts = self.share(rank).layouts
         made = list(evaluated(gradients))
         later = EMBEDDING, "words of modules"

@@ -18,22 +18,20 @@ import numpy as np
 from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.gpu_compute import GpuCompute
 from perfsim.proof.layers import Attention, Kept, output
-from perfsim.proof.operations import Gradients, Part, core, core_gradients, of_groups, run_part, scores
-from perfsim.proof.parameters import Share, Weights
+from perfsim.proof.operations import Gradients, Part, core, core_gradients, of_groups, scores
+from perfsim.proof.parameters import Share
 from perfsim.proof.program import Message, Values
 from perfsim.proof.tasks import (
     BACKWARD,
     FORWARD,
-    Frame,
+    At,
     Operation,
-    Present,
     Rows,
     Weighed,
     attention_begin,
     attention_end,
     attention_of,
-    gradient_of_attention,
-    output_of_model,
+    output_backward,
     passes,
 )
 from perfsim.proof.tensors import summed
@@ -117,81 +115,77 @@ def _own_pair(attention: Attention, share: Share) -> _Pair:
     return _Pair(k, v, share.places)
 
 
-def attention_qkv(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def _qkv(at: At) -> tuple[Any, ...]:
     """Norm, queries, keys and values; a recompute reads the layer's input from what is saved."""
-    made = attention_begin(now, rank, w, x[0])
-    output_of_model(now, x, f)
-    return made, _Travelling(_own_pair(made, now.share(rank)))
+    made = attention_begin(at)
+    return made, _Travelling(_own_pair(made, at.share))
 
 
-def attention_block(now: Present, rank: int, w: Weights, x: Values, _: Frame) -> tuple[Any, ...]:
+def _block(at: At) -> tuple[Any, ...]:
     """The core on one block of keys and values, or on all positions of some heads."""
-    share = now.share(rank)
-    if isinstance(x[0], Attention):
-        made, message, *before = x
+    share = at.share
+    if isinstance(at.x[0], Attention):
+        made, message, *before = at.x
         q = made.heads.values[0]
         return (_running_softmax(q, message.pair, share, before[0] if before else None),)
     # After the all-to-all a rank has some of the heads of its tensor peer.
-    count = x[0][0].shape[HEADS]
-    number = rank // share.tensor.of % (share.heads // count)
-    function = partial(core, places=tuple(range(share.seq_length)), first_head=number * count)
-    part = run_part(function, w, share, *x[0])
+    count = at.x[0][0].shape[HEADS]
+    first = at.rank // share.tensor.of % (share.heads // count) * count
+    part = at.run(partial(core, places=tuple(range(share.seq_length)), first_head=first), *at.x[0])
     return (_Core(part.values, part),)
 
 
-def attention_output(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def _output(at: At) -> tuple[Any, ...]:
     """The output projection."""
-    done, made, *inner = x
+    done, made, *inner = at.x
     if isinstance(done, _Running):
         context = done.weighted / done.total
         kept: Any = _Ring(context, done.most + np.log(done.total))
     else:
         context, kept = done[0], inner[0].part
-    part = run_part(output, w, now.share(rank), context)
-    f[now.block, "attention"] = made._replace(core=kept, output=part)
+    part = at.run(output, context)
+    at.keep("attention", made._replace(core=kept, output=part))
     return (part.value,)
 
 
-def attention_output_backward(now: Present, _: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def _output_backward(at: At) -> tuple[Any, ...]:
     """Gradient of the core's output."""
-    dy = gradient_of_attention(now, x, f)
-    arrays, gradients = attention_of(now, x, f).made_output.backward(w, dy)
-    return (_Core(arrays, gradients=gradients),)
+    d_context, gradients = output_backward(at)
+    return (_Core([d_context], gradients=gradients),)
 
 
-def attention_block_backward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def _block_backward(at: At) -> tuple[Any, ...]:
     """Gradients of queries, keys and values by one block, or of all positions of some heads."""
-    first, _, *later = x
-    kept = attention_of(now, x, f)
+    first, _, *later = at.x
+    kept = attention_of(at)
     inner = kept.core
     if not isinstance(inner, _Ring):
-        return _Core(inner.backward(w, first[0])[0]), None
-    share = now.share(rank)
-    pair = later[0].pair if later else _own_pair(kept, share)
+        return _Core(inner.backward(at.w, first[0])[0]), None
+    pair = later[0].pair if later else _own_pair(kept, at.share)
     q, d = kept.heads.values[0], first.arrays[0]
-    p = np.exp(scores(q, pair.k, (share.places, pair.places), share) - inner.log_sum)
+    made = scores(q, pair.k, (at.share.places, pair.places), at.share)
     delta = (d * inner.context).sum(axis=-1, keepdims=True)
-    queries, *others = core_gradients(p, d, (q, pair.k, pair.v), share, delta)
+    p = np.exp(made - inner.log_sum)
+    queries, *others = core_gradients(p, d, (q, pair.k, pair.v), at.share, delta)
     return _Core((queries + later[1].arrays[0] if later else queries,)), tuple(others)
 
 
-def attention_qkv_backward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> Weighed:
+def _qkv_backward(at: At) -> Weighed:
     """The rest of the attention's backward, from the gradients of queries, keys and values."""
-    _, __, begun, *arrived = x
-    made = (*arrived[0].arrays, *arrived[1].gradients) if len(arrived) > 1 else arrived[0]
-    (dx,), gradients = attention_of(now, x, f).heads.backward(w, *made)
-    return attention_end(now, rank, w, x, f, dx, begun.gradients + gradients)
+    _, __, begun, *arrived = at.x
+    d_heads = (*arrived[0].arrays, *arrived[1].gradients) if len(arrived) > 1 else arrived[0]
+    return attention_end(at, d_heads, begun.gradients)
 
 
 IN_PARTS = {
-    **passes("attention.qkv", Operation(attention_qkv, reads=("own", "embedding")), *FORWARD),
-    **passes("attention.block", Operation(attention_block, reads=()), *FORWARD),
-    **passes("attention.output", Operation(attention_output, needs=2, quantity="attention"), *FORWARD),
-    **passes("attention.output", Operation(attention_output_backward, needs=2), *BACKWARD),
-    **passes("attention.block", Operation(attention_block_backward, needs=2, reads=()), *BACKWARD),
+    **passes("attention.qkv", Operation(_qkv, reads=("own", "embedding")), *FORWARD),
+    **passes("attention.block", Operation(_block, reads=()), *FORWARD),
+    **passes("attention.output", Operation(_output, needs=2, quantity="attention"), *FORWARD),
+    **passes("attention.output", Operation(_output_backward, needs=2), *BACKWARD),
+    **passes("attention.block", Operation(_block_backward, needs=2, reads=()), *BACKWARD),
     **passes(
         "attention.qkv",
-        Operation(attention_qkv_backward, "backward", 4, ("own", "embedding"), "gradient", begins=False),
+        Operation(_qkv_backward, "backward", 4, ("own", "embedding"), "gradient", begins=False),
         *BACKWARD,
     ),
 }

@@ -93,15 +93,14 @@ class GpuCompiler(GpuExchange):
             block = task.block + (EXPERTS if key == "experts.forward" else 0)
             if block not in home and task.work.name != WAIT_OF_EXPERTS:
                 home.append(block)
-        if key in COMPUTE and task.work.name != WAIT_OF_EXPERTS:
+        if task.work.name == WAIT_OF_EXPERTS:
+            self.wait(task)
+        elif key in COMPUTE:
             self.perform(COMPUTE[key])
-            return
-        operation = GpuCompiler.wait if task.work.name == WAIT_OF_EXPERTS else OPERATIONS.get(key)
-        if operation is None:
-            known = ", ".join([*COMPUTE, *OPERATIONS])
-            detail = f"the executor knows no operation {key!r}; known: {known}"
-            raise self.refuse("its operation", detail)
-        operation(self, task)
+        elif key in OPERATIONS:
+            OPERATIONS[key](self, task)
+        else:
+            raise self.unknown(key, [*COMPUTE, *OPERATIONS])
 
     def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
         """Activations that leave for the host use two buffers in turn, those that return two more."""

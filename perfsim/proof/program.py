@@ -246,6 +246,11 @@ class Compiler(ABC):
         """The error that the present task cannot be executed."""
         return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
 
+    def unknown(self, operation: str, known: Sequence[str]) -> FaultError:
+        """The error that the present task's operation is not known."""
+        detail = f"the executor knows no operation {operation!r}; known: {', '.join(known)}"
+        return self.refuse("its operation", detail)
+
     def operand(self, handle: int, *, anywhere: bool = False) -> Cell:
         """The cell of a tensor that the present task reads; it must be on the task's own device."""
         cells = self.handles.get(handle, ())

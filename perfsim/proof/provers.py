@@ -179,7 +179,7 @@ class _StreamingProver:
         system = plan.topology.system
         blocks = plan.job.model.num_layers + 2
         slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
-        return WaferCompiler(graph, training, plan.layout, slots, system.activation_servers.prefetch)
+        return WaferCompiler(graph, training, plan, slots)
 
     def prices(self, plan: StreamingPlan) -> Prices:
         return StreamingPrices(plan)

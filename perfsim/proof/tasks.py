@@ -1,19 +1,19 @@
 """What compute tasks do on a rank: the parts of layers, embedding and LM head, forward and backward.
 
-What one task leaves to another of the same micro-batch, besides tensors of the graph, is in the frame of their
-device: of every block what its attention leaves to its MLP, what is recomputed, and so on.
+What one task leaves to another of the same micro-batch, besides tensors of the graph, is in the frame of
+their device: of every block what its attention leaves to its MLP, what is recomputed, and so on.
 
-The layer of a module of multi-token prediction begins with embeddings and a projection, and ends with LM head
-and loss. Both are parts of its attention and MLP tasks, which read the tables of embedding and LM head and add
-to their gradients; embedding and LM head are on the same rank. The LM head of the model itself reads the output
-of the last layer before the modules.
+The layer of a module of multi-token prediction begins with embeddings and a projection, and ends with LM
+head and loss. Both are parts of its attention and MLP tasks, which read the tables of embedding and LM head
+and add to their gradients; embedding and LM head are on the same rank. The LM head of the model itself
+reads the output of the last layer before the modules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -45,8 +45,8 @@ from perfsim.proof.operations import (
     word_gradients,
 )
 from perfsim.proof.parameters import EXPERTS, Share, Weights
-from perfsim.proof.program import Compiler, Values
-from perfsim.specs.recipe import Recipe
+from perfsim.proof.program import Claim, Compiler, Values
+from perfsim.specs.runtime import Runtime
 from perfsim.work import EMBEDDING, HEAD, Task
 
 Frame = dict[tuple[int, str], Any]
@@ -82,7 +82,8 @@ class Present:
     compiler: Compiler
     task: Task
     step: int
-    recipe: Recipe | None
+    keeps: Runtime
+    """What runs the training, which decides what a recompute keeps."""
     mode: str
     """The recompute mode of its layer."""
     own: Callable[[int, Any], Any]
@@ -96,6 +97,11 @@ class Present:
         return self.task.block
 
     @property
+    def has_loss(self) -> bool:
+        """Whether the LM head is a part of its block."""
+        return self.ahead > 0 or self.block == HEAD
+
+    @property
     def again(self) -> bool:
         """Whether it repeats a forward."""
         return self.task.work.op.endswith("recompute")
@@ -105,38 +111,34 @@ class Present:
         """By how many tokens the inputs of its module are later; 0 if it is of none."""
         return max(0, self.block - self.compiler.training.model.num_layers + 1) if self.block >= 0 else 0
 
-    def share(self, rank: int) -> Share:
-        """The share of a rank in its layer."""
-        share = self.compiler.share(rank)
-        return share.of_layer(self.block) if self.block >= 0 else share
-
-    def tokens(self, rank: int) -> tuple[Ints, Ints]:
-        """Inputs and targets of the micro-batch on a rank; those of a module are later."""
-        inputs, targets = self.compiler.training.words(self.step, self.ahead)
-        rows, places = self.compiler.rows(rank, self.task.tag), self.compiler.places(rank)
-        return inputs[rows][:, places], targets[rows][:, places]
-
-    def routing(self, rank: int) -> Routing:
-        """The experts of the tokens of a rank, at its own positions among those of its tensor peers."""
-        places = self.own(rank, np.array(self.share(rank).places)[None])[0]
-        whole = self.compiler.training.routing(self.step, self.block)
-        return whole.of(self.compiler.rows(rank, self.task.tag), places)
+    def claim(self, operation: Operation) -> Claim | None:
+        """What serial training says of the first tensor that it makes; None: nothing."""
+        model = self.compiler.training.model
+        numbers = {
+            "hidden": max(0, self.block + 1),
+            "gradient": model.num_layers if self.block == HEAD else self.block,
+        }
+        # That of the last layer has gradients by modules too; a core alone is not repeated up to its sum.
+        partly = self.again and self.mode == "selective"
+        if not operation.quantity or partly or (self.block == HEAD and model.mtp_num_layers > 0):
+            return None
+        number = numbers.get(operation.quantity, self.block)
+        return Claim(operation.quantity, number, self.step, self.task.tag)
 
     @property
-    def num_tokens(self) -> float:
-        """Tokens over which its loss is averaged."""
-        training = self.compiler.training
-        return training.num_later_tokens if self.ahead else training.num_tokens
+    def loss(self) -> Claim:
+        """What serial training says of the loss."""
+        return Claim("loss", self.block, self.step, self.task.tag)
 
 
 class Operation(NamedTuple):
     """What tasks of a kind do on a rank."""
 
-    run: Callable[[Present, int, Weights, Values, Frame], Any]
-    """Of the present task, a rank, its weights, operands and frame; makes what `kind` says."""
+    run: Callable[[At], Any]
+    """Makes what `kind` says."""
     kind: Literal["forward", "backward", "weights"] = "forward"
-    """A forward makes the tensors that the task writes, a backward the gradient of its input and those of weights,
-    a pass of its own for weights only these."""
+    """A forward makes the tensors that the task writes, a backward the gradient of its input and those of
+    weights, a pass of its own for weights only these."""
     needs: int = 1
     """Operands."""
     reads: tuple[str, ...] = ("own",)
@@ -151,242 +153,293 @@ class Operation(NamedTuple):
     """Whether the loss is a part of it."""
 
 
+@dataclass
+class At:
+    """The present task on a rank: its weights, its operands in the graph, and its frame."""
+
+    now: Present
+    rank: int
+    w: Weights
+    x: Values
+    frame: Frame
+
+    @cached_property
+    def share(self) -> Share:
+        """The share of the rank in the layer."""
+        share = self.now.compiler.share(self.rank)
+        return share.of_layer(self.now.block) if self.now.block >= 0 else share
+
+    @cached_property
+    def tokens(self) -> tuple[Ints, Ints]:
+        """Inputs and targets of the micro-batch; those of a module are later."""
+        compiler = self.now.compiler
+        rows, places = compiler.rows(self.rank, self.now.task.tag), compiler.places(self.rank)
+        inputs, targets = compiler.training.words(self.now.step, self.now.ahead)
+        return inputs[rows][:, places], targets[rows][:, places]
+
+    @property
+    def routing(self) -> Routing:
+        """The experts of the tokens, at the rank's own positions among those of its tensor peers."""
+        compiler = self.now.compiler
+        places = self.own(np.array(self.share.places)[None])[0]
+        whole = compiler.training.routing(self.now.step, self.now.block)
+        return whole.of(compiler.rows(self.rank, self.now.task.tag), places)
+
+    def own(self, values: Any) -> Any:
+        """The rank's own positions of values of all positions of its tensor peers."""
+        return self.now.own(self.rank, values)
+
+    def run(
+        self, function: Callable[..., Any], *values: Floats, kept: Mapping[str, Floats] | None = None
+    ) -> Part:
+        """Carry out a part of the model with the task's weights."""
+        return run_part(function, self.w, self.share, *values, kept=kept)
+
+    def keep(self, name: str, value: Any, block: int | None = None) -> Any:
+        """Leave a value of the block to later tasks of the micro-batch."""
+        self.frame[self.now.block if block is None else block, name] = value
+        return value
+
+    def kept(self, name: str, default: Any = None) -> Any:
+        """What an earlier task left of the block."""
+        return self.frame.get((self.now.block, name), default)
+
+    def take(self, name: str, default: Any = None, block: int | None = None) -> Any:
+        """What an earlier task left, for the last time."""
+        return self.frame.pop((self.now.block if block is None else block, name), default)
+
+    @property
+    def beside(self) -> Any:
+        """What shared experts made, or the gradient of what they read; None without them."""
+        return None if self.now.shared is None else self.x[self.now.shared]
+
+
 # ------------------------------------------------------------------------------ ends of the model
 
 
-def embedding_forward(now: Present, rank: int, w: Weights, _: Values, __: Frame) -> tuple[Any, ...]:
+def embedding_forward(at: At) -> tuple[Any, ...]:
     """Look up the words."""
-    return (run_part(partial(lookup, tokens=now.tokens(rank)[0]), w, now.share(rank)).value,)
+    return (at.run(partial(lookup, tokens=at.tokens[0])).value,)
 
 
-def embedding_backward(now: Present, rank: int, _: Weights, x: Values, __: Frame) -> Gradients:
+def embedding_backward(at: At) -> Gradients:
     """Gradients of words and positions."""
-    return word_gradients(plain(x[0]), now.tokens(rank)[0], now.share(rank))
+    return word_gradients(plain(at.x[0]), at.tokens[0], at.share)
 
 
-def _scores(now: Present, rank: int, w: Weights, y: Floats, norm: str) -> tuple[Part, Floats]:
+def _scores(at: At, y: Floats, norm: str) -> tuple[Part, Floats]:
     """Scores of words, and the statistics of their softmax."""
-    targets = now.tokens(rank)[1]
-    part = run_part(partial(head, length=targets.shape[1], name=norm), w, now.share(rank), y)
-    return part, statistics(part.value, targets, now.share(rank))
+    targets = at.tokens[1]
+    part = at.run(partial(head, length=targets.shape[1], name=norm), y)
+    return part, statistics(part.value, targets, at.share)
 
 
-def _loss_backward(
-    now: Present, rank: int, w: Weights, scores: tuple[Part, Floats], f: Frame
-) -> tuple[Floats, Gradients]:
-    """Loss, and the gradients of what its LM head reads and of weights."""
-    part, of_tokens = scores
-    targets, count, share = now.tokens(rank)[1], now.num_tokens, now.share(rank)
-    (dy,), gradients = part.backward(w, loss_gradient(part.value, of_tokens, targets, count, share))
-    f[now.block, "loss"] = np.asarray(losses(of_tokens, count).sum())
+def _loss_backward(at: At, part: Part, of_tokens: Floats) -> Weighed:
+    """The gradients of what an LM head reads and of weights, from the scores; keeps the loss."""
+    training = at.now.compiler.training
+    count = training.num_later_tokens if at.now.ahead else training.num_tokens
+    gradient = loss_gradient(part.value, of_tokens, at.tokens[1], count, at.share)
+    (dy,), gradients = part.backward(at.w, gradient)
+    at.keep("loss", np.asarray(losses(of_tokens, count).sum()))
     return dy, gradients
 
 
-def head_forward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def head_forward(at: At) -> tuple[Any, ...]:
     """Statistics of the softmax; modules may be between the model's last layer and its LM head."""
-    y = f.pop((HEAD, "output of the model"), x[0])
-    part, of_peer = _scores(now, rank, w, y, "head_norm")
-    f[HEAD, "scores"] = part
+    part, of_peer = _scores(at, at.take("output of the model", at.x[0]), "head_norm")
+    at.keep("scores", part)
     return (of_peer,)
 
 
-def head_backward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> Weighed:
+def head_backward(at: At) -> Weighed:
     """The backward of loss and LM head, from the statistics of all words."""
-    return _loss_backward(now, rank, w, (f.pop((HEAD, "scores")), x[0]), f)
+    return _loss_backward(at, at.take("scores"), at.x[0])
 
 
 # ------------------------------------------------------------------------------ attention
 
 
-def attention_begin(now: Present, rank: int, w: Weights, source: Any) -> Attention:
-    """Queries, keys and values from the layer's input, or from what is kept of it."""
-    share = now.share(rank)
+def attention_begin(at: At) -> Attention:
+    """Queries, keys and values from the layer's input, or from what is kept of it.
+
+    The first module also keeps the output of the model's own last layer for the model's LM head.
+    """
+    source = at.x[0]
     before, kept = (source.before, source.results) if isinstance(source, Kept) else (source, None)
-    joint = None
-    if now.ahead:
-        joint = run_part(partial(join, tokens=now.tokens(rank)[0]), w, share, before)
+    joint = at.run(partial(join, tokens=at.tokens[0]), before) if at.now.ahead else None
+    if at.now.ahead == 1 and not at.now.again:
+        at.keep("output of the model", before, HEAD)
     x = before if joint is None else joint.value
-    return Attention(before, run_part(heads, w, share, x, kept=kept), joint, results=kept)
+    return Attention(before, at.run(heads, x, kept=kept), joint, results=kept)
 
 
-def output_of_model(now: Present, x: Values, f: Frame) -> None:
-    """Keep the output of the model's own last layer, which the first module reads, for the model's LM head."""
-    if now.ahead == 1 and not now.again:
-        f[HEAD, "output of the model"] = x[0]
-
-
-def attention_forward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def attention_forward(at: At) -> tuple[Any, ...]:
     """An attention block; a recompute repeats it, or its core alone."""
-    kept = x[0].attention if isinstance(x[0], Kept) else None
-    block = kept or attention_begin(now, rank, w, x[0])
-    made = f[now.block, "attention"] = block.with_core(w, now.share(rank))
-    output_of_model(now, x, f)
+    kept = at.x[0].attention if isinstance(at.x[0], Kept) else None
+    made: Attention = at.keep("attention", (kept or attention_begin(at)).with_core(at.w, at.share))
     return (made.made_output.value,)
 
 
-def attention_of(now: Present, x: Values, f: Frame) -> Attention:
+def attention_of(at: At) -> Attention:
     """An attention block as it was repeated, or else kept."""
-    repeated: Attention | None = f.get((now.block, "attention"))
-    return repeated or x[1].attention
+    attention: Attention = at.kept("attention") or at.x[1].attention
+    return attention
 
 
-def gradient_of_attention(now: Present, x: Values, f: Frame) -> Floats:
-    """The gradient of its output: the MLP's, or that of the layer if attention and MLP are parallel."""
-    gradient: Floats = f.get((now.block, "output gradient"), plain(x[0]))
-    return gradient
+def output_backward(at: At) -> tuple[Floats, Gradients]:
+    """The gradient of the core's output, from that of the block's own output."""
+    gradient = at.kept("output gradient")
+    (d_context,), gradients = attention_of(at).made_output.backward(
+        at.w, plain(at.x[0]) if gradient is None else gradient
+    )
+    return d_context, gradients
 
 
-def attention_backward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> Weighed:
+def attention_backward(at: At) -> Weighed:
     """The backward of an attention block."""
-    kept = attention_of(now, x, f)
-    (d_context,), of_output = kept.made_output.backward(w, gradient_of_attention(now, x, f))
-    d_heads, _ = kept.core.backward(w, d_context)
-    (dx,), of_heads = kept.heads.backward(w, *d_heads)
-    return attention_end(now, rank, w, x, f, dx, of_output + of_heads)
+    d_context, of_output = output_backward(at)
+    d_heads, _ = attention_of(at).core.backward(at.w, d_context)
+    return attention_end(at, d_heads, of_output)
 
 
-def attention_end(
-    now: Present, rank: int, w: Weights, x: Values, f: Frame, dx: Floats, gradients: Gradients
-) -> Weighed:
-    """The gradient of the layer's input, which that of its MLP passes by; in a module it was joined with words."""
-    joint = attention_of(now, x, f).join
-    if now.share(rank).leads:
-        dx = dx + plain(x[0])
-    if joint is not None:
-        (dx,), of_joint = joint.backward(w, dx)
+def attention_end(at: At, d_heads: Sequence[Floats], gradients: Gradients) -> Weighed:
+    """From queries, keys and values to the layer's input, which the gradient of its MLP passes by.
+
+    In a module the layer's input was joined with words.
+    """
+    attention = attention_of(at)
+    (dx,), of_heads = attention.heads.backward(at.w, *d_heads)
+    gradients = gradients + of_heads
+    if at.share.leads:
+        dx = dx + plain(at.x[0])
+    if attention.join is not None:
+        (dx,), of_joint = attention.join.backward(at.w, dx)
         gradients = gradients + of_joint
-    if now.ahead == 1:
-        dx = dx + f.pop((HEAD, "gradient by the model"))
-    for name in ("attention", "output gradient"):
-        f.pop((now.block, name), None)
+    if at.now.ahead == 1:
+        dx = dx + at.take("gradient by the model", block=HEAD)
+    at.take("attention")
+    at.take("output gradient")
     return dx, gradients
 
 
 # ------------------------------------------------------------------------------ MLP and experts
 
 
-def mlp_forward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
-    """An MLP block."""
-    attention: Attention = f[now.block, "attention"]
-    before = attention.x if now.again or now.ahead else x[1]
-    part = run_part(mlp, w, now.share(rank), before, x[0], kept=attention.results)
-    return _end(now, rank, w, f, part.value, part)
+def _input_of_layer(at: At) -> Floats:
+    """The residual: an operand, but where it was repeated or joined with words."""
+    x: Floats = at.kept("attention").x if at.now.again or at.now.ahead else at.x[1]
+    return x
 
 
-def _end(now: Present, rank: int, w: Weights, f: Frame, y: Floats, block: Part | Block) -> tuple[Any, ...]:
+def _end(at: At, y: Floats, block: Part | Block) -> tuple[Any, ...]:
     """A layer's output, and what it keeps for its backward; a module has its own LM head behind it."""
-    if now.again:
-        f[now.block, "mlp"] = block
+    if at.now.again:
+        at.keep("mlp", block)
         return (y,)
-    if now.ahead:
-        f[now.block, "scores"] = _scores(now, rank, w, y, "mtp_norm")
-    if now.recipe is None:
-        raise ValueError("no recipe says what is kept")
-    return y, kept_by(now.mode, now.recipe, f.pop((now.block, "attention")), block)
+    if at.now.ahead:
+        at.keep("scores", _scores(at, y, "mtp_norm"))
+    return y, kept_by(at.now.mode, at.now.keeps, at.take("attention"), block)
 
 
-def _begin(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, Floats, Gradients]:
-    """A layer's MLP as it was repeated or else kept, the gradient of its output, and those of weights by a loss."""
-    kept = f.pop((now.block, "mlp"), None) or x[1].mlp
-    dy = plain(x[0])
-    gradients: Gradients = []
-    if now.ahead:
-        by_loss, gradients = _loss_backward(now, rank, w, f.pop((now.block, "scores")), f)
-        if now.ahead == now.compiler.training.model.mtp_num_layers:
-            f[HEAD, "gradient by the model"] = dy
-            dy = by_loss
-        else:
-            dy = dy + by_loss
-    return kept, dy, gradients
+def _begin(at: At) -> tuple[Any, Floats, Gradients]:
+    """An MLP as it was repeated or kept, the gradient of its output, and those of weights by a loss."""
+    kept = at.take("mlp") or at.x[1].mlp
+    dy = plain(at.x[0])
+    if not at.now.ahead:
+        return kept, dy, []
+    by_loss, gradients = _loss_backward(at, *at.take("scores"))
+    if at.now.ahead < at.now.compiler.training.model.mtp_num_layers:
+        return kept, dy + by_loss, gradients
+    at.keep("gradient by the model", dy, HEAD)
+    return kept, by_loss, gradients
 
 
-def mlp_backward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> Weighed:
+def mlp_forward(at: At) -> tuple[Any, ...]:
+    """An MLP block."""
+    part = at.run(mlp, _input_of_layer(at), at.x[0], kept=at.kept("attention").results)
+    return _end(at, part.value, part)
+
+
+def mlp_backward(at: At) -> Weighed:
     """The backward of an MLP block."""
-    part, dy, gradients = _begin(now, rank, w, x, f)
-    if now.share(rank).model.norms_per_layer == 1:
-        f[now.block, "output gradient"] = dy
-    (dx, _), own = part.backward(w, dy)
+    part, dy, gradients = _begin(at)
+    if at.share.model.norms_per_layer == 1:
+        at.keep("output gradient", dy)
+    (dx, _), own = part.backward(at.w, dy)
     return dx, own + gradients
 
 
-def router_forward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def router_forward(at: At) -> tuple[Any, ...]:
     """Norm, router, and a row for every slot of a token."""
-    before = f[now.block, "attention"].x if now.again or now.ahead else x[1]
-    part = run_part(router, w, now.share(rank), now.own(rank, before), x[0])
-    routing = now.routing(rank)
-    f[now.block, "router"] = part, routing
+    part = at.run(router, at.own(_input_of_layer(at)), at.x[0])
+    _, routing = at.keep("router", (part, at.routing))
     return (Rows(part.values[2], routing.expert.ravel()),)
 
 
-def shared_forward(now: Present, rank: int, w: Weights, _: Values, f: Frame) -> tuple[Any, ...]:
+def shared_forward(at: At) -> tuple[Any, ...]:
     """Shared experts, while rows travel."""
-    z = f[now.block, "router"][0].values[1]
-    part = f[now.block, "shared"] = run_part(shared, w, now.share(rank), z)
-    return (part.value,)
+    return (at.keep("shared", at.run(shared, at.kept("router")[0].values[1])).value,)
 
 
-def experts_forward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def experts_forward(at: At) -> tuple[Any, ...]:
     """The rank's experts on the rows that arrived."""
-    rows: Rows = x[0]
-    part = run_part(partial(experts, expert=rows.expert), w, now.share(rank), rows.values)
-    f[now.block, "experts"] = part
+    rows: Rows = at.x[0]
+    part = at.keep("experts", at.run(partial(experts, expert=rows.expert), rows.values))
     return (Rows(part.value, rows.expert),)
 
 
-def combine_forward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def combine_forward(at: At) -> tuple[Any, ...]:
     """Rows summed to tokens."""
-    of_router, routing = f.pop((now.block, "router"))
+    of_router, routing = at.take("router")
     total, _, _, p = of_router.values
-    beside = [] if now.shared is None else [x[now.shared]]
-    function = partial(combine, routing=routing)
-    part = run_part(function, w, now.share(rank), x[0].values, total, p, *beside)
-    of_experts, of_shared = (f.pop((now.block, name), None) for name in ("experts", "shared"))
-    return _end(now, rank, w, f, part.value, Block(routing, of_router, of_experts, of_shared, part))
+    beside = [] if at.beside is None else [at.beside]
+    part = at.run(partial(combine, routing=routing), at.x[0].values, total, p, *beside)
+    return _end(at, part.value, Block(routing, of_router, at.take("experts"), at.take("shared"), part))
 
 
-def combine_backward(now: Present, rank: int, w: Weights, x: Values, f: Frame) -> tuple[Any, ...]:
+def combine_backward(at: At) -> tuple[Any, ...]:
     """Gradients of rows from those of tokens."""
-    block, dy, by_loss = _begin(now, rank, w, x, f)
-    d, _ = block.combine.backward(w, now.own(rank, dy))
-    f[now.block, "backward"] = block, d, by_loss
+    block, dy, by_loss = _begin(at)
+    d, _ = block.combine.backward(at.w, at.own(dy))
+    at.keep("backward", (block, d, by_loss))
     return (Rows(d[0], block.routing.expert.ravel()),)
 
 
-def shared_backward(now: Present, _: int, w: Weights, __: Values, f: Frame) -> tuple[Any, ...]:
+def shared_backward(at: At) -> tuple[Any, ...]:
     """Backward of shared experts, while gradients of rows travel."""
-    block, d, gradients = f[now.block, "backward"]
-    (dz,), own = block.shared.backward(w, d[3])
-    f[now.block, "backward"] = block, d, gradients + own
+    block, d, gradients = at.kept("backward")
+    (dz,), own = block.shared.backward(at.w, d[3])
+    at.keep("backward", (block, d, gradients + own))
     return (dz,)
 
 
-def experts_backward(now: Present, _: int, w: Weights, x: Values, f: Frame) -> Weighed:
+def experts_backward(at: At) -> Weighed:
     """Backward of the rank's experts."""
-    rows: Rows = x[0]
-    (dx,), gradients = f[now.block, "backward"][0].experts.backward(w, rows.values)
+    rows: Rows = at.x[0]
+    (dx,), gradients = at.kept("backward")[0].experts.backward(at.w, rows.values)
     return Rows(dx, rows.expert), gradients
 
 
-def router_backward(now: Present, _: int, w: Weights, x: Values, f: Frame) -> Weighed:
+def router_backward(at: At) -> Weighed:
     """Gradient of the block's input, and those of router, norm and shared experts.
 
     Tensor peers have their own positions, so these gradients are summands that the next collective sums.
     """
-    block, d, gradients = f.pop((now.block, "backward"))
-    dz = np.zeros_like(block.router.values[1]) if now.shared is None else x[now.shared]
-    (dx, _), own = block.router.backward(w, d[1], dz, x[0].values, d[2])
+    block, d, gradients = at.take("backward")
+    dz = np.zeros_like(block.router.values[1]) if at.beside is None else at.beside
+    (dx, _), own = block.router.backward(at.w, d[1], dz, at.x[0].values, d[2])
     return dx, own + gradients
 
 
-def weight_pass(now: Present, _: int, __: Weights, x: Values, f: Frame) -> Gradients:
+def weight_pass(at: At) -> Gradients:
     """Weight gradients from what input gradients left."""
-    gradients: Gradients = x[0] + f.pop((now.block, "gradients"), [])
+    gradients: Gradients = at.x[0] + at.take("gradients", [])
     return gradients
 
 
-def hand_on(_: Present, __: int, ___: Weights, x: Values, ____: Frame) -> tuple[Any, ...]:
+def hand_on(at: At) -> tuple[Any, ...]:
     """Pass the tensor to the next stage of the same device."""
-    return (x[0],)
+    return (at.x[0],)
 
 
 def passes(name: str, operation: Operation, *others: str) -> dict[str, Operation]:

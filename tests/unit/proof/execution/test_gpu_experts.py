@@ -10,9 +10,8 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.proof import gpu_compute, gpu_exchange, gpu_program, layers
+from perfsim.proof import gpu_compute, gpu_exchange, gpu_program, layers, tasks
 from perfsim.proof.faults import missing_dependencies
-from perfsim.proof.gpu_compute import Rows
 from perfsim.proof.operations import Node, Run
 from perfsim.proof.prove import (
     Request,
@@ -24,6 +23,7 @@ from perfsim.proof.prove import (
     subject_of,
 )
 from perfsim.proof.serial import MAX_NORM, drawn_routing
+from perfsim.proof.tasks import Rows
 from perfsim.proof.tensors import pieces
 from perfsim.report.proven import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
@@ -156,7 +156,7 @@ def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
         again.append("pair" in run.kept)
         return right(run, x)
 
-    monkeypatch.setattr(gpu_compute, "heads", counted)
+    monkeypatch.setattr(tasks, "heads", counted)
     assert subject_of(replace(plan, job=replace(plan.job, recipe=recipe))).faults() == []
     assert any(again) == (keeps == "qkv")
 
