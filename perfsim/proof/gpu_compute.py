@@ -12,13 +12,12 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.layers import OPERATORS
 from perfsim.proof.operations import Gradients, evaluated
 from perfsim.proof.parameters import EXPERTS, Place, Share, Weights
-from perfsim.proof.program import Cell, Claim, Compiler, Values, per_rank
+from perfsim.proof.program import Cell, Claim, Compiler, Values, per_rank, pieces
 from perfsim.proof.serial import SmallTraining
 from perfsim.proof.tasks import At, Frame, Operation, Present, Summand, blocks_named
-from perfsim.proof.tensors import pieces
-from perfsim.specs.layout import ContextExchange, ParallelLayout
-from perfsim.specs.recipe import Recipe
+from perfsim.specs.layout import ContextExchange
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
+from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
 
 POSITIONS = 1
@@ -61,12 +60,10 @@ def places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> 
 class GpuCompute(Compiler):
     """Compiles the compute tasks of one GPU plan."""
 
-    def __init__(
-        self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout, recipe: Recipe
-    ) -> None:
+    def __init__(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> None:
         super().__init__(graph, training)
-        self.layout = layout
-        self.recipe = recipe
+        layout = self.layout = plan.layout
+        self.runtime = plan.job.runtime
         self.recomputed = {task.block for task in graph.tasks() if task.work.category == "recompute"}
         """Layers whose activations are computed again."""
         period = math.lcm(layout.tensor * layout.context, layout.expert * layout.expert_tensor)
@@ -87,7 +84,7 @@ class GpuCompute(Compiler):
         """The recompute mode of a layer; `operators` where selective is by operator."""
         if block not in self.recomputed:
             return "none"
-        framework = self.recipe.runtime.stack
+        framework = self.runtime.stack
         mode = self.layout.recompute
         by_operator = framework is not None and framework.selective != "core"
         return OPERATORS if mode == "selective" and by_operator else mode
@@ -203,7 +200,7 @@ class GpuCompute(Compiler):
         works = [self.graph.task(int(self.graph.writer[read])).work for read in task.reads]
         shared = next((n for n, work in enumerate(works) if work.name.startswith("shared_experts")), None)
         mode = self.mode_of(task.block)
-        return Present(self, task, self.step, self.recipe.runtime, mode, self._own, shared)
+        return Present(self, task, self.step, self.runtime, mode, self._own, shared)
 
     def _completes(self, now: Present, operation: Operation) -> list[tuple[int, Claim]]:
         """Claim the first tensor of the task, now or once the parts of the tensor peers are summed."""

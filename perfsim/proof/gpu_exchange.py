@@ -20,7 +20,7 @@ from perfsim.proof.gpu_compute import GpuCompute
 from perfsim.proof.layers import Attention, Kept, output
 from perfsim.proof.operations import Gradients, Part, core, core_gradients, of_groups, scores
 from perfsim.proof.parameters import Share
-from perfsim.proof.program import Message, Values
+from perfsim.proof.program import Message, Values, summed
 from perfsim.proof.tasks import (
     BACKWARD,
     FORWARD,
@@ -34,7 +34,6 @@ from perfsim.proof.tasks import (
     output_backward,
     passes,
 )
-from perfsim.proof.tensors import summed
 from perfsim.work import Task
 
 HEADS = 1

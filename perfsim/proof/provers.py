@@ -125,7 +125,7 @@ class _GpuProver:
         return Parts(heads, positions, layout.context > 1, layout.expert, layout.expert_tensor)
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
-        return GpuCompiler(graph, training, plan.layout, plan.job.recipe)
+        return GpuCompiler(graph, training, plan)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
         return GpuPrices(plan)

@@ -24,10 +24,10 @@ from perfsim.proof.program import (
     first_made,
     first_read,
     per_rank,
+    summed,
 )
 from perfsim.proof.serial import LayerRun, Moments, SmallTraining, adam
 from perfsim.proof.tasks import FORWARD, OF_ENDS, At, Frame, Operation, Present, Weighed, passes
-from perfsim.proof.tensors import summed
 from perfsim.specs.model import layer_kinds
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph

@@ -13,6 +13,7 @@ from perfsim.catalog import default_catalog
 from perfsim.proof import gpu_compute, gpu_exchange, gpu_program, layers, tasks
 from perfsim.proof.faults import missing_dependencies
 from perfsim.proof.operations import Node, Run
+from perfsim.proof.program import pieces
 from perfsim.proof.prove import (
     Request,
     catalogue_cases,
@@ -24,7 +25,6 @@ from perfsim.proof.prove import (
 )
 from perfsim.proof.serial import MAX_NORM, drawn_routing
 from perfsim.proof.tasks import Rows
-from perfsim.proof.tensors import pieces
 from perfsim.report.proven import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
 from perfsim.strategies.three_d.data import Replicas
@@ -83,7 +83,7 @@ def test_every_expert_layout_is_proven(model: str) -> None:
 )
 @pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3"])
 def test_layouts_with_experts_are_proven_as_the_command_line_asks_for_them(model: str, layout: str) -> None:
-    """Tensor peers, sharded parameters (without replicas of experts too), split backwards, several of these."""
+    """Tensor peers, sharded parameters (also without replicas of experts), split backwards, several."""
     (proof,) = prove_all(Request(model, layout=layout, batch=4, orders=1)).proofs
     assert proof.faults == ()
     assert proof.compared > 0
