@@ -134,8 +134,8 @@ class GpuCompiler(GpuExchange):
     def over_peers(self, task: Task) -> None:
         """Sum over the tensor peers, or put their parts together; each gets the whole or its part.
 
-        Gradients of weights that come with a tensor are summed too, and added to those of their block or passed
-        on to a task that does.
+        Gradients of weights that come with a tensor are summed too, and added to those of their block, or
+        passed on to a task that does.
         """
         self.needs(1)
         op = task.work.op
