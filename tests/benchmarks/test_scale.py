@@ -70,14 +70,14 @@ sweep = load_sweep(str(folder / "grid.yaml"))
 count = plan_sweep(sweep, folder / "points.sqlite").points
 """
 READ = """
-from perfsim.api.studying import SweepAnswer
+from perfsim.report.sweep import write_sweep
 from perfsim.studies.spec import Digests
 from perfsim.studies.store import Store
 digests, answer = Digests(), answer_text(sweep.points[-1].study)
 with Store(folder / "points.sqlite") as store:
     for point in sweep.points:
         store.put(digests.of(point.study), answer)
-SweepAnswer(run_sweep(sweep, folder / "points.sqlite")).save(folder / "page")
+write_sweep(run_sweep(sweep, folder / "points.sqlite"), folder / "page")
 """
 QUESTIONS = {
     "one layout of 175B, devices": (RUN, DEVICES, "tasks"),
