@@ -1,7 +1,7 @@
 """Fits the tile-and-wave model of `perfsim.costs.gemm` to measured times of matrix products.
 
-A plain table gives a device all constants of its library (`fit_gemm`). A table with a column `precision`
-gives a few factors on the tiles of another calibration (`fit_like`): products in bf16 have factors on
+A plain table gives a device all constants of its library . A table with a column `precision`
+gives a few factors on the tiles of another calibration : products in bf16 have factors on
 efficiency and overhead, and a launch, a memory fraction and a ceiling of their own. Narrow products have
 factors on the device's own bf16 tiles; their rows have a cast:
 
@@ -10,10 +10,11 @@ factors on the device's own bf16 tiles; their rows have a cast:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import narrow_constants
-from perfsim.evidence.tables import (
+from perfsim.evidence.fitting import (
     Account,
     Loss,
     account,
@@ -36,9 +37,11 @@ from perfsim.evidence.tables import (
 )
 from perfsim.specs.calibration import (
     MOST_STANDARD_ERROR,
+    Calibration,
     FitRecord,
     GemmConstants,
     GpuCalibration,
+    MemoryConstants,
     NarrowGemmConstants,
     TileConstants,
 )
@@ -101,9 +104,24 @@ _ERROR_FLOOR = 0.02
 _PRIOR = 1e-3
 """Pull towards the start, so that a constant that no row determines stays plausible."""
 
+_SUSTAINED_OVER_BURST = 0.91
+"""Ceiling in training over the ceiling of long kernels in a short benchmark: geometric mean of A100 with 80
+and with 40 GB and H100."""
+_UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
+_CEILING = "no training run is measured: that of long kernels in the table, less as on A100 and H100"
+_OF_THE_A100 = (
+    "memory",
+    "kernel_latency_s",
+    "sustained_spread",
+    "wgrad_factor",
+    "attention_fraction",
+    "attention_half_length",
+    "attention_instruction_fraction",
+)
+_COLUMNS = ("m", "n", "k", "time_us")
 
-@dataclass(frozen=True)
-class _GemmTable:
+
+class _Products(NamedTuple):
     """Measured times of C[m, n] = A[m, k] B[k, n], one array per column."""
 
     m: Floats
@@ -112,35 +130,22 @@ class _GemmTable:
     time_s: Floats
 
     @classmethod
-    def read(cls, path: Path) -> _GemmTable:
-        """A CSV file with columns m, n, k, time_us; raises InputError with file and line."""
-        return cls._of(read_table(path, ("m", "n", "k", "time_us")))
-
-    @classmethod
-    def by_precision(cls, path: Path) -> dict[Precision, _GemmTable]:
-        """The same for each value of a column `precision`."""
-        rows = read_table(path, ("m", "n", "k", "time_us"), ("precision",))
-        names = list(dict.fromkeys(row["precision"] for row in rows))
-        if unknown := [name for name in names if name not in PRECISIONS]:
-            raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
-        return {name: cls._of([row for row in rows if row["precision"] == name]) for name in names}
-
-    @classmethod
-    def _of(cls, rows: Sequence[dict[str, str]]) -> _GemmTable:
-        m, n, k, time_us = (np.array([float(row[key]) for row in rows]) for key in ("m", "n", "k", "time_us"))
+    def of(cls, rows: Sequence[Mapping[str, str]]) -> _Products:
+        """The rows of a file of measurements."""
+        m, n, k, time_us = (np.array([float(row[key]) for row in rows]) for key in _COLUMNS)
         return cls(m, n, k, time_us * 1e-6)
 
-    def rows(self, index: NDArray[np.intp]) -> _GemmTable:
-        """The rows with these indices."""
-        return _GemmTable(self.m[index], self.n[index], self.k[index], self.time_s[index])
+    def at(self, index: NDArray[np.intp]) -> _Products:
+        """The products with these indices."""
+        return _Products(*(column[index] for column in self))
+
+    def in_any_order(self) -> NDArray[np.intp]:
+        """Their indices at random, always the same, since a table may be sorted."""
+        return np.random.default_rng(0).permutation(self.time_s.size)
 
     def geometry(self, model: GemmModel) -> Geometry:
-        """Tiles and waves of the rows, which do not depend on fitted constants."""
+        """Tiles and waves, which do not depend on fitted constants."""
         return model.geometry(self.m, self.n, self.k, np.ones(self.m.shape))
-
-    def sample(self, count: int) -> _GemmTable:
-        """So many rows at random, always the same, since a table may be sorted."""
-        return self.rows(np.random.default_rng(0).permutation(self.time_s.size)[:count])
 
     @property
     def is_training_size(self) -> NDArray[np.bool_]:
@@ -149,7 +154,7 @@ class _GemmTable:
 
     @property
     def weight(self) -> Floats:
-        """Weight of each row in a fit of all constants."""
+        """Weight of each product in a fit of all constants."""
         return np.where(self.is_training_size, 1.0, 0.15)
 
 
@@ -165,33 +170,115 @@ def _robust_loss(
     return loss
 
 
-def fit_gemm(
-    table_path: Path, device: DeviceSpec, *, source: str = "", evaluations: int = _FIT_EVALUATIONS
+def gpu_calibration(
+    table: Path,
+    device: DeviceSpec,
+    like: Calibration | None = None,
+    *,
+    source: str = "",
+    evaluations: int = _FIT_EVALUATIONS,
+) -> GpuCalibration:
+    """The device's calibration with products fitted to a table; other constants are kept.
+
+    `like` is the calibration whose tiles are scaled; the table then has a column `precision`. Raises
+    InputError for a bad table, another kind of device, or without SciPy.
+    """
+    if device.kind != "gpu":
+        raise InputError(
+            f"{device.name} is a {device.kind}; GEMM tables are of GPUs (wafers: calibrate wafer)"
+        )
+    if like is None:
+        return _with_library(table, device, source, evaluations)
+    if not isinstance(like, GpuCalibration):
+        raise InputError(f"{like.name} is no calibration of a GPU")
+    return _with_factors(table, device, like, source)
+
+
+def _with_library(path: Path, device: DeviceSpec, source: str, evaluations: int) -> GpuCalibration:
+    constants, record, estimates = _fit_library(path, device, source, evaluations)
+    assumed = {f"gemm.{name}": reason for name, reason in estimates.assumed.items()}
+    present = device.calibration
+    if not isinstance(present, GpuCalibration):
+        return GpuCalibration(
+            name=device.name,
+            description=f"Kernels on {device.name}",
+            gemm=constants,
+            memory=MemoryConstants(fraction=0.87),
+            kernel_latency_s=3e-6,
+            sustained_fraction=rounded(_SUSTAINED_OVER_BURST * constants.burst_fraction),
+            sustained_spread=0.02,
+            assumed={**dict.fromkeys(_OF_THE_A100, _UNMEASURED), "sustained_fraction": _CEILING, **assumed},
+            fit={"gemm": record},
+        )
+    words = f"Kernels on {device.name}: matrix products measured, the rest as in {present.name}"
+    return present.model_copy(
+        update={
+            "description": present.description if _is_own(device, present) else words,
+            "gemm": constants,
+            "fit": {**present.fit, "gemm": record},
+            "assumed": _without(present.assumed, "gemm.") | assumed,
+        }
+    )
+
+
+def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: str) -> GpuCalibration:
+    """A calibration with products fitted as factors on the tiles of `base`; other constants are its own."""
+    gemm, narrow, records = _fit_factors(path, device, base, source)
+    known = device.calibration
+    present = known if isinstance(known, GpuCalibration) and _is_own(device, known) else base
+    kept = _without(present.assumed, "narrow")
+    if "gemm" in records:
+        errors = records["gemm"].standard_errors
+        kept = _without(kept, "gemm.") | {
+            name: f"as in {base.name}, whose tiles the table's own factors scale"
+            for name in present.model_copy(update={"gemm": gemm}).constants()
+            if name.startswith("gemm.") and not any(f".{name}".endswith(f".{known}") for known in errors)
+        }
+    return present.model_copy(
+        update={
+            "gemm": gemm,
+            "narrow": narrow,
+            "fit": {**(present.fit if present is known else {}), **records},
+            "assumed": kept,
+        }
+    )
+
+
+def _without(reasons: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name: reason for name, reason in reasons.items() if not name.startswith(prefix)}
+
+
+def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
+    """Whether a calibration is a device's own, and not one that it borrows."""
+    known = device.calibration
+    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
+
+
+def _fit_library(
+    path: Path, device: DeviceSpec, source: str, evaluations: int
 ) -> tuple[GemmConstants, FitRecord, Account]:
     """Constants of the device's GEMM library, fitted to half of the table and judged on the rest.
 
     Minimises the robust log error from two starts: a library that overrates its large tiles, and one that
     ranks tiles correctly. The record has the residuals of the rows left out, training sizes only; then
     the constants are refined with all rows, to which their standard errors apply.
-    Raises InputError for a bad table or without SciPy.
     """
-    table = _GemmTable.read(table_path)
+    table = _Products.of(read_table(path, _COLUMNS))
     optimize = scipy("optimize")
     names = list(_values(_START))
     start = np.log(list(_values(_START).values()))
     low, high = np.log([_BOUNDS[name.rpartition(".")[2]] for name in names]).T
     # Only one half is fitted, so that half must have more rows than there are constants.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
-    need_more_than(2 * len(names) + 1, shapes, table_path, "GEMM shapes")
-    order = np.random.default_rng(0).permutation(table.time_s.size)  # a table may be sorted
+    need_more_than(2 * len(names) + 1, shapes, path, "GEMM shapes")
+    order = table.in_any_order()
     fit_rows = min(-(-order.size // 2), _FIT_ROWS)
-    half = table.rows(order[:fit_rows])
-    rest = table.rows(order[fit_rows:])
-    ranked = {
-        f"tiles.{tile.label}.choice_efficiency": tile.efficiency for tile in _START.tiles
-    }  # a library that knows how fast its tiles are
+    half = table.at(order[:fit_rows])
+    rest = table.at(order[fit_rows:])
+    # The second start is a library that knows how fast its tiles are.
+    ranked = {f"tiles.{tile.label}.choice_efficiency": tile.efficiency for tile in _START.tiles}
     results = []
-    for first in (start, np.log(list(_values(_with(_START, ranked)).values()))):
+    for first in (start, np.log(list((_values(_START) | ranked).values()))):
         loss = _loss_of_table(half, device, first)
         result = optimize.minimize(
             loss,
@@ -205,12 +292,12 @@ def fit_gemm(
     predicted_s = _model(_constants(best), device).time_s(rest.m, rest.n, rest.k)
     errors = np.abs(predicted_s / rest.time_s - 1)
     judged = errors[rest.is_training_size] if rest.is_training_size.any() else errors
-    loss = _loss_of_table(table.rows(order[:_REFINE_ROWS]), device, start)
+    loss = _loss_of_table(table.at(order[:_REFINE_ROWS]), device, start)
     constants = _constants(_polished(loss, best, low, high, evaluations // 2)[0])
-    estimates = _estimates(constants, device, table.sample(_REFINE_ROWS))
+    estimates = _estimates(constants, device, table.at(order[:_REFINE_ROWS]))
     record = FitRecord(
-        command=f"perfsim calibrate gemm {table_path.name} --device {device.name}",
-        table=source or table_path.name,
+        command=f"perfsim calibrate gemm {path.name} --device {device.name}",
+        table=source or path.name,
         points=table.time_s.size,
         median_ape=rounded(float(np.median(judged)), 3),
         p90_ape=rounded(float(np.quantile(judged, 0.9)), 3),
@@ -231,7 +318,7 @@ def _model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
     return GemmModel(constants, peaks[0], device.memory.bandwidth, device.compute_units)
 
 
-def _loss_of_table(table: _GemmTable, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
+def _loss_of_table(table: _Products, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
     model = _model(_START, device)
     geometry = table.geometry(model)
 
@@ -297,7 +384,7 @@ def _constants(logs: Floats) -> GemmConstants:
     return _with(_START, values)
 
 
-def _estimates(constants: GemmConstants, device: DeviceSpec, table: _GemmTable) -> Account:
+def _estimates(constants: GemmConstants, device: DeviceSpec, table: _Products) -> Account:
     """Standard errors of the constants at the rows of a table, in the order of the calibration file.
 
     The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
@@ -353,42 +440,38 @@ _START_OF_SIXTEEN = {**_START_OF_ALL, "launch_s": 2.5e-6}
 _START_OF_NARROW = {**_START_OF_ALL, "cast_bytes": 4.0, "cast_s": 6e-6}
 
 
-def fit_like(
-    path: Path, device: DeviceSpec, like: GpuCalibration, *, source: str = ""
+def _fit_factors(
+    path: Path, device: DeviceSpec, like: GpuCalibration, source: str
 ) -> tuple[GemmConstants, dict[str, NarrowGemmConstants], dict[str, FitRecord]]:
-    """16-bit products, narrow ones by precision, and the record of each fit; needs scipy.
+    """16-bit products, narrow ones by precision, and the record of each fit.
 
-    Where `like` is the device's own calibration its 16-bit products are kept. Raises InputError for a bad
-    table.
+    Where `like` is the device's own calibration its 16-bit products are kept.
     """
-    tables = _GemmTable.by_precision(path)
+    rows = read_table(path, _COLUMNS, ("precision",))
+    names = list(dict.fromkeys(row["precision"] for row in rows))
+    if unknown := [name for name in names if name not in PRECISIONS]:
+        raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
+    tables = {name: _Products.of([row for row in rows if row["precision"] == name]) for name in names}
     command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
     fitted = partial(_factors, path=path, command=command, source=source or path.name)
     records: dict[str, FitRecord] = {}
     gemm = like.gemm
-    if _SIXTEEN in tables and not is_own(device, like):
+    if _SIXTEEN in tables and not _is_own(device, like):
 
-        def of_sixteen(values: dict[str, float], rows: _GemmTable) -> Floats:
+        def of_sixteen(values: dict[str, float], rows: _Products) -> Floats:
             model = _like(device, _scaled(like.gemm, values), _SIXTEEN)
             return np.asarray(model.price(rows.geometry(model)))
 
         values, records["gemm"] = fitted(tables[_SIXTEEN], _START_OF_SIXTEEN, of_sixteen)
         gemm = _scaled(gemm, values)
     narrow = {}
-    for precision, rows in tables.items():
+    for precision, table in tables.items():
         if precision == _SIXTEEN or not device.computes(precision):
             continue
-        values, records[f"narrow.{precision}"] = fitted(
-            rows, _START_OF_NARROW, _seconds_of_narrow(device, gemm, precision)
-        )
-        narrow[str(precision)] = NarrowGemmConstants(**values)
+        seconds = _seconds_of_narrow(device, gemm, precision)
+        values, records[f"narrow.{precision}"] = fitted(table, _START_OF_NARROW, seconds)
+        narrow[precision] = NarrowGemmConstants(**values)
     return gemm, narrow, records
-
-
-def is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
-    """Whether a calibration is a device's own, and not one that it borrows."""
-    known = device.calibration
-    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
 
 
 def _like(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> GemmModel:
@@ -397,7 +480,7 @@ def _like(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> Gemm
 
 def _seconds_of_narrow(
     device: DeviceSpec, gemm: GemmConstants, precision: Precision
-) -> Callable[[dict[str, float], _GemmTable], Floats]:
+) -> Callable[[dict[str, float], _Products], Floats]:
     """The time of narrow products with their cast, by the factors on 16-bit products."""
     model = replace(
         _like(device, gemm, precision),
@@ -406,7 +489,7 @@ def _seconds_of_narrow(
     )
     start = NarrowGemmConstants(**_START_OF_NARROW)
 
-    def seconds(values: dict[str, float], rows: _GemmTable) -> Floats:
+    def seconds(values: dict[str, float], rows: _Products) -> Floats:
         bounded = {
             name: min(value, 1.0) if name.endswith("fraction") else value for name, value in values.items()
         }
@@ -434,16 +517,16 @@ def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
 
 
 def _factors(
-    table: _GemmTable,
+    table: _Products,
     start: dict[str, float],
-    seconds: Callable[[dict[str, float], _GemmTable], Floats],
+    seconds: Callable[[dict[str, float], _Products], Floats],
     *,
     path: Path,
     command: str,
     source: str,
 ) -> tuple[dict[str, float], FitRecord]:
     """The factors with the least robust error on some rows, and the record of their fit."""
-    table = table.sample(_ROWS)
+    table = table.at(table.in_any_order()[:_ROWS])
     need_more_than(len(start), table.m.size, path, "GEMM shapes")
     sides = np.minimum(np.minimum(table.m, table.n), table.k)
     weight = np.where(sides >= _LARGE, 1.0, _SMALL_WEIGHT)
