@@ -19,7 +19,6 @@ from perfsim.engine.failures import FailedRun
 from perfsim.engine.tables import Beside
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import Placed, place
-from perfsim.network import Topology
 from perfsim.prediction.question import Question
 from perfsim.specs.calibration import ClusterCalibration, GpuCalibration
 from perfsim.strategies import Plan, Strategy, strategy
@@ -252,26 +251,22 @@ def graph_of(plan: Plan, chosen: Strategy | None = None) -> TaskGraph:
     return builder.build()
 
 
-def longest_path_s(folded: TaskGraph, topology: Topology, costs: Costs) -> float:
-    """Step time of a graph without contention."""
-    return Step(place(folded, topology, contention=False), costs).run(contention=False).step_time_s
-
-
 def evaluate(
     plan: Plan,
     costs: Costs,
     *,
     cluster: ClusterCalibration | None = None,
     graph: TaskGraph | None = None,
+    reported: bool = False,
 ) -> Evaluation:
     """Price and simulate the graph of a plan, which is written here unless it is given.
 
     `place` writes out the ranks that differ. The scale of a `cluster` stretches the whole run, so that
-    its parts keep their shares.
+    its parts keep their shares. See `Step.run` for `reported`.
     """
     graph = graph_of(plan) if graph is None else graph
     step = Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
-    return evaluation_of(plan, graph, step, step.run(), cluster)
+    return evaluation_of(plan, graph, step, step.run(reported=reported), cluster)
 
 
 def evaluation_of(
@@ -286,13 +281,7 @@ def evaluation_of(
 def evaluated(question: Question, plan: Plan, *, reported: bool = False) -> Evaluation:
     """The evaluation of a plan of a question; see `Step.run` for `reported`."""
     graph = graph_of(plan, question.chosen)
-    step = Step(place(graph, question.topology), question.costs, question.scale)
-    return evaluation_of(plan, graph, step, step.run(reported=reported), question.cluster)
-
-
-def reported(run: Evaluation) -> Evaluation:
-    """The same plan, its step followed by the engine of steps that are reported."""
-    return replace(run, trace=run.step.run(reported=True))
+    return evaluate(plan, question.costs, cluster=question.cluster, graph=graph, reported=reported)
 
 
 # Communication that hides behind compute.

@@ -17,8 +17,7 @@ from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
-from perfsim.catalog.kinds import is_named, members
-from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, mark_at
+from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, is_named, mark_at, members
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part
@@ -39,7 +38,7 @@ from perfsim.studies.spec import (
 # The YAML form of a sweep: a study, and the fields of it that vary.
 
 
-class _GridSpec(Spec):
+class GridSpec(Spec):
     """The fields that vary: machines under `candidates`, any other field of the study under its dotted path.
 
     Each path has a list of values in the form of the field itself: `recipe.global_batch_size:
@@ -52,7 +51,7 @@ class _GridSpec(Spec):
     """Replaces the study's own candidates."""
 
 
-class _VariantSpec(_GridSpec):
+class VariantSpec(GridSpec):
     """The changes of one variant: paths as in a grid, each with one value."""
 
     candidates: Candidates = ()
@@ -67,8 +66,8 @@ class SweepSpec(CatalogSpec):
     question: str = ""
     study: StudySpec
     """A study's name or path, or a study written here (with `extends`: only its differences)."""
-    grid: _GridSpec = _GridSpec()
-    variants: dict[str, _VariantSpec] = Field(default_factory=dict)
+    grid: GridSpec = GridSpec()
+    variants: dict[str, VariantSpec] = Field(default_factory=dict)
     """By name, the fields it changes: `twice the I/O: {system.io_ports: 24}`; the first is the base."""
 
 
@@ -576,7 +575,7 @@ def load_sweep(
 def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog) -> SweepSpec:
     """A sweep with values of its study replaced, and in the candidates of its grid and of its variants."""
 
-    def changed(part: _GridSpec) -> Any:
+    def changed(part: GridSpec) -> Any:
         if not part.candidates:
             return part
         study = spec.study.model_copy(update={"candidates": part.candidates})

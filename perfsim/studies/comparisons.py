@@ -35,7 +35,7 @@ Count = Annotated[int, *number(1, MOST_DEVICES)]
 Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
 
 
-class _TrainedRun(Spec):
+class TrainedRun(Spec):
     """A trained model: its size, its tokens or FLOP, and its loss where one is published."""
 
     name: str
@@ -54,13 +54,13 @@ class _TrainedRun(Spec):
         return 6.0 * self.params * self.tokens if self.flop is None else self.flop
 
 
-class _LossesSpec(Spec):
+class LossesSpec(Spec):
     """Losses of runs over their FLOP, next to a law: a named one, or the line through some of the runs."""
 
     law: str | None = None
     fitted_to: tuple[str, ...] = ()
     """Names of the runs that the line is fitted to; the others are predicted."""
-    runs: Annotated[tuple[_TrainedRun, ...], Field(min_length=2)]
+    runs: Annotated[tuple[TrainedRun, ...], Field(min_length=2)]
 
     @model_validator(mode="after")
     def _has_one_law(self) -> Self:
@@ -73,7 +73,7 @@ class _LossesSpec(Spec):
         return self
 
 
-class _TimedRun(Spec):
+class TimedRun(Spec):
     """A published run to a quality target."""
 
     name: str
@@ -84,14 +84,14 @@ class _TimedRun(Spec):
     time: Seconds
 
 
-class _SpeedsSpec(Spec):
+class SpeedsSpec(Spec):
     """Times of runs on more and more devices; the first is what the others are compared with."""
 
     device: str
-    runs: Annotated[tuple[_TimedRun, ...], Field(min_length=2)]
+    runs: Annotated[tuple[TimedRun, ...], Field(min_length=2)]
 
 
-class _EquationsSpec(Spec):
+class EquationsSpec(Spec):
     """Equations of communication and memory in L, T, B, P and N, for a model on a few GPUs."""
 
     model: TransformerConfig
@@ -107,9 +107,9 @@ class ComparisonSpec(CatalogSpec):
     name: FolderName
     title: str
     question: str = ""
-    losses: _LossesSpec | None = None
-    speeds: _SpeedsSpec | None = None
-    equations: _EquationsSpec | None = None
+    losses: LossesSpec | None = None
+    speeds: SpeedsSpec | None = None
+    equations: EquationsSpec | None = None
 
     @model_validator(mode="after")
     def _has_one_subject(self) -> Self:
@@ -194,7 +194,7 @@ _LOSSES_NOTE = (
 )
 
 
-def _losses_row(run: _TrainedRun, law_loss: float, least_flop: float) -> Row:
+def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> Row:
     """A run's published loss, the law's loss for it, and its FLOP over what the law needs for its loss."""
     return {
         "name": run.name,
@@ -208,7 +208,7 @@ def _losses_row(run: _TrainedRun, law_loss: float, least_flop: float) -> Row:
     }
 
 
-def _fitted(losses: _LossesSpec) -> Answered:
+def _fitted(losses: LossesSpec) -> Answered:
     """Rows by the line through some runs, what it predicts of their family, and what others pay."""
     fitted = [run for run in losses.runs if run.name in losses.fitted_to]
     c_flop, gamma = power_law([(run.all_flop, run.loss or math.nan) for run in fitted])
@@ -246,14 +246,14 @@ def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
     return best
 
 
-def _by_law(law: LossLaw, runs: Sequence[_TrainedRun]) -> Answered:
+def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> Answered:
     """Rows by a named law, the size of least loss at the first run's FLOP, and what it is worth."""
     first = runs[0]
     flop = first.all_flop
     sizes = SIZES[(flop / (6 * SIZES)) > 1]
     losses = [law.loss(size, flop / (6 * size)) for size in sizes.tolist()]
     size = float(sizes[int(np.argmin(losses))])
-    best = _TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
+    best = TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
     rows = []
     for run in (*runs, best):
         law_loss = law.loss(run.params, run.tokens)
@@ -290,7 +290,7 @@ _SPEEDS_NOTE = (
 )
 
 
-def _speeds(speeds: _SpeedsSpec) -> Answered:
+def _speeds(speeds: SpeedsSpec) -> Answered:
     """One row a run: its speedup over the first, and what statistics and hardware have of it."""
     first = speeds.runs[0]
     e_min, b_crit, levels = _hyperbola(speeds.runs)
@@ -322,7 +322,7 @@ def _speeds(speeds: _SpeedsSpec) -> Answered:
     )
 
 
-def _hyperbola(runs: Sequence[_TimedRun]) -> tuple[float, float, int]:
+def _hyperbola(runs: Sequence[TimedRun]) -> tuple[float, float, int]:
     """E_min and B_crit of the hyperbola through two batches, or fitted to more, and how many these are.
 
     Raises InputError for runs of one batch, and where the examples do not grow with it.
@@ -366,7 +366,7 @@ _EQUATIONS_NOTE = (
 )
 
 
-def _equations(equations: _EquationsSpec) -> Answered:
+def _equations(equations: EquationsSpec) -> Answered:
     """One row for each equation and number of GPUs."""
     found = [known for devices in equations.devices for known in _communication(equations, devices)]
     found += _memory(equations)
@@ -388,7 +388,7 @@ Equation = tuple[str, int, str, float, float]
 """Approach, devices, the equation, its bytes, and the simulated bytes."""
 
 
-def _predicted(equations: _EquationsSpec, devices: int, layout: str, layers: int | None = None) -> Prediction:
+def _predicted(equations: EquationsSpec, devices: int, layout: str, layers: int | None = None) -> Prediction:
     model = equations.model if layers is None else equations.model.with_(num_layers=layers)
     return predict(
         Question(
@@ -403,7 +403,7 @@ def _predicted(equations: _EquationsSpec, devices: int, layout: str, layers: int
     )
 
 
-def _communication(equations: _EquationsSpec, devices: int) -> Iterator[Equation]:
+def _communication(equations: EquationsSpec, devices: int) -> Iterator[Equation]:
     model = equations.model
     recipe = equations.recipe
     wire = (devices - 1) / devices
@@ -418,7 +418,7 @@ def _communication(equations: _EquationsSpec, devices: int) -> Iterator[Equation
     yield "pipeline", devices, "2 T B (N - 1)", 2 * tensor_bytes * (devices - 1), sent
 
 
-def _sent(equations: _EquationsSpec, devices: int, layout: str, kind: str) -> float:
+def _sent(equations: EquationsSpec, devices: int, layout: str, kind: str) -> float:
     """Bytes of the messages of one kind in a step's graph, each counted once for its group."""
     graph = graph_of(_predicted(equations, devices, layout).run.plan)
     return sum(
@@ -429,7 +429,7 @@ def _sent(equations: _EquationsSpec, devices: int, layout: str, kind: str) -> fl
     )
 
 
-def _memory(equations: _EquationsSpec) -> Iterator[Equation]:
+def _memory(equations: EquationsSpec) -> Iterator[Equation]:
     fewest = equations.devices[0]
     most = equations.devices[-1]
     layers = equations.model.num_layers
@@ -443,7 +443,7 @@ def _memory(equations: _EquationsSpec) -> Iterator[Equation]:
             yield words, devices, equation, by_it, _held(equations, devices, of(devices))
 
 
-def _held(equations: _EquationsSpec, stages: int, layers: int) -> float:
+def _held(equations: EquationsSpec, stages: int, layers: int) -> float:
     """Bytes of activations of all stages."""
     prediction = _predicted(equations, stages, f"pp={stages},mbs=1,recompute=none", layers)
     return sum(bar.parts_bytes["activations"] for bar in prediction.memory)

@@ -65,7 +65,7 @@ class EqualDevices:
 
 
 @dataclass(frozen=True)
-class _MatchPoint:
+class MatchPoint:
     """A number of devices at its best batch."""
 
     devices: int
@@ -81,7 +81,7 @@ class Matched:
 
     system: str
     devices_noun: str
-    points: tuple[_MatchPoint, ...]
+    points: tuple[MatchPoint, ...]
 
     @property
     def equal(self) -> EqualDevices:
@@ -98,7 +98,7 @@ def match_system(system: SystemSpec, question: Question, time: TimeToAccuracy, t
     first = replace(question, system=system, devices=1, strategy="", batch=None, layout=None, cluster=None)
     devices = first.topology.devices_per_node
     same = system.name == question.system.name
-    points: list[_MatchPoint] = []
+    points: list[MatchPoint] = []
     refused: PerfsimError | None = None
     while devices <= MOST_DEVICES and len(points) < MOST_POINTS:
         present_limits().in_time(lambda: f"{len(points)} numbers of {system.name} tried")
@@ -108,7 +108,7 @@ def match_system(system: SystemSpec, question: Question, time: TimeToAccuracy, t
             grid = batch_grid(target, asked.recipe.seq_length, devices)
             best = best_of(batch_curve(asked, target, grid, extend=True)[0])
             taken = time_of_run(best_plan(asked.at(best)), target)
-            point = _MatchPoint(devices, best, taken, ratio_band(taken, time, same_machine=same))
+            point = MatchPoint(devices, best, taken, ratio_band(taken, time, same_machine=same))
         except (PlanError, LayoutError, InputError) as error:
             refused = error
             if points:

@@ -20,7 +20,7 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.interop import emit
 from perfsim.prediction.bands import SHARDED, Accuracy, accuracy_of
 from perfsim.prediction.caveats import batch_caveats, worst_first
-from perfsim.prediction.planner import Search, confirmed, search
+from perfsim.prediction.planner import Search, confirmed
 from perfsim.prediction.prediction import Prediction, prediction_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
@@ -47,7 +47,7 @@ within 0.7 %, so that two layouts are compared within 1 %."""
 
 
 @dataclass(frozen=True)
-class _Trial:
+class Trial:
     """A layout of the shortlist on the fewest replicas that hold it."""
 
     entry: int
@@ -73,7 +73,7 @@ class _Trial:
 class Experiment:
     """Two layouts to run next to one another."""
 
-    trials: tuple[_Trial, _Trial]
+    trials: tuple[Trial, Trial]
     ratio: float
     """Predicted step time of the second over the first."""
     ratio_error: float
@@ -194,7 +194,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class _AboveLimit:
+class AboveLimit:
     """The fastest layout of all that fit, where it lies above the memory limit."""
 
     plan: Plan = field(repr=False)
@@ -228,7 +228,7 @@ class Planned:
     """Number of layouts by the reason for which they are no answer; for divisibility of degrees."""
     closest_share: float | None = None
     """Memory over capacity of the layout that misses it by least; None where all fit."""
-    above_limit: _AboveLimit | None = None
+    above_limit: AboveLimit | None = None
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
     """Global batches that were tried."""
@@ -294,7 +294,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         curve, unfit = batch_curve(question, target, grid, extend=True)
         tried = tried_of(curve, unfit)
         question = question.at(best_of(curve))
-    searched = search(question)
+    searched = Search(question)
     screening = searched.screening
     runs = _fastest_runs(searched, shown)
     entries = tuple(
@@ -319,12 +319,12 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         within=within,
         refused={
             **screening.refused,
-            MEMORY_LIMIT: searched.feasible - len(searched.order),
+            MEMORY_LIMIT: searched.screening.feasible - len(searched.order),
             DOMINATED: len(searched.order) - within,
             DIVISIBILITY: screening.indivisible,
         },
         closest_share=None if closest is None else plan.memory_share,
-        above_limit=_AboveLimit(fastest.plan, gain) if gain > 0 else None,
+        above_limit=AboveLimit(fastest.plan, gain) if gain > 0 else None,
         experiment=_experiment(question, entries),
         tried_batches=tried,
     )
@@ -393,7 +393,7 @@ def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | 
     if other is None:
         return None
     first, second = (
-        _Trial(
+        Trial(
             entry=index + 1,
             plan=fewest_replicas(question, entries[index].plan),
             all_devices=question.devices,

@@ -194,7 +194,7 @@ Ends = tuple[Count, Count]
 """The least and the largest of some values."""
 
 
-class _OwnLossLaw(Spec):
+class OwnLossLaw(Spec):
     """A loss law of the user's own runs, L = irreducible + a / N^alpha + b / D^beta in nats per token."""
 
     irreducible: Annotated[float, *number(0, 1e3)]
@@ -238,7 +238,7 @@ class ConvergenceSpec(Spec):
     fit: ConvergenceCalibration | None = None
     """For law `fitted`: the result of `perfsim calibrate convergence`; its E_min is the target of a recipe
     without one."""
-    loss_law: str | _OwnLossLaw = DEFAULT_LOSS_LAW
+    loss_law: str | OwnLossLaw = DEFAULT_LOSS_LAW
     """The law that turns `target_loss` into tokens, by name or by coefficients."""
     ramp: Annotated[tuple[RampSpec, ...], Field(max_length=MOST_CHOICES)] = ()
     """Parts of the run before the full batch, in order; the rest runs at the full batch."""
@@ -252,7 +252,7 @@ class ConvergenceSpec(Spec):
         return self
 
 
-class _UncertaintySpec(Spec):
+class UncertaintySpec(Spec):
     """How the inputs that are not sure are drawn."""
 
     seed: Annotated[int, *number(0, 2**32)] = 0
@@ -286,7 +286,7 @@ class StudySpec(CatalogSpec):
     """Cooling, tariff and carbon of electricity, where given."""
     currency: Currency = "USD"
     """Of all prices."""
-    uncertainty: _UncertaintySpec = _UncertaintySpec()
+    uncertainty: UncertaintySpec = UncertaintySpec()
     """Draws of the inputs that are not sure."""
     sampling: SamplingSpec = SamplingSpec()
     perturbations: PerturbationSpec | None = None

@@ -158,7 +158,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class Change:
     """An input that differs, and what it alone does to each candidate of the first study."""
 
     path: str
@@ -171,7 +171,7 @@ class _Change:
 
 
 @dataclass(frozen=True, slots=True)
-class _Moved:
+class Moved:
     """A candidate with an answer in both studies, by its label, else by its place."""
 
     before: str
@@ -193,8 +193,8 @@ class Difference:
 
     first: str
     second: str
-    changes: tuple[_Change, ...]
-    candidates: tuple[_Moved, ...]
+    changes: tuple[Change, ...]
+    candidates: tuple[Moved, ...]
     missing: tuple[str, ...] = ()
     """Candidates without an answer in one of the two."""
 
@@ -214,13 +214,13 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
     before = _slots(first)
     after = _slots(second)
     pairs = _pairs(before, after)
-    changes: list[_Change] = []
+    changes: list[Change] = []
     for path, was, becomes in changed:
         present_limits().in_time(lambda: f"{len(changes)} of {len(changed)} changes tried")
         found = _ratios(old, path, becomes, before)
         ratios = tuple(None if isinstance(found, str) else found.get(place) for place, _, _ in pairs)
         reason = found if isinstance(found, str) else ""
-        changes.append(_Change(_words(path), _text(was), _text(becomes), ratios, reason))
+        changes.append(Change(_words(path), _text(was), _text(becomes), ratios, reason))
     moved = []
     for row, (_, one, other) in enumerate(pairs):
         known = [change.ratios[row] for change in changes]
@@ -228,7 +228,7 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
         remainder = None
         if None not in known:
             remainder = times_s[1] / times_s[0] / math.prod(ratio or 0.0 for ratio in known)
-        moved.append(_Moved(one.label, other.label, *times_s, remainder))
+        moved.append(Moved(one.label, other.label, *times_s, remainder))
     missing = [
         f"{label}: no answer in {study.name}"
         for study, slots in ((first, before), (second, after))
@@ -395,7 +395,7 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
     before = first.times_s
     after = second.times_s
     changes = [
-        _Change(path, old.get(path, "none"), new.get(path, "none"), ())
+        Change(path, old.get(path, "none"), new.get(path, "none"), ())
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     ]
@@ -404,15 +404,15 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         other = rows.get(row.label, row)
         if row.global_batch_size != other.global_batch_size:
             batches = (_text(row.global_batch_size), _text(other.global_batch_size))
-            changes.append(_Change(f"{row.label}: batch", *batches, ()))
+            changes.append(Change(f"{row.label}: batch", *batches, ()))
         known = {**row.layout, **other.layout}
         names = [name for name in known if row.layout.get(name) != other.layout.get(name)]
         if names:
             was, becomes = (
                 ", ".join(f"{name} {own.layout.get(name)}" for name in names) for own in (row, other)
             )
-            changes.append(_Change(f"{row.label}: layout", was, becomes, ()))
-    moved = tuple(_Moved(label, label, before[label], after[label]) for label in before if label in after)
+            changes.append(Change(f"{row.label}: layout", was, becomes, ()))
+    moved = tuple(Moved(label, label, before[label], after[label]) for label in before if label in after)
     missing = tuple(
         f"{label}: no answer in {other.study}"
         for own, known, other in ((before, after, second), (after, before, first))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.prediction.planner import search
+from perfsim.prediction.planner import Search
 from perfsim.prediction.question import Question
 
 pytestmark = pytest.mark.benchmark
@@ -80,13 +80,32 @@ def process_s(command: tuple[str, ...], environment: dict[str, str] | None = Non
 def test_screening_over_the_batches_of_a_sweep(figures: Any) -> None:
     asked = question()
     began_s = time.process_time()
-    screened = sum(search(asked.at(batch)).screened for batch in BATCHES)
+    screened = sum(Search(asked.at(batch)).screening.screened for batch in BATCHES)
     rate = screened / (time.process_time() - began_s)
     figures.add(
         f"screening, 175B on 1,024 at {len(BATCHES)} batches, {screened:,} layouts",
         f"{rate:,.0f} layouts/s",
         "at least 1,000,000 layouts/s",
     )
+
+
+LONG = {
+    "main study": (("study", "gpt3_20b", "--compare", "3d,weight-streaming"), "10"),
+    "main study, wafers alone, not verified": (
+        ("study", "gpt3_20b", "--compare", "weight-streaming", "--verify", "off"),
+        "10",
+    ),
+    "proofs of gpt3_20b": (("prove", "gpt3_20b"), "60"),
+}
+"""Whole questions, each with the seconds that it may take."""
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_whole_question(name: str, figures: Any, tmp_path: Path) -> None:
+    arguments, aim = LONG[name]
+    out = ("--out", str(tmp_path)) if arguments[0] == "study" else ()
+    taken_s = min(process_s(("-m", "perfsim", *arguments, *out)) for _ in range(2))
+    figures.add(f"perfsim {name}", f"{taken_s:.1f} s", f"{aim} s")
 
 
 COLD_AIMS = {"gpt3_175b": 60, "deepseek_v3": 2000}
@@ -98,7 +117,7 @@ from test_planner_speed import question, search
 asked = question(sys.argv[2])
 asked.chosen, asked.topology, asked.costs
 began_s = time.process_time()
-print(search(asked).screened, time.process_time() - began_s)
+print(Search(asked).screening.screened, time.process_time() - began_s)
 """
 
 

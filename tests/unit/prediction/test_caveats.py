@@ -349,7 +349,7 @@ def test_a_study_quotes_its_worst_caveat_in_the_verdict_and_lists_the_others(tmp
 def test_every_serious_caveat_is_on_a_terminal_and_at_the_head_of_a_page(factory: ModuleType) -> None:
     result = factory.study_result()
     many = tuple(Caveat(code, "serious", f"text of {code}") for code in [*CODES][:6])
-    mild = tuple(Caveat(code, "warning", f"text of {code}") for code in CODES[6:9])
+    mild = tuple(Caveat(code, "warning", f"text of {code}") for code in [*CODES][6:9])
     known = replace(result.candidates[0], caveats=(*many, *mild))
     result = replace(result, candidates=(known,), caveats=shared_caveats([known]))
     text = flat(study_lines(result))
