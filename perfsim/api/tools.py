@@ -26,9 +26,8 @@ from perfsim.base.errors import (
 from perfsim.base.files import must_exist, write_file
 from perfsim.base.units import parse_quantity
 from perfsim.catalog import Catalog, default_catalog, parse_file
-from perfsim.catalog.kinds import KINDS as CATALOGUED
-from perfsim.catalog.kinds import classes_of
-from perfsim.catalog.reader import mark_at
+from perfsim.catalog.reader import KINDS as CATALOGUED
+from perfsim.catalog.reader import classes_of, mark_at
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
 from perfsim.evidence.cases import (

@@ -16,8 +16,7 @@ from perfsim.catalog.catalog import (
     load_mapping,
     parse_file,
 )
-from perfsim.catalog.kinds import KINDS
-from perfsim.catalog.reader import LocatedMapping
+from perfsim.catalog.reader import KINDS, LocatedMapping
 
 __all__ = [
     "KINDS",

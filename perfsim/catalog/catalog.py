@@ -14,26 +14,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from perfsim.base.errors import CatalogError, Problem
 from perfsim.base.spec import replaced
 from perfsim.base.text import did_you_mean
-from perfsim.catalog.kinds import (
-    classes_of,
-    folder_of,
-    help_of_key,
-    is_named,
-    keys_of,
-    kind_of,
-    records_at,
-    types_at,
-)
 from perfsim.catalog.reader import (
     LocatedMapping,
     Resolver,
     build,
+    classes_of,
     complaints,
     covering,
     dotted,
+    folder_of,
     in_order,
+    kind_of,
     matching,
     read_mapping,
+    value_at,
     values,
 )
 from perfsim.catalog.yaml_tree import Mark, Node, read_yaml, shown_path
@@ -179,15 +173,7 @@ class Catalog:
         model = type(spec)
 
         def read(path: str, value: Any) -> Any:
-            # Along the types first, which know every field; the data stops where an optional part is None.
-            parts = path.split(".")
-            for depth, part in enumerate(parts):
-                records = records_at(model, parts[:depth])
-                if not (part in keys_of(records) if records else types_at(model, parts[: depth + 1])):
-                    help_text = help_of_key(part, records)
-                    raise CatalogError([Problem(f"`{part}` is not a field", help=help_text)])
-            named = [cls for cls in types_at(model, parts) if is_named(cls)]
-            return self.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
+            return value_at(model, path, value, self)
 
         try:
             return replaced(spec, changes, dict.fromkeys(changes, "set by the question"), read)

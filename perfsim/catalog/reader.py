@@ -1,15 +1,28 @@
-"""Reads a file into a description: applies `extends`, resolves names, reports all errors at once."""
+"""Reads a file into a description of its kind: `extends`, names, and all errors at once."""
 
 from __future__ import annotations
 
+import collections.abc
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -18,22 +31,177 @@ from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
 from perfsim.base.spec import CatalogSpec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog.kinds import (
-    element,
-    help_of_key,
-    is_named,
-    is_record,
-    kind_of,
-    kinds_of,
-    known_fields,
-    members,
-    records_at,
-    takes_boolean,
-)
 from perfsim.catalog.yaml_tree import Mark, Node, Scalar, read_yaml
-from perfsim.specs.calibration import Calibration, CollectiveCalibration
-from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec
+from perfsim.specs.calibration import Calibration, CollectiveCalibration, FrameworkCalibration
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, SystemSpec, system_classes
+from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.recipe import Recipe
+from perfsim.specs.runtime import Runtime
+from perfsim.specs.wall_clock import WallClockSpec
+
+# The kinds of document, and what the annotations of a class accept.
+
+
+class Kind(NamedTuple):
+    """A kind of document: where its files are, and what they describe."""
+
+    folder: str
+    """Below a root of the catalogue."""
+    base: type[BaseModel] | None
+    """The class of its descriptions, or what several have in common, which their key `kind` tells apart; None
+    for a study, which its caller validates."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "device": Kind("hardware/devices", DeviceSpec),
+    "link": Kind("hardware/links", LinkSpec),
+    "system": Kind("hardware/systems", SystemSpec),
+    "framework": Kind("hardware/calibrations/frameworks", FrameworkCalibration),
+    "calibration": Kind("hardware/calibrations", Calibration),
+    "wall_clock": Kind("hardware/wall_clocks", WallClockSpec),
+    "model": Kind("workloads/models", TransformerConfig),
+    "recipe": Kind("workloads/recipes", Recipe),
+    "runtime": Kind("workloads/runtimes", Runtime),
+    "study": Kind("studies", None),
+}
+"""Every kind of document of the catalogue."""
+
+
+def folder_of(kind: str) -> str:
+    """The folder of a kind; CatalogError for an unknown kind."""
+    if kind not in KINDS:
+        raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, KINDS))])
+    return KINDS[kind].folder
+
+
+def base_of(kind: str) -> type[BaseModel]:
+    """The common class of all descriptions of a kind."""
+    base = KINDS[kind].base
+    return BaseModel if base is None else base
+
+
+def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
+    """The classes that a file of this kind may describe; none for a study."""
+    base = KINDS[kind].base
+    if base is SystemSpec:
+        return tuple(system_classes().values())
+    if base is Calibration:
+        calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
+        return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
+    return () if base is None else (base,)
+
+
+def kind_of(cls: type) -> str:
+    """The kind of a class of descriptions; `study` for a class without a folder."""
+    return next((kind for kind, (_, base) in KINDS.items() if base and issubclass(cls, base)), "study")
+
+
+def _subclasses(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+# The types that a pydantic field accepts, read from its annotation.
+
+_SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable)
+_MAPPINGS = (dict, collections.abc.Mapping)
+
+
+def members(annotation: Any) -> list[Any]:
+    """The members of a union, without `Annotated`; `None` appears as NoneType."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [member for part in get_args(annotation) for member in members(part)]
+    if annotation is SystemSpec:
+        return list(system_classes().values())
+    return [annotation]
+
+
+def is_record(annotation: Any) -> bool:
+    """Whether values of this type are written as a mapping with known keys."""
+    return isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
+
+
+def is_named(annotation: Any) -> bool:
+    """Whether values of this type have their own file and may be given by name."""
+    return isinstance(annotation, type) and issubclass(annotation, CatalogSpec)
+
+
+def known_fields(record: type) -> dict[str, Any]:
+    """Annotations of a record's fields, by their key in YAML."""
+    if issubclass(record, BaseModel):
+        return {info.alias or name: info.annotation for name, info in record.model_fields.items()}
+    if not is_dataclass(record):
+        return {}
+    hints = get_type_hints(record, include_extras=True)
+    return {item.name: hints[item.name] for item in fields(record) if item.init}
+
+
+def _literal_values(annotation: Any) -> list[Any]:
+    """The values that the `Literal`s of an annotation allow."""
+    return [
+        value for member in members(annotation) if get_origin(member) is Literal for value in get_args(member)
+    ]
+
+
+def kinds_of(record: type) -> list[Any]:
+    """Values that the key `kind` may have in a record; empty without such a key."""
+    return _literal_values(known_fields(record).get("kind", Any))
+
+
+def element(annotation: Any, part: object) -> list[Any]:
+    """The types accepted under a key or an index of a value of this type."""
+    accepted: list[Any] = []
+    for member in members(annotation):
+        origin = get_origin(member)
+        arguments = get_args(member)
+        if is_record(member):
+            field = known_fields(member).get(str(part))
+            accepted += [] if field is None else members(field)
+        elif origin in _MAPPINGS and len(arguments) == 2:
+            accepted += members(arguments[1])
+        elif origin in _SEQUENCES and arguments:
+            # A tuple of fixed length has one type per position.
+            fixed = len(arguments) > 1 and Ellipsis not in arguments and isinstance(part, int)
+            accepted += members(arguments[min(int(str(part)), len(arguments) - 1)] if fixed else arguments[0])
+    return accepted
+
+
+def _types_at(model: type, path: Sequence[object]) -> list[Any]:
+    """The types accepted at a path of keys and indices inside a record."""
+    alternatives: list[Any] = [model]
+    for part in path:
+        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
+    return alternatives
+
+
+def _records_at(model: type, path: Sequence[object]) -> list[type]:
+    """The records that a mapping at a path may be."""
+    return [member for outer in _types_at(model, path) for member in members(outer) if is_record(member)]
+
+
+def _keys_of(records: Sequence[type]) -> list[str]:
+    """The keys that a mapping accepts which may be any of these records."""
+    return list(dict.fromkeys(key for record in records for key in known_fields(record)))
+
+
+def _help_of_key(name: str, records: Sequence[type]) -> str:
+    """Where a key has moved that no record accepts, or the nearest that one does."""
+    moved = (getattr(record, "moved", {}).get(name, "") for record in records)
+    return next(filter(None, moved), "") or did_you_mean(name, _keys_of(records))
+
+
+def _takes_boolean(alternatives: list[Any]) -> bool:
+    """Whether true and false keep their meaning; a number field would coerce them to 1 and 0."""
+    return any(
+        member in (bool, Any, object) or any(isinstance(value, bool) for value in _literal_values(member))
+        for member in alternatives
+    )
+
 
 # Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
 #
@@ -48,7 +216,7 @@ Loc = tuple[object, ...]
 RecordT = TypeVar("RecordT")
 
 
-class Shelves(Protocol):
+class _Shelves(Protocol):
     """What reading asks of the catalogue: files and descriptions by kind and name."""
 
     def names(self, kind: str) -> list[str]: ...
@@ -62,7 +230,7 @@ class Shelves(Protocol):
 class Resolver:
     """Walks the tree of a file along an annotation and collects its problems; paths are relative to it."""
 
-    catalog: Shelves
+    catalog: _Shelves
     file: Path
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
@@ -89,7 +257,7 @@ class Resolver:
                 self.data(child, _joined(alternatives, index), (*path, index))
                 for index, child in enumerate(node.value)
             ]
-        if isinstance(node.value, bool) and alternatives and not takes_boolean(alternatives):
+        if isinstance(node.value, bool) and alternatives and not _takes_boolean(alternatives):
             self._fail(node, path, f"{node.text} is not a number or a text", "quotes make it text")
             return None
         return node.value
@@ -263,7 +431,7 @@ def _problem(
     if kind in _MISSING:
         return mark_at(node, path).problem(f"`{name}` is missing{inside}")
     if kind in _UNKNOWN:
-        help_text = help_of_key(name, records_at(model, parent)) if with_help else ""
+        help_text = _help_of_key(name, _records_at(model, parent)) if with_help else ""
         return mark_at(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
     of_key = details["loc"][-1:] == ("[key]",)
     message, help_text = _explain(details)
@@ -407,7 +575,7 @@ class LocatedMapping:
         return CatalogError([*self.problems, *complaints(error, model, self.node)])
 
 
-def read_mapping(path: Path, kind: str, catalog: Shelves, children: tuple[Path, ...] = ()) -> LocatedMapping:
+def read_mapping(path: Path, kind: str, catalog: _Shelves, children: tuple[Path, ...] = ()) -> LocatedMapping:
     """Read a file and merge it over what it extends; raises CatalogError if it cannot be read."""
     node, problems = read_yaml(path)
     base = node.mapping.get("extends")
@@ -417,7 +585,9 @@ def read_mapping(path: Path, kind: str, catalog: Shelves, children: tuple[Path, 
     return LocatedMapping(path, node, problems + more)
 
 
-def _extended(node: Node, kind: str, catalog: Shelves, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
+def _extended(
+    node: Node, kind: str, catalog: _Shelves, files: tuple[Path, ...]
+) -> tuple[Node, list[Problem]]:
     """Merge `node`, from the last of `files`, over what it extends; `files` guard against a cycle."""
     base = node.mapping["extends"]
     child = replace(_without(node, "extends"), broken=True)  # its missing keys may be the base's
@@ -437,7 +607,7 @@ def _extended(node: Node, kind: str, catalog: Shelves, files: tuple[Path, ...]) 
 
 
 def build(
-    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: Shelves, default_name: str
+    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: _Shelves, default_name: str
 ) -> SpecT:
     """Build a description from a mapping; its `kind` chooses among `classes`.
 
@@ -470,6 +640,22 @@ def in_order(problems: list[Problem]) -> list[Problem]:
     return sorted(unique, key=lambda problem: (files.index(problem.file), problem.line, problem.column))
 
 
+def value_at(model: type[BaseModel], path: str, value: Any, catalog: _Shelves) -> Any:
+    """What a value at a dotted path stands for: a description, where it is the name of one.
+
+    Raises CatalogError where the path leads nowhere. It goes along the types, which know every field; the
+    data stops where an optional part is None.
+    """
+    parts = path.split(".")
+    for depth, part in enumerate(parts):
+        records = _records_at(model, parts[:depth])
+        if not (part in _keys_of(records) if records else _types_at(model, parts[: depth + 1])):
+            help_text = _help_of_key(part, records)
+            raise CatalogError([Problem(f"`{part}` is not a field", help=help_text)])
+    named = [cls for cls in _types_at(model, parts) if is_named(cls)]
+    return catalog.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
+
+
 # Calibrations for devices and links that name none: that of the nearest one with a calibration of its own.
 #
 # The nearest device of its kind is of its generation, which its narrowest precision tells (16, 8 or 4 bits),
@@ -478,7 +664,7 @@ def in_order(problems: list[Problem]) -> list[Problem]:
 # Rates of collectives inside a node are scaled by the bandwidths of the two links.
 
 
-def _calibrated(spec: SpecT, catalog: Shelves) -> SpecT:
+def _calibrated(spec: SpecT, catalog: _Shelves) -> SpecT:
     """A device, or the links of a node of GPUs, with the nearest calibration where they name none."""
     if isinstance(spec, DeviceSpec) and spec.calibration is None:
         known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == spec.kind]
@@ -553,7 +739,7 @@ def _of_link(
     return _borrowing(link, scaled, words)
 
 
-def _measured(catalog: Shelves, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
+def _measured(catalog: _Shelves, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
     """Every description of the catalogue whose file names a calibration that is not marked as borrowed."""
     for name in catalog.names(kind):
         try:

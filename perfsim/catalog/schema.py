@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from perfsim.base.units import Dimension, quantity_pattern
-from perfsim.catalog.kinds import is_named, is_record, kind_of, kinds_of, known_fields, members
+from perfsim.catalog.reader import is_named, is_record, kind_of, kinds_of, known_fields, members
 from perfsim.specs.hardware import SystemSpec, system_classes
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

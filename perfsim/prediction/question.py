@@ -100,7 +100,7 @@ class Asked:
         if value is None and self.default is None:
             return
         if self.kind:
-            from perfsim.catalog.kinds import base_of
+            from perfsim.catalog.reader import base_of
 
             if not isinstance(value, base := base_of(self.kind)):
                 none = "" if self.default is not None else " or None"
@@ -433,7 +433,7 @@ def changed_part(root: str, part: Any, changes: Mapping[str, Any], catalog: Cata
 
 def described(given: Any, kind: str, catalog: Catalog) -> Any:
     """The description of a kind that is given, by name, by file or as itself."""
-    from perfsim.catalog.kinds import base_of
+    from perfsim.catalog.reader import base_of
 
     base = base_of(kind)
     if isinstance(given, base):

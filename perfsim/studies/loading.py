@@ -13,8 +13,7 @@ from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError
 from perfsim.base.text import did_you_mean
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.catalog import complaints_of
-from perfsim.catalog.kinds import element, is_named, kind_of
-from perfsim.catalog.reader import Loc
+from perfsim.catalog.reader import Loc, element, is_named, kind_of
 from perfsim.machines import build_topology
 from perfsim.network import Topology, nearest_link
 from perfsim.prediction.planner import refusal
