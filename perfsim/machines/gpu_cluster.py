@@ -28,7 +28,7 @@ from perfsim.machines.machine import (
     measured_on,
 )
 from perfsim.network import FatTree
-from perfsim.network.collectives import CollectiveModel, tree_rounds, wire_factor
+from perfsim.network.collectives import CollectiveModel, num_steps, tree_rounds, wire_factor
 from perfsim.network.topology import route_around
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec
@@ -100,8 +100,8 @@ class _FatTreeNetwork(Network):
         self.collectives = CollectiveModel.of_tree(tree)
         self.may_bind = tree.may_bind.copy()
         self.may_bind[tree.ports] |= ports
-        self.counts_ports = bool(self.may_bind[tree.ports].any())
-        self.host = HostCosts(tree.system, tree.num_devices)
+        self.counts_ports = bool(self.may_bind[tree.ports].any() or tree.edges.late_s[tree.ports].any())
+        self.host = HostCosts(tree)
 
     def of_graph(self, graph: TaskGraph, /) -> _FatTreeNetwork:
         """The network with its NVLink ports where communications that may overlap can fill one."""
@@ -113,10 +113,12 @@ class _FatTreeNetwork(Network):
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
         load = self._loaded(work, peers, ports=self.counts_ports)
-        may_bind = self.may_bind[load.links] if load is not None else np.zeros(1, dtype=bool)
-        if load is None or not may_bind.any():
+        if load is None:
             return None
-        return Traffic(load.links[may_bind], load.times[may_bind], load.bytes_per_s)
+        may_bind = self.may_bind[load.links]
+        if not may_bind.any() and not load.late_s:
+            return None
+        return replace(load, links=load.links[may_bind], times=load.times[may_bind])
 
     def load(self, work: Work, peers: Ints, /) -> Traffic | None:
         return self._loaded(work, peers, ports=True)
@@ -133,16 +135,20 @@ class _FatTreeNetwork(Network):
     def _copies(self, work: Work, width: int) -> Traffic:
         """Copies of the peers on a host: on their own links, and together on its memory or drives.
 
-        Ranks of other stages are on the same host where a stage has fewer.
+        Ranks of other stages are on the same host where a stage has fewer. The slowest links of the system
+        stand for all, since all devices wait for them.
         """
         edges = self.tree.edges
+        back = work.op != STORE
         count = min(self.host.sharing, width)
-        media = ("dram", "nvme") if work.op.startswith("nvme") else ("dram",)
-        shared = [int(edges.of_kind(kind)[0]) for kind in media]
-        away = edges.of_kind("pcie")[: 2 * count : 2]
-        crossed = np.concatenate([away if work.op == STORE else away ^ 1, shared])
-        times = np.repeat([1, count], [len(away), len(shared)])
-        return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op))
+        kinds = ("pcie", "dram", "nvme") if work.op.startswith("nvme") else ("pcie", "dram")
+        links = [edges.of_kind(kind)[back::2] for kind in kinds]
+        slowest = [own[np.argsort(edges.bytes_per_s[own], kind="stable")] for own in links]
+        shared = [int(own[0]) & ~1 for own in slowest[1:]]
+        crossed = np.concatenate([slowest[0][:count], shared])
+        times = np.repeat([1, count], [len(slowest[0][:count]), len(shared)])
+        late_s = sum(float(edges.late_s[own].max()) for own in links)
+        return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op), late_s)
 
     def _is_inside(self, groups: Ints) -> bool:
         nodes = self.tree.node_of[groups]
@@ -181,19 +187,41 @@ class _FatTreeNetwork(Network):
         else:
             source, target, spare, within = _ring_hops(groups, tree.node_of)
         links = tree.crossings(source, target)
+        passed = tree.ports[within[:0] if tree.full_mesh else within]
+        late_s = self._late_s(work, groups, links, passed) if tree.edges.late_s.any() else 0.0
         if tree.edges.dead:
             links = self._around(links, source, target)
-        passed = tree.ports[within[:0] if tree.full_mesh else within]
         extra = np.concatenate([tree.nics[spare].ravel(), passed.ravel()])
         links = np.append(links[links >= 0], extra[self.capacities[extra] > 0.0])
         crossed, times = np.unique(links, return_counts=True)
         if inside:
-            return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed)
+            return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed, late_s)
         # A ring has its share of the NICs, or of the ports that all rings pass. Ports count at their rated
         # speed, as in prices: a port that is slower is for the flows to share.
         passes = times[np.isin(crossed, tree.ports)].max(initial=1)
         port_bytes_per_s = tree.edges.rated["scale_up"] / passes
-        return Traffic(crossed, times, float(min(tree.nic_share_bytes_per_s, port_bytes_per_s)))
+        rate = float(min(tree.nic_share_bytes_per_s, port_bytes_per_s))
+        return Traffic(crossed, times, rate, late_s)
+
+    def _late_s(self, work: Work, groups: Ints, links: Ints, passed: Ints) -> float:
+        """Latency that late links add to groups of ranks: in each step that of the latest hop.
+
+        `links` are those of the hops, a hop a row; between nodes, `passed` are ports inside nodes.
+        """
+        edges = self.tree.edges
+        late_s = edges.late_s.copy()
+        for bundle, _ in self.tree.bundles():
+            late_s[bundle[:, 0]] = late_s[bundle].max(axis=1)
+        hop_s = float(np.where(links >= 0, late_s[links], 0.0).sum(axis=1).max(initial=0.0))
+        shape = self.tree.group_shape(groups[0].tolist())
+        if work.kind is not Kind.COMM_COLL or "." in work.op or work.op == "send_recv":
+            return hop_s
+        op = cast(CollectiveOp, work.op)
+        if shape.nodes == 1:
+            return num_steps(op, shape.size) * hop_s
+        across = 1 if op == "all_to_all" else num_steps(op, shape.nodes)
+        inside_s = late_s[passed].max(axis=0, initial=0.0).sum() if len(passed) else 0.0
+        return across * hop_s + float((num_steps(op, shape.size) - num_steps(op, shape.nodes)) * inside_s)
 
     def sent_bytes(self, work: Work, /) -> float:
         """Bytes of a class of work on a link that it crosses once; the rings across nodes share a message."""

@@ -65,8 +65,6 @@ def test_a_reduction_and_a_send_inside_a_node_share_the_ports_of_their_ranks(
     both = run(at_once(ring, (send(toys, "s", 3, 4), "gpu3/send")), tree)
     assert both == pytest.approx([2 * SECONDS, 2 * SECONDS], rel=1e-3), "the port out of GPU 3"
     assert run(at_once(ring, (send(toys, "s", 4, 5), "gpu4/send")), tree) == [SECONDS, SECONDS]
-    short = (send(toys, "s", 3, 4, n_bytes=1e4), "gpu3/send")
-    assert run(at_once((summed(toys, RankGroup(0, 1, 4), 1e6), "gpu0/nccl"), short), tree) == [SECONDS] * 2
 
 
 def test_inside_a_node_every_rank_sends_and_receives_once_at_the_bus_rate(
@@ -76,8 +74,8 @@ def test_inside_a_node_every_rank_sends_and_receives_once_at_the_bus_rate(
     crossed = traffic(tree, summed(toys, RankGroup(0, 2, 4), n_bytes))
     assert kinds(tree, crossed) == {"scale_up": [1] * 8}
     assert set(crossed.links.tolist()) == set(tree.ports[[0, 2, 4, 6]].ravel().tolist())
-    seconds = CollectiveModel.of_tree(tree).time_s("all_reduce", n_bytes, Group.inside_node(4))
-    assert crossed.bytes_per_s == pytest.approx(2 * 3 / 4 * n_bytes / seconds)
+    seconds = CollectiveModel.of_tree(tree).seconds("all_reduce", np.array([n_bytes]), Group.inside_node(4))
+    assert crossed.bytes_per_s == pytest.approx(2 * 3 / 4 * n_bytes / seconds.bytes_s[0])
 
 
 def test_rings_across_nodes_pass_the_ports_of_all_ranks_but_their_own(
