@@ -72,12 +72,10 @@ class Activity:
         self.since_s = now_s
         self.rate = rate
         self._alarm = None
-        if rate == 1.0 and self.alone is not None and self.alone.callbacks is not None:
-            self._alarm = self.alone
+        if rate == 1.0 and self.alone is not None:
+            self._alarm = self.env.timeout(0.0) if self.alone.processed else self.alone
         elif rate > 0.0:
-            self._alarm = self.env.timeout(
-                0.0 if rate == 1.0 and self.alone else max(0.0, self.left_s) / rate
-            )
+            self._alarm = self.env.timeout(max(0.0, self.left_s) / rate)
         self.alone = None
         if self._alarm is not None:
             self._alarm.callbacks.append(self._ring)

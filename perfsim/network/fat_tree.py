@@ -230,7 +230,7 @@ class FatTree(Topology):
 
     @cached_property
     def may_bind(self) -> Bools:
-        """Links that can slow what crosses them; NVLink ports and links to hosts only below rated capacity.
+        """Links that can slow what crosses them; NVLink ports only below rated capacity.
 
         A link between a GPU and its NIC carries no more than the NIC, so it does not count unless it is
         slower.
@@ -240,7 +240,6 @@ class FatTree(Topology):
         nics = self.nics.ravel()
         binding[hosts] = self.edges.bytes_per_s[hosts] < self.edges.bytes_per_s[nics]
         binding[self.ports.ravel()] = False
-        binding[self.edges.of_kind("pcie")] = False
         binding[self.edges.slow] = True
         return binding
 

@@ -203,9 +203,14 @@ class Edges:
 
     @cached_property
     def late_s(self) -> Floats:
-        """Latency of every link beyond what is rated for its kind and direction."""
+        """Latency of every link beyond what is rated."""
+        return np.maximum(0.0, self.seconds - self.rated_s)
+
+    @cached_property
+    def rated_s(self) -> Floats:
+        """Latency of every link that is rated for its kind and direction."""
         rated = np.array([self.usual.seconds[kind] for kind in self.kinds])
-        return np.asarray(np.maximum(0.0, self.seconds - rated[self.kind, np.arange(len(self)) % 2]))
+        return np.asarray(rated[self.kind, np.arange(len(self)) % 2])
 
     @cached_property
     def dead(self) -> frozenset[int]:
