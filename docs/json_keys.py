@@ -13,9 +13,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.evidence.bands import CaseBand
 from perfsim.evidence.cases import StepCase
-from perfsim.evidence.score import Scored
+from perfsim.evidence.score import CaseBand, Scored
 from perfsim.prediction.bands import Accuracy, Traits
 from perfsim.prediction.planner import Search
 from perfsim.prediction.prediction import Prediction

@@ -25,9 +25,9 @@ from perfsim.base.errors import (
 )
 from perfsim.base.files import must_exist, write_file
 from perfsim.base.units import parse_quantity
-from perfsim.catalog import FOLDERS, Catalog, default_catalog, parse_file
-from perfsim.catalog.kinds import classes_of
-from perfsim.catalog.reader import mark_at
+from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.catalog.reader import KINDS as CATALOGUED
+from perfsim.catalog.reader import classes_of, mark_at
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
 from perfsim.evidence.cases import (
@@ -39,8 +39,8 @@ from perfsim.evidence.cases import (
     public_cases,
     read_cases,
 )
+from perfsim.evidence.own_runs import MeasuredFile
 from perfsim.evidence.score import validate_file
-from perfsim.evidence.step_fit import MeasuredFile
 from perfsim.interop.formats import Imported, read_model
 from perfsim.interop.formats import import_file as read_file
 from perfsim.prediction.question import question_of
@@ -48,11 +48,17 @@ from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
 from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
-from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec, with_verify
-from perfsim.studies.trials import Explained, explain
+from perfsim.studies.trials import (
+    AnswerDocument,
+    Difference,
+    Explained,
+    compare_answers,
+    compare_studies,
+    explain,
+)
 
 if TYPE_CHECKING:
     pass
@@ -67,7 +73,7 @@ OWN: dict[str, type[BaseModel]] = {
     "measured": MeasuredFile,
 }
 """Kinds outside the catalogue; `validate` reads cases, `calibrate steps` reads measured steps."""
-KINDS = tuple(dict.fromkeys([*FOLDERS, *OWN]))
+KINDS = tuple(dict.fromkeys([*CATALOGUED, *OWN]))
 
 
 def schema_of(kind: str) -> dict[str, Any]:

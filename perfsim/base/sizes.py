@@ -7,45 +7,23 @@ error names the line and appears before any long computation.
 from __future__ import annotations
 
 MOST_DEVICES = 2**20
-
-
 MOST_MESH = 256
 """Devices of a node in which each has a link to every other one."""
-
-
 MOST_SEQUENCES = 2**17
 """In one step, over all devices."""
-
-
 MOST_LAYERS = 2**12
-
-
 MOST_WIDTH = 2**20
 """Hidden size, and every other width of a layer."""
-
-
 MOST_HEADS = 2**12
-
-
 MOST_VOCABULARY = 2**24
-
-
 MOST_POSITIONS = 2**24
 """Tokens of a sequence."""
-
-
 MOST_CHOICES = 256
 """Entries of a list that need a plan each: batches, device counts, candidates."""
-
-
 MOST_PARTS = 2**20
 """Compute units of a device, servers of a store, steps between two checkpoints, and the like."""
-
-
 MOST_CASES = 10_000
 """In one file of runs."""
-
-
 MOST_LAYER_PASSES = 2**20
 """Layers times micro-batches of one replica: each pass is a few tasks of the graph."""
 

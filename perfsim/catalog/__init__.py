@@ -16,11 +16,10 @@ from perfsim.catalog.catalog import (
     load_mapping,
     parse_file,
 )
-from perfsim.catalog.kinds import FOLDERS
-from perfsim.catalog.reader import LocatedMapping
+from perfsim.catalog.reader import KINDS, LocatedMapping
 
 __all__ = [
-    "FOLDERS",
+    "KINDS",
     "PATH_VARIABLE",
     "Catalog",
     "LocatedMapping",

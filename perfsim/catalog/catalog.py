@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,26 +14,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from perfsim.base.errors import CatalogError, Problem
 from perfsim.base.spec import replaced
 from perfsim.base.text import did_you_mean
-from perfsim.catalog.kinds import (
-    classes_of,
-    folder_of,
-    help_of_key,
-    is_named,
-    keys_of,
-    kind_of,
-    records_at,
-    types_at,
-)
 from perfsim.catalog.reader import (
     LocatedMapping,
     Resolver,
     build,
+    classes_of,
     complaints,
     covering,
     dotted,
+    folder_of,
     in_order,
+    kind_of,
     matching,
     read_mapping,
+    value_at,
     values,
 )
 from perfsim.catalog.yaml_tree import Mark, Node, read_yaml, shown_path
@@ -152,7 +146,7 @@ class Catalog:
             path = root / folder / f"{name_or_path}.yaml"
             if _is_file(path):
                 return path
-        if _is_file(Path(name_or_path)) or _is_folder(Path(name_or_path)):
+        if _is_file(Path(name_or_path), Path.exists):
             said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
             raise CatalogError([Problem(said)])
         help_text = did_you_mean(name_or_path, self.names(kind))
@@ -179,27 +173,49 @@ class Catalog:
         model = type(spec)
 
         def read(path: str, value: Any) -> Any:
-            # Along the types first, which know every field; the data stops where an optional part is None.
-            parts = path.split(".")
-            for depth, part in enumerate(parts):
-                records = records_at(model, parts[:depth])
-                if not (part in keys_of(records) if records else types_at(model, parts[: depth + 1])):
-                    help_text = help_of_key(part, records)
-                    raise CatalogError([Problem(f"`{part}` is not a field", help=help_text)])
-            named = [cls for cls in types_at(model, parts) if is_named(cls)]
-            return self.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
+            return value_at(model, path, value, self)
 
         try:
             return replaced(spec, changes, dict.fromkeys(changes, "set by the question"), read)
         except ValidationError as error:
             raise CatalogError(complaints_of(error, model, spec.model_dump())) from None
 
-    def describe(self, name_or_path: str, kind: str, *, deep: bool = False) -> list[Row]:
+    def describe(
+        self, name_or_path: str, kind: str, *, deep: bool = False, near: Path | None = None
+    ) -> list[Row]:
         """Every value of a description as written, with its source or the reason it is assumed.
 
         `deep` adds the values of the descriptions that it names (a system's device and links).
         """
-        return _described(name_or_path, kind, self, deep=deep)
+        mapping = read_mapping(self.find(kind, name_or_path, near), kind, self)
+        named: dict[str, str] = {}
+        if deep and (classes := classes_of(kind)):
+            resolver = Resolver(self, mapping.path)
+            resolver.data(mapping.node, matching(mapping.node, classes))
+            inner = ((path, spec) for path, spec in resolver.references if not isinstance(spec, Calibration))
+            named = {dotted(path): kind_of(type(spec)) for path, spec in inner}
+        listed: list[Row] = []
+        for path, leaf in values(mapping.node).leaves():
+            if path:
+                listed.append(self._row(path, leaf, mapping.node))
+            if path in named:
+                rows = self.describe(leaf.text, named[path], deep=True, near=mapping.path.parent)
+                listed += [replace(row, path=f"{path}.{row.path}") for row in rows]
+        return listed
+
+    def _row(self, path: str, leaf: Node, root: Node) -> Row:
+        text = leaf.text if not isinstance(leaf.value, list) else ", ".join(str(v) for v in leaf.plain())
+        sources = root.mapping.get("sources")
+        assumed = root.mapping.get("assumed")
+        source_key = covering(path, sources)
+        assumed_key = covering(path, assumed)
+        # The longer key is the more specific one; at equal length the assumption is the safer claim.
+        if assumed and assumed_key and len(assumed_key) >= len(source_key):
+            return Row(path, text, f"assumed: {assumed.mapping[assumed_key].text}", assumed=True)
+        if sources and source_key:
+            source_id = sources.mapping[source_key].text
+            return Row(path, text, str(self.sources().get(source_id, source_id)), source_id)
+        return Row(path, text)
 
     def source(self, source_id: str) -> Source:
         """A registered source; CatalogError with the nearest id for an unknown one."""
@@ -256,17 +272,10 @@ def _is_path(name_or_path: str) -> bool:
     return "/" in name_or_path or os.sep in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
-def _is_file(path: Path) -> bool:
+def _is_file(path: Path, asked: Callable[[Path], bool] = Path.is_file) -> bool:
     """Whether this is a file; text that no file system takes as a path (too long, with NUL) is none."""
     try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
+        return asked(path)
     except (OSError, ValueError):
         return False
 
@@ -277,7 +286,7 @@ def _existing(text: str, near: Path | None) -> Path:
         if _is_file(path):
             return path
     for path in candidates:
-        if _is_folder(path):
+        if _is_file(path, Path.is_dir):
             raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
     raise CatalogError([Problem(f"there is no file {shown_path(candidates[0])}")])
 
@@ -308,11 +317,10 @@ def _unplaced(data: Any) -> Node:
 # Where each value comes from, a source of `sources.yaml` or an assumption, as `perfsim show` lists it.
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(BaseModel):
     """A publication that was read; `url` is empty where none is known."""
 
-    id: str
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: str
     url: str = ""
     note: str = ""
@@ -336,32 +344,8 @@ class Row:
     assumed: bool = False
 
 
-def _row(path: str, leaf: Node, root: Node) -> Row:
-    text = leaf.text if not isinstance(leaf.value, list) else ", ".join(str(v) for v in leaf.plain())
-    sources = root.mapping.get("sources")
-    assumed = root.mapping.get("assumed")
-    source_key = covering(path, sources)
-    assumed_key = covering(path, assumed)
-    # The longer key is the more specific one; at equal length the assumption is the safer claim.
-    if assumed and assumed_key and len(assumed_key) >= len(source_key):
-        return Row(path, text, f"assumed: {assumed.mapping[assumed_key].text}", assumed=True)
-    if sources and source_key:
-        source_id = sources.mapping[source_key].text
-        return Row(path, text, source_id, source_id)
-    return Row(path, text)
-
-
 _SECTIONS = ("hardware", "workloads", "studies")
 """The folders of a root, each with its own register."""
-
-
-class _Entry(BaseModel):
-    """A source as the register lists it under its id."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    title: str
-    url: str = ""
-    note: str = ""
 
 
 def _read_sources(roots: Sequence[Path]) -> dict[str, Source]:
@@ -371,63 +355,21 @@ def _read_sources(roots: Sequence[Path]) -> dict[str, Source]:
     """
     sources: dict[str, Source] = {}
     problems: list[Problem] = []
-    for root in roots:
-        for section in _SECTIONS:
-            path = root / section / "sources.yaml"
-            if path.is_file():
-                register, wrong = _read(path)
-                sources = {**register, **sources}
-                problems += wrong
+    for path in (root / section / "sources.yaml" for root in roots for section in _SECTIONS):
+        if not path.is_file():
+            continue
+        node, wrong = read_yaml(path)
+        problems += wrong
+        for key, entry in node.mapping.items():
+            if not entry.is_mapping:
+                problems.append(entry.mark.problem(f"{key}: a mapping with title and url is expected"))
+                continue
+            try:
+                source = Source.model_validate(entry.plain())
+            except ValidationError as error:
+                problems += complaints(error, Source, entry)
+            else:
+                sources.setdefault(str(key), source)
     if problems:
         raise CatalogError(problems)
     return sources
-
-
-def _read(path: Path) -> tuple[dict[str, Source], list[Problem]]:
-    node, problems = read_yaml(path)
-    register: dict[str, Source] = {}
-    for key, entry in node.mapping.items():
-        if not entry.is_mapping:
-            problems.append(entry.mark.problem(f"{key}: a mapping with title and url is expected"))
-            continue
-        try:
-            read = _Entry.model_validate(entry.plain())
-        except ValidationError as error:
-            problems += complaints(error, _Entry, entry)
-        else:
-            register[str(key)] = Source(str(key), read.title, read.url, read.note)
-    return register, problems
-
-
-def _described(
-    name_or_path: str, kind: str, catalog: Catalog, *, deep: bool, near: Path | None = None
-) -> list[Row]:
-    """One row per value of a description; `deep` adds those of the descriptions that it names."""
-    mapping = read_mapping(catalog.find(kind, name_or_path, near), kind, catalog)
-    named = _references(mapping, kind, catalog) if deep else {}
-    sources = catalog.sources()
-    listed: list[Row] = []
-    for path, leaf in values(mapping.node).leaves():
-        if not path:
-            continue
-        row = _row(path, leaf, mapping.node)
-        source = sources.get(row.source_id)
-        listed.append(replace(row, source_or_assumption=str(source)) if source else row)
-        if path in named:
-            inner = _described(row.value_text, named[path], catalog, deep=True, near=mapping.path.parent)
-            listed += [replace(part, path=f"{path}.{part.path}") for part in inner]
-    return listed
-
-
-def _references(mapping: LocatedMapping, kind: str, catalog: Catalog) -> dict[str, str]:
-    """The dotted paths of the values that name another description, with its kind."""
-    classes = classes_of(kind)
-    if not classes:
-        return {}
-    resolver = Resolver(catalog, mapping.path)
-    resolver.data(mapping.node, matching(mapping.node, classes))
-    return {
-        dotted(path): kind_of(type(spec))
-        for path, spec in resolver.references
-        if not isinstance(spec, Calibration)
-    }

@@ -1,41 +1,207 @@
-"""Reads a file into a description: applies `extends`, resolves names, reports all errors at once."""
+"""Reads a file into a description of its kind: `extends`, names, and all errors at once."""
 
 from __future__ import annotations
 
+import collections.abc
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
+from perfsim.base.spec import CatalogSpec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog.kinds import (
-    element,
-    help_of_key,
-    is_named,
-    is_record,
-    kind_of,
-    kinds_of,
-    known_fields,
-    members,
-    records_at,
-    takes_boolean,
-)
 from perfsim.catalog.yaml_tree import Mark, Node, Scalar, read_yaml
-from perfsim.specs.calibration import CollectiveCalibration, ProtocolSegment
-from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, NodeSpec
+from perfsim.specs.calibration import Calibration, CollectiveCalibration, FrameworkCalibration
+from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, SystemSpec, system_classes
+from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.recipe import Recipe
+from perfsim.specs.runtime import Runtime
+from perfsim.specs.wall_clock import WallClockSpec
 
-if TYPE_CHECKING:
-    from perfsim.catalog.catalog import Catalog
+# The kinds of document, and what the annotations of a class accept.
+
+
+class Kind(NamedTuple):
+    """A kind of document: where its files are, and what they describe."""
+
+    folder: str
+    """Below a root of the catalogue."""
+    base: type[BaseModel] | None
+    """The class of its descriptions, or what several have in common, which their key `kind` tells apart; None
+    for a study, which its caller validates."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "device": Kind("hardware/devices", DeviceSpec),
+    "link": Kind("hardware/links", LinkSpec),
+    "system": Kind("hardware/systems", SystemSpec),
+    "framework": Kind("hardware/calibrations/frameworks", FrameworkCalibration),
+    "calibration": Kind("hardware/calibrations", Calibration),
+    "wall_clock": Kind("hardware/wall_clocks", WallClockSpec),
+    "model": Kind("workloads/models", TransformerConfig),
+    "recipe": Kind("workloads/recipes", Recipe),
+    "runtime": Kind("workloads/runtimes", Runtime),
+    "study": Kind("studies", None),
+}
+"""Every kind of document of the catalogue."""
+
+
+def folder_of(kind: str) -> str:
+    """The folder of a kind; CatalogError for an unknown kind."""
+    if kind not in KINDS:
+        raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, KINDS))])
+    return KINDS[kind].folder
+
+
+def base_of(kind: str) -> type[BaseModel]:
+    """The common class of all descriptions of a kind."""
+    base = KINDS[kind].base
+    return BaseModel if base is None else base
+
+
+def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
+    """The classes that a file of this kind may describe; none for a study."""
+    base = KINDS[kind].base
+    if base is SystemSpec:
+        return tuple(system_classes().values())
+    if base is Calibration:
+        calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
+        return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
+    return () if base is None else (base,)
+
+
+def kind_of(cls: type) -> str:
+    """The kind of a class of descriptions; `study` for a class without a folder."""
+    return next((kind for kind, (_, base) in KINDS.items() if base and issubclass(cls, base)), "study")
+
+
+def _subclasses(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+# The types that a pydantic field accepts, read from its annotation.
+
+_SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable)
+_MAPPINGS = (dict, collections.abc.Mapping)
+
+
+def members(annotation: Any) -> list[Any]:
+    """The members of a union, without `Annotated`; `None` appears as NoneType."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [member for part in get_args(annotation) for member in members(part)]
+    if annotation is SystemSpec:
+        return list(system_classes().values())
+    return [annotation]
+
+
+def is_record(annotation: Any) -> bool:
+    """Whether values of this type are written as a mapping with known keys."""
+    return isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
+
+
+def is_named(annotation: Any) -> bool:
+    """Whether values of this type have their own file and may be given by name."""
+    return isinstance(annotation, type) and issubclass(annotation, CatalogSpec)
+
+
+def known_fields(record: type) -> dict[str, Any]:
+    """Annotations of a record's fields, by their key in YAML."""
+    if issubclass(record, BaseModel):
+        return {info.alias or name: info.annotation for name, info in record.model_fields.items()}
+    if not is_dataclass(record):
+        return {}
+    hints = get_type_hints(record, include_extras=True)
+    return {item.name: hints[item.name] for item in fields(record) if item.init}
+
+
+def _literal_values(annotation: Any) -> list[Any]:
+    """The values that the `Literal`s of an annotation allow."""
+    return [
+        value for member in members(annotation) if get_origin(member) is Literal for value in get_args(member)
+    ]
+
+
+def kinds_of(record: type) -> list[Any]:
+    """Values that the key `kind` may have in a record; empty without such a key."""
+    return _literal_values(known_fields(record).get("kind", Any))
+
+
+def element(annotation: Any, part: object) -> list[Any]:
+    """The types accepted under a key or an index of a value of this type."""
+    accepted: list[Any] = []
+    for member in members(annotation):
+        origin = get_origin(member)
+        arguments = get_args(member)
+        if is_record(member):
+            field = known_fields(member).get(str(part))
+            accepted += [] if field is None else members(field)
+        elif origin in _MAPPINGS and len(arguments) == 2:
+            accepted += members(arguments[1])
+        elif origin in _SEQUENCES and arguments:
+            # A tuple of fixed length has one type per position.
+            fixed = len(arguments) > 1 and Ellipsis not in arguments and isinstance(part, int)
+            accepted += members(arguments[min(int(str(part)), len(arguments) - 1)] if fixed else arguments[0])
+    return accepted
+
+
+def _types_at(model: type, path: Sequence[object]) -> list[Any]:
+    """The types accepted at a path of keys and indices inside a record."""
+    alternatives: list[Any] = [model]
+    for part in path:
+        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
+    return alternatives
+
+
+def _records_at(model: type, path: Sequence[object]) -> list[type]:
+    """The records that a mapping at a path may be."""
+    return [member for outer in _types_at(model, path) for member in members(outer) if is_record(member)]
+
+
+def _keys_of(records: Sequence[type]) -> list[str]:
+    """The keys that a mapping accepts which may be any of these records."""
+    return list(dict.fromkeys(key for record in records for key in known_fields(record)))
+
+
+def _help_of_key(name: str, records: Sequence[type]) -> str:
+    """Where a key has moved that no record accepts, or the nearest that one does."""
+    moved = (getattr(record, "moved", {}).get(name, "") for record in records)
+    return next(filter(None, moved), "") or did_you_mean(name, _keys_of(records))
+
+
+def _takes_boolean(alternatives: list[Any]) -> bool:
+    """Whether true and false keep their meaning; a number field would coerce them to 1 and 0."""
+    return any(
+        member in (bool, Any, object) or any(isinstance(value, bool) for value in _literal_values(member))
+        for member in alternatives
+    )
+
 
 # Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
 #
@@ -50,11 +216,21 @@ Loc = tuple[object, ...]
 RecordT = TypeVar("RecordT")
 
 
+class _Shelves(Protocol):
+    """What reading asks of the catalogue: files and descriptions by kind and name."""
+
+    def names(self, kind: str) -> list[str]: ...
+
+    def find(self, kind: str, name_or_path: str, near: Path | None = None) -> Path: ...
+
+    def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any: ...
+
+
 @dataclass(slots=True)
 class Resolver:
     """Walks the tree of a file along an annotation and collects its problems; paths are relative to it."""
 
-    catalog: Catalog
+    catalog: _Shelves
     file: Path
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
@@ -81,7 +257,7 @@ class Resolver:
                 self.data(child, _joined(alternatives, index), (*path, index))
                 for index, child in enumerate(node.value)
             ]
-        if isinstance(node.value, bool) and alternatives and not takes_boolean(alternatives):
+        if isinstance(node.value, bool) and alternatives and not _takes_boolean(alternatives):
             self._fail(node, path, f"{node.text} is not a number or a text", "quotes make it text")
             return None
         return node.value
@@ -255,7 +431,7 @@ def _problem(
     if kind in _MISSING:
         return mark_at(node, path).problem(f"`{name}` is missing{inside}")
     if kind in _UNKNOWN:
-        help_text = help_of_key(name, records_at(model, parent)) if with_help else ""
+        help_text = _help_of_key(name, _records_at(model, parent)) if with_help else ""
         return mark_at(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
     of_key = details["loc"][-1:] == ("[key]",)
     message, help_text = _explain(details)
@@ -314,31 +490,35 @@ def values(node: Node) -> Node:
     return _without(node, *META)
 
 
-def extend(child: Node, parent: Node) -> Node:
+def _extend(child: Node, parent: Node) -> Node:
     """Merge `child` over `parent`; values and their provenance keep their marks."""
     merged = _overlay(values(child), values(parent))
-    for name in NOT_INHERITED:
-        if name in child.mapping:
-            _put(merged, name, child)
-    own_paths = {path for path, _ in values(child).leaves()}
-    inner = {prefix for path in own_paths for prefix in _prefixes(path)}
-    inherited_paths = [
+    kept = [name for name in NOT_INHERITED if name in child.mapping]
+    written = {path for path, _ in values(child).leaves()}
+    inner = {prefix for path in written for prefix in _prefixes(path)}
+    inherited = [
         path
         for path, _ in values(parent).leaves()
-        if path not in inner and not any(prefix in own_paths for prefix in _prefixes(path))
+        if path not in inner and not any(prefix in written for prefix in _prefixes(path))
     ]
     for name in PROVENANCE:
-        table = _inherited(parent.mapping.get(name), inherited_paths)
-        written = child.mapping.get(name)
-        if written is not None and not written.is_mapping:
-            _put(merged, name, child)
+        own = child.mapping.get(name)
+        if own is not None and not own.is_mapping:
+            kept.append(name)
             continue
-        if written is not None:
-            entries = {**table.mapping, **written.mapping}
-            table = replace(written, value=entries, keys={**table.keys, **written.keys})
-        if table.mapping:
-            merged.mapping[name] = table
+        table = parent.mapping.get(name, Node(Mark(""), {}))
+        keys = {path: key for path in inherited if (key := covering(path, table))}
+        entries: dict[Scalar, Node] = {path: table.mapping[key] for path, key in keys.items()}
+        marks: dict[Scalar, Mark] = {path: table.keys[key] for path, key in keys.items()}
+        if own is not None:
+            entries |= own.mapping
+            marks |= own.keys
+        if entries:
+            merged.mapping[name] = Node(own.mark if own else table.mark, entries, keys=marks)
             merged.keys[name] = child.keys.get(name, table.mark)
+    for name in kept:
+        merged.mapping[name] = child.mapping[name]
+        merged.keys[name] = child.keys[name]
     return merged
 
 
@@ -363,24 +543,8 @@ def _overlay(child: Node, parent: Node) -> Node:
     return Node(child.mark, result, keys={**parent.keys, **child.keys})
 
 
-def _put(merged: Node, name: str, origin: Node) -> None:
-    merged.mapping[name] = origin.mapping[name]
-    merged.keys[name] = origin.keys[name]
-
-
-def _inherited(table: Node | None, paths: list[str]) -> Node:
-    """The parent's provenance for these paths, one entry each."""
-    if table is None:
-        return Node(Mark(""), {})
-    entries: dict[Scalar, Node] = {}
-    keys: dict[Scalar, Mark] = {}
-    for path in paths:
-        if key := covering(path, table):
-            entries[path], keys[path] = table.mapping[key], table.keys[key]
-    return Node(table.mark, entries, keys=keys)
-
-
 SpecT = TypeVar("SpecT", bound=BaseModel)
+BorrowerT = TypeVar("BorrowerT", bound=CatalogSpec)
 
 
 @dataclass(slots=True)
@@ -411,7 +575,7 @@ class LocatedMapping:
         return CatalogError([*self.problems, *complaints(error, model, self.node)])
 
 
-def read_mapping(path: Path, kind: str, catalog: Catalog, children: tuple[Path, ...] = ()) -> LocatedMapping:
+def read_mapping(path: Path, kind: str, catalog: _Shelves, children: tuple[Path, ...] = ()) -> LocatedMapping:
     """Read a file and merge it over what it extends; raises CatalogError if it cannot be read."""
     node, problems = read_yaml(path)
     base = node.mapping.get("extends")
@@ -421,7 +585,9 @@ def read_mapping(path: Path, kind: str, catalog: Catalog, children: tuple[Path, 
     return LocatedMapping(path, node, problems + more)
 
 
-def _extended(node: Node, kind: str, catalog: Catalog, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
+def _extended(
+    node: Node, kind: str, catalog: _Shelves, files: tuple[Path, ...]
+) -> tuple[Node, list[Problem]]:
     """Merge `node`, from the last of `files`, over what it extends; `files` guard against a cycle."""
     base = node.mapping["extends"]
     child = replace(_without(node, "extends"), broken=True)  # its missing keys may be the base's
@@ -437,11 +603,11 @@ def _extended(node: Node, kind: str, catalog: Catalog, files: tuple[Path, ...]) 
             problem if problem.file else base.mark.problem(f"extends: {problem.message}", problem.help)
             for problem in error.problems
         ]
-    return replace(extend(child, parent.node), broken=parent.node.broken), parent.problems
+    return replace(_extend(child, parent.node), broken=parent.node.broken), parent.problems
 
 
 def build(
-    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: Catalog, default_name: str
+    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: _Shelves, default_name: str
 ) -> SpecT:
     """Build a description from a mapping; its `kind` chooses among `classes`.
 
@@ -474,6 +640,22 @@ def in_order(problems: list[Problem]) -> list[Problem]:
     return sorted(unique, key=lambda problem: (files.index(problem.file), problem.line, problem.column))
 
 
+def value_at(model: type[BaseModel], path: str, value: Any, catalog: _Shelves) -> Any:
+    """What a value at a dotted path stands for: a description, where it is the name of one.
+
+    Raises CatalogError where the path leads nowhere. It goes along the types, which know every field; the
+    data stops where an optional part is None.
+    """
+    parts = path.split(".")
+    for depth, part in enumerate(parts):
+        records = _records_at(model, parts[:depth])
+        if not (part in _keys_of(records) if records else _types_at(model, parts[: depth + 1])):
+            help_text = _help_of_key(part, records)
+            raise CatalogError([Problem(f"`{part}` is not a field", help=help_text)])
+    named = [cls for cls in _types_at(model, parts) if is_named(cls)]
+    return catalog.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
+
+
 # Calibrations for devices and links that name none: that of the nearest one with a calibration of its own.
 #
 # The nearest device of its kind is of its generation, which its narrowest precision tells (16, 8 or 4 bits),
@@ -482,27 +664,37 @@ def in_order(problems: list[Problem]) -> list[Problem]:
 # Rates of collectives inside a node are scaled by the bandwidths of the two links.
 
 
-def _calibrated(spec: SpecT, catalog: Catalog) -> SpecT:
+def _calibrated(spec: SpecT, catalog: _Shelves) -> SpecT:
     """A device, or the links of a node of GPUs, with the nearest calibration where they name none."""
     if isinstance(spec, DeviceSpec) and spec.calibration is None:
-        return spec.model_copy(update=_of_device(spec, catalog))
-    if isinstance(spec, GpuClusterSpec) and None in _calibrations(spec.node):
-        return spec.model_copy(update={"node": _of_node(spec.node, catalog)})
+        known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == spec.kind]
+        near = min(known, key=lambda other: (*_unlikeness(spec, other), other.name), default=None)
+        if near is None or near.calibration is None:
+            return spec
+        words = f"{near.calibration.name}, that of the nearest {spec.kind} with one ({near.name})"
+        return _borrowing(spec, near.calibration, words)
+    if not isinstance(spec, GpuClusterSpec):
+        return spec
+    node = spec.node
+    if None in (node.scale_up.calibration, node.nic.calibration):
+        links = [
+            (link, link.calibration) for link in _measured(catalog, "link", LinkSpec) if link.calibration
+        ]
+        port = node.scale_up.bandwidth * node.lanes(node.devices)
+        inside = [(link, known) for link, known in links if known.collectives]
+        across = [(link, known) for link, known in links if known.network]
+        update = {
+            "scale_up": _of_link(node.scale_up, inside, port),
+            "nic": _of_link(node.nic, across, node.nic.bandwidth),
+        }
+        return spec.model_copy(update={"node": node.model_copy(update=update)})
     return spec
 
 
-def _calibrations(node: NodeSpec) -> tuple[CollectiveCalibration | None, ...]:
-    return node.scale_up.calibration, node.nic.calibration
-
-
-def _of_device(device: DeviceSpec, catalog: Catalog) -> dict[str, object]:
-    known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == device.kind]
-    if not known:
-        return {}
-    nearest = min(known, key=lambda other: (*_unlikeness(device, other), other.name))
-    name = "" if nearest.calibration is None else nearest.calibration.name
-    reason = f"it names none: {name}, that of the nearest {device.kind} with one ({nearest.name})"
-    return {"calibration": nearest.calibration, "assumed": {**device.assumed, "calibration": reason}}
+def _borrowing(spec: BorrowerT, calibration: Calibration | None, words: str) -> BorrowerT:
+    """A description with a calibration that is not its own, which its assumptions tell."""
+    assumed = {**spec.assumed, "calibration": f"it names none: {words}"}
+    return spec.model_copy(update={"calibration": calibration, "assumed": assumed})
 
 
 def _unlikeness(device: DeviceSpec, other: DeviceSpec) -> tuple[float, float]:
@@ -519,52 +711,35 @@ def _figures(device: DeviceSpec) -> tuple[float, float, float]:
     return min(whole_bits), max(sixteen or device.peak.values()), device.memory.bandwidth
 
 
-def _of_node(node: NodeSpec, catalog: Catalog) -> NodeSpec:
-    links = [link for link in _measured(catalog, "link", LinkSpec) if link.calibration is not None]
-    inside = [link for link in links if link.calibration and link.calibration.collectives]
-    across = [link for link in links if link.calibration and link.calibration.network]
-    port = node.scale_up.bandwidth * node.lanes(node.devices)
-    return node.model_copy(
-        update={
-            "scale_up": _of_link(node.scale_up, inside, port),
-            "nic": _of_link(node.nic, across, node.nic.bandwidth),
-        }
-    )
-
-
-def _of_link(link: LinkSpec, known: list[LinkSpec], bytes_per_s: float) -> LinkSpec:
+def _of_link(
+    link: LinkSpec, known: list[tuple[LinkSpec, CollectiveCalibration]], bytes_per_s: float
+) -> LinkSpec:
     """The link with the calibration of the nearest one; `bytes_per_s` is all that a device can send."""
     if link.calibration is not None or not known:
         return link
-    nearest = min(known, key=lambda other: (abs(math.log(bytes_per_s / other.bandwidth)), other.name))
-    reason = f"it names none: that of the link of nearest bandwidth with one ({nearest.name}), scaled by it"
-    calibration = _scaled(nearest.calibration, bytes_per_s / nearest.bandwidth)
-    update = {"calibration": calibration, "assumed": {**link.assumed, "calibration": reason}}
-    return link.model_copy(update=update)
-
-
-def _scaled(calibration: CollectiveCalibration | None, factor: float) -> CollectiveCalibration | None:
-    """A calibration with all rates inside a node multiplied."""
-    if calibration is None:
-        return None
+    near, calibration = min(
+        known, key=lambda pair: (abs(math.log(bytes_per_s / pair[0].bandwidth)), pair[0].name)
+    )
+    factor = bytes_per_s / near.bandwidth
     collectives = {
-        op: tuple(_faster(segment, factor) for segment in segments)
+        op: tuple(
+            segment.model_copy(
+                update={
+                    name: rate * factor
+                    for name in ("bandwidth_bytes_per_s", "local_bytes_per_s")
+                    if (rate := getattr(segment, name)) is not None
+                }
+            )
+            for segment in segments
+        )
         for op, segments in calibration.collectives.items()
     }
-    return calibration.model_copy(update={"collectives": collectives})
+    scaled = calibration.model_copy(update={"collectives": collectives})
+    words = f"that of the link of nearest bandwidth with one ({near.name}), scaled by it"
+    return _borrowing(link, scaled, words)
 
 
-def _faster(segment: ProtocolSegment, factor: float) -> ProtocolSegment:
-    local = segment.local_bytes_per_s
-    return segment.model_copy(
-        update={
-            "bandwidth_bytes_per_s": segment.bandwidth_bytes_per_s * factor,
-            "local_bytes_per_s": None if local is None else local * factor,
-        }
-    )
-
-
-def _measured(catalog: Catalog, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
+def _measured(catalog: _Shelves, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
     """Every description of the catalogue whose file names a calibration that is not marked as borrowed."""
     for name in catalog.names(kind):
         try:

@@ -20,10 +20,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from perfsim.base.spec import CatalogSpec
 from perfsim.base.units import Dimension, quantity_pattern
-from perfsim.catalog.kinds import is_record, kind_of, kinds_of, known_fields, members
-from perfsim.specs.calibration import Calibration
+from perfsim.catalog.reader import is_named, is_record, kind_of, kinds_of, known_fields, members
 from perfsim.specs.hardware import SystemSpec, system_classes
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -120,7 +118,7 @@ class _Writer:
             key: _described(self._value(value, partial=partial), notes.get(key, ""))
             for key, value in body.get("properties", {}).items()
         }
-        if _stands_alone(cls):
+        if is_named(cls):
             record["properties"]["extends"] = EXTENDS
         required = [key for key in body.get("required", []) if key != "name"]
         if required and not partial:
@@ -155,7 +153,7 @@ class _Writer:
             return {"anyOf": [self._reference(kind, partial=partial) for kind in kinds]}
         changes = {"$ref": _REF + name + _CHANGES}
         whole = changes if partial else {"$ref": _REF + name}
-        if not _stands_alone(self.records[name]):
+        if not is_named(self.records[name]):
             return whole
         kind = kind_of(self.records[name])
         named = {"type": "string", "description": f"Name of a {kind} of the catalogue, or a path."}
@@ -171,10 +169,6 @@ def _references(schema: Any) -> set[str]:
     if isinstance(schema, list):
         return set().union(*(_references(value) for value in schema))
     return set()
-
-
-def _stands_alone(cls: type[BaseModel]) -> bool:
-    return issubclass(cls, CatalogSpec | Calibration)
 
 
 def _described(value: Schema, note: str) -> Schema:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,21 @@ from perfsim.cli.options import (
     LateChoice,
     answers,
     asks,
+    compare_option,
     complete,
     emit_option,
-    json_option,
     limits,
     path_option,
     scheduler_option,
     verb,
 )
 from perfsim.cli.output import (
+    Answer,
     open_page,
-    print_answer,
-    print_json,
     print_lines,
-    print_parts,
-    print_prose,
+    prints,
     progress,
+    prose,
     write_error,
 )
 
@@ -56,28 +55,29 @@ Examples:
     help="Execute matrix products of the step in NumPy: none, some, or every class.",
 )
 @emit_option
-@json_option
 @limits
-def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | None, as_json: bool) -> None:
+@prints
+def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | None) -> Answer:
     """Predict one step of one model on one system."""
     from perfsim.api.questions import predict
     from perfsim.prediction.prediction import run_document
-    from perfsim.prediction.verification import must_be_right, verified
+    from perfsim.prediction.verification import SamplingSpec, must_be_right, sample_step
     from perfsim.report.terminal import run_lines
 
     prediction = predict(**asked)
-    sampled = verified(prediction, verify)
+    sampled = sample_step(prediction.run, SamplingSpec.model_validate({"mode": verify}))
     if trace is not None:
         prediction.trace.save(trace)
     emitted = {"emitted": prediction.emit(emit)} if emit else {}
-    if as_json:
-        sampling = {} if sampled is None else {"sampling": sampled}
-        print_json(run_document(prediction) | sampling | emitted)
-    elif emitted:
-        print_lines(emitted["emitted"].splitlines())
-    else:
-        print_lines([*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])])
-    must_be_right([sampled] if sampled else [])
+    sampling = {} if sampled is None else {"sampling": sampled}
+
+    def lines() -> list[str]:
+        if emitted:
+            return emitted["emitted"].splitlines()
+        return [*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])]
+
+    document = lambda: run_document(prediction) | sampling | emitted  # noqa: E731
+    return Answer(document, lines, lambda: must_be_right([sampled] if sampled else []))
 
 
 @verb(
@@ -110,35 +110,26 @@ Examples:
 @path_option("--out", "Folder for a page of the shortlist.", check_folder)
 @emit_option
 @scheduler_option
-@json_option
 @limits
+@prints
 def _plan(
-    asked: dict[str, Any],
-    objective: Any,
-    shown: int,
-    rival: str,
-    out: Path | None,
-    emit: str | None,
-    scheduler: str | None,
-    as_json: bool,
-) -> None:
+    asked: dict[str, Any], objective: Any, rival: str, out: Path | None, emit: str | None, **how: Any
+) -> Answer:
     """List the layouts that may be the fastest, and what would tell them apart."""
     from perfsim.api.planning import plan as answer_plan
     from perfsim.report.plan import match_lines, plan_lines
 
-    wanted: Any = "time-to-accuracy" if rival else objective
-    answer = answer_plan(**asked, objective=wanted, shown=shown, scheduler=scheduler)
+    answer = answer_plan(**asked, objective="time-to-accuracy" if rival else objective, **how)
     matched = answer.match(rival) if rival else None
     emitted = {} if emit is None else {"emitted": answer.emit(emit)}
     page = {} if out is None else {"report": str(answer.save(out))}
-    if as_json:
-        print_json(answer.document(matched) | emitted | page)
-    elif emitted:
-        print_lines(emitted["emitted"].splitlines())
-    else:
-        print_lines([*plan_lines(answer), *match_lines(answer, matched)])
-    if page and not as_json:
-        print_lines([f"Report: {page['report']}"])
+
+    def lines() -> list[str]:
+        shown = [*plan_lines(answer), *match_lines(answer, matched)]
+        place = [f"Report: {path}" for path in page.values()]
+        return [*(emitted["emitted"].splitlines() if emitted else shown), *place]
+
+    return Answer(lambda: answer.document(matched) | emitted | page, lines)
 
 
 @verb(
@@ -151,7 +142,7 @@ Examples:
 """,
 )
 @click.argument("study", shell_complete=complete("study"))
-@click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
+@compare_option
 @click.option(
     "--verify",
     type=LateChoice("perfsim.prediction.verification:Verify"),
@@ -163,7 +154,7 @@ Examples:
     "every batch that was tried, or the points of a sweep,",
     "1, or all cores for a sweep",
 )
-def _study(study: str, compare: str, verify: Any, how: How) -> None:
+def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file.
 
     A study with a grid or variants is answered as a sweep, as `perfsim sweep` does. A comparison of published
@@ -173,46 +164,52 @@ def _study(study: str, compare: str, verify: Any, how: How) -> None:
     from perfsim.studies.comparisons import is_comparison
 
     check_folder(how.out or Path("reports"), "--out" if how.out else "the default of --out,")
-    names = [name.strip() for name in compare.split(",") if name.strip()]
     if is_comparison(study):
         _answer_comparison(study, how)
     elif is_sweep(study):
         if verify is not None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
-        _answer_sweep(study, names, how)
+        _answer_sweep(study, compare, how)
     elif how.dry_run:
-        _print_planned(study, names, how)
+        print_lines(_planned(study, compare, how))
     else:
-        _answer_study(study, names, verify, how)
+        _answer_study(study, compare, verify, how)
+
+
+def _deliver(answer: Answer, how: How, verdict: str, page: str | Path) -> None:
+    """Print an answer, with --quiet its verdict only, and where its page is; raises what is wrong with it."""
+
+    def lines() -> list[str]:
+        said = prose(verdict) if how.quiet else answer.lines()
+        return [*said, *([f"Report: {page}"] if page else [])]
+
+    replace(answer, lines=lines).print(as_json=how.as_json)
+    if how.opens and page:
+        open_page(Path(page))
+    answer.check()
 
 
 def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
     from perfsim.api.studying import study as answer_study
     from perfsim.report.study import study_lines
 
-    tell = progress(quiet=how.as_json or how.quiet)
     answer = answer_study(
         study,
         names,
         verify=verify,
         changes=how.changes,
-        progress=tell,
+        progress=progress(quiet=how.as_json or how.quiet),
         jobs=how.jobs or 1,
         scheduler=how.scheduler,
     )
     page = answer.save(how.out or Path("reports") / answer.study)
     if how.table is not None:
         answer.batch_curve.save(how.table)
-    if how.as_json:
-        print_json(answer.document(report=str(page)))
-    else:
-        print_answer(lambda: study_lines(answer), answer.verdict, page, quiet=how.quiet)
-    if how.opens:
-        open_page(page)
-    answer.check()
+    printed = Answer(lambda: answer.document(report=str(page)), lambda: study_lines(answer), answer.check)
+    _deliver(printed, how, answer.verdict, page)
 
 
-def _print_planned(study: str, names: list[str], how: How) -> None:
+def _planned(study: str, names: list[str], how: How) -> list[str]:
     """What a study would compute: its candidates and batches."""
     from perfsim.catalog import default_catalog
     from perfsim.report.text import counted
@@ -225,7 +222,7 @@ def _print_planned(study: str, names: list[str], how: How) -> None:
     count = 0 if spec.batch_sizes == "auto" else len(spec.batch_sizes)
     batches = counted(count, "batch", "batches") if count else "batches around the critical one"
     asked = f"{spec.model.name} by {spec.recipe.name} on {counted(len(machines), 'candidate')}"
-    print_prose(
+    return prose(
         f"{spec.name}: {asked}, each with {batches}",
         *machines,
         "Nothing was computed; without --dry-run a candidate takes a few seconds.",
@@ -239,16 +236,12 @@ def _answer_comparison(name: str, how: How) -> None:
     from perfsim.report.validation import comparison_lines
 
     if how.dry_run:
-        print_prose(f"{name}: a comparison of published figures; nothing was computed")
+        print_lines(prose(f"{name}: a comparison of published figures; nothing was computed"))
         return
     result = comparison(name)
     page = save_comparison(result, how.out or Path("reports") / result.name)
-    if how.as_json:
-        print_json({**plain(result), "report": str(page)})
-    else:
-        print_answer(lambda: comparison_lines(result), result.verdict, page, quiet=how.quiet)
-    if how.opens:
-        open_page(page)
+    printed = Answer(lambda: {**plain(result), "report": str(page)}, lambda: comparison_lines(result))
+    _deliver(printed, how, result.verdict, page)
 
 
 @verb(
@@ -277,10 +270,7 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     folder = how.out or Path("reports") / asked.name
     if how.dry_run:
         planned = plan_sweep(asked, folder / STORE, how.jobs)
-        if how.as_json:
-            print_json(asdict(planned))
-        else:
-            print_prose(planned.line)
+        Answer(lambda: asdict(planned), lambda: prose(planned.line)).print(as_json=how.as_json)
         return
     tell = progress(quiet=how.quiet, in_a_log=True)
     answered = answer_sweep(asked, folder=folder, jobs=how.jobs, scheduler=how.scheduler, progress=tell)
@@ -293,11 +283,10 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
         page = str(answered.save(folder))
     if how.table is not None:
         answered.save_table(how.table)
-    if how.as_json:
-        print_parts(sweep_text(answered, report=page))
-    else:
-        print_answer(lambda: sweep_lines(answered), answered.verdict, page, quiet=how.quiet)
-    if how.opens and page:
-        open_page(Path(page))
-    if not answered.feasible:
-        raise PlanError("no point of the grid has a feasible plan")
+
+    def check() -> None:
+        if not answered.feasible:
+            raise PlanError("no point of the grid has a feasible plan")
+
+    printed = Answer(lambda: sweep_text(answered, report=page), lambda: sweep_lines(answered), check)
+    _deliver(printed, how, answered.verdict, page)

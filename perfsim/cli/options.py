@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from perfsim.base.files import check_file
 from perfsim.base.sizes import MOST_SEQUENCES
-from perfsim.cli.output import metered
+from perfsim.cli.output import JSON_HELP, metered
 from perfsim.prediction.question import ASKED, Asked, Asker
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -127,11 +127,13 @@ emit_option = click.option(
     default=None,
     help="Print the flags or the file with which this tool runs the layout.",
 )
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else."
+compare_option = click.option(
+    "--compare",
+    default="",
+    metavar="A,B",
+    callback=lambda _context, _option, text: [name.strip() for name in text.split(",") if name.strip()],
+    help="Only these strategies, e.g. 3d,weight-streaming.",
 )
-
-
 scheduler_option = click.option(
     "--scheduler",
     metavar="ADDRESS",
@@ -304,7 +306,7 @@ def answers(out: str, rows: str, processes: str) -> Callable[[Function], Any]:
         click.option("--dry-run", is_flag=True, help="Print what would be computed, and stop."),
         click.option("--open", "opens", is_flag=True, help="Open the report in the browser."),
         click.option("--quiet", is_flag=True, help="Print the comparison and the report's place only."),
-        json_option,
+        click.option("--json", "as_json", is_flag=True, help=JSON_HELP),
         limits,
     )
 

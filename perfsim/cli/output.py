@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 SECONDS_BEFORE_A_BAR = 2.0
 SECONDS_BETWEEN_DRAWINGS = 0.1
 SECONDS_IN_A_LOG = 30.0
+JSON_HELP = "One JSON document on standard output, nothing else."
 _COUNTED = re.compile(r"([\d,]+) of ([\d,]+) ([^:,]*)")
 """`12 of 26 points, about 10 s left`; `0 of 4 candidates: 3d on 8 A100-80GB`."""
 
@@ -38,10 +41,11 @@ class Meter:
 
     def __init__(self) -> None:
         self.quiet = False
-        self.started_s = self.shown_s = time.monotonic()
+        self.started_s = self.shown_s = self.step_began_s = time.monotonic()
         self.owner = os.getpid()
         self.counts_items = False
-        self.step = _Step(self.started_s)
+        self.before = self.ended = self.total = 0
+        """Tasks that ended in earlier simulations, those of the present one, and all that it has."""
         self.bar: Progress | None = None
         self.row: TaskID | None = None
 
@@ -65,11 +69,17 @@ class Meter:
 
         A verb that simulates many short steps shows how many tasks it has simulated in all.
         """
-        long = self.step.lasts(ended, total)
+        if total != self.total or ended <= self.ended:  # another simulation
+            self.step_began_s = time.monotonic()
+            self.before += self.ended
+            self.total = total
+        self.ended = ended
         if not sys.stderr.isatty():
             self._log(f"{ended:,} of {total:,} tasks simulated")
         elif not self.counts_items:
-            self._draw(*(("tasks of a step", ended, total) if long else ("tasks", self.step.all_tasks, None)))
+            long = time.monotonic() - self.step_began_s >= SECONDS_BEFORE_A_BAR
+            words = ("tasks of a step", ended, total) if long else ("tasks", self.before + ended, None)
+            self._draw(*words)
 
     def stop(self) -> None:
         """Remove the bar."""
@@ -91,39 +101,17 @@ class Meter:
         if self.bar is not None and now_s - self.shown_s < SECONDS_BETWEEN_DRAWINGS and done != total:
             return
         self.shown_s = now_s
-        bar = self.bar or _new_bar()
-        row = self.row
         if self.bar is None:
-            self.bar = bar
-            bar.start()
+            self.bar = _new_bar()
+            self.bar.start()
+        bar = self.bar
+        row = self.row
         if row is not None and (bar.tasks[-1].total is None) != (total is None):
             bar.remove_task(row)  # its rate is of other things
             row = None
         self.row = bar.add_task(words, total=total) if row is None else row
         bar.update(self.row, description=words, completed=done, total=total)
         bar.refresh()
-
-
-class _Step:
-    """The simulation that goes on, and how many tasks have ended in all of them."""
-
-    def __init__(self, now_s: float) -> None:
-        self.began_s = now_s
-        self.ended = self.total = self.before = 0
-
-    def lasts(self, ended: int, total: int) -> bool:
-        """Take so many tasks as ended; whether this simulation takes long enough for a bar of its own."""
-        if total != self.total or ended <= self.ended:
-            self.began_s = time.monotonic()
-            self.before = self.all_tasks
-            self.total = total
-        self.ended = ended
-        return time.monotonic() - self.began_s >= SECONDS_BEFORE_A_BAR
-
-    @property
-    def all_tasks(self) -> int:
-        """Tasks that have ended, of this simulation and those before."""
-        return self.before + self.ended
 
 
 def _new_bar() -> Progress:
@@ -217,16 +205,8 @@ def _fitted(text: str) -> str:
     return "\n".join(lines)
 
 
-def print_json(document: Any) -> None:
-    """One JSON document on standard output, as UTF-8 whatever the terminal's encoding."""
-    from perfsim.report.document import document_text
-
-    _needs_output()
-    click.echo(document_text(document).encode("utf-8"), nl=False)
-
-
-def print_parts(parts: Iterable[str]) -> None:
-    """The text of a JSON document in parts, as UTF-8."""
+def _print_document(parts: Iterable[str]) -> None:
+    """The text of a JSON document in parts, as UTF-8 whatever the terminal's encoding."""
     _needs_output()
     for part in parts:
         click.echo(part.encode("utf-8"), nl=False)
@@ -244,24 +224,44 @@ def print_lines(lines: Sequence[str]) -> None:
         click.echo(text)
 
 
-def print_prose(*sentences: str) -> None:
+def prose(*sentences: str) -> list[str]:
     """Sentences for a person, in lines that fit the terminal."""
-    from perfsim.report.terminal import paragraph, terminal_width
+    from perfsim.report.terminal import paragraphs
 
-    width = terminal_width()
-    print_lines([line for sentence in sentences for line in paragraph(sentence, width)])
+    return paragraphs(sentences)
 
 
-def print_answer(
-    lines: Callable[[], Sequence[str]], verdict: str, page: str | Path | None, *, quiet: bool
-) -> None:
-    """An answer, or with `quiet` its verdict only, and where the report is."""
-    if quiet:
-        print_prose(verdict)
-    else:
-        print_lines(lines())
-    if page:
-        print_lines([f"Report: {page}"])
+@dataclass(frozen=True)
+class Answer:
+    """What a verb prints: with `--json` a document (text in parts is one already), else lines."""
+
+    document: Callable[[], Any]
+    lines: Callable[[], Sequence[str]]
+    check: Callable[[], Any] = bool
+    """Raises what is wrong with it, once it is printed."""
+
+    def print(self, *, as_json: bool) -> None:
+        """Print it as one or the other."""
+        if not as_json:
+            print_lines(self.lines())
+        else:
+            from perfsim.report.document import document_text
+
+            document = self.document()
+            _print_document(document if isinstance(document, Iterator) else [document_text(document)])
+
+
+def prints(verb: Callable[..., Answer]) -> Callable[..., None]:
+    """The option `--json` of a verb, whose answer is printed."""
+
+    @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+    @functools.wraps(verb)
+    def printing(*args: Any, as_json: bool, **options: Any) -> None:
+        answer = verb(*args, **options)
+        answer.print(as_json=as_json)
+        answer.check()
+
+    return printing
 
 
 def _has_colour() -> bool:
@@ -306,7 +306,7 @@ def _needs_output() -> None:
         raise PerfsimError("standard output is closed: the answer cannot be printed")
 
 
-def progress(*, quiet: bool, in_a_log: bool = False) -> Callable[[str], None]:
+def progress(*, quiet: bool = False, in_a_log: bool = False) -> Callable[[str], None]:
     """A function that tells what is being computed: by a bar on a terminal, elsewhere by lines `in_a_log`."""
     meter = _present_meter()
     meter.quiet = quiet

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,33 +16,33 @@ from perfsim.cli.options import (
     LateChoice,
     VerbGroup,
     asks,
+    compare_option,
     complete,
     complete_layout,
-    json_option,
     limits,
     pairs_option,
     path_option,
     set_option,
     verb,
 )
-from perfsim.cli.output import metered, print_json, print_lines, print_prose, progress, write_error
+from perfsim.cli.output import Answer, metered, print_lines, prints, progress, prose, write_error
 from perfsim.prediction.question import ASKED
 
 if TYPE_CHECKING:
     from perfsim.evidence.left_out import LeavingOut
-    from perfsim.proof.prove import Request
+    from perfsim.specs.calibration import Calibration
 
 
 # `perfsim calibrate`: constants from your own measurements.
 
-_Given = ParamSpec("_Given")
 _source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
 )
-_yaml_option = path_option("--out", "YAML file to write. [default: standard output]")
+_FILE = "YAML file to write. [default: standard output]"
+_FOLDER = "Folder for the YAML. [default: standard output]"
 
 
-def _files(name: str, **known: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """An argument of one file or several, which must be there."""
 
     def check(_context: click.Context, _argument: click.Parameter, given: Any) -> Any:
@@ -51,25 +51,6 @@ def _files(name: str, **known: Any) -> Callable[[Callable[..., None]], Callable[
         return given
 
     return click.argument(name, type=click.Path(path_type=Path), callback=check, **known)
-
-
-def _fitted(verb: Callable[_Given, None]) -> Callable[_Given, None]:
-    """A verb that refuses measurements from which constants follow that no hardware has."""
-
-    @wraps(verb)
-    def checked(*args: _Given.args, **kwargs: _Given.kwargs) -> None:
-        from pydantic import ValidationError
-
-        from perfsim.engine.limits import Limits, limited
-
-        try:
-            with metered() as meter, limited(Limits(tell=meter.tasks, tell_items=meter.items)):
-                within_floats(verb)(*args, **kwargs)
-        except ValidationError as error:
-            wrong = refused_values(error.errors())[0]
-            raise InputError(f"no hardware has the constants that fit these measurements: {wrong}") from None
-
-    return checked
 
 
 @verb(
@@ -87,12 +68,42 @@ def _calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
 
 
-def _part(short_help: str) -> Callable[[Callable[..., None]], click.Command]:
-    """A part of `calibrate`, named as its function."""
-    return lambda function: _calibrate.command(function.__name__.strip("_"), short_help=short_help)(function)
+def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., Sequence[Calibration]]], Any]:
+    """A part of `calibrate`, named as its function, which gets its options except --out and returns fits.
+
+    With `folder`, --out is one, for a file of each fit. Measurements from which constants follow that no
+    hardware has are refused.
+    """
+
+    def made(function: Callable[..., Sequence[Calibration]]) -> Any:
+        @wraps(function)
+        def fitted(out: Path | None, **given: Any) -> None:
+            from pydantic import ValidationError
+
+            from perfsim.engine.limits import Limits, limited
+            from perfsim.evidence.fitting import delivered
+            from perfsim.specs.calibration import ConvergenceCalibration
+
+            try:
+                with metered() as meter, limited(Limits(tell=meter.tasks, tell_items=meter.items)):
+                    for own in within_floats(function)(**given):
+                        place = out / f"{own.name}.yaml" if out and folder else out
+                        print_lines([delivered(own, place)])
+                        if out and isinstance(own, ConvergenceCalibration):
+                            print_lines([own.description, *own.notes])
+            except ValidationError as error:
+                wrong = refused_values(error.errors())[0]
+                raise InputError(
+                    f"no hardware has the constants that fit these measurements: {wrong}"
+                ) from None
+
+        option = path_option("--out", _FOLDER, check_folder) if folder else path_option("--out", _FILE)
+        return _calibrate.command(function.__name__.strip("_"), short_help=short_help)(option(fitted))
+
+    return made
 
 
-@_part("Print a PyTorch script that writes a table for gemm.")
+@_calibrate.command("script", short_help="Print a PyTorch script that writes a table for gemm.")  # type: ignore[untyped-decorator]  # VerbGroup
 def _script() -> None:
     """Print a script that times matrix products on your GPU with PyTorch, as a table for `calibrate gemm`."""
     from perfsim.catalog import data_root
@@ -104,37 +115,36 @@ def _script() -> None:
 @_files("table")
 @click.option("--device", required=True, help="Name, or file, of the measured device.")
 @click.option("--like", default="", help="Calibration whose tiles are scaled, for a table with `precision`.")
-@_yaml_option
 @_source_option
-@_fitted
-def _gemm(table: Path, device: str, like: str, out: Path | None, source: str) -> None:
+def _gemm(table: Path, device: str, like: str, source: str) -> list[Calibration]:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us and, with --like, precision."""
-    from perfsim.evidence.calibrate import calibrate_gemm
+    from perfsim.catalog import default_catalog
+    from perfsim.evidence.gemm_fit import gpu_calibration
 
-    print_lines([calibrate_gemm(table, device, out, source=source, like=like)])
+    catalog = default_catalog()
+    base = catalog.calibration(like) if like else None
+    return [gpu_calibration(table, catalog.device(device), base, source=source)]
 
 
 @_part("Fit the collective model to tables of measurements.")
 @_files("tables", nargs=-1, required=True)
 @click.option("--link", required=True, help="Name, or file, of the measured link.")
-@_yaml_option
 @_source_option
-@_fitted
-def _collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
+def _collective(tables: tuple[Path, ...], link: str, source: str) -> list[Calibration]:
     """Fit the collective model to TABLES: outputs of nccl-tests on one node, or CSVs.
 
     A CSV has the columns collective, num_gpus, bytes, time_us. Several files fit several operations and
     numbers of GPUs together: all_reduce_perf, all_gather_perf, reduce_scatter_perf, alltoall_perf.
     """
-    from perfsim.evidence.calibrate import calibrate_collectives
+    from perfsim.catalog import default_catalog
+    from perfsim.evidence.collective_fit import link_calibration
 
-    print_lines([calibrate_collectives(list(tables), link, out, source=source)])
+    return [link_calibration(tables, default_catalog().link(link), source=source)]
 
 
-@_part("Fit host times and sustained ceilings to whole steps.")
+@_part("Fit host times and sustained ceilings to whole steps.", folder=True)
 @_files("cases", nargs=-1, required=True)
 @click.option("--device", help="Only runs on this device of the catalogue. [default: all]")
-@path_option("--out", "Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @click.option("--only", multiple=True, metavar="CONSTANT", help="Fit only this constant; may be repeated.")
 @click.option(
@@ -144,54 +154,38 @@ def _collective(tables: tuple[Path, ...], link: str, out: Path | None, source: s
     help="Leave out larger runs.",
 )
 @_source_option
-@_fitted
-def _framework(
-    cases: tuple[Path, ...],
-    device: str | None,
-    out: Path | None,
-    device_only: bool,
-    only: tuple[str, ...],
-    most_devices: int,
-    source: str,
-) -> None:
+def _framework(cases: tuple[Path, ...], device: str | None, **options: Any) -> Sequence[Calibration]:
     """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
-    from perfsim.evidence.calibrate import calibrate_framework
+    from perfsim.evidence.step_fit import fit_steps
 
-    text = calibrate_framework(
-        cases, device, out, device_only=device_only, only=only, most_devices=most_devices, source=source
-    )
-    print_lines([text])
+    return fit_steps(cases, device, **options)
 
 
 @_part("Fit one scale for your cluster to steps measured on it.")
 @_files("measured", nargs=-1, required=True)
 @click.option("--system", default="", help="Catalogue name of the machine that wrote the logs.")
-@_yaml_option
-@_fitted
-def _steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
+def _steps(measured: tuple[Path, ...], system: str) -> list[Calibration]:
     """Fit one scale for your cluster to steps that you MEASURED on it.
 
     MEASURED is a YAML file of two or three steps, or one or several logs of Megatron-LM, with --system.
     """
-    from perfsim.evidence.calibrate import calibrate_steps
+    from perfsim.evidence.own_runs import fit_cluster
 
-    text, warning = calibrate_steps(measured, out, system)
-    print_lines([text])
-    if warning:
-        write_error(f"warning: {warning}\n")
+    calibration = fit_cluster(measured, system)
+    if calibration.is_wide:
+        write_error(f"warning: {calibration.spread_warning}\n")
+    return [calibration]
 
 
 @_part("Fit a wafer's efficiency by software release to logs.")
 @_files("cases")
 @click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
-@_yaml_option
 @_source_option
-@_fitted
-def _wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
+def _wafer(cases: Path, device: str, source: str) -> list[Calibration]:
     """Fit a wafer's efficiency for each software release to the logs in CASES."""
-    from perfsim.evidence.calibrate import calibrate_wafer
+    from perfsim.evidence.step_fit import fit_wafer
 
-    print_lines([calibrate_wafer(cases, device, out, source=source)])
+    return [fit_wafer(cases, device, source=source)]
 
 
 @_part("Fit the critical batch to your own runs.")
@@ -205,22 +199,21 @@ def _wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
 )
 @click.option(
     "--kind",
+    "run_kind",
     type=click.Choice(["pre-training", "warm-start", "fine-tuning"]),
     default="pre-training",
     show_default=True,
     help="Kind of the runs.",
 )
-@_yaml_option
-@_fitted
-def _convergence(files: tuple[Path, ...], tokens_per_example: float, kind: str, out: Path | None) -> None:
+def _convergence(files: tuple[Path, ...], tokens_per_example: float, run_kind: str) -> list[Calibration]:
     """Fit E_min and the critical batch to FILES: a CSV, a file of a convergence case, or MLPerf logs.
 
     A CSV has the columns batch and steps (or examples) to the target, or tokens and b_simple (a log of the
     gradient noise scale). A study names the result: `convergence: {law: fitted, fit: ./FILE.yaml}`.
     """
-    from perfsim.evidence.calibrate import calibrate_convergence
+    from perfsim.evidence.own_runs import fit_convergence
 
-    print_lines(calibrate_convergence(files, tokens_per_example, kind, out))
+    return [fit_convergence(files, tokens_per_example, run_kind)]
 
 
 # `perfsim check`: all mistakes of a file, and nothing computed.
@@ -236,8 +229,8 @@ Examples:
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--kind", default="", help="device, system, model, ... [default: told by the file's keys]")
-@json_option
-def _check(files: tuple[Path, ...], kind: str, as_json: bool) -> None:
+@prints
+def _check(files: tuple[Path, ...], kind: str) -> Answer:
     """Read each FILE with all that it names, and list every mistake; nothing is run.
 
     Exit code 2 if there is any.
@@ -253,10 +246,10 @@ def _check(files: tuple[Path, ...], kind: str, as_json: bool) -> None:
             problems += list(error.problems)
     if problems:
         raise InputError(problems)
-    if as_json:
-        print_json([{"file": each.file, "kind": each.kind, "holds": each.words} for each in checked])
-    else:
-        print_prose(*(f"{each.file}: {each.kind}, no mistakes ({each.words})" for each in checked))
+    return Answer(
+        lambda: [{"file": each.file, "kind": each.kind, "holds": each.words} for each in checked],
+        lambda: prose(*(f"{each.file}: {each.kind}, no mistakes ({each.words})" for each in checked)),
+    )
 
 
 # `perfsim diff`: two studies or two answers side by side.
@@ -272,9 +265,9 @@ Examples:
 )
 @click.argument("first")
 @click.argument("second")
-@json_option
 @limits
-def _diff(first: str, second: str, as_json: bool) -> None:
+@prints
+def _diff(first: str, second: str) -> Answer:
     """Compare FIRST and SECOND: names or files of studies, or the summary.json of two answers.
 
     Studies are answered, and the first once more with each changed input alone. Answers are compared as they
@@ -285,10 +278,7 @@ def _diff(first: str, second: str, as_json: bool) -> None:
     from perfsim.report.terminal import difference_lines
 
     difference = compare(first, second)
-    if as_json:
-        print_json(plain(difference))
-    else:
-        print_lines(difference_lines(difference))
+    return Answer(lambda: plain(difference), lambda: difference_lines(difference))
 
 
 # `perfsim explain`: terms of reports and messages, from the glossary.
@@ -308,10 +298,12 @@ def _explain(term: tuple[str, ...]) -> None:
     from perfsim.report.glossary import explained, terms
 
     if not term:
-        print_prose(f"perfsim explain TERM, where a term is one of: {', '.join(terms())}.")
+        print_lines(prose(f"perfsim explain TERM, where a term is one of: {', '.join(terms())}."))
         return
     entries = explained(" ".join(term))
-    print_prose(*(f"{name}{'' if meaning.startswith('(') else ':'} {meaning}" for name, meaning in entries))
+    print_lines(
+        prose(*(f"{name}{'' if meaning.startswith('(') else ':'} {meaning}" for name, meaning in entries))
+    )
 
 
 # `perfsim import`: files of other tools as YAML of perfsim.
@@ -342,17 +334,10 @@ Examples:
     "given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE. May be repeated."
 )
 @path_option("--out", "YAML file to write. [default: standard output]")
-@json_option
+@prints
 def _import(
-    files: tuple[Path, ...],
-    format_name: Any,
-    part: Any,
-    model: str,
-    system: str,
-    given: dict[str, Any],
-    out: Path | None,
-    as_json: bool,
-) -> None:
+    files: tuple[Path, ...], format_name: str | None, part: str | None, out: Path | None, **given: Any
+) -> Answer:
     """Read a model, a recipe or measured steps from FILE of another tool, as YAML of perfsim.
 
     Formats: config.json of Hugging Face; scripts and logs of Megatron-LM; YAML of the Cerebras Model Zoo,
@@ -363,24 +348,13 @@ def _import(
     from perfsim.api.questions import writing
     from perfsim.api.tools import import_file
 
-    result = import_file(
-        files[0],
-        format_name or "",
-        part=part or "",
-        model=model,
-        system=system,
-        given=given,
-        more=files[1:],
-    )
+    result = import_file(files[0], format_name or "", part=part or "", more=files[1:], **given)
     if out is not None:
         with writing(out) as path:
             write_file(path, result.text())
-    if as_json:
-        print_json(result.as_dict())
-    elif out is None:
-        print_lines(result.text().rstrip().splitlines())
-    else:
-        print_lines([f"{result.kind} from {result.format}: {out}", *result.remarks()])
+    if out is None:
+        return Answer(result.as_dict, lambda: result.text().rstrip().splitlines())
+    return Answer(result.as_dict, lambda: [f"{result.kind} from {result.format}: {out}", *result.remarks()])
 
 
 # `perfsim init`: a commented study to begin with.
@@ -457,7 +431,7 @@ def _init(file: Path, model: str, recipe: str, system: str, devices: int) -> Non
     strategy = strategy_for("", catalog.system(system)).name
     names = {"model": model, "recipe": recipe, "system": system, "strategy": strategy}
     write_file(file, _TEMPLATE.format(file=file, devices=devices, **names))
-    print_prose(f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`")
+    print_lines(prose(f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`"))
 
 
 # `perfsim prove`: execute schedules and compare them with serial training.
@@ -498,26 +472,16 @@ Examples:
 @set_option
 @click.option(
     "--mutations",
-    type=click.Path(dir_okay=False),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Insert faults into these schedules instead, and write to FILE (Markdown) which are detected.",
 )
 @click.option("--every", type=click.IntRange(1), help="Of --mutations: try every N-th fault only.")
-@json_option
 @limits
+@prints
 def _prove(
-    target: str,
-    strategy: str,
-    layout: str,
-    devices: int | None,
-    batch: int | None,
-    orders: int | None,
-    seed: int | None,
-    changes: dict[str, Any],
-    mutations: str | None,
-    every: int | None,
-    as_json: bool,
-) -> None:
+    orders: int | None, seed: int | None, mutations: Path | None, every: int | None, **asked: Any
+) -> Answer:
     """Execute schedules in NumPy and compare them with serial training.
 
     The graph that a strategy writes for a layout is written for a small model with the same numbers of
@@ -527,43 +491,36 @@ def _prove(
     catalogue with MODEL's architecture, or the layouts that STUDY chooses. --mutations tests how many
     faults such a proof detects.
     """
-    from perfsim.proof.prove import DEFAULT_ORDERS, Request, prove_all
-    from perfsim.report.proven import proof_lines
+    from perfsim.proof.faults import try_plans
+    from perfsim.proof.prove import DEFAULT_ORDERS, Request, plans_of, prove_all
+    from perfsim.report.proven import mutations_page, mutations_sentence, proof_lines
 
     if mutations is None and every is not None:
         raise InputError("--every belongs to --mutations: it says which share of the faults is tried")
     if mutations is not None and (orders is not None or seed is not None):
         raise InputError("--orders and --seed belong to proofs: --mutations tries each fault in one order")
-    orders = DEFAULT_ORDERS if orders is None else orders
-    request = Request(target, strategy, layout, devices, batch, orders, seed or 0, changes)
-    tell = progress(quiet=as_json)
-    if mutations is not None:
-        _mutate(request, Path(mutations), every or 1, tell, as_json=as_json)
-        return
-    answer = prove_all(request, tell).as_dict()
-    if as_json:
-        print_json(answer)
-    else:
-        print_lines(proof_lines(answer))
-    if not answer["passed"]:
-        raise PerfsimError(f"{target}: at least one layout does not compute what serial training does")
+    request = Request(**asked, orders=DEFAULT_ORDERS if orders is None else orders, seed=seed or 0)
+    if mutations is None:
+        proof = prove_all(request, progress()).as_dict()
+        wrong = "at least one layout does not compute what serial training does"
+        check = _passed(proof, f"{request.target}: {wrong}")
+        return Answer(lambda: proof, lambda: proof_lines(proof), check)
+    if not mutations.parent.is_dir():
+        raise InputError(f"--mutations {mutations}: there is no folder {mutations.parent}")
+    found = try_plans(request.target, plans_of(request), every or 1, progress())
+    write_file(mutations, mutations_page(found))
+    check = _passed(found, f"{request.target}: a fault was missed: {'; '.join(found['unexplained'][:1])}")
+    return Answer(lambda: found, lambda: [mutations_sentence(found), f"wrote {mutations}"], check)
 
 
-def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None], *, as_json: bool) -> None:
-    from perfsim.proof.faults import try_plans
-    from perfsim.proof.prove import plans_of
-    from perfsim.report.proven import mutations_page, mutations_sentence
+def _passed(found: Mapping[str, Any], wrong: str) -> Callable[[], None]:
+    """A check that says what is wrong with what was found."""
 
-    if not page.parent.is_dir():
-        raise InputError(f"--mutations {page}: there is no folder {page.parent}")
-    answer = try_plans(request.target, plans_of(request), every, tell)
-    write_file(page, mutations_page(answer))
-    if as_json:
-        print_json(answer)
-    else:
-        print_lines([mutations_sentence(answer), f"wrote {page}"])
-    if not answer["passed"]:
-        raise PerfsimError(f"{request.target}: a fault was missed: {answer['unexplained'][0]}")
+    def check() -> None:
+        if not found["passed"]:
+            raise PerfsimError(wrong)
+
+    return check
 
 
 # `perfsim schema`: JSON Schemas of the YAML files.
@@ -615,37 +572,22 @@ Examples:
     type=click.IntRange(1, MOST_DEVICES),
     help="Of so many devices.  [default: those of two nodes]",
 )
-@json_option
-def _show(kind: str, name: str | None, graph: Path | None, devices: int | None, as_json: bool) -> None:
+@prints
+def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) -> Answer:
     """List what the catalogue holds, or print one entry with the source of each value."""
-    if graph is not None:
-        _write_network(kind, name, graph, devices, as_json=as_json)
-        return
-    from perfsim.api.inventory import entry, names
+    from perfsim.api.inventory import entry, names, write_network
     from perfsim.report.terminal import row_lines
 
-    rows = entry(kind, name) if name else names(kind)
-    if as_json:
-        print_json(rows)
-    else:
-        print_lines(row_lines(rows, title=name or kind))
-
-
-def _write_network(kind: str, name: str | None, graph: Path, devices: int | None, *, as_json: bool) -> None:
-    """Write the network of a system to a file, and say what is in it."""
-    from perfsim.api.inventory import write_network
-    from perfsim.base.errors import InputError
-
+    if graph is None:
+        rows = entry(kind, name) if name else names(kind)
+        return Answer(lambda: rows, lambda: row_lines(rows, title=name or kind))
     if kind != "systems" or name is None:
         raise InputError("--graph writes the network of one system: perfsim show systems NAME --graph FILE")
     written = write_network(name, graph, devices)
-    if as_json:
-        print_json(written)
-        return
     counts = (
         f"{written['num_devices']:,} devices, {written['vertices']:,} vertices, {written['edges']:,} edges"
     )
-    print_prose(f"{graph}: {name} with {counts}")
+    return Answer(lambda: written, lambda: prose(f"{graph}: {name} with {counts}"))
 
 
 # `perfsim validate`: predictions against published runs.
@@ -660,7 +602,6 @@ Examples:
 """,
 )
 @_files("files", nargs=-1)
-@json_option
 @click.option(
     "--worst",
     type=click.IntRange(min=0),
@@ -683,9 +624,10 @@ Examples:
     "minutes.",
 )
 @limits
+@prints
 def _validate(
-    files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
-) -> None:
+    files: tuple[Path, ...], worst: int, record: bool, page: Path | None, leave_out: bool
+) -> Answer:
     """Predict published runs (FILES, or the public cases) and compare the errors with a baseline."""
     from perfsim.api.tools import validate as answer
     from perfsim.evidence.cases import public_cases
@@ -706,9 +648,12 @@ def _validate(
         write_error(f"Page: {written[0]}, {written[1]}\n")
         known = {step.result["file"]: step.leaving for step in accuracy.steps}
     elif leave_out:
+        from perfsim.catalog import default_catalog
+        from perfsim.evidence.cases import StepCase, read_cases
         from perfsim.evidence.left_out import left_out
 
-        known = {path.name: left_out(path) for path, _ in steps}
+        catalog = default_catalog()
+        known = {path.name: left_out(read_cases(path, StepCase).cases, catalog) for path, _ in steps}
     if leave_out:
         from perfsim.evidence.left_out import left_out_document
 
@@ -718,11 +663,10 @@ def _validate(
         from perfsim.evidence.record import write_records
 
         write_records(paths, results, known)
-    if as_json:
-        print_json(results[0] if len(results) == 1 else results)
-        return
-    for result in results:
-        print_lines(validation_lines(result, worst))
+    return Answer(
+        lambda: results[0] if len(results) == 1 else results,
+        lambda: [line for result in results for line in validation_lines(result, worst)],
+    )
 
 
 @verb(
@@ -735,7 +679,7 @@ Examples:
 """,
 )
 @click.argument("study", required=False, default="")
-@click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
+@compare_option
 @click.option(
     "--measured",
     default="",
@@ -743,9 +687,9 @@ Examples:
     help="Rank the inputs that would explain this step of --model on --system and --devices.",
 )
 @asks("run", required=False)
-@json_option
 @limits
-def _why(study: str, compare: str, measured: str, asked: dict[str, Any], as_json: bool) -> None:
+@prints
+def _why(study: str, compare: list[str], measured: str, asked: dict[str, Any]) -> Answer:
     """Explain the candidates of a STUDY: a name, a YAML file, or the summary.json of its answer.
 
     Each change is predicted again at the best batch, with the layout that is best with it. With --measured,
@@ -761,17 +705,10 @@ def _why(study: str, compare: str, measured: str, asked: dict[str, Any], as_json
         raise click.UsageError(f"--measured explains one step of one model on one system; {words}")
     if measured:
         gap = why_measured(measured, **asked)
-        document = plain(gap) | {"inside_band": gap.inside}
-        lines = gap_lines(gap)
-    elif not study:
+        return Answer(lambda: plain(gap) | {"inside_band": gap.inside}, lambda: gap_lines(gap))
+    if not study:
         raise click.UsageError("name a STUDY, or give --measured with --model, --system and --devices")
-    elif given := [name for name in asked if "." not in name]:
+    if given := [name for name in asked if "." not in name]:
         raise click.UsageError(f"--{given[0]} belongs to --measured; a STUDY names its own")
-    else:
-        explained = why(study, [name.strip() for name in compare.split(",") if name.strip()], asked)
-        document = {"candidates": plain(explained)}
-        lines = why_lines(explained)
-    if as_json:
-        print_json(document)
-    else:
-        print_lines(lines)
+    explained = why(study, compare, asked)
+    return Answer(lambda: {"candidates": plain(explained)}, lambda: why_lines(explained))

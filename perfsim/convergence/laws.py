@@ -39,13 +39,32 @@ class LossLaw(ABC):
     counts_embeddings: bool = True
     """Whether N includes the embedding."""
 
-    @abstractmethod
     def loss(self, params: float, tokens: float) -> float:
         """Nats per token after `tokens` tokens with `params` parameters."""
+        require_positive(params=params, tokens=tokens)
+        return self._loss(params, tokens)
 
-    @abstractmethod
     def tokens_to_loss(self, loss: float, params: float) -> float:
         """The inverse: D_min, examples at small batch. Raises PlanError for a loss that is not reached."""
+        require_positive(loss=loss, params=params)
+        floor = self.smallest_loss(params)
+        if loss <= floor:
+            raise PlanError(
+                f"a model of {params:.3g} parameters is too small for a loss of {loss:g}: with unlimited "
+                f"tokens it approaches {floor:.4f} nats per token (law '{self.name}'); raise the target loss "
+                f"or the model size, or name the loss law of its corpus (this one is of {self.corpus})"
+            )
+        return self._tokens(loss, params)
+
+    @abstractmethod
+    def smallest_loss(self, params: float) -> float:
+        """The loss that a model of this size approaches with unlimited data."""
+
+    @abstractmethod
+    def _loss(self, params: float, tokens: float) -> float: ...
+
+    @abstractmethod
+    def _tokens(self, loss: float, params: float) -> float: ...
 
     def slope(self, params: float, tokens: float) -> float:
         """-d ln D / d L at this point: the relative change of the tokens per nat."""
@@ -74,13 +93,6 @@ class LossLaw(ABC):
                 return f"{value:.3g} {name}, while its runs have {low:.3g} to {high:.3g}"
         return ""
 
-    def _too_small(self, loss: float, params: float, floor: float) -> PlanError:
-        return PlanError(
-            f"a model of {params:.3g} parameters is too small for a loss of {loss:g}: with unlimited "
-            f"tokens it approaches {floor:.4f} nats per token (law '{self.name}'); raise the target loss "
-            f"or the model size, or name the loss law of its corpus (this one is of {self.corpus})"
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChinchillaLaw(LossLaw):
@@ -92,23 +104,14 @@ class ChinchillaLaw(LossLaw):
     b: float
     beta: float
 
-    def loss(self, params: float, tokens: float) -> float:
-        """Nats per token after `tokens` tokens with `params` parameters."""
-        require_positive(params=params, tokens=tokens)
-        return self.smallest_loss(params) + self.b / math.pow(tokens, self.beta)
-
     def smallest_loss(self, params: float) -> float:
-        """The loss that a model of this size approaches with unlimited data."""
-        require_positive(params=params)
         return self.irreducible + self.a / math.pow(params, self.alpha)
 
-    def tokens_to_loss(self, loss: float, params: float) -> float:
-        """D_min = (b / (L - irreducible - a / N^alpha))^(1 / beta); PlanError for a model too small."""
-        require_positive(loss=loss)
-        floor = self.smallest_loss(params)
-        if loss <= floor:
-            raise self._too_small(loss, params, floor)
-        return math.pow(self.b / (loss - floor), 1 / self.beta)
+    def _loss(self, params: float, tokens: float) -> float:
+        return self.smallest_loss(params) + self.b / math.pow(tokens, self.beta)
+
+    def _tokens(self, loss: float, params: float) -> float:
+        return math.pow(self.b / (loss - self.smallest_loss(params)), 1 / self.beta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,21 +123,17 @@ class _KaplanLaw(LossLaw):
     d_c: float = 5.4e13
     alpha_d: float = 0.095
 
-    def loss(self, params: float, tokens: float) -> float:
-        """Nats per token after `tokens` tokens with `params` parameters."""
-        require_positive(params=params, tokens=tokens)
-        return math.pow(self._of_params(params) + self.d_c / tokens, self.alpha_d)
+    def smallest_loss(self, params: float) -> float:
+        return math.pow(self._of_params(params), self.alpha_d)
 
     def _of_params(self, params: float) -> float:
         return math.pow(self.n_c / params, self.alpha_n / self.alpha_d)
 
-    def tokens_to_loss(self, loss: float, params: float) -> float:
-        """D = d_c / (L^(1 / alpha_d) - (n_c / N)^(alpha_n / alpha_d)); PlanError for a model too small."""
-        require_positive(loss=loss, params=params)
-        left = math.pow(loss, 1 / self.alpha_d) - self._of_params(params)
-        if left <= 0:
-            raise self._too_small(loss, params, math.pow(self._of_params(params), self.alpha_d))
-        return self.d_c / left
+    def _loss(self, params: float, tokens: float) -> float:
+        return math.pow(self._of_params(params) + self.d_c / tokens, self.alpha_d)
+
+    def _tokens(self, loss: float, params: float) -> float:
+        return self.d_c / (math.pow(loss, 1 / self.alpha_d) - self._of_params(params))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +146,13 @@ class _ComputeLaw(LossLaw):
     c_flop: float
     gamma: float
 
-    def loss(self, params: float, tokens: float) -> float:
-        """Nats per token after `tokens` tokens with `params` parameters."""
-        require_positive(params=params, tokens=tokens)
+    def smallest_loss(self, params: float) -> float:  # noqa: ARG002
+        return 0.0
+
+    def _loss(self, params: float, tokens: float) -> float:
         return math.pow(self.c_flop / (6.0 * params * tokens), self.gamma)
 
-    def tokens_to_loss(self, loss: float, params: float) -> float:
-        """D = c / (6 N L^(1 / gamma))."""
-        require_positive(loss=loss, params=params)
+    def _tokens(self, loss: float, params: float) -> float:
         return self.c_flop / (6.0 * params * math.pow(loss, 1 / self.gamma))
 
     def outside(self, params: float, tokens: float) -> str:

@@ -20,7 +20,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts, narrow_gemm
 from perfsim.engine.trace import Trace
-from perfsim.evidence.plans import PlacedCase
+from perfsim.evidence.cases import PlacedCase
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import GpuCalibration

@@ -22,20 +22,18 @@ from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
 from perfsim.evidence.ablation import NOTHING, REMOVALS, TRIED, ablate, shares
-from perfsim.evidence.cases import StepCase, read_cases
+from perfsim.evidence.cases import PlacedCase, StepCase, mapped, place_case, read_cases
 from perfsim.evidence.left_out import (
     LeavingOut,
     LeftOut,
     Tangent,
-    leave_out,
+    left_out,
     left_out_document,
     refitted,
     tangent,
-    wafers_left_out,
 )
-from perfsim.evidence.plans import PlacedCase, mapped, place_case
 from perfsim.evidence.score import Scored, families, scored_case, summary
-from perfsim.evidence.step_fit import OF_HOST, OF_KERNEL
+from perfsim.evidence.step_fit import FittedConstant, fitted_constants
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.machines.wafer_cluster import wafer_plan
 
@@ -180,7 +178,7 @@ class Removed:
 class _Examined:
     """The parts of one case's predicted step."""
 
-    id: str
+    case: StepCase
     steps_s: dict[str, float]
     """Step time by removed mechanism; empty for a wafer."""
     shares: dict[str, float]
@@ -216,41 +214,6 @@ class StepAccuracy:
 
 
 @dataclass(frozen=True)
-class FittedConstant:
-    """A constant that whole steps decide."""
-
-    name: str
-    """Field and owner, as in `pass_s of megatron-core-te`."""
-    value: float
-    standard_error: float
-    """Relative to the value."""
-    runs: int
-    """Runs of the fit."""
-
-
-def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
-    """Constants of frameworks, networks and devices that `perfsim calibrate framework` found, each once."""
-    frameworks = [catalog.framework(name) for name in catalog.names("framework")]
-    found: dict[str, FittedConstant] = {}
-    for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
-        values = owner.constants()
-        for path, record in owner.fit.items():
-            value = values.get(path)
-            field = path.rpartition(".")[2]
-            name = field if field in OF_KERNEL else f"{field} of {owner.name}"
-            launched = field in OF_HOST and bool(getattr(owner, "launcher", ""))
-            if launched or path in owner.assumed or not isinstance(value, float):
-                continue
-            if record.command.startswith(_FIT_OF_STEPS):
-                found[name] = FittedConstant(name, value, record.standard_errors[field], record.points)
-    return list(found.values())
-
-
-_FIT_OF_STEPS = "perfsim calibrate framework"
-"""How the command of a fit to whole steps begins."""
-
-
-@dataclass(frozen=True)
 class AccuracyPage:
     """The scores of all files, in their order."""
 
@@ -269,13 +232,11 @@ def accuracy_page(
     Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
     """
     catalog = default_catalog()
-    steps = []
-    for path, result in zip(paths, results, strict=True):
-        if result["kind"] == "step_time":
-            cases = read_cases(path, StepCase, catalog).cases
-            step = step_accuracy(cases, result, catalog, leaves_out=leaves_out)
-            wafers = wafers_left_out(path, catalog) if leaves_out else []
-            steps.append(replace(step, leaving=[*step.leaving, *wafers]))
+    steps = [
+        step_accuracy(read_cases(path, StepCase, catalog).cases, result, catalog, leaves_out=leaves_out)
+        for path, result in zip(paths, results, strict=True)
+        if result["kind"] == "step_time"
+    ]
     convergence = [result for result in results if result["kind"] == "convergence"]
     return AccuracyPage(steps, convergence, leaves_out, fitted_constants(catalog))
 
@@ -285,14 +246,13 @@ def step_accuracy(
 ) -> StepAccuracy:
     """Explain the score of some step-time cases."""
     parts = mapped(partial(_examine, catalog=catalog, leaves_out=leaves_out), cases)
-    examined = {part.id: part for part in parts if part is not None}
-    on_gpus = any(part.steps_s for part in examined.values())
-    tangents = [part.tangent for part in examined.values() if part.tangent is not None]
+    examined = [part for part in parts if part is not None]
+    tangents = [part.tangent for part in examined if part.tangent is not None]
     return StepAccuracy(
         result=result,
         causes=_causes(cases, result, examined),
-        removed=_ablation(cases, examined, tangents) if on_gpus else [],
-        leaving=[leave_out(tangents, cases, catalog)] if tangents else [],
+        removed=_ablation([part for part in examined if part.steps_s], tangents),
+        leaving=left_out(cases, catalog, tangents) if leaves_out else [],
     )
 
 
@@ -312,7 +272,7 @@ def _examine_gpus(placed: PlacedCase, *, leaves_out: bool) -> _Examined:
     steps, trace = ablate(placed)
     idle = trace.mean_breakdown()["bubble"] / trace.step_time_s
     return _Examined(
-        placed.case.id,
+        placed.case,
         steps,
         {**shares(steps), "bubble": idle},
         plan.layout.tensor > plan.topology.devices_per_node,
@@ -327,41 +287,38 @@ def _examine_wafers(placed: PlacedCase) -> _Examined:
     costs.mesh = replace(costs.mesh, link_s_per_element=0.0)
     without_s = placed.step(costs).run(contention=False).step_time_s
     parts["movement over the mesh"] = 1.0 - without_s / trace.step_time_s
-    return _Examined(placed.case.id, {}, parts)
+    return _Examined(placed.case, {}, parts)
 
 
 def _causes(
-    cases: Sequence[StepCase], result: Mapping[str, Any], examined: Mapping[str, _Examined]
+    cases: Sequence[StepCase], result: Mapping[str, Any], examined: Sequence[_Examined]
 ) -> dict[str, str]:
     errors = {row["id"]: row["error"] for row in result["cases"] if row["error"] is not None}
-    known = [case for case in cases if case.id in errors]
+    scored = [case for case in cases if case.id in errors and case.scored]
     causes = {}
-    for case in known:
-        if (parts := examined.get(case.id)) is None:
+    for parts in examined:
+        case = parts.case
+        if case.id not in errors:
             continue
-        others = [other for other in known if other.scored and other.id != case.id]
-        relatives = [errors[other.id] for other in others if other.family == case.family]
+        relatives = [
+            errors[other.id] for other in scored if other.id != case.id and other.family == case.family
+        ]
         bias = float(np.mean(relatives)) if relatives else 0.0
         facts = Facts(case, errors[case.id], parts.shares, bias, parts.tensor_across_nodes)
         causes[case.id] = likely_cause(facts)
     return causes
 
 
-def _ablation(
-    cases: Sequence[StepCase], examined: Mapping[str, _Examined], tangents: Sequence[Tangent] = ()
-) -> list[Removed]:
+def _ablation(on_gpus: Sequence[_Examined], tangents: Sequence[Tangent]) -> list[Removed]:
     """The score with every mechanism in place and without each one, over the GPU cases.
 
     With `tangents` also after a new fit of the constants.
     """
-    on_gpus = [
-        (scored_case(case, None), examined[case.id].steps_s)
-        for case in cases
-        if case.id in examined and examined[case.id].steps_s
-    ]
+    if not on_gpus:
+        return []
 
     def runs_without(key: str) -> list[Scored]:
-        return [replace(run, predicted_s=steps_s[key]) for run, steps_s in on_gpus]
+        return [scored_case(part.case, part.steps_s[key]) for part in on_gpus]
 
     def mean_errors(runs: Sequence[Scored]) -> dict[str, float]:
         return {name: figures["mape"] for name, figures in families(runs).items() if figures["n"]}
@@ -374,7 +331,7 @@ def _ablation(
         hurt = max(after, key=lambda name: after[name] - before[name], default="")
         if hurt and after[hurt] <= before[hurt]:
             hurt = ""
-        predicted_s = {run.id: steps_s[key] for run, steps_s in on_gpus}
+        predicted_s = {part.case.id: part.steps_s[key] for part in on_gpus}
 
         def after_fit(*, leave_out: bool) -> Mapping[str, Any] | None:
             if not tangents:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, Problem
-from perfsim.evidence.tables import (
+from perfsim.catalog import default_catalog
+from perfsim.evidence.fitting import (
     Account,
     Loss,
     account,
@@ -23,8 +24,9 @@ from perfsim.evidence.tables import (
     rounded,
     scipy,
 )
+from perfsim.machines import machine_of
 from perfsim.network.collectives import num_steps, wire_factor
-from perfsim.specs.calibration import CollectiveOp, FitRecord, ProtocolSegment
+from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, FitRecord, ProtocolSegment
 from perfsim.specs.hardware import LinkSpec
 
 _OPS: dict[str, CollectiveOp] = {
@@ -51,6 +53,10 @@ _CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "
 _NUM_CONSTANTS = len(_CONSTANTS) * len(_NAMES)
 _AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
 _AT_FLOOR = "the least that the fit allows, where it ended"
+_DERIVED: dict[CollectiveOp, str] = {
+    "broadcast": "a pipelined ring, like the all-gather whose lines it takes; not measured",
+    "send_recv": "an all-to-all of two ranks sends half of each message: its lines; not measured",
+}
 _DISAGREEMENT = 0.25
 """If two tables differ by more in an octave, only the first one counts there."""
 
@@ -94,32 +100,33 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
     return {op: _Table(a[0], a[1], a[2], a[3].astype(np.intp)) for op, a in arrays.items()}
 
 
-def fit_collectives(
-    table_paths: Sequence[Path], link: LinkSpec, *, source: str = ""
-) -> tuple[dict[CollectiveOp, tuple[ProtocolSegment, ...]], dict[str, FitRecord], dict[str, str]]:
-    """Four lines for each measured operation, records by key, and reasons of undetermined constants.
+def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = "") -> CollectiveCalibration:
+    """The link's calibration with four lines for each measured operation, and for those derived from them.
 
     Least squares of the log error with a soft L1 loss; every octave of every table and group size has the
     same weight. Where tables disagree, the first one counts. A send between two ranks is derived from the
-    all-to-all of two, a broadcast from the all-gather, unless measured. Raises InputError for a bad table
-    or without SciPy.
+    all-to-all of two, a broadcast from the all-gather, unless measured. Raises InputError for a bad table, a
+    link between nodes, because tables are measured inside one, and without SciPy.
     """
-    names = " ".join(path.name for path in table_paths)
-    command = f"perfsim calibrate collective {names} --link {link.name}"
+    _refuse_between_nodes(link)
+    present = link.calibration or CollectiveCalibration(
+        name=link.name, description=f"Collectives over {link.name} inside one node"
+    )
+    names = " ".join(path.name for path in tables)
     segments: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = {}
     records: dict[str, FitRecord] = {}
     assumed: dict[str, str] = {}
-    for op, rows in read_collective_tables(table_paths).items():
+    for op, rows in read_collective_tables(tables).items():
         kept = _agreeing_rows(rows)
         cells = np.unique(np.stack([kept.size, kept.n_bytes]), axis=1).shape[1]
-        need_more_than(_NUM_CONSTANTS, cells, table_paths[0], f"sizes of {op}")
+        need_more_than(_NUM_CONSTANTS, cells, tables[0], f"sizes of {op}")
         weight = _octave_weight(kept)
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
         estimates = _lines_account(segments[op], op, kept, weight, link)
-        assumed |= estimates.assumed_in(f"collectives.{op}")
+        assumed |= {f"collectives.{op}.{name}": why for name, why in estimates.assumed.items()}
         records[f"collectives.{op}"] = FitRecord(
-            command=command,
+            command=f"perfsim calibrate collective {names} --link {link.name}",
             table=source or names,
             points=errors.size,
             median_ape=rounded(_weighted_quantile(errors, weight, 0.5), 3),
@@ -128,7 +135,30 @@ def fit_collectives(
             note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
             "errors by the sandwich, constants that the table does not determine held",
         )
-    return _with_derived(segments), records, assumed
+    derived = _derived(segments)
+    assumed |= {f"collectives.{op}": _DERIVED[op] for op in derived}
+    refitted = tuple(f"collectives.{op}" for op in (*segments, *derived))
+    return present.model_copy(
+        update={
+            "collectives": {**present.collectives, **segments, **derived},
+            "measured_on_bytes_per_s": link.bandwidth,
+            "sources": {**present.sources, "measured_on_bytes_per_s": "as on the link's data sheet"},
+            "fit": {**present.fit, **records},
+            "assumed": {key: why for key, why in present.assumed.items() if not key.startswith(refitted)}
+            | assumed,
+        }
+    )
+
+
+def _refuse_between_nodes(link: LinkSpec) -> None:
+    catalog = default_catalog()
+    systems = [catalog.system(name) for name in catalog.names("system")]
+    links = [machine_of(system).links(system) for system in systems]
+    inside = sorted({inner.name for each in links for inner in each.inside_node})
+    if link.name in {outer.name for each in links for outer in each.between_nodes} - set(inside):
+        raise InputError(
+            f"{link.name} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
+        )
 
 
 def _lines_account(
@@ -165,18 +195,18 @@ def _lines_account(
     return Account(estimates.errors, {name: reasons[name] for name in names if name in reasons})
 
 
-def _with_derived(
+def _derived(
     segments: Mapping[CollectiveOp, tuple[ProtocolSegment, ...]],
 ) -> dict[CollectiveOp, tuple[ProtocolSegment, ...]]:
-    """The fitted operations and those derived from them."""
-    complete = dict(segments)
-    if "all_gather" in segments:
-        complete.setdefault("broadcast", segments["all_gather"])
-    if "all_to_all" in segments:
+    """The lines of operations that were not measured and follow from others."""
+    derived: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = {}
+    if "all_gather" in segments and "broadcast" not in segments:
+        derived["broadcast"] = segments["all_gather"]
+    if "all_to_all" in segments and "send_recv" not in segments:
         # An all-to-all of two sends half of each message: the same lines with half the local bandwidth.
         values = _values(segments["all_to_all"]) / np.array([[1.0], [1.0], [1.0], [2.0]])
-        complete.setdefault("send_recv", _segments(values))
-    return complete
+        derived["send_recv"] = _segments(values)
+    return derived
 
 
 def _fit_lines(

@@ -1,7 +1,7 @@
 """Fits the tile-and-wave model of `perfsim.costs.gemm` to measured times of matrix products.
 
-A plain table gives a device all constants of its library (`fit_gemm`). A table with a column `precision`
-gives a few factors on the tiles of another calibration (`fit_like`): products in bf16 have factors on
+A plain table gives a device all constants of its library . A table with a column `precision`
+gives a few factors on the tiles of another calibration : products in bf16 have factors on
 efficiency and overhead, and a launch, a memory fraction and a ceiling of their own. Narrow products have
 factors on the device's own bf16 tiles; their rows have a cast:
 
@@ -10,7 +10,7 @@ factors on the device's own bf16 tiles; their rows have a cast:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import narrow_constants
-from perfsim.evidence.tables import (
+from perfsim.evidence.fitting import (
     Account,
     Loss,
     account,
@@ -36,9 +36,11 @@ from perfsim.evidence.tables import (
 )
 from perfsim.specs.calibration import (
     MOST_STANDARD_ERROR,
+    Calibration,
     FitRecord,
     GemmConstants,
     GpuCalibration,
+    MemoryConstants,
     NarrowGemmConstants,
     TileConstants,
 )
@@ -101,6 +103,22 @@ _ERROR_FLOOR = 0.02
 _PRIOR = 1e-3
 """Pull towards the start, so that a constant that no row determines stays plausible."""
 
+_SUSTAINED_OVER_BURST = 0.91
+"""Ceiling in training over the ceiling of long kernels in a short benchmark: geometric mean of A100 with 80
+and with 40 GB and H100."""
+_UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
+_CEILING = "no training run is measured: that of long kernels in the table, less as on A100 and H100"
+_OF_THE_A100 = (
+    "memory",
+    "kernel_latency_s",
+    "sustained_spread",
+    "wgrad_factor",
+    "attention_fraction",
+    "attention_half_length",
+    "attention_instruction_fraction",
+)
+_COLUMNS = ("m", "n", "k", "time_us")
+
 
 @dataclass(frozen=True)
 class _GemmTable:
@@ -112,22 +130,9 @@ class _GemmTable:
     time_s: Floats
 
     @classmethod
-    def read(cls, path: Path) -> _GemmTable:
-        """A CSV file with columns m, n, k, time_us; raises InputError with file and line."""
-        return cls._of(read_table(path, ("m", "n", "k", "time_us")))
-
-    @classmethod
-    def by_precision(cls, path: Path) -> dict[Precision, _GemmTable]:
-        """The same for each value of a column `precision`."""
-        rows = read_table(path, ("m", "n", "k", "time_us"), ("precision",))
-        names = list(dict.fromkeys(row["precision"] for row in rows))
-        if unknown := [name for name in names if name not in PRECISIONS]:
-            raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
-        return {name: cls._of([row for row in rows if row["precision"] == name]) for name in names}
-
-    @classmethod
-    def _of(cls, rows: Sequence[dict[str, str]]) -> _GemmTable:
-        m, n, k, time_us = (np.array([float(row[key]) for row in rows]) for key in ("m", "n", "k", "time_us"))
+    def of(cls, rows: Sequence[Mapping[str, str]]) -> _GemmTable:
+        """The rows of a file of measurements."""
+        m, n, k, time_us = (np.array([float(row[key]) for row in rows]) for key in _COLUMNS)
         return cls(m, n, k, time_us * 1e-6)
 
     def rows(self, index: NDArray[np.intp]) -> _GemmTable:
@@ -165,24 +170,107 @@ def _robust_loss(
     return loss
 
 
-def fit_gemm(
-    table_path: Path, device: DeviceSpec, *, source: str = "", evaluations: int = _FIT_EVALUATIONS
+def gpu_calibration(
+    table: Path,
+    device: DeviceSpec,
+    like: Calibration | None = None,
+    *,
+    source: str = "",
+    evaluations: int = _FIT_EVALUATIONS,
+) -> GpuCalibration:
+    """The device's calibration with products fitted to a table; other constants are kept.
+
+    `like` is the calibration whose tiles are scaled; the table then has a column `precision`. Raises
+    InputError for a bad table, another kind of device, or without SciPy.
+    """
+    if device.kind != "gpu":
+        raise InputError(
+            f"{device.name} is a {device.kind}; GEMM tables are of GPUs (wafers: calibrate wafer)"
+        )
+    if like is None:
+        return _with_library(table, device, source, evaluations)
+    if not isinstance(like, GpuCalibration):
+        raise InputError(f"{like.name} is no calibration of a GPU")
+    return _with_factors(table, device, like, source)
+
+
+def _with_library(path: Path, device: DeviceSpec, source: str, evaluations: int) -> GpuCalibration:
+    constants, record, estimates = _fit_library(path, device, source, evaluations)
+    assumed = {f"gemm.{name}": reason for name, reason in estimates.assumed.items()}
+    present = device.calibration
+    if not isinstance(present, GpuCalibration):
+        return GpuCalibration(
+            name=device.name,
+            description=f"Kernels on {device.name}",
+            gemm=constants,
+            memory=MemoryConstants(fraction=0.87),
+            kernel_latency_s=3e-6,
+            sustained_fraction=rounded(_SUSTAINED_OVER_BURST * constants.burst_fraction),
+            sustained_spread=0.02,
+            assumed={**dict.fromkeys(_OF_THE_A100, _UNMEASURED), "sustained_fraction": _CEILING, **assumed},
+            fit={"gemm": record},
+        )
+    words = f"Kernels on {device.name}: matrix products measured, the rest as in {present.name}"
+    return present.model_copy(
+        update={
+            "description": present.description if _is_own(device, present) else words,
+            "gemm": constants,
+            "fit": {**present.fit, "gemm": record},
+            "assumed": _without(present.assumed, "gemm.") | assumed,
+        }
+    )
+
+
+def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: str) -> GpuCalibration:
+    """A calibration with products fitted as factors on the tiles of `base`; other constants are its own."""
+    gemm, narrow, records = _fit_factors(path, device, base, source)
+    known = device.calibration
+    present = known if isinstance(known, GpuCalibration) and _is_own(device, known) else base
+    kept = _without(present.assumed, "narrow")
+    if "gemm" in records:
+        errors = records["gemm"].standard_errors
+        kept = _without(kept, "gemm.") | {
+            name: f"as in {base.name}, whose tiles the table's own factors scale"
+            for name in present.model_copy(update={"gemm": gemm}).constants()
+            if name.startswith("gemm.") and not any(f".{name}".endswith(f".{known}") for known in errors)
+        }
+    return present.model_copy(
+        update={
+            "gemm": gemm,
+            "narrow": narrow,
+            "fit": {**(present.fit if present is known else {}), **records},
+            "assumed": kept,
+        }
+    )
+
+
+def _without(reasons: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name: reason for name, reason in reasons.items() if not name.startswith(prefix)}
+
+
+def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
+    """Whether a calibration is a device's own, and not one that it borrows."""
+    known = device.calibration
+    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
+
+
+def _fit_library(
+    path: Path, device: DeviceSpec, source: str, evaluations: int
 ) -> tuple[GemmConstants, FitRecord, Account]:
     """Constants of the device's GEMM library, fitted to half of the table and judged on the rest.
 
     Minimises the robust log error from two starts: a library that overrates its large tiles, and one that
     ranks tiles correctly. The record has the residuals of the rows left out, training sizes only; then
     the constants are refined with all rows, to which their standard errors apply.
-    Raises InputError for a bad table or without SciPy.
     """
-    table = _GemmTable.read(table_path)
+    table = _GemmTable.of(read_table(path, _COLUMNS))
     optimize = scipy("optimize")
     names = list(_values(_START))
     start = np.log(list(_values(_START).values()))
     low, high = np.log([_BOUNDS[name.rpartition(".")[2]] for name in names]).T
     # Only one half is fitted, so that half must have more rows than there are constants.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
-    need_more_than(2 * len(names) + 1, shapes, table_path, "GEMM shapes")
+    need_more_than(2 * len(names) + 1, shapes, path, "GEMM shapes")
     order = np.random.default_rng(0).permutation(table.time_s.size)  # a table may be sorted
     fit_rows = min(-(-order.size // 2), _FIT_ROWS)
     half = table.rows(order[:fit_rows])
@@ -209,8 +297,8 @@ def fit_gemm(
     constants = _constants(_polished(loss, best, low, high, evaluations // 2)[0])
     estimates = _estimates(constants, device, table.sample(_REFINE_ROWS))
     record = FitRecord(
-        command=f"perfsim calibrate gemm {table_path.name} --device {device.name}",
-        table=source or table_path.name,
+        command=f"perfsim calibrate gemm {path.name} --device {device.name}",
+        table=source or path.name,
         points=table.time_s.size,
         median_ape=rounded(float(np.median(judged)), 3),
         p90_ape=rounded(float(np.quantile(judged, 0.9)), 3),
@@ -353,20 +441,23 @@ _START_OF_SIXTEEN = {**_START_OF_ALL, "launch_s": 2.5e-6}
 _START_OF_NARROW = {**_START_OF_ALL, "cast_bytes": 4.0, "cast_s": 6e-6}
 
 
-def fit_like(
-    path: Path, device: DeviceSpec, like: GpuCalibration, *, source: str = ""
+def _fit_factors(
+    path: Path, device: DeviceSpec, like: GpuCalibration, source: str
 ) -> tuple[GemmConstants, dict[str, NarrowGemmConstants], dict[str, FitRecord]]:
-    """16-bit products, narrow ones by precision, and the record of each fit; needs scipy.
+    """16-bit products, narrow ones by precision, and the record of each fit.
 
-    Where `like` is the device's own calibration its 16-bit products are kept. Raises InputError for a bad
-    table.
+    Where `like` is the device's own calibration its 16-bit products are kept.
     """
-    tables = _GemmTable.by_precision(path)
+    rows = read_table(path, _COLUMNS, ("precision",))
+    names = list(dict.fromkeys(row["precision"] for row in rows))
+    if unknown := [name for name in names if name not in PRECISIONS]:
+        raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
+    tables = {name: _GemmTable.of([row for row in rows if row["precision"] == name]) for name in names}
     command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
     fitted = partial(_factors, path=path, command=command, source=source or path.name)
     records: dict[str, FitRecord] = {}
     gemm = like.gemm
-    if _SIXTEEN in tables and not is_own(device, like):
+    if _SIXTEEN in tables and not _is_own(device, like):
 
         def of_sixteen(values: dict[str, float], rows: _GemmTable) -> Floats:
             model = _like(device, _scaled(like.gemm, values), _SIXTEEN)
@@ -375,20 +466,13 @@ def fit_like(
         values, records["gemm"] = fitted(tables[_SIXTEEN], _START_OF_SIXTEEN, of_sixteen)
         gemm = _scaled(gemm, values)
     narrow = {}
-    for precision, rows in tables.items():
+    for precision, table in tables.items():
         if precision == _SIXTEEN or not device.computes(precision):
             continue
-        values, records[f"narrow.{precision}"] = fitted(
-            rows, _START_OF_NARROW, _seconds_of_narrow(device, gemm, precision)
-        )
-        narrow[str(precision)] = NarrowGemmConstants(**values)
+        seconds = _seconds_of_narrow(device, gemm, precision)
+        values, records[f"narrow.{precision}"] = fitted(table, _START_OF_NARROW, seconds)
+        narrow[precision] = NarrowGemmConstants(**values)
     return gemm, narrow, records
-
-
-def is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
-    """Whether a calibration is a device's own, and not one that it borrows."""
-    known = device.calibration
-    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
 
 
 def _like(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> GemmModel:

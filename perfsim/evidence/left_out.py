@@ -1,4 +1,4 @@
-"""Predicts each group of runs with constants that were fitted without it.
+"""Predicts each group of runs with constants that were fitted without it, and fits bands to the errors.
 
 A group of GPU runs is a family. Where a family alone determines a constant of a framework or a device,
 leaving it out whole would leave no run to fit it to: such a family is left out by model and number of
@@ -11,36 +11,51 @@ left out is then priced in full with the new constants.
 A group of wafer logs is a software release, whose efficiency follows from its growth over the other releases.
 Five logs are too few for a percentile, so the half-width of their 90 % band is Student's, from their root
 mean square error r: t_95(n) r sqrt(1 + 1/n).
+
+The log error of a run is Student's t with a scale s(u) = sqrt(scale^2 + (growth u)^2), where u is the run's
+unlikeness to the most similar of the other families. Scale and growth are the maximum of the likelihood, so
+the scale holds the spread of families and the spread within them; the degrees of freedom are the number of
+families. A family of n runs has the weight sqrt(n), for its errors are neither independent nor all the same.
+The width is q s(u), where q is the quantile of |log error| / s(u) that holds 90 % of exchangeable new runs:
+the k-th smallest of n, k = 0.9 (n + 1), between two of them by interpolation (conformal prediction with
+normalised errors, Vovk et al. 2005).
+Without unlikeness it is at least the same quantile of |log error| itself.
+Models with experts have larger errors, so all this is of the others; for those with experts the width without
+unlikeness is as many times as large as holds 90 % of their runs, by the same quantile, and at least once.
+The share of a width that two runs of one machine do not share is the 90th percentile of
+|difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and device.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from itertools import combinations
 from statistics import geometric_mean
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import PerfsimError
-from perfsim.catalog import Catalog, default_catalog
-from perfsim.evidence.bands import LeftOutRun, student_quantile, traits_of_case
-from perfsim.evidence.cases import StepCase, read_cases
-from perfsim.evidence.plans import PlacedCase, evaluate_case, mapped, place_case
+from perfsim.catalog import Catalog
+from perfsim.evidence.cases import PlacedCase, StepCase, evaluate_case, mapped, place_case
+from perfsim.evidence.fitting import family_weight, rounded, scipy
 from perfsim.evidence.score import Scored, dense_and_experts, scored_case, summary
 from perfsim.evidence.step_fit import (
-    OF_DEVICE,
+    CEILING,
     OUTLIER,
     Constants,
+    WaferFit,
     gpu_calibration,
     predict_with,
     recorded_constants,
+    release_of,
     step_with,
 )
-from perfsim.evidence.tables import family_weight, rounded, scipy
-from perfsim.evidence.wafer_fit import WaferFit, release_of
+from perfsim.prediction.bands import BandWidths, Traits, traits_of_plan, traits_together, unlikeness
 
 ALL = "all runs"
 """The row over all groups, each predicted with itself left out."""
@@ -54,9 +69,11 @@ _DETERMINES = 0.1
 """A run with a slope of this determines a constant."""
 _PULL = 0.02
 """Pull towards the recorded constants, as of one run with this slope, where runs do not tell two apart."""
-_CEILING = f"{OF_DEVICE[0]} of "
 FEWEST = 8
 """Runs that a 90th percentile needs."""
+FEWEST_FAMILIES = 3
+"""Fewer families show neither the growth with unlikeness nor what runs of one machine share."""
+_COVERAGE = 0.9
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,11 @@ class LeftOut:
     def outside(self) -> dict[str, Any]:
         """The score of its runs."""
         return summary(self.runs)
+
+    @property
+    def ceiling(self) -> str:
+        """Name of the constant that is the ceiling of its device."""
+        return CEILING + self.calibration
 
 
 @dataclass(frozen=True)
@@ -109,16 +131,8 @@ class LeavingOut:
         figures = summary(self.runs)
         errors = np.array([run.error for run in self.runs if run.counts and run.error is not None])
         if self.by == "release" and 0 < len(errors) < FEWEST:
-            width = student_quantile(len(errors)) * float(np.sqrt(np.mean(errors**2)))
-            figures["p90_ape"] = max(figures["p90_ape"], width)
+            figures["p90_ape"] = max(figures["p90_ape"], _students_width(errors, len(errors)))
         return figures
-
-    @property
-    def constants(self) -> dict[str, dict[str, Any]]:
-        """By group, the `calibration` of its device, and the `constants` that the other groups give."""
-        return {
-            row.family: {"calibration": row.calibration, "constants": row.constants} for row in self.groups
-        }
 
     def as_dict(self) -> dict[str, Any]:
         """What `perfsim validate --json` prints: `by`, `summary`, `families` and `cases`.
@@ -128,40 +142,15 @@ class LeavingOut:
         """
         families = self.families
         parts = {row.family: row.outside for row in self.groups if row.family not in families}
+        names = ("id", "measured_s", "predicted_s", "error")
         return {
             "by": self.by,
             "summary": self.summary,
             "families": families,
             **({"groups": parts} if parts and self.by == "family" else {}),
             **dense_and_experts(self.runs),
-            "cases": [run.as_dict() for run in self.runs],
+            "cases": [{name: getattr(run, name) for name in names} for run in self.runs],
         }
-
-    def with_traits(self, cases: Sequence[StepCase], catalog: Catalog) -> list[LeftOutRun]:
-        """The scored runs with their log errors and traits, from which bands are fitted."""
-        groups = {run.id: row.family for row in self.groups for run in row.runs}
-        by_id = {case.id: case for case in cases}
-        runs = []
-        for run in self.runs:
-            traits = traits_of_case(by_id[run.id], catalog)
-            if run.counts and run.predicted_s is not None and traits is not None:
-                error = float(np.log(run.predicted_s / run.measured_s))
-                runs.append(LeftOutRun(groups[run.id], run.family, error, traits))
-        return runs
-
-
-def left_out(path: Path, catalog: Catalog | None = None) -> list[LeavingOut]:
-    """The scored runs of a file on GPUs and the logs of its wafers, each if it has some.
-
-    It takes minutes, and needs scipy.
-    """
-    catalog = catalog or default_catalog()
-    cases = read_cases(path, StepCase, catalog).cases
-    wafers = wafers_left_out(path, catalog)
-    if wafers and all(case.on_wafers for case in cases):
-        return wafers
-    tangents = mapped(partial(_tangent, catalog=catalog), cases)
-    return [leave_out([run for run in tangents if run is not None], cases, catalog), *wafers]
 
 
 def left_out_document(found: Sequence[LeavingOut]) -> dict[str, Any] | None:
@@ -170,42 +159,6 @@ def left_out_document(found: Sequence[LeavingOut]) -> dict[str, Any] | None:
     if not documents:
         return None
     return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
-
-
-Item = TypeVar("Item")
-
-
-def _each_group(items: Sequence[Item], groups: Sequence[str]) -> Iterator[tuple[str, list[Item], list[Item]]]:
-    """Each group with its items and the items of all other groups."""
-    for group in dict.fromkeys(groups):
-        together = list(zip(items, groups, strict=True))
-        yield (
-            group,
-            [item for item, its_group in together if its_group == group],
-            [item for item, its_group in together if its_group != group],
-        )
-
-
-def wafers_left_out(path: Path, catalog: Catalog) -> list[LeavingOut]:
-    """Each scored wafer log predicted without the logs of its release; empty for a file without wafers.
-
-    All logs of a release are left out together, since the others would still contain its efficiency.
-    """
-    logs = [case for case in read_cases(path, StepCase, catalog).cases if case.scored and case.on_wafers]
-    if not logs:
-        return []
-    fit = WaferFit.of(path, _WAFER, catalog)
-    rows = []
-    for release, left, others in _each_group(fit.cases, [release_of(case, catalog) for case in fit.cases]):
-        if not others:
-            continue
-        known = replace(fit, cases=others)
-        without = known.calibration(known.least_squares().x)
-        runs = tuple(scored_case(case, evaluate_case(case, catalog, without).step_time_s) for case in left)
-        rows.append(LeftOut(release, _WAFER, runs, {}, {"efficiency": without.efficiency[release]}))
-    predicted = {run.id: run for row in rows for run in row.runs}
-    runs = tuple(predicted.get(case.id) or scored_case(case, None) for case in logs)
-    return [LeavingOut("release", tuple(rows), runs)]
 
 
 @dataclass(frozen=True)
@@ -222,10 +175,58 @@ class Tangent:
     setting: str = ""
     """Model and number of devices."""
 
-    @property
-    def residual(self) -> float:
-        """log(predicted / measured) with the recorded constants."""
-        return float(np.log((self.scored.predicted_s or np.nan) / self.scored.measured_s))
+
+def left_out(
+    cases: Sequence[StepCase], catalog: Catalog, tangents: Sequence[Tangent] | None = None
+) -> list[LeavingOut]:
+    """The scored runs on GPUs and the logs of wafers, each if there are some.
+
+    Without the `tangents` of the runs on GPUs it takes minutes. It needs scipy.
+    """
+    wafers = _wafers_left_out([case for case in cases if case.scored and case.on_wafers], catalog)
+    if tangents is None:
+        on_gpus = [case for case in cases if case.scored and not case.on_wafers]
+        tangents = [run for run in mapped(partial(_tangent, catalog=catalog), on_gpus) if run is not None]
+    if wafers and not tangents:
+        return wafers
+    return [_families_left_out(tangents, cases, catalog), *wafers]
+
+
+Item = TypeVar("Item")
+
+
+def _each_group(items: Sequence[Item], groups: Sequence[str]) -> Iterator[tuple[str, list[Item], list[Item]]]:
+    """Each group with its items and the items of all other groups."""
+    together = list(zip(items, groups, strict=True))
+    for group in dict.fromkeys(groups):
+        left = [item for item, its_group in together if its_group == group]
+        yield group, left, [item for item, its_group in together if its_group != group]
+
+
+def _wafers_left_out(logs: Sequence[StepCase], catalog: Catalog) -> list[LeavingOut]:
+    """Each wafer log predicted without the logs of its release; empty without logs.
+
+    All logs of a release are left out together, since the others would still contain its efficiency.
+    """
+    if not logs:
+        return []
+    fit = WaferFit.of(logs, _WAFER, catalog)
+    rows = []
+    for release, left, others in _each_group(fit.cases, [release_of(case, catalog) for case in fit.cases]):
+        if not others:
+            continue
+        known = replace(fit, cases=others)
+        without = known.calibration(known.least_squares().x)
+        runs = []
+        for case in left:
+            step = evaluate_case(case, catalog, without)
+            run = scored_case(case, step.step_time_s)
+            runs.append(replace(run, traits=traits_of_plan(step.plan), left_out=release))
+        constants = {"efficiency": without.efficiency[release]}
+        rows.append(LeftOut(release, _WAFER, tuple(runs), {}, constants))
+    predicted = {run.id: run for row in rows for run in row.runs}
+    runs = [predicted.get(case.id) or scored_case(case, None) for case in logs]
+    return [LeavingOut("release", tuple(rows), tuple(runs))]
 
 
 def tangent(placed: PlacedCase) -> Tangent:
@@ -245,19 +246,13 @@ def tangent(placed: PlacedCase) -> Tangent:
         rise = log_step({**at, name: value * (1 + _STEP)}) - log_step({**at, name: value / (1 + _STEP)})
         slopes[name] = rise / (2 * float(np.log1p(_STEP)))
     device = gpu_calibration(placed)
-    return Tangent(
-        scored_case(placed.case, placed.slowed * step_s),
-        device.name,
-        at,
-        slopes,
-        device.gemm.burst_fraction,
-        placed.case.setting,
-    )
+    scored = replace(scored_case(placed.case, placed.slowed * step_s), traits=traits_of_plan(placed.plan))
+    return Tangent(scored, device.name, at, slopes, device.gemm.burst_fraction, placed.case.setting)
 
 
 def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
     try:
-        return tangent(place_case(case, catalog)) if case.scored else None
+        return tangent(place_case(case, catalog))
     except PerfsimError:
         return None
 
@@ -276,21 +271,29 @@ def _groups_of(tangents: Sequence[Tangent]) -> list[str]:
     ]
 
 
-def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog) -> LeavingOut:
-    """Every group with scored runs, in the order of the cases; needs scipy."""
+def _families_left_out(
+    tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog
+) -> LeavingOut:
+    """Every group of runs on GPUs; those that are among the cases are priced in full."""
     used = [run for run in tangents if run.scored.counts]
     by_id = {case.id: case for case in cases}
     rows = [_without(group, left, others) for group, left, others in _each_group(used, _groups_of(used))]
     questions = [(by_id[run.id], row.constants) for row in rows for run in row.runs if run.id in by_id]
     seconds = mapped(partial(_predict, catalog=catalog), questions)
     predicted = {case.id: step_s for (case, _), step_s in zip(questions, seconds, strict=True)}
-
-    def outside(runs: Sequence[Scored]) -> tuple[Scored, ...]:
-        return tuple(replace(run, predicted_s=predicted.get(run.id, run.predicted_s)) for run in runs)
-
+    groups = [
+        replace(
+            row,
+            runs=tuple(
+                replace(run, predicted_s=predicted.get(run.id, run.predicted_s), left_out=row.family)
+                for run in row.runs
+            ),
+        )
+        for row in rows
+    ]
+    outside = {run.id: run for row in groups for run in row.runs}
     scored = [run.scored for run in used]
-    groups = tuple(replace(row, runs=outside(row.runs)) for row in rows)
-    return LeavingOut("family", groups, outside(scored), summary(scored))
+    return LeavingOut("family", tuple(groups), tuple(outside[run.id] for run in scored), summary(scored))
 
 
 def _predict(question: tuple[StepCase, Constants], catalog: Catalog) -> float:
@@ -340,44 +343,43 @@ def _without(group: str, left: Sequence[Tangent], others: Sequence[Tangent]) -> 
         tuple(run.scored for run in left),
         summary(run.scored for run in left),
         at,
-        kept=tuple(name for name in at if name not in fit.change),
-        borrowed=", ".join(fit.ceilings) if any(_borrows(run, fit) for run in left) else "",
+        kept=tuple(name for name in at if name not in fit),
+        borrowed=", ".join(_ceilings(fit)) if any(_borrows(run, fit) for run in left) else "",
     )
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """Changes of log constants that some runs determine."""
-
-    change: Constants
-    ceilings: tuple[str, ...]
+def _ceilings(fit: Constants) -> list[str]:
     """Calibrations with a fitted sustained ceiling."""
+    return [name.removeprefix(CEILING) for name in fit if name.startswith(CEILING)]
 
 
-def _borrows(run: Tangent, fit: _Fit) -> bool:
+def _borrows(run: Tangent, fit: Constants) -> bool:
     """Whether the ceiling of a run's device comes from other devices."""
-    ceiling = _CEILING + run.calibration
-    return bool(fit.ceilings) and ceiling in run.constants and ceiling not in fit.change
+    ceiling = CEILING + run.calibration
+    return bool(_ceilings(fit)) and ceiling in run.constants and ceiling not in fit
 
 
-def _change(run: Tangent, known: Sequence[Tangent], fit: _Fit) -> dict[str, float]:
+def _change(run: Tangent, known: Sequence[Tangent], fit: Constants) -> dict[str, float]:
     """Change of a run's log constants by a fit to the `known` runs."""
-    change = {name: fit.change.get(name, 0.0) for name in run.constants}
+    change = {name: fit.get(name, 0.0) for name in run.constants}
     if _borrows(run, fit):
-        ceiling = _CEILING + run.calibration
+        ceiling = CEILING + run.calibration
         first = {other.calibration: other for other in reversed(known)}
         ratio = geometric_mean(
-            first[name].constants[_CEILING + name]
-            * float(np.exp(fit.change[_CEILING + name]))
+            first[name].constants[CEILING + name]
+            * float(np.exp(fit[CEILING + name]))
             / first[name].benchmark_ceiling
-            for name in fit.ceilings
+            for name in _ceilings(fit)
         )
         change[ceiling] = float(np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[ceiling]))
     return change
 
 
-def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> _Fit:
-    """Change of the log constants by robust least squares, with equal weight per family."""
+def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> Constants:
+    """Change of the log constants that some runs determine, by robust least squares.
+
+    Families have equal weight.
+    """
     weight = family_weight([run.scored.family for run in tangents])
     names = [
         name
@@ -386,20 +388,125 @@ def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> _Fit:
         and max(abs(run.slopes.get(name, 0.0)) for run in tangents) > _UNSEEN
     ]
     if not names:
-        return _Fit({}, ())
-    start = np.array([run.residual for run in tangents]) * weight
+        return {}
+    start = np.array([run.scored.log_error for run in tangents]) * weight
     slopes = np.array([[run.slopes.get(name, 0.0) for name in names] for run in tangents])
     moving = slopes * weight[:, None]
-    pull = _PULL * float(weight.mean())
-    change = (
-        scipy("optimize")
-        .least_squares(
-            lambda moved: np.append(start + moving @ moved, pull * moved),
-            np.zeros(len(names)),
-            loss="soft_l1",
-            f_scale=OUTLIER * float(weight.mean()),
-        )
-        .x
+    scale = float(weight.mean())
+    result = scipy("optimize").least_squares(
+        lambda moved: np.append(start + moving @ moved, _PULL * scale * moved),
+        np.zeros(len(names)),
+        loss="soft_l1",
+        f_scale=OUTLIER * scale,
     )
-    ceilings = tuple(name.removeprefix(_CEILING) for name in names if name.startswith(_CEILING))
-    return _Fit(dict(zip(names, change.tolist(), strict=True)), ceilings)
+    return dict(zip(names, result.x.tolist(), strict=True))
+
+
+# Bands: their widths, from the errors of runs that were left out.
+
+
+def fitted_widths(runs: Sequence[Scored], others: BandWidths | None = None) -> BandWidths:
+    """The widths that the errors of some runs give that were left out of a fit; needs scipy.
+
+    With fewer than three families every run counts as a family of its own, and the widths of `others`
+    (another kind of machine) give the growth with unlikeness and the unshared part, both in log time.
+    assumed: nothing else is known of them; without `others` the unshared part is the whole.
+    """
+    runs = [run for run in runs if run.counts and run.predicted_s is not None and run.traits is not None]
+    dense = [run for run in runs if not run.experts]
+    if not dense or len(dense) == len(runs):
+        return _widths_of_alike(runs, others)
+    widths = _widths_of_alike(dense, others)
+    points = np.array(_points(runs))
+    sparse = np.array([run.experts for run in runs])
+    errors = np.array([run.log_error for run in runs])
+    normalised = np.sqrt(np.maximum(errors**2 - (widths.slope * points) ** 2, 0.0)) / widths.base
+    return replace(widths, experts=max(1.0, _conformal_quantile(normalised[sparse])))
+
+
+def _widths_of_alike(runs: Sequence[Scored], others: BandWidths | None) -> BandWidths:
+    """The widths that the errors of runs give which are all of models with experts, or all without."""
+    errors = np.array([run.log_error for run in runs])
+    sizes = Counter(run.family for run in runs)
+    if len(sizes) < FEWEST_FAMILIES:
+        percentile = float(np.percentile(np.abs(errors), 100 * _COVERAGE))
+        base = max(percentile, _students_width(errors, len(runs)))
+        if others is None:
+            return BandWidths(base, 0.0, 1.0)
+        return BandWidths(base, others.slope, min(1.0, others.unshared * others.base / base))
+    points = np.array(_points(runs))
+    weights = family_weight([run.family for run in runs])
+    scale, growth = _scale_and_growth(errors, points, weights, len(sizes))
+    factor = _conformal_quantile(np.abs(errors) / np.hypot(scale, growth * points))
+    base = max(_conformal_quantile(np.abs(errors)), factor * scale)
+    slope = factor * growth
+    return BandWidths(base, slope, _unshared(runs, np.hypot(base, slope * points)))
+
+
+def _conformal_quantile(normalised: Floats) -> float:
+    """The width that holds 90 % of new runs, from errors of known ones; both over the scale of an error."""
+    return float(np.quantile(normalised, _COVERAGE, method="weibull"))
+
+
+def _students_width(errors: Floats, freedom: int) -> float:
+    """Half-width of the 90 % band of one more run: t_95(k) sqrt(1 + 1/k) root mean squares of the errors."""
+    deviations = float(scipy("stats").t.ppf((1 + _COVERAGE) / 2, freedom)) * float(np.sqrt(1 + 1 / freedom))
+    return deviations * float(np.sqrt(np.mean(errors**2)))
+
+
+def _scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: int) -> tuple[float, float]:
+    """Scale of the errors, and its growth per point of unlikeness, by maximum likelihood; needs scipy.
+
+    All arrays have the shape (runs,).
+    """
+    optimize = scipy("optimize")
+
+    def loss(values: Floats) -> float:
+        squared = np.exp(2 * values[0]) + (values[1] * points) ** 2
+        likelihood = -0.5 * np.log(squared) - (freedom + 1) / 2 * np.log1p(errors**2 / squared / freedom)
+        return -float((weights * likelihood).sum())
+
+    start = float(np.sqrt(np.mean(errors**2)))
+    options = {"xatol": 1e-5, "fatol": 1e-8}
+    results = [
+        optimize.minimize(loss, [np.log(start), start * growth], method="Nelder-Mead", options=options)
+        for growth in (0.1, 1.0)
+    ]
+    best = min(results, key=lambda result: float(result.fun))
+    return float(np.exp(best.x[0])), float(abs(best.x[1]))
+
+
+def _points(runs: Sequence[Scored]) -> list[float]:
+    """Unlikeness of each run to the most similar family of the runs that were not left out with it."""
+    known = [(run, run.traits) for run in runs if run.traits is not None]
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for group in {run.left_out for run, _ in known}:
+        traits: dict[str, list[Traits]] = {}
+        for run, own in known:
+            if run.left_out != group:
+                traits.setdefault(run.family, []).append(own)
+        families[group] = [traits_together(alike) for alike in traits.values()]
+    return [min(unlikeness(own, family)[0] for family in families[run.left_out]) for run, own in known]
+
+
+def _unshared(runs: Sequence[Scored], widths: Floats) -> float:
+    """The unshared part, each run with one weight; at most the whole."""
+    sizes = Counter(run.family for run in runs)
+    machines = [
+        (run.family, run.traits.constants, run.traits.peak_flop_per_s, run.traits.memory_bytes_per_s)
+        for run in runs
+        if run.traits is not None
+    ]
+    rows = [
+        (
+            abs(runs[a].log_error - runs[b].log_error) / float(np.hypot(widths[a], widths[b])),
+            1.0 / (sizes[runs[a].family] - 1),
+        )
+        for a, b in combinations(range(len(runs)), 2)
+        if machines[a] == machines[b]
+    ]
+    if not rows:
+        return 1.0
+    shares, weights = np.array(sorted(rows)).T
+    last = np.searchsorted(np.cumsum(weights), _COVERAGE * weights.sum())
+    return min(1.0, float(shares[min(int(last), len(shares) - 1)]))

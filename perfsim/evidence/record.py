@@ -13,20 +13,11 @@ from typing import Any
 
 from perfsim.base.files import write_file
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.evidence.bands import FEWEST_FAMILIES, LeftOutRun, fitted_widths
-from perfsim.evidence.cases import StepCase, public_cases, read_cases
-from perfsim.evidence.left_out import ALL, LeavingOut, left_out
-from perfsim.evidence.plans import case_question
+from perfsim.evidence.cases import StepCase, case_question, public_cases, read_cases
+from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut, fitted_widths, left_out
 from perfsim.evidence.production import healthy_tokens_per_s, production_runs
 from perfsim.prediction import bands
-from perfsim.prediction.bands import (
-    SHARDED,
-    UNKNOWN,
-    BandWidths,
-    Reached,
-    alone,
-    recorded_errors,
-)
+from perfsim.prediction.bands import SHARDED, UNKNOWN, BandWidths, Reached, alone, recorded_errors
 from perfsim.studies import answers as study_answers
 from perfsim.work.counts import model_flop_per_step, parameters
 
@@ -37,16 +28,17 @@ KINDS = {
 }
 """Files of public cases, with the kind of system and the strategy to which their errors apply."""
 _DIGITS = 4
-
-Runs = Mapping[str, tuple[LeavingOut, Sequence[LeftOutRun]]]
-"""By file, its runs as predicted when they are left out of the fit, and the same with their traits."""
+_Figures = Mapping[str, Any]
 
 
-def record_of(results: Iterable[Mapping[str, Any]], outside: Runs | None = None) -> list[dict[str, Any]]:
+def record_of(
+    results: Iterable[Mapping[str, Any]], outside: Mapping[str, LeavingOut] | None = None
+) -> list[dict[str, Any]]:
     """The record of the results of `perfsim validate`, over the cases that can be predicted.
 
-    Without `outside`, whose figures take minutes, the recorded ones are kept, with the bands they give. A
-    file of too few families takes the growth of its bands from a file before it, or from the record.
+    `outside` has, by file, its runs as predicted when they are left out of the fit. Without it, since that
+    takes minutes, the recorded figures are kept, with the bands they give. A file of too few families takes
+    the growth of its bands from a file before it, or from the record.
     """
     outside = outside or {}
     results = [result for result in results if result["file"] in KINDS]
@@ -67,9 +59,7 @@ def record_of(results: Iterable[Mapping[str, Any]], outside: Runs | None = None)
         families = [
             {
                 "family": family,
-                **_figures(
-                    figures, result["families_baseline"][family], _score_outside(file, family, outside)
-                ),
+                **_figures(figures, result["families_baseline"][family], _scores(file, family, outside)),
                 **result["families_traits"][family],
                 "hidden_communication": round(figures["hidden_communication"], _DIGITS),
                 "alone": alone(family, traits),
@@ -77,28 +67,19 @@ def record_of(results: Iterable[Mapping[str, Any]], outside: Runs | None = None)
             for family, figures in result["families"].items()
             if figures["n"] and family in result["families_traits"]
         ]
+        whole = _figures(result["summary_predicted"], result["baseline"], _scores(file, ALL, outside))
         entries.append(
             {
                 "system_kind": kind,
                 "strategy": strategy,
                 "family": f"studies/validation/{file}",
-                **_figures(
-                    result["summary_predicted"], result["baseline"], _score_outside(file, ALL, outside)
-                ),
+                **whole,
                 "families": families,
                 **_bands(file, kind, widths, outside),
             }
         )
         widths = _widths_of_many(entries) or widths
     return entries
-
-
-def outside_of(
-    path: Path, found: Sequence[LeavingOut], catalog: Catalog
-) -> tuple[LeavingOut, Sequence[LeftOutRun]]:
-    """The runs of `left_out` that make the bands of a file, as scores and with their traits."""
-    leaving = found[-1]
-    return leaving, leaving.with_traits(read_cases(path, StepCase, catalog).cases, catalog)
 
 
 def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
@@ -108,41 +89,43 @@ def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
     )
 
 
-def _bands(file: str, kind: str, widths: BandWidths | None, outside: Runs) -> dict[str, Any]:
+def _recorded(file: str) -> list[dict[str, Any]]:
+    """The entries on record of a file: one or none."""
+    return [entry for entry in recorded_errors() if str(entry["family"]).endswith(f"/{file}")]
+
+
+def _bands(
+    file: str, kind: str, widths: BandWidths | None, outside: Mapping[str, LeavingOut]
+) -> dict[str, Any]:
     """The widths of bands, and for each group left out its constants and the widths that the others give."""
     if file not in outside:
         alike = [entry for entry in recorded_errors() if entry["system_kind"] == kind]
-        of_file = [entry for entry in alike if str(entry["family"]).endswith(f"/{file}")]
-        known = next(iter([*of_file, *alike]), {"band": UNKNOWN.as_dict(), "left_out": []})
+        known = next(iter([*_recorded(file), *alike]), {"band": UNKNOWN.as_dict(), "left_out": []})
         return {name: known[name] for name in ("band", "left_out")}
-    leaving, runs = outside[file]
-    return {
-        "band": fitted_widths(runs, widths).as_dict(),
-        "left_out": [
-            {
-                "group": group,
-                **constants,
-                "band": fitted_widths([run for run in runs if run.group != group], widths).as_dict(),
-            }
-            for group, constants in leaving.constants.items()
-        ],
-    }
+    runs = outside[file].runs
+    left_out = [
+        {
+            "group": row.family,
+            "calibration": row.calibration,
+            "constants": row.constants,
+            "band": fitted_widths([run for run in runs if run.left_out != row.family], widths).as_dict(),
+        }
+        for row in outside[file].groups
+    ]
+    return {"band": fitted_widths(runs, widths).as_dict(), "left_out": left_out}
 
 
-def _score_outside(file: str, family: str, outside: Runs) -> Mapping[str, Any]:
+def _scores(file: str, family: str, outside: Mapping[str, LeavingOut]) -> _Figures:
     """Score of the left-out runs of a family: the new one, else the recorded one, else an error of 1."""
     if file in outside:
-        leaving = outside[file][0]
-        return leaving.summary if family == ALL else leaving.families[family]
-    entries = [entry for entry in recorded_errors() if str(entry["family"]).endswith(f"/{file}")]
+        return outside[file].summary if family == ALL else outside[file].families[family]
+    entries = _recorded(file)
     rows = {row["family"]: row for entry in entries for row in entry["families"]}
     row = rows.get(family, entries[0] if entries else {})
     return {name: row.get(f"held_out_{name}", 1.0) for name in ("median_ape", "p90_ape")}
 
 
-def _figures(
-    summary: Mapping[str, Any], baseline: Mapping[str, Any], outside: Mapping[str, Any]
-) -> dict[str, Any]:
+def _figures(summary: _Figures, baseline: _Figures, outside: _Figures) -> dict[str, Any]:
     return {
         "n": summary["n"],
         "median_ape": round(summary["median_ape"], _DIGITS),
@@ -151,14 +134,6 @@ def _figures(
         "held_out_p90_ape": round(outside["p90_ape"], _DIGITS),
         "baseline_median_ape": round(baseline["median_ape"], _DIGITS),
     }
-
-
-def write_record(results: Iterable[Mapping[str, Any]], outside: Runs | None = None) -> Path:
-    """Write the record of errors into the package. Entries for other kinds of system are kept."""
-    path = Path(bands.__file__).with_name(bands.ERRORS_RECORD)
-    entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
-    write_file(path, json.dumps([entries[family] for family in sorted(entries)], indent=2) + "\n")
-    return path
 
 
 def production_record(catalog: Catalog) -> list[dict[str, Any]]:
@@ -219,16 +194,25 @@ def write_records(
     """Record the errors of `results`, with and without each group in the fit, and the utilisation reached.
 
     `known` has, by file, what `left_out` gives for it, where that is known already. The bands of a file with
-    wafers come from its logs.
+    wafers come from its logs. Entries for other files are kept.
     """
     catalog = default_catalog()
-    outside = {
-        path.name: outside_of(path, known.get(path.name) or left_out(path, catalog), catalog)
-        for path, result in zip(paths, results, strict=True)
-        if result["kind"] == "step_time"
-    }
-    write_record(results, outside)
+    outside = {}
+    for path, result in zip(paths, results, strict=True):
+        if result["kind"] == "step_time":
+            found = known.get(path.name) or left_out(read_cases(path, StepCase, catalog).cases, catalog)
+            outside[path.name] = found[-1]
+    entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
     step_files = [path for path in public_cases() if path.name in KINDS]
-    write_file(Path(bands.__file__).with_name(bands.RUNS_RECORD), reached_record(step_files))
-    production = json.dumps(production_record(catalog), indent=2) + "\n"
-    write_file(Path(study_answers.__file__).with_name(study_answers.RECORD), production)
+    by_prediction = Path(bands.__file__)
+    by_studies = Path(study_answers.__file__)
+    for path, text in (
+        (by_prediction.with_name(bands.ERRORS_RECORD), _json([entries[name] for name in sorted(entries)])),
+        (by_prediction.with_name(bands.RUNS_RECORD), reached_record(step_files)),
+        (by_studies.with_name(study_answers.RECORD), _json(production_record(catalog))),
+    ):
+        write_file(path, text)
+
+
+def _json(rows: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps(rows, indent=2) + "\n"

@@ -1,5 +1,10 @@
 """Predicts published runs and compares them with a baseline of one constant (README of the cases).
 
+The 90 % band of a published run comes from a record that knows nothing of the run's own family: runs of a
+family on record are predicted again with the constants that were fitted without it, and their band has the
+width that the errors of the other families give. All other runs, as a user's own, have their usual
+prediction and the width of the whole record. Nothing is fitted here.
+
 Convergence cases have benchmarks at several batch sizes. Repeats of a batch size are averaged; benchmarks
 with at least four batch sizes are scored in two ways:
 
@@ -14,27 +19,66 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.catalog import Catalog, default_catalog, load_mapping
 from perfsim.convergence.critical_batch import fit_hyperbola
-from perfsim.evidence.bands import CaseBand, case_band, family_traits
-from perfsim.evidence.cases import ConvergenceCase, RefusedRow, StepCase, read_cases
-from perfsim.evidence.plans import case_question, evaluate_case, ignored, mapped, suggested
+from perfsim.evidence.cases import (
+    ConvergenceCase,
+    RefusedRow,
+    StepCase,
+    case_question,
+    case_system,
+    evaluate_case,
+    ignored,
+    mapped,
+    place_case,
+    read_cases,
+    suggested,
+)
 from perfsim.evidence.production import scaling_comparison
-from perfsim.evidence.wafer_fit import release_of
+from perfsim.evidence.step_fit import predict_with, recorded_constants, release_of
+from perfsim.prediction.bands import (
+    Traits,
+    accuracy_of,
+    left_out_of,
+    recorded_errors,
+    traits_of_plan,
+    traits_together,
+)
+from perfsim.prediction.planner import plan_of
+from perfsim.prediction.question import Question
+from perfsim.prediction.run import Evaluation, evaluate
+from perfsim.specs.calibration import WaferCalibration
 from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
 _FEWEST_LAYOUTS = 4
 """Least number of layouts of a sweep for a rank correlation."""
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class CaseBand:
+    """The band of a case; `left_out_s` is its centre where the family is on record."""
+
+    low_s: float
+    high_s: float
+    left_out_s: float | None = None
+    """Step time predicted with constants that were fitted without the family or the release."""
+    unlikeness: float = 0.0
+    """Points of unlikeness to the most similar of the families that may be used."""
+
+    def holds(self, measured_s: float) -> bool:
+        """Whether a measured time lies in the band."""
+        return self.low_s <= measured_s <= self.high_s
 
 
 @dataclass(frozen=True)
@@ -62,20 +106,22 @@ class Scored:
     """Share of the step that hides communication."""
     peak_gib: float | None = None
     """Predicted peak memory of the fullest device, where the case prints a measured one."""
+    traits: Traits | None = None
+    """What makes it like other runs; None if it cannot be planned."""
+    ideal_s: float | None = None
+    """Step time at the full peak of every device, with recompute; None for a case that contradicts itself."""
+    left_out: str = ""
+    """The group of runs that the fit behind `predicted_s` was without; empty if it had all."""
 
     @property
     def error(self) -> float | None:
         """Relative error: predicted over measured, minus 1."""
         return None if self.predicted_s is None else self.predicted_s / self.measured_s - 1.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """The run as JSON lists it."""
-        return {
-            "id": self.id,
-            "measured_s": self.measured_s,
-            "predicted_s": self.predicted_s,
-            "error": self.error,
-        }
+    @property
+    def log_error(self) -> float:
+        """log(predicted / measured); NaN if it failed."""
+        return float(np.log((self.predicted_s or np.nan) / self.measured_s))
 
     @property
     def counts(self) -> bool:
@@ -83,11 +129,28 @@ class Scored:
         return self.evidence in ("A", "B")
 
 
-def _error_figures(errors: Sequence[float | None]) -> dict[str, Any]:
-    """Number, median, 90th percentile and mean of |error|, and mean as `bias`; None counts as 1.
+def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
+    """A case with its prediction, None if it failed."""
+    layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
+    measured_s = case.measured.step_time_s
+    experts = case.model.experts is not None
+    return Scored(case.id, case.family, case.evidence, case.sweep, layout, measured_s, predicted_s, experts)
 
-    A failed prediction has no sign, so `bias` leaves it out.
+
+class _Counted(Protocol):
+    @property
+    def counts(self) -> bool: ...
+    @property
+    def error(self) -> float | None: ...
+
+
+def summary(runs: Iterable[_Counted]) -> dict[str, Any]:
+    """The figures of the runs that count.
+
+    Their number, median, 90th percentile and mean of |error|, and its mean as `bias`. A failed prediction
+    counts as 1; it has no sign, so `bias` leaves it out.
     """
+    errors = [run.error for run in runs if run.counts]
     if not errors:
         return {"n": 0, "median_ape": None, "p90_ape": None, "mape": None, "bias": None}
     apes = np.array([1.0 if error is None else abs(error) for error in errors])
@@ -99,11 +162,6 @@ def _error_figures(errors: Sequence[float | None]) -> dict[str, Any]:
         "mape": float(apes.mean()),
         "bias": float(np.mean(signed)) if signed else None,
     }
-
-
-def summary(runs: Iterable[Scored]) -> dict[str, Any]:
-    """The figures of the runs that count."""
-    return _error_figures([run.error for run in runs if run.counts])
 
 
 def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
@@ -118,8 +176,7 @@ def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
 def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
     """The summary of each family, with its ranking of layouts."""
     result = {}
-    for family in dict.fromkeys(case.family for case in cases):
-        runs = [case for case in cases if case.family == family]
+    for family, runs in _by_family(cases).items():
         ranked = rankings(runs)
         result[family] = {
             **summary(runs),
@@ -129,52 +186,47 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
     return result
 
 
+def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
+    found: dict[str, list[Scored]] = {}
+    for run in runs:
+        found.setdefault(run.family, []).append(run)
+    return found
+
+
 def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
     """Rankings of sweeps with at least four scored layouts: Kendall's tau-a, regret and the two choices.
 
-    `chosen` is the case predicted as fastest, `best` the one measured as fastest.
+    `chosen` is the case predicted as fastest, `best` the one measured as fastest; repeats of a layout are
+    averaged.
     """
+    sweeps: dict[tuple[str, str], dict[str, list[tuple[Scored, float]]]] = {}
+    for case in cases:
+        if case.counts and case.sweep is not None and case.predicted_s is not None:
+            layouts = sweeps.setdefault((case.family, case.sweep), {})
+            layouts.setdefault(case.layout, []).append((case, case.predicted_s))
     ranked = []
-    for (family, sweep), by_layout in _sweeps(cases).items():
-        layouts = list(by_layout.values())
-        points = [_mean(runs) for runs in layouts]
-        if len(points) < _FEWEST_LAYOUTS:
+    for (family, sweep), by_layout in sweeps.items():
+        if len(by_layout) < _FEWEST_LAYOUTS:
             continue
-        pairs = list(combinations(points, 2))
+        measured = [float(np.mean([run.measured_s for run, _ in runs])) for runs in by_layout.values()]
+        predicted = [float(np.mean([seconds for _, seconds in runs])) for runs in by_layout.values()]
+        names = [runs[0][0].id for runs in by_layout.values()]
+        pairs = list(combinations(zip(measured, predicted, strict=True), 2))
         agreement = sum(float(np.sign(a[0] - b[0]) * np.sign(a[1] - b[1])) for a, b in pairs)
-        chosen = min(range(len(points)), key=lambda index: points[index][1])
-        best = min(range(len(points)), key=lambda index: points[index][0])
+        chosen = predicted.index(min(predicted))
+        best = measured.index(min(measured))
         ranked.append(
             {
                 "family": family,
                 "sweep": sweep,
-                "layouts": len(points),
+                "layouts": len(names),
                 "kendall_tau": agreement / len(pairs),
-                "regret": points[chosen][0] / points[best][0] - 1.0,
-                "chosen": layouts[chosen][0].id,
-                "best": layouts[best][0].id,
+                "regret": measured[chosen] / measured[best] - 1.0,
+                "chosen": names[chosen],
+                "best": names[best],
             }
         )
     return ranked
-
-
-def _sweeps(cases: Sequence[Scored]) -> dict[tuple[str, str], dict[str, list[Scored]]]:
-    """The runs of each layout of each sweep."""
-    sweeps: dict[tuple[str, str], dict[str, list[Scored]]] = {}
-    for case in cases:
-        if case.counts and case.sweep is not None and case.predicted_s is not None:
-            layouts = sweeps.setdefault((case.family, case.sweep), {})
-            layouts.setdefault(case.layout, []).append(case)
-    return sweeps
-
-
-def _mean(runs: Sequence[Scored]) -> tuple[float, float]:
-    """Measured and predicted seconds of one layout, averaged over repeats."""
-    measured = float(np.mean([run.measured_s for run in runs]))
-    return measured, float(np.mean([run.predicted_s for run in runs if run.predicted_s is not None]))
-
-
-_GIB = 2**30
 
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
@@ -210,10 +262,14 @@ def validate_cases(
     read = mapped(partial(_predicted, catalog=catalog), cases)
     unread = [_scored_row(row) for row in refused]
     runs = [*read, *unread]
-    answered = list(zip(cases, read, strict=True))
-    baseline = _baseline(answered, catalog)
-    efficiency = one_constant(baseline)
-    of_baseline = [replace(run, predicted_s=ideal_s / efficiency) for run, ideal_s in baseline]
+    known = [run for run in runs if run.counts and run.ideal_s is not None]
+    efficiency = one_constant(known)
+    baseline = [replace(run, predicted_s=(run.ideal_s or 0.0) / efficiency) for run in known]
+    by_family = _by_family(runs)
+    traits = {
+        family: [run.traits for run in members if run.counts and run.traits is not None]
+        for family, members in by_family.items()
+    }
     return {
         "kind": "step_time",
         "count": len(runs),
@@ -224,56 +280,52 @@ def validate_cases(
         "summary": {**summary(runs), "band_coverage": _coverage(runs)},
         "summary_predicted": summary(run for run in runs if run.predicted_s is not None),
         **dense_and_experts(runs),
-        "baseline": summary(of_baseline) | ({"efficiency": efficiency} if baseline else {}),
-        "memory": _memory_summary(answered),
+        "baseline": summary(baseline) | ({"efficiency": efficiency} if known else {}),
+        "memory": _memory_summary(cases, read),
         "families": {
             family: {
                 **figures,
-                "band_coverage": _coverage(members := [run for run in runs if run.family == family]),
+                "band_coverage": _coverage(by_family[family]),
                 "hidden_communication": max(
-                    (run.hidden_communication or 0.0 for run in members if run.counts), default=0.0
+                    (run.hidden_communication or 0.0 for run in by_family[family] if run.counts), default=0.0
                 ),
             }
             for family, figures in families(runs).items()
         },
-        "families_baseline": families(of_baseline),
-        "families_traits": family_traits(cases, catalog),
+        "families_baseline": families(baseline),
+        "families_traits": {family: traits_together(found) for family, found in traits.items() if found},
         "sweeps": rankings(runs),
-        "without_release": _without_release(answered, catalog),
-        "cases": [*(_case_fields(case, run) for case, run in answered), *map(_run_fields, unread)],
+        "without_release": _without_release(cases, read, catalog),
+        "cases": [*map(_row, read, cases), *map(_row, unread)],
     }
 
 
-def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
-    """A case with its prediction, None if it failed."""
-    layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
-    return Scored(
-        case.id,
-        case.family,
-        case.evidence,
-        case.sweep,
-        layout,
-        case.measured.step_time_s,
-        predicted_s,
-        case.model.experts is not None,
-    )
-
-
 def _predicted(case: StepCase, catalog: Catalog) -> Scored:
-    unknown = scored_case(case, None)
+    """A case with all that can be told of it: what fails leaves the rest unknown."""
+    run = scored_case(case, None)
     try:
-        run = evaluate_case(case, catalog)
+        question = case_question(case, catalog)
+        run = replace(run, ideal_s=_ideal_s(case, question))
+        plan = plan_of(question)
+        run = replace(run, traits=traits_of_plan(plan))
+        found = evaluate(plan, question.costs)
     except LimitError:
         raise
     except PerfsimError as error:
-        return replace(unknown, failure=str(error))
+        return replace(run, failure=str(error))
     return replace(
-        unknown,
-        predicted_s=run.step_time_s,
-        band=case_band(case, run, catalog),
-        hidden_communication=run.hidden_communication_fraction,
-        peak_gib=run.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
+        run,
+        predicted_s=found.step_time_s,
+        band=case_band(case, found, catalog),
+        hidden_communication=found.hidden_communication_fraction,
+        peak_gib=found.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
     )
+
+
+def _ideal_s(case: StepCase, question: Question) -> float:
+    job = question.job
+    flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
+    return flop / (question.devices * question.system.device.peak_flop_per_s(job.recipe.precision))
 
 
 def _scored_row(row: RefusedRow) -> Scored:
@@ -287,25 +339,10 @@ def _scored_row(row: RefusedRow) -> Scored:
     return Scored(row.id, family, evidence, None, "", seconds, None)
 
 
-def _case_fields(case: StepCase, run: Scored) -> dict[str, Any]:
-    fields = {
-        **_run_fields(run),
-        "inferred": [] if run.counts else list(case.inferred),
-        "ignored": ignored(case),
-        "measured_peak_gib": case.measured.peak_memory_gib,
-        "predicted_peak_gib": run.peak_gib,
-    }
-    if not case.on_wafers:
-        fields["framework"], fields["framework_because"] = (
-            (case.framework, "") if case.framework else suggested(case)
-        )
-    return fields
-
-
-def _run_fields(run: Scored) -> dict[str, Any]:
-    """What a row has whether it could be read or not."""
+def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
+    """A run as JSON lists it; without `case` its row could not be read."""
     band = run.band
-    return {
+    row: dict[str, Any] = {
         "id": run.id,
         "family": run.family,
         "evidence": run.evidence,
@@ -318,16 +355,71 @@ def _run_fields(run: Scored) -> dict[str, Any]:
         "left_out_s": None if band is None else band.left_out_s,
         "unlikeness": None if band is None else band.unlikeness,
     }
+    if case is None:
+        return row
+    row |= {
+        "inferred": [] if run.counts else list(case.inferred),
+        "ignored": ignored(case),
+        "measured_peak_gib": case.measured.peak_memory_gib,
+        "predicted_peak_gib": run.peak_gib,
+    }
+    if not case.on_wafers:
+        name, because = (case.framework, "") if case.framework else suggested(case)
+        row |= {"framework": name, "framework_because": because}
+    return row
 
 
-def _memory_summary(answered: Sequence[tuple[StepCase, Scored]]) -> dict[str, Any]:
+def case_band(case: StepCase, run: Evaluation, catalog: Catalog) -> CaseBand | None:
+    """The band of a predicted case; None where its group cannot be left out of it."""
+    kind = run.plan.system.kind
+    try:
+        group = _group_on_record(case, kind, catalog)
+        record = left_out_of(kind, group) if group else None
+        left_out_s = _left_out_s(case, group, record, catalog) if record else None
+    except PerfsimError:
+        return None
+    without = group if left_out_s else ""
+    accuracy = accuracy_of(run.plan, run.hidden_communication_fraction, without=without)
+    centre_s = run.step_time_s if left_out_s is None else left_out_s
+    factor = 1.0 + accuracy.step_time_error
+    return CaseBand(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
+
+
+def _group_on_record(case: StepCase, kind: str, catalog: Catalog) -> str:
+    """What was left out with a case: logs of its release, its family or a part of it; empty if nothing."""
+    families = {family["family"] for entry in recorded_errors() for family in entry["families"]}
+    if case.family not in families:
+        return ""
+    release = release_of(case, catalog)
+    groups = [release] if release else [f"{case.family}, {case.setting}", case.family]
+    return next((group for group in groups if left_out_of(kind, group) is not None), "")
+
+
+def _left_out_s(case: StepCase, group: str, record: Mapping[str, Any], catalog: Catalog) -> float | None:
+    """Step time with the constants fitted without a group; None where another fit made the constants.
+
+    On GPUs the critical path without contention, as in the fit.
+    """
+    calibration = case_system(case, catalog).device.calibration
+    constants = record["constants"]
+    if isinstance(calibration, WaferCalibration):
+        if calibration.name != record["calibration"]:
+            return None
+        efficiency = {**calibration.efficiency, group: constants["efficiency"]}
+        changed = calibration.model_copy(update={"efficiency": efficiency})
+        return evaluate_case(case, catalog, changed).step_time_s
+    if calibration is None:
+        return None
+    placed = place_case(case, catalog)
+    return predict_with(placed, constants) if set(recorded_constants(placed)) <= set(constants) else None
+
+
+def _memory_summary(cases: Sequence[StepCase], runs: Sequence[Scored]) -> dict[str, Any]:
     """Errors of the predicted peak memory of the fullest device, over scored runs that print theirs."""
-    figures = _error_figures(
-        [
-            run.peak_gib / case.measured.peak_memory_gib - 1.0
-            for case, run in answered
-            if run.counts and run.peak_gib is not None and case.measured.peak_memory_gib is not None
-        ]
+    figures = summary(
+        replace(run, measured_s=measured_gib, predicted_s=run.peak_gib)
+        for case, run in zip(cases, runs, strict=True)
+        if run.peak_gib is not None and (measured_gib := case.measured.peak_memory_gib) is not None
     )
     names = {"median_ape": "median", "p90_ape": "p90", "mape": "mean"}
     return {names.get(name, name): value for name, value in figures.items()}
@@ -339,52 +431,38 @@ def _coverage(runs: Sequence[Scored]) -> float | None:
     return sum(held) / len(held) if held else None
 
 
-def _baseline(answered: Sequence[tuple[StepCase, Scored]], catalog: Catalog) -> list[tuple[Scored, float]]:
-    """The scored runs, each with its step time at the full peak of every device, with recompute."""
-    runs = []
-    for case, run in answered:
-        try:
-            question = case_question(case, catalog)
-        except PerfsimError:
-            continue
-        if run.counts:
-            job = question.job
-            flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
-            peak = question.system.device.peak_flop_per_s(job.recipe.precision)
-            runs.append((run, flop / (question.devices * peak)))
-    return runs
-
-
-def one_constant(runs: Sequence[tuple[Scored, float]]) -> float:
-    """The efficiency e that minimises the mean of |ideal / e / measured - 1| over runs and ideal times.
+def one_constant(runs: Sequence[Scored]) -> float:
+    """The efficiency e that minimises the mean of |ideal / e / measured - 1| over runs with ideal times.
 
     In 1/e this is a weighted median: the objective is piecewise linear with kinks at measured / ideal
     and weights ideal / measured.
     """
     if not runs:
         return 1.0
-    ratios = np.sort([run.measured_s / ideal_s for run, ideal_s in runs])
+    ratios = np.sort([run.measured_s / (run.ideal_s or math.nan) for run in runs])
     weights = 1.0 / ratios
     half = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
     return float(1.0 / ratios[min(int(half), len(ratios) - 1)])
 
 
 def _without_release(
-    answered: Sequence[tuple[StepCase, Scored]], catalog: Catalog
+    cases: Sequence[StepCase], runs: Sequence[Scored], catalog: Catalog
 ) -> dict[str, dict[str, Any]]:
     """The summary without each software release that has one scored run, and without all of them.
 
     A single log largely determines the efficiency of its release, so its error says little.
     """
-    release = {case.id: release_of(case, catalog) for case, _ in answered}
-    runs = [run for _, run in answered]
-    counts = Counter(release[run.id] for run in runs if run.counts)
+    released = [(release_of(case, catalog), run) for case, run in zip(cases, runs, strict=True)]
+    counts = Counter(release for release, run in released if run.counts)
     alone = sorted(name for name, count in counts.items() if name and count == 1)
     groups = [(name,) for name in alone] + ([tuple(alone)] if len(alone) > 1 else [])
     return {
-        ", ".join(group): summary(run for run in runs if release[run.id] not in group) for group in groups
+        ", ".join(group): summary(run for release, run in released if release not in group)
+        for group in groups
     }
 
+
+# Convergence.
 
 _LEAVE_ONE_OUT = "leave_one_out"
 _LARGER_BATCH = "larger_batch"
@@ -408,7 +486,7 @@ class _BatchPrediction:
     refused: str = ""
 
     @property
-    def counted(self) -> bool:
+    def counts(self) -> bool:
         """False for a refusal that the kind of run allows."""
         return not self.refused or _run_kind(self.case) == "pre-training"
 
@@ -427,39 +505,57 @@ def validate_convergence(
     that all smaller ones were fitted. `bias` leaves out refused predictions, which have no sign.
     """
     points = {case.id: _points(case) for case in cases}
-    predictions = [
-        prediction
-        for case in cases
-        if len(points[case.id]) >= _MIN_BATCH_SIZES
-        for prediction in _predictions(case, points[case.id])
-    ]
+    scored = [case for case in cases if len(points[case.id]) >= _MIN_BATCH_SIZES]
+    predictions = [prediction for case in scored for prediction in _predictions(case, points[case.id])]
     single = [each for each in predictions if each.protocol == _LEAVE_ONE_OUT]
     larger = [each for each in predictions if each.protocol == _LARGER_BATCH]
+
+    def score(asked: Iterable[_BatchPrediction]) -> dict[str, Any]:
+        figures = summary(asked)
+        del figures["n"]
+        return figures
+
+    def baseline(asked: Iterable[_BatchPrediction]) -> dict[str, Any]:
+        return score(replace(each, predicted=each.baseline) for each in asked)
+
     return {
         "kind": "convergence",
         "count": len(cases) + len(refused),
         "failed": [*_failed_rows(refused), *_refusals(predictions)],
         "not_scored": [
-            {"id": name, "reason": "fewer than four batch sizes"}
-            for name, given in points.items()
-            if len(given) < _MIN_BATCH_SIZES
+            {"id": case.id, "reason": "fewer than four batch sizes"} for case in cases if case not in scored
         ],
         "refused": sum(1 for each in predictions if each.refused),
-        "refused_allowed": sum(1 for each in predictions if not each.counted),
-        "summary": _score(single),
-        "baseline": _baseline_score(single),
-        "larger_batch": _score(larger),
-        "larger_batch_baseline": _baseline_score(larger),
-        "larger_batch_adjacent": _score([each for each in larger if each.adjacent]),
+        "refused_allowed": sum(1 for each in predictions if not each.counts),
+        "summary": score(single),
+        "baseline": baseline(single),
+        "larger_batch": score(larger),
+        "larger_batch_baseline": baseline(larger),
+        "larger_batch_adjacent": score(each for each in larger if each.adjacent),
         "predictions": {
-            protocol: sum(1 for each in predictions if each.counted and each.protocol == protocol)
+            protocol: sum(1 for each in predictions if each.counts and each.protocol == protocol)
             for protocol in (_LEAVE_ONE_OUT, _LARGER_BATCH)
         },
         "families": {
-            family: _figures([each for each in single if each.case.family == family])
+            family: summary(each for each in single if each.case.family == family)
             for family in sorted({each.case.family for each in single})
         },
-        "cases": [_row(each) for each in predictions],
+        "cases": [
+            {
+                "id": each.case.id,
+                "family": each.case.family,
+                "protocol": each.protocol,
+                "unit": each.case.unit,
+                "batch": each.batch,
+                "measured": each.measured,
+                "predicted": each.predicted,
+                "error": each.error,
+                "baseline_error": each.baseline / each.measured - 1,
+                "refused": each.refused or None,
+                "counted": each.counts,
+            }
+            for each in predictions
+        ],
     }
 
 
@@ -494,18 +590,6 @@ def _predictions(case: ConvergenceCase, points: _Points) -> Iterable[_BatchPredi
             yield replace(unknown, refused=str(error))
 
 
-def _figures(predictions: Iterable[_BatchPrediction]) -> dict[str, Any]:
-    return _error_figures([each.error for each in predictions if each.counted])
-
-
-def _score(predictions: Iterable[_BatchPrediction]) -> dict[str, Any]:
-    return {name: value for name, value in _figures(predictions).items() if name != "n"}
-
-
-def _baseline_score(predictions: Iterable[_BatchPrediction]) -> dict[str, Any]:
-    return _score(replace(each, predicted=each.baseline) for each in predictions)
-
-
 def _refusals(predictions: Sequence[_BatchPrediction]) -> list[dict[str, str]]:
     """One line per benchmark: number of refused predictions and the first reason."""
     lines = []
@@ -514,19 +598,3 @@ def _refusals(predictions: Sequence[_BatchPrediction]) -> list[dict[str, str]]:
         reasons = [each.refused for each in group if each.refused]
         lines.append({"id": name, "error": f"{len(reasons)} of {len(group)} refused: {reasons[0]}"})
     return lines
-
-
-def _row(prediction: _BatchPrediction) -> dict[str, Any]:
-    return {
-        "id": prediction.case.id,
-        "family": prediction.case.family,
-        "protocol": prediction.protocol,
-        "unit": prediction.case.unit,
-        "batch": prediction.batch,
-        "measured": prediction.measured,
-        "predicted": prediction.predicted,
-        "error": prediction.error,
-        "baseline_error": prediction.baseline / prediction.measured - 1,
-        "refused": prediction.refused or None,
-        "counted": prediction.counted,
-    }

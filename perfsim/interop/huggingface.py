@@ -353,7 +353,7 @@ BLOCKS: tuple[Row, ...] = (
         tool.same(
             "model.experts.ffn_hidden_size",
             "moe_intermediate_size expert_ffn_hidden_size",
-            default=tool.dense_ffn,
+            default=tool.as_in("model.ffn_hidden_size"),
         ),
         Row("model.experts.shared_ffn_hidden_size", "n_shared_experts", read=_shared_width),
         Row("model.ffn_hidden_size", "intermediate_size_mlp", read=_dense_width),

@@ -27,13 +27,7 @@ INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 MANDATORY = "???"
 DEEPEST = 20
 """Interpolations that refer to one another."""
-SIGNS = {
-    "tensor_model_parallel_size",
-    "_target_",
-    "encoder_seq_length",
-    "kv_channels",
-    "num_attention_heads",
-}
+SIGNS = {"tensor_model_parallel_size", "_target_", "encoder_seq_length", "kv_channels", "num_attention_heads"}
 
 
 def _recognise(document: Any) -> bool:

@@ -77,6 +77,8 @@ class Reading:
     name: str = ""
 
 
+GATED = ("swiglu", "fast-swiglu", "geglu", "reglu", "glu", "bilinear")
+"""Activations that multiply two halves of a product."""
 Write = Callable[[Chosen], Any]
 """The tool's value for a plan; None leaves the setting out."""
 Read = Callable[[Settings, Values], Any]
@@ -237,11 +239,6 @@ def when(has: Read | None, *rows: Row, of: Callable[[Chosen], Any] | None = None
     return tuple(map(limited, rows))
 
 
-def has_experts(_: Settings, values: Values) -> bool:
-    """Whether the model that is read has experts."""
-    return "model.experts.num_experts" in values
-
-
 def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
     """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some."""
 
@@ -249,17 +246,20 @@ def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
         count = settings.integer(*keys.split(), least=0, most=MOST_WIDTH)
         return count if count and count > 1 else None
 
-    return (same("model.experts.num_experts", keys, read=read), *when(has_experts, *rows))
+    return (
+        same("model.experts.num_experts", keys, read=read),
+        *when(as_in("model.experts.num_experts"), *rows),
+    )
 
 
-def dense_ffn(_: Settings, values: Values) -> Any:
-    """The width of the MLP, which experts have where a file gives them no other."""
-    return values["model.ffn_hidden_size"]
+def as_in(field: str) -> Read:
+    """The value of another field that was read before; None without one."""
+    return lambda _, values: values.get(field)
 
 
-def longest(_: Settings, values: Values) -> Any:
-    """The longest sequence, which a run has where a file gives no other."""
-    return values["model.max_position_embeddings"]
+def any_rate(*keys: str, default: float = 0.0) -> Read:
+    """Whether a rate of dropout is not zero."""
+    return lambda settings, _: any(settings.number(key, default=default) for key in keys)
 
 
 def read_rows(rows: Sequence[Row], settings: Settings, before: Mapping[str, Any] | None = None) -> Values:

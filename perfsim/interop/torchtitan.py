@@ -26,12 +26,7 @@ from perfsim.specs.layout import ParallelLayout
 
 SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
 """Sections in which a degree stands, by release."""
-SCHEDULES = {
-    "1f1b": "1F1B",
-    "gpipe": "GPipe",
-    "interleaved": "Interleaved1F1B",
-    "zbv": "ZBVZeroBubble",
-}
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
 SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
     "LoopedBFS": "interleaved",
     "DualPipeV": "zbv",
@@ -185,7 +180,7 @@ ROWS: tuple[Row, ...] = (
         lambda c: "alltoall" if c.layout.context > 1 else None,
     ),
     _degree("layout.tensor", "tensor_parallel"),
-    Row("layout.sequence_parallel", "", read=lambda _, values: values["layout.tensor"] > 1),
+    Row("layout.sequence_parallel", read=lambda _, values: values["layout.tensor"] > 1),
     _degree("layout.expert", "expert_parallel", usual=1),
     _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
     _degree("layout.pipeline", "pipeline_parallel"),
@@ -212,12 +207,7 @@ ROWS: tuple[Row, ...] = (
         lambda c: "selective" if c.layout.recompute_every > 1 else c.layout.recompute,
         _recompute,
     ),
-    Row(
-        "layout.recompute_every",
-        "activation_checkpoint.selective_ac_option",
-        _selective,
-        _recompute_every,
-    ),
+    Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", _selective, _recompute_every),
     Row(
         "layout.offload_param",
         "training.enable_cpu_offload",

@@ -38,8 +38,8 @@ from perfsim.work.counts import parameters
 #     1    the same for the number of devices, the replicas that share parameters, and the micro-batch
 #
 # assumed: the points, which weigh differences against each other; how much a band widens with a point is
-# fitted (`evidence.bands`). A plan is compared with the family of fewest points; of equal families, with the
-# one with more runs.
+# fitted (`evidence.left_out`). A plan is compared with the family of fewest points; of equal families, with
+# the one with more runs.
 
 ERRORS_RECORD = "accuracy.json"
 RUNS_RECORD = "reached.json"
@@ -259,8 +259,8 @@ def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
 #     w(u) = sqrt(base^2 + (slope u)^2 + unknown^2),   band = [t exp(-w), t exp(w)]
 #
 # `base` and `slope` are the scale of errors on runs that were left out of the fit and its growth with u,
-# times the quantile of |log error| over that scale which holds 90 % of new runs (`evidence.bands`). `base` is
-# at least the same quantile of |log error| itself. For models with experts, whose errors are larger, it is
+# times the quantile of |log error| over that scale which holds 90 % of new runs (`evidence.left_out`). `base`
+# is at least the same quantile of |log error| itself. For models with experts, whose errors are larger, it is
 # `experts` times as wide, so that the width holds 90 % of such runs. `unknown` is the half-width of what no
 # published run shows of this plan, such as more communication behind compute than in any of them.
 

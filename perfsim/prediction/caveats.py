@@ -1,18 +1,17 @@
 """Reasons to trust a prediction less, from its question, its plan, its run and the published runs on record.
 
 docs/caveats.md lists the codes. Published runs that count are those on the same kind of system with the same
-constants of the device (`bands.runs_like`). The caveats of several predictions are said once.
+constants of the device (`bands.runs_like`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from perfsim.base.spec import CHANGED
-from perfsim.convergence.laws import LossTarget
 from perfsim.costs.wafer import PEAK
 from perfsim.machines import machine_of
 from perfsim.machines.machine import is_borrowed
@@ -30,13 +29,10 @@ from perfsim.prediction.bands import (
 )
 from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
 from perfsim.prediction.run import Evaluation
+from perfsim.prediction.why import Why
 from perfsim.specs.hardware import DeviceSpec, LinkSpec
 from perfsim.strategies import Plan
 from perfsim.work.counts import parameters
-
-if TYPE_CHECKING:
-    from perfsim.prediction.prediction import Prediction
-    from perfsim.prediction.why import Why
 
 Severity = Literal["serious", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -60,53 +56,47 @@ class Caveat:
         return self.text.partition(";")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class SharedCaveat(Caveat):
-    """A caveat of one or more answers that are compared, in the words of the worst of them."""
+CODES: Mapping[str, Severity | float | None] = {
+    "calibration-borrowed": "serious",
+    "device-outside": "serious",
+    "experts-outside": "serious",
+    "offload-outside": "serious",
+    "few-runs": None,
+    "release-peak": "serious",
+    "release-borrowed": "warning",
+    "precision-outside": "serious",
+    "memory-above-limit": "serious",
+    "zero3-ranks-outside": 2.0,
+    "devices-outside": 4.0,
+    "mfu-above-published": "warning",
+    "zero3-with-tensor": "warning",
+    "hidden-communication": 3.0,
+    "parameters-outside": 10.0,
+    "sequences-below-published": "warning",
+    "positions-outside": "warning",
+    "sequence-outside": "warning",
+    "shape-outside": "warning",
+    "micro-batch-outside": "warning",
+    "data-sheet-unread": "warning",
+    "link-borrowed": "warning",
+    "link-uncalibrated": "warning",
+    "input-assumed": "warning",
+    "sparsity-assumed": "warning",
+    "critical-batch-extrapolated": "warning",
+    "target-loss": "warning",
+    "batch-at-edge": "warning",
+    "cluster-scaled": None,
+    "memory-tight": "info",
+    "batch-default": "info",
+    "layout-defaults": "info",
+}
+"""All codes; of equal severity the earlier one is worse. A number is the factor outside the published runs
+above which a caveat is serious, a warning below; None: its severity depends on the run.
 
-    systems: tuple[str, ...]
-    """Systems that it is about."""
-    machines: tuple[str, ...]
-    """The answers by system: `1, 4 and 16 CS-2`."""
-    nouns: tuple[str, ...]
-    """Several devices of each system, such as `CS-2`."""
-
-
-CODES = (
-    "calibration-borrowed",
-    "device-outside",
-    "experts-outside",
-    "offload-outside",
-    "few-runs",
-    "release-peak",
-    "release-borrowed",
-    "precision-outside",
-    "memory-above-limit",
-    "zero3-ranks-outside",
-    "devices-outside",
-    "mfu-above-published",
-    "zero3-with-tensor",
-    "hidden-communication",
-    "parameters-outside",
-    "sequences-below-published",
-    "positions-outside",
-    "sequence-outside",
-    "shape-outside",
-    "micro-batch-outside",
-    "data-sheet-unread",
-    "link-borrowed",
-    "link-uncalibrated",
-    "input-assumed",
-    "sparsity-assumed",
-    "critical-batch-extrapolated",
-    "target-loss",
-    "batch-at-edge",
-    "cluster-scaled",
-    "memory-tight",
-    "batch-default",
-    "layout-defaults",
-)
-"""All codes; of equal severity the earlier one is worse."""
+assumed: the one public ZeRO 3 run on three times as many ranks as any scored run takes 62 % longer than
+predicted, while errors by number of devices or by size of the model show no trend inside their ranges. Three
+times the communication that any published run hides is more than a third of a step.
+"""
 
 NEAR_LIMIT = 0.04
 """Memory is tight where its share is below the limit by at most this."""
@@ -114,26 +104,9 @@ FEW_RUNS = 8
 """assumed: with fewer published runs their errors say little of the next one."""
 FAR_FEWER = 2
 """A caveat is given where every published log has more than this many times the sequences per wafer."""
-SERIOUS_ABOVE = {
-    "devices-outside": 4.0,
-    "zero3-ranks-outside": 2.0,
-    "hidden-communication": 3.0,
-    "parameters-outside": 10.0,
-    "micro-batch-outside": inf,
-}
-"""The factor outside the published runs above which a caveat is serious, a warning below.
-
-assumed: the one public ZeRO 3 run on three times as many ranks as any scored run takes 62 % longer than
-predicted, while errors by number of devices or by size of the model show no trend inside their ranges. Three
-times the communication that any published run hides is more than a third of a step.
-"""
 LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
-_OF_THE_JOB: Mapping[str, Severity] = {
-    "experts-outside": "serious",
-    "sequence-outside": "warning",
-    "shape-outside": "warning",
-}
+_OF_THE_JOB = ("experts-outside", "sequence-outside", "shape-outside")
 """Codes of what a machine says of a job."""
 _DEVICE_FIGURES = ("peak", "memory.bandwidth")
 
@@ -163,9 +136,17 @@ def worst_first(caveats: Iterable[Caveat]) -> tuple[Caveat, ...]:
     return tuple(sorted(caveats, key=rank))
 
 
+def caveat(code: str, words: str, factor: float = 1.0) -> Caveat:
+    """A caveat with the severity of its code; `factor` tells how far outside the published runs it is."""
+    severity = CODES[code]
+    if isinstance(severity, float):
+        severity = "serious" if factor > severity else "warning"
+    return Caveat(code, severity or "warning", words)
+
+
 def rank(caveat: Caveat) -> tuple[int, int]:
     """The place of a caveat among others: the lower, the worse."""
-    return SEVERITIES.index(caveat.severity), CODES.index(caveat.code)
+    return SEVERITIES.index(caveat.severity), [*CODES].index(caveat.code)
 
 
 # ------------------------------------------------------------------------------------ constants
@@ -177,20 +158,20 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
     borrowed = is_borrowed(device.name, device.assumed, device.calibration, "device")
     if borrowed and device.calibration is not None:
         words = f"no measurement of {device.name}: the constants of {device.calibration.name} are used"
-        yield Caveat("calibration-borrowed", "serious", words + _allowed(plan, "calibration-borrowed"))
+        yield caveat("calibration-borrowed", words + _allowed(plan, "calibration-borrowed"))
     yield from _unread(device, _DEVICE_FIGURES)
     releases = machine.releases(system, plan.job.recipe)
     if releases is not None and device.calibration is not None:
         wanted, used = releases
         owner = device.calibration.name
         if used == PEAK:
-            yield Caveat("release-peak", "serious", "peak efficiency, which no software release reaches")
+            yield caveat("release-peak", "peak efficiency, which no software release reaches")
         elif wanted != used:
             words = f"no measurement of software release {wanted}: the efficiency of {used} is used"
-            yield Caveat("release-borrowed", "warning", words + _allowed(plan, "release-borrowed"))
+            yield caveat("release-borrowed", words + _allowed(plan, "release-borrowed"))
         elif borrowed:
             words = f"software release {used} was measured on {owner} only, as a fraction of its peak"
-            yield Caveat("release-borrowed", "warning", words)
+            yield caveat("release-borrowed", words)
     links = machine.links(system)
     nodes = machine.devices_per_node(system) or 1
     if plan.topology.num_devices > 1:
@@ -204,7 +185,7 @@ def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Cav
     for name in figures:
         if name in spec.assumed and spec.assumed[name] != CHANGED:
             words = f"{name} of {spec.name} has no source: {spec.assumed[name]}"
-            yield Caveat("data-sheet-unread", "warning", words)
+            yield caveat("data-sheet-unread", words)
 
 
 def _links(links: Iterable[LinkSpec]) -> Iterator[Caveat]:
@@ -212,10 +193,10 @@ def _links(links: Iterable[LinkSpec]) -> Iterator[Caveat]:
         yield from _unread(link, ("bandwidth",))
         if link.calibration is None:
             words = f"no measurement of collectives on {link.name}: its data sheet sets their speed"
-            yield Caveat("link-uncalibrated", "warning", words)
+            yield caveat("link-uncalibrated", words)
         elif is_borrowed(link.name, link.assumed, link.calibration, "link"):
             words = f"collectives on {link.name} have the constants of {link.calibration.name}"
-            yield Caveat("link-borrowed", "warning", words)
+            yield caveat("link-borrowed", words)
 
 
 # -------------------------------------------------------------------------------- published runs
@@ -228,9 +209,7 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         kind = plan.system.kind
         known = {row.kind for row in recorded_runs()}
         where = f"{device.name} in a {kind}" if kind in known else f"a {kind}"
-        yield Caveat(
-            "device-outside", "serious", f"no published run on {where}; no prediction of it was ever checked"
-        )
+        yield caveat("device-outside", f"no published run on {where}; no prediction of it was ever checked")
         return
     most = max(row.num_devices for row in runs)
     if len(runs) < FEW_RUNS:
@@ -241,14 +220,14 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     if precision not in {class_of(row.precision) for row in runs}:
         others = ", ".join(sorted({class_of(row.precision) for row in runs}))
         words = f"no published run in {precision}; the constants were fitted to runs in {others}"
-        yield Caveat("precision-outside", "serious", words)
+        yield caveat("precision-outside", words)
 
 
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """Sizes and settings beyond those of the published runs."""
     for unknown in unknowns_of(plan):
         if unknown.code in _OF_THE_JOB:
-            yield Caveat(unknown.code, _OF_THE_JOB[unknown.code], unknown.words)
+            yield caveat(unknown.code, unknown.words)
     if not runs:
         return
     layout = plan.layout
@@ -257,10 +236,8 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         "devices-outside",
         plan.topology.num_devices,
         [row.num_devices for row in runs],
-        lambda factor, most: (
-            f"{factor} times as many {unit} as in any published run (at most {most:,.0f})"
-            f"{_allowed(plan, 'devices-outside')}"
-        ),
+        f"{{factor}} times as many {unit} as in any published run (at most {{most:,.0f}})"
+        f"{_allowed(plan, 'devices-outside')}",
     )
     yield from _size(float(parameters(plan.job.model).total), [row.parameters for row in runs])
     sharded = layout.zero_stage == SHARDED
@@ -270,29 +247,24 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
             "zero3-ranks-outside",
             layout.data,
             [row.data for row in runs if row.sharded],
-            lambda factor, most: (
-                f"ZeRO 3 over {factor} times as many data ranks as in any published run (at most "
-                f"{most:,.0f}); its communication may be hidden less well than predicted"
-            ),
+            "ZeRO 3 over {factor} times as many data ranks as in any published run (at most {most:,.0f}); "
+            "its communication may be hidden less well than predicted",
         )
     if sharded and tensor and not any(row.sharded and row.tensor > 1 for row in runs):
         words = "ZeRO 3 together with tensor parallelism: no published run has both"
-        yield Caveat("zero3-with-tensor", "warning", words)
+        yield caveat("zero3-with-tensor", words)
     if getattr(layout, "offloads", None):
         words = (
             "states are offloaded, which no published run on record does; measured updates on CPUs of A100s "
             "differ by more than twice"
         )
-        yield Caveat("offload-outside", "serious", words)
+        yield caveat("offload-outside", words)
     like = [row for row in runs if (row.sharded, row.tensor > 1) == (sharded, tensor)]
     yield from _above(
         "micro-batch-outside",
         layout.micro_batch_size * plan.job.seq_length,
         [row.micro_batch_tokens for row in like if row.micro_batch_tokens],
-        lambda factor, most: (
-            f"a micro-batch with {factor} times the tokens of any published run with such a layout "
-            f"({most:,.0f})"
-        ),
+        "a micro-batch with {factor} times the tokens of any published run with such a layout ({most:,.0f})",
     )
 
 
@@ -301,7 +273,7 @@ def _positions(plan: Plan) -> Iterator[Caveat]:
     tokens = plan.job.seq_length
     if tokens > positions:
         words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
-        yield Caveat("positions-outside", "warning", f"{words}: set the recipe's seq_length")
+        yield caveat("positions-outside", f"{words}: set the recipe's seq_length")
 
 
 def _allowed(plan: Plan, code: str) -> str:
@@ -314,33 +286,26 @@ def _rounded(factor: float) -> str:
     return f"{float(f'{factor:.2g}'):,.10g}"
 
 
-def _above(
-    code: str, value: float, published: Sequence[float], words: Callable[[str, float], str]
-) -> Iterator[Caveat]:
+def _above(code: str, value: float, published: Sequence[float], words: str) -> Iterator[Caveat]:
     """A caveat where a value is above the published ones; its words take the factor and the largest."""
     most = max(published, default=inf)
     if value > most:
-        yield Caveat(code, _severity(code, value / most), words(_rounded(value / most), most))
+        yield caveat(code, words.format(factor=_rounded(value / most), most=most), value / most)
 
 
 def _size(value: float, published: Sequence[float]) -> Iterator[Caveat]:
     """A caveat where a model is much larger or smaller than all published ones."""
-    code = "parameters-outside"
     least = min(published)
     most = max(published)
     if value > most * LIKE_SIZE:
-        words = (
-            f"{_rounded(value / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"
-        )
-        yield Caveat(code, _severity(code, value / most), words)
+        run = f"any published run ({most / 1e9:.3g} billion)"
     elif value * LIKE_SIZE < least:
-        smallest = f"the smallest published run ({least / 1e9:.2g} billion)"
-        words = f"{_rounded(value / least)} times the parameters of {smallest}"
-        yield Caveat(code, _severity(code, least / value), words)
-
-
-def _severity(code: str, factor: float) -> Severity:
-    return "serious" if factor > SERIOUS_ABOVE[code] else "warning"
+        run = f"the smallest published run ({least / 1e9:.2g} billion)"
+    else:
+        return
+    ratio = value / (most if value > most else least)
+    words = f"{_rounded(ratio)} times the parameters of {run}"
+    yield caveat("parameters-outside", words, max(ratio, 1.0 / ratio))
 
 
 def _hidden(hidden: Hidden) -> Iterator[Caveat]:
@@ -352,7 +317,7 @@ def _hidden(hidden: Hidden) -> Iterator[Caveat]:
             f"{100 * hidden.published:.0f} %; how much that slows the compute beside it is an extrapolation: "
             f"the band allows up to {100 * hidden.cost:.2g} % of the step"
         )
-        yield Caveat("hidden-communication", _severity("hidden-communication", factor), words)
+        yield caveat("hidden-communication", words, factor)
 
 
 def _utilisation(plan: Plan, mfu: float) -> Iterator[Caveat]:
@@ -360,9 +325,8 @@ def _utilisation(plan: Plan, mfu: float) -> Iterator[Caveat]:
     above = best_below(plan, mfu)
     if above is not None:
         best, words = above
-        yield Caveat(
+        yield caveat(
             "mfu-above-published",
-            "warning",
             f"MFU {100 * mfu:.0f} % lies above every published run on {best.device} {words}: take it as "
             f"optimistic; the best has {100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)",
         )
@@ -381,9 +345,8 @@ def _few_sequences(plan: Plan, runs: Sequence[Reached], fixed_s: float) -> Itera
         return
     layers = plan.job.model.num_layers
     more_s = max(0.0, layer_s * layers - fixed_s)
-    yield Caveat(
+    yield caveat(
         "sequences-below-published",
-        "warning",
         f"{per_system:,.3g} sequences per system, while published logs have {least:,.0f} or more; "
         f"so the fixed time of a layer is uncertain: {1e3 * fixed_s / layers:.2g} ms per layer and step are "
         f"counted, and with {1e3 * layer_s:.2g} ms, the result of another fit of the logs, a step takes "
@@ -397,10 +360,10 @@ def _memory(plan: Plan, limit: float) -> Iterator[Caveat]:
     share = plan.memory_share
     if share > limit:
         words = f"{100 * share:.1f} % of memory is used, above the limit of {100 * limit:.4g} %"
-        yield Caveat("memory-above-limit", "serious", f"{words}; fragmentation could end the run")
+        yield caveat("memory-above-limit", f"{words}; fragmentation could end the run")
     elif share > limit - NEAR_LIMIT:
         words = f"{100 * share:.1f} % of memory is used, near the limit of {100 * limit:.4g} %"
-        yield Caveat("memory-tight", "info", words)
+        yield caveat("memory-tight", words)
 
 
 def _assumed(plan: Plan, cause: str) -> Iterator[Caveat]:
@@ -413,10 +376,10 @@ def _assumed(plan: Plan, cause: str) -> Iterator[Caveat]:
     ]
     if unknown:
         words = f"{cause} limits the step and rests on assumed values: {', '.join(unknown)}"
-        yield Caveat("input-assumed", "warning", words)
+        yield caveat("input-assumed", words)
     if plan.job.recipe.weight_sparsity:
         words = "a sparse model is assumed to need as many tokens as the dense one; known for few models"
-        yield Caveat("sparsity-assumed", "warning", words)
+        yield caveat("sparsity-assumed", words)
 
 
 def _scaled(evaluation: Evaluation) -> Iterator[Caveat]:
@@ -439,7 +402,7 @@ def batch_caveats(question: Question) -> list[Caveat]:
             f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences per device are used, {batch:,} in "
             "all; the step time depends on it (--batch, --batch-per-device)"
         )
-    return [Caveat("batch-default", "info", words)]
+    return [caveat("batch-default", words)]
 
 
 def default_settings(named: Iterable[str], plan: Plan) -> list[Caveat]:
@@ -456,98 +419,4 @@ def default_settings(named: Iterable[str], plan: Plan) -> list[Caveat]:
     known = usual and plan.job.runtime.takes_plans == "megatron"
     tail = f"; Megatron users usually set {', '.join(usual)}" if known else ""
     words = f"left at defaults by the layout: {', '.join(f'{name} {value}' for name, value, _ in left)}"
-    return [Caveat("layout-defaults", "info", words + tail)]
-
-
-def edge_batch(tried: Sequence[int], best: int) -> list[Caveat]:
-    """A caveat where the best batch is the smallest or largest of those tried."""
-    if len(tried) < 2 or min(tried) < best < max(tried):
-        return []
-    side, direction = ("smallest", "smaller") if best <= min(tried) else ("largest", "larger")
-    words = (
-        f"best batch {best} is the {side} of {len(tried)} tried ({min(tried)} to {max(tried)} "
-        f"sequences); a {direction} batch may be better: widen batch_sizes"
-    )
-    return [Caveat("batch-at-edge", "warning", words)]
-
-
-def extrapolated_law(notes: Iterable[str]) -> list[Caveat]:
-    """What a law of the critical batch says of its use outside the runs that it was fitted to."""
-    return [Caveat("critical-batch-extrapolated", "warning", f"critical batch {note}") for note in notes]
-
-
-def sensitive_target(target: LossTarget) -> Caveat:
-    """How much the tokens to a loss depend on the loss."""
-    law = target.law
-    words = (
-        f"{target.tokens:.3g} tokens to a loss of {target.loss:g} by law '{law.name}' ({law.corpus}); "
-        f"{target.text}: the band of the time includes {100 * target.d_min_error:.0f} % of the tokens"
-    )
-    return Caveat("target-loss", "warning", words)
-
-
-MOST_COUNTS = 4
-"""More numbers of devices are written as a range."""
-
-
-def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...]:
-    """The caveats of all predictions, worst first: one for each code and system, in the words of the worst.
-
-    Those of several systems that have the same words are one.
-    """
-    groups: dict[tuple[str, str], list[Prediction]] = {}
-    for prediction in predictions:
-        for caveat in prediction.caveats:
-            groups.setdefault((caveat.code, prediction.system), []).append(prediction)
-    merged: dict[tuple[str, str], SharedCaveat] = {}
-    for (code, system), members in groups.items():
-        said = [(caveat, step) for step in members for caveat in step.caveats if caveat.code == code]
-        worst, _ = min(said, key=lambda pair: (rank(pair[0]), -pair[1].num_devices))
-        as_worst = [step for caveat, step in said if caveat.text == worst.text]
-        machine = _machine(system, as_worst, predictions)
-        alike = {step.num_devices for step in as_worst}
-        if lesser := [step for step in members if step.num_devices not in alike]:
-            machine += f" (to a lesser degree {_counts(lesser)})"
-        shared = SharedCaveat(
-            worst.code, worst.severity, worst.text, (system,), (machine,), (members[0].devices_noun,)
-        )
-        known = merged.get((code, worst.text))
-        if known is not None:
-            least = min(known, shared, key=rank)
-            shared = replace(
-                least,
-                systems=(*known.systems, system),
-                machines=(*known.machines, machine),
-                nouns=(*known.nouns, members[0].devices_noun),
-            )
-        merged[code, worst.text] = shared
-    return tuple(sorted(merged.values(), key=rank))
-
-
-def confidence(caveats: Sequence[SharedCaveat]) -> str:
-    """The worst caveat as a clause of a verdict; empty where all are for information only."""
-    worst = min(caveats, key=rank, default=None)
-    if worst is None or worst.severity == "info":
-        return ""
-    level = "low" if worst.severity == "serious" else "limited"
-    return f"{level} confidence in {' and '.join(worst.nouns)}: {worst.headline}"
-
-
-def _machine(system: str, members: Sequence[Prediction], predictions: Sequence[Prediction]) -> str:
-    """`1, 4 and 16 CS-2`, with the strategies where others of this system are left out."""
-
-    def names(steps: Iterable[Prediction]) -> set[str]:
-        # A label is the machine and the strategy, and a layout that is named.
-        return {step.label.removeprefix(f"{step.machine}, ") for step in steps}
-
-    named = names(members)
-    every = names(step for step in predictions if step.system == system)
-    left_out = f", {' and '.join(sorted(named))}" if named != every else ""
-    return f"{_counts(members)} {members[0].devices_noun}{left_out}"
-
-
-def _counts(members: Sequence[Prediction]) -> str:
-    counts = sorted({step.num_devices for step in members})
-    if len(counts) > MOST_COUNTS:
-        return f"{counts[0]:,} to {counts[-1]:,}"
-    return " and ".join(filter(None, [", ".join(f"{n:,}" for n in counts[:-1]), f"{counts[-1]:,}"]))
+    return [caveat("layout-defaults", words + tail)]

@@ -23,28 +23,13 @@ from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, PlacedStragglers, place, place_stragglers
 from perfsim.network import Topology, degraded
 from perfsim.network.collectives import num_steps, tree_rounds
-from perfsim.prediction.run import Evaluation
+from perfsim.prediction.run import Evaluation, Perturbed
 from perfsim.specs.calibration import CollectiveOp
 from perfsim.specs.perturbations import FailureSpec, PerturbationSpec, ResilienceSpec
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import expand
 
 # Steps and runs under perturbations; the graph is unfolded where ranks differ.
-
-
-@dataclass(frozen=True, slots=True)
-class Perturbed:
-    """The perturbations of a run, and the step time without them."""
-
-    text: str
-    unperturbed_step_time_s: float
-    draws_s: tuple[float, ...]
-    """Step times of all draws, ascending."""
-    tasks: int
-    """Tasks of the unfolded graph."""
-    note: str = ""
-    run: FailedRun | None = None
-    """The whole run through failures, if the question has any."""
 
 
 def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:

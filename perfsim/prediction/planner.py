@@ -16,8 +16,7 @@ from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, Pe
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Evaluation, Step, evaluated, evaluation_of, graph_of, reported
-from perfsim.specs.layout import Layout
+from perfsim.prediction.run import Evaluation, Step, evaluated, evaluation_of, graph_of
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.plan import Screening
@@ -58,14 +57,6 @@ class Search:
         self.screening_s = time.perf_counter() - began
         if not self.screening.feasible:
             raise PlanError(self._reasons())
-
-    @property
-    def screened(self) -> int:
-        return self.screening.screened
-
-    @property
-    def feasible(self) -> int:
-        return self.screening.feasible
 
     @property
     def above_limit(self) -> int:
@@ -127,11 +118,6 @@ class Search:
         ]
 
 
-def search(question: Question) -> Search:
-    """Screen every layout of a question. PlanError says why there is no plan."""
-    return Search(question)
-
-
 def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     """The plans that could be fastest, simulated, fastest first.
 
@@ -147,7 +133,8 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
         candidate = shortlist.next_before(best_s / question.scale)
         if candidate is None:
             break
-        present_limits().in_time(partial(_progress, tried, most, question))
+        words = f"{tried} of at most {most} layouts simulated on {question.label}"
+        present_limits().in_time(partial(str, words))
         graph = graph_of(candidate.plan, question.chosen)
         step = Step(place(graph, question.topology), question.costs, question.scale)
         step_s = step.run(contention=False).step_time_s
@@ -171,7 +158,8 @@ class _Shortlist:
         self._indices = searched.order[:MOST_LISTED]
         self._estimate_s = searched.screening.estimate_s[self._indices]
         numbers: dict[tuple[Hashable, ...], int] = {}
-        kinds = [_kind(searched.screening.layout(index)) for index in self._indices.tolist()]
+        layouts = map(searched.screening.layout, self._indices.tolist())
+        kinds = [tuple(getattr(layout, name, None) for name in KIND) for layout in layouts]
         self._kind = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
         self._factor = np.full(len(kinds), np.nan)
         self._left = np.ones(len(kinds), dtype=bool)
@@ -196,15 +184,6 @@ class _Shortlist:
         self._tried[kind] += 1
         if self._tried[kind] >= MOST_ALIKE:
             self._left &= ~alike
-
-
-def _kind(layout: Layout) -> tuple[Hashable, ...]:
-    """What layouts with nearly the same error of the closed form have in common."""
-    return tuple(getattr(layout, name, None) for name in KIND)
-
-
-def _progress(tried: int, most: int, question: Question) -> str:
-    return f"{tried} of at most {most} layouts simulated on {question.label}"
 
 
 def plan_of(question: Question) -> Plan:
@@ -238,7 +217,7 @@ def refusal(question: Question) -> PerfsimError | None:
     """Why a question has no answer whatever the memory of the devices, found without simulating."""
     try:
         if question.given_layout is None:
-            search(question)
+            Search(question)
         else:
             plan_of(replace(question, must_fit=False))
     except InputError as error:
@@ -252,7 +231,7 @@ def refusal(question: Question) -> PerfsimError | None:
 def estimated(question: Question) -> Screened:
     """The given layout, or the one of best estimate. Raises as `plan_of` does."""
     if question.layout is None:
-        (best,) = search(question).best(1)
+        (best,) = Search(question).best(1)
         return best
     plan = plan_of(question)
     return Screened(question.chosen.estimate_s(plan, question.costs), plan)
@@ -265,9 +244,11 @@ def best_plan(question: Question) -> Evaluation:
     """
     if question.layout is not None:
         return evaluated(question, plan_of(question), reported=True)
-    searched = search(question)
-    best = reported(confirmed(searched)[0])
-    return replace(best, plan=_with_headroom(best.plan, searched))
+    searched = Search(question)
+    best = confirmed(searched)[0]
+    # The engine of steps that are reported follows the best one once more.
+    trace = best.step.run(reported=True)
+    return replace(best, trace=trace, plan=_with_headroom(best.plan, searched))
 
 
 def _with_headroom(plan: Plan, searched: Search) -> Plan:

@@ -24,10 +24,10 @@ from perfsim.interop.chrome import StepTrace
 from perfsim.machines import machine_of
 from perfsim.prediction.bands import accuracy_of, recorded_errors
 from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings, worst_first
-from perfsim.prediction.disturbed import Perturbed, expanded, perturbed
+from perfsim.prediction.disturbed import expanded, perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import MEMORY_LIMIT, Question, allowed_share
-from perfsim.prediction.run import Evaluation, Training, evaluated
+from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
 from perfsim.prediction.why import LinkUse, Why, link_use, why
 from perfsim.strategies import Plan
 from perfsim.version import __version__
@@ -78,7 +78,7 @@ class Prediction:
     utilisation: Mapping[str, LinkUse] = field(default_factory=dict)
     """Use of the network by kind of link: `scale_up` (NVLink ports), `nic`, `uplink`, `io`, ..."""
     simulated: Simulated | None = None
-    """What the simulation consisted of; None for an answer stored before this was kept."""
+    """What the simulation consisted of; None where only values are known."""
     cluster_calibration: Scaling | None = None
     """What steps measured on the user's own cluster multiply the time by; None without them."""
     perturbed: Perturbed | None = None
@@ -94,7 +94,7 @@ class Prediction:
     devices_noun: str = ""
     """Several of its devices, such as `A100-80GB`."""
     training: Training | None = None
-    """Recipe, sequence and framework; None for an answer stored before these were kept."""
+    """Recipe, sequence and framework; None where only values are known."""
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
     """The run behind the values; None for a stored prediction."""
 
@@ -216,7 +216,7 @@ def document_of(prediction: Prediction) -> Document:
     """The JSON of a step in runs, candidates of studies and points of sweeps."""
     scaling = prediction.cluster_calibration
     return {
-        **{name: getattr(prediction, name) for name in (*_PLAIN, *_WORDS)},
+        **{name: getattr(prediction, name) for name in _PLAIN},
         "layout": dict(prediction.layout),
         "step_breakdown_s": dict(prediction.breakdown_s),
         "why": asdict(prediction.why),
@@ -249,26 +249,28 @@ def _perturbed(perturbed: Perturbed) -> Document:
 
 def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
     """The prediction that `document_of` wrote, without memory, notes and the run itself."""
-    fields = {name: document[name] for name in _PLAIN}
-    noun = document.get("devices_noun", f"devices of {document['system']}")
-    fields |= {
-        "machine": document.get("machine", f"{document['num_devices']:,} {noun}"),
-        "devices_noun": noun,
-    }
     scaling = document["cluster_calibration"]
     roof = document["why"]["streaming_roof"]
     return Prediction(
-        **fields,
+        **{name: document[name] for name in _PLAIN},
         model=model,
         breakdown_s=document["step_breakdown_s"],
         why=Why(**{**document["why"], "streaming_roof": StreamingRoof(**roof) if roof else None}),
-        utilisation={kind: LinkUse(**use) for kind, use in document.get("utilisation", {}).items()},
-        simulated=Simulated(**document["simulated"]) if document.get("simulated") else None,
-        training=Training(**document["training"]) if document.get("training") else None,
+        utilisation={kind: LinkUse(**use) for kind, use in document["utilisation"].items()},
+        simulated=Simulated(**document["simulated"]) if document["simulated"] else None,
+        training=Training(**document["training"]) if document["training"] else None,
         caveats=tuple(Caveat(**caveat) for caveat in document["caveats"]),
         cluster_calibration=Scaling(**scaling) if scaling else None,
         perturbed=_perturbed_from(document["perturbed"]),
     )
+
+
+def _perturbed_from(document: Mapping[str, Any] | None) -> Perturbed | None:
+    if document is None:
+        return None
+    run = document["run"]
+    through_failures = FailedRun(**{k: v for k, v in run.items() if k != "goodput"}) if run else None
+    return Perturbed(**{**document, "draws_s": tuple(document["draws_s"]), "run": through_failures})
 
 
 _PLAIN = (
@@ -284,20 +286,10 @@ _PLAIN = (
     "bubble_fraction",
     "exposed_communication_fraction",
     "peak_memory_bytes",
+    "machine",
+    "devices_noun",
 )
 """Fields of `Prediction` that are written as they are, in the order of the document."""
-_WORDS = ("machine", "devices_noun")
-"""The same, absent from documents of earlier versions."""
-
-
-def _perturbed_from(document: Mapping[str, Any] | None) -> Perturbed | None:
-    if document is None:
-        return None
-    run = document["run"]
-    through_failures = FailedRun(**{k: v for k, v in run.items() if k != "goodput"}) if run else None
-    return Perturbed(**{**document, "draws_s": tuple(document["draws_s"]), "run": through_failures})
-
-
 _PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
 
 

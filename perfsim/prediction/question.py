@@ -100,7 +100,7 @@ class Asked:
         if value is None and self.default is None:
             return
         if self.kind:
-            from perfsim.catalog.kinds import base_of
+            from perfsim.catalog.reader import base_of
 
             if not isinstance(value, base := base_of(self.kind)):
                 none = "" if self.default is not None else " or None"
@@ -118,9 +118,10 @@ class Asked:
                 yield Problem(f"{self.name}: {value!r} {words}")
 
 
-def _asked(help: str, **known: Any) -> dict[str, Asked]:  # noqa: A002 (as click calls it)
-    """The metadata of a field that people may give."""
-    return {"asked": Asked(help, **known)}
+def _asked(help: str, default: Any = MISSING, **known: Any) -> Any:  # noqa: A002 (as click calls it)
+    """A field that people may give."""
+    metadata = {"asked": Asked(help, **known)}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
 def allowed_share(system: SystemSpec, memory_limit: float) -> float:
@@ -138,93 +139,74 @@ class Question:
     a path of `--set` and a row of the reference. Values are checked at first use; `check` checks all of them.
     """
 
-    model: TransformerConfig = field(
-        metadata=_asked(
-            "Name of the catalogue, a YAML file, or a file that `perfsim import` reads (config.json, ...).",
-            kind="model",
-        )
+    model: TransformerConfig = _asked(
+        "Name of the catalogue, a YAML file, or a file that `perfsim import` reads (config.json, ...).",
+        kind="model",
     )
-    system: SystemSpec = field(metadata=_asked("Name of the catalogue, or a YAML file.", kind="system"))
-    devices: int = field(
-        metadata=_asked("Number of GPUs, or of CS-2 systems.", synonym="num_csx", least=1, most=MOST_DEVICES)
+    system: SystemSpec = _asked("Name of the catalogue, or a YAML file.", kind="system")
+    devices: int = _asked(
+        "Number of GPUs, or of CS-2 systems.", synonym="num_csx", least=1, most=MOST_DEVICES
     )
-    strategy: str | Strategy = field(default="", metadata=_asked("How it trains.", usual="the system's own"))
-    layout: Layout | str | None = field(
+    strategy: str | Strategy = _asked("How it trains.", default="", usual="the system's own")
+    layout: Layout | str | None = _asked(
+        "Degrees of parallelism, micro-batch, schedule and recompute.",
         default=None,
-        metadata=_asked(
-            "Degrees of parallelism, micro-batch, schedule and recompute.",
-            by=("run", "study"),
-            example="tp=8,pp=4,mbs=1",
-            usual="chosen by the planner",
-        ),
+        by=("run", "study"),
+        example="tp=8,pp=4,mbs=1",
+        usual="chosen by the planner",
     )
-    batch: int | None = field(
+    batch: int | None = _asked(
+        "Global batch in sequences.",
         default=None,
-        metadata=_asked(
-            "Global batch in sequences.",
-            usual=f"the recipe's, else {DEFAULT_BATCH_PER_DEVICE} per device",
-            least=1,
-            most=MOST_SEQUENCES,
-        ),
+        usual=f"the recipe's, else {DEFAULT_BATCH_PER_DEVICE} per device",
+        least=1,
+        most=MOST_SEQUENCES,
     )
-    recipe: Recipe = field(
-        metadata=_asked(
-            "Name of the catalogue, or a YAML file.",
-            kind="recipe",
-            usual="llm_2021 or llm_2024, by the month in which the model was published",
-        )
+    recipe: Recipe = _asked(
+        "Name of the catalogue, or a YAML file.",
+        kind="recipe",
+        usual="llm_2021 or llm_2024, by the month in which the model was published",
     )
-    runtime: Runtime | None = field(
+    runtime: Runtime | None = _asked(
+        "Training stack with its settings: a name of the catalogue, or a YAML file.",
         default=None,
-        metadata=_asked(
-            "Training stack with its settings: a name of the catalogue, or a YAML file.",
-            kind="runtime",
-            usual="the recipe's",
-        ),
+        kind="runtime",
+        usual="the recipe's",
     )
-    memory_limit: float = field(
+    memory_limit: float = _asked(
+        "Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",
         default=MEMORY_LIMIT,
-        metadata=_asked(
-            "Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",
-            least=1e-3,
-            most=1,
-        ),
+        least=1e-3,
+        most=1,
     )
-    cluster: ClusterCalibration | None = field(
+    cluster: ClusterCalibration | None = _asked(
+        "Scale by this result of `calibrate steps`.", default=None, kind="calibration", example="FILE"
+    )
+    wall_clock: WallClockSpec | None = _asked(
+        "Interruptions of a whole run: queue, compilation, checkpoints, failures.",
         default=None,
-        metadata=_asked("Scale by this result of `calibrate steps`.", kind="calibration", example="FILE"),
+        by=("study",),
+        kind="wall_clock",
     )
-    wall_clock: WallClockSpec | None = field(
+    perturbations: PerturbationSpec | None = _asked(
+        "Perturb the step: slow ranks, jitter, dead=LINK, slow=0.5@LINK; or fail: mttf=8h with "
+        "checkpoint=1h and restart=10min.",
         default=None,
-        metadata=_asked(
-            "Interruptions of a whole run: queue, compilation, checkpoints, failures.",
-            by=("study",),
-            kind="wall_clock",
-        ),
+        by=("run", "study"),
+        short="perturb",
+        example="straggler=1.3@rank5,jitter=0.02,seed=1",
     )
-    perturbations: PerturbationSpec | None = field(
-        default=None,
-        metadata=_asked(
-            "Perturb the step: slow ranks, jitter, dead=LINK, slow=0.5@LINK; or fail: mttf=8h with "
-            "checkpoint=1h and restart=10min.",
-            by=("run", "study"),
-            short="perturb",
-            example="straggler=1.3@rank5,jitter=0.02,seed=1",
-        ),
-    )
-    detail: Detail = field(
+    detail: Detail = _asked(
+        "Granularity in which wafers stream weights.",
         default="layer",
-        metadata=_asked(
-            "Granularity in which wafers stream weights.", by=("run",), choices=("layer", "chunk")
-        ),
+        by=("run",),
+        choices=("layer", "chunk"),
     )
-    expand: str = field(
+    expand: str = _asked(
+        "Simulate collectives as the steps of a ring or a tree.",
         default="",
-        metadata=_asked(
-            "Simulate collectives as the steps of a ring or a tree.",
-            by=("run",),
-            example="data.all_reduce=tree",
-        ),
+        by=("run",),
+        example="data.all_reduce=tree",
     )
     must_fit: bool = True
     """Whether a given layout that needs too much memory is refused."""
@@ -451,7 +433,7 @@ def changed_part(root: str, part: Any, changes: Mapping[str, Any], catalog: Cata
 
 def described(given: Any, kind: str, catalog: Catalog) -> Any:
     """The description of a kind that is given, by name, by file or as itself."""
-    from perfsim.catalog.kinds import base_of
+    from perfsim.catalog.reader import base_of
 
     base = base_of(kind)
     if isinstance(given, base):

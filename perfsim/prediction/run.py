@@ -9,26 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
+from perfsim.engine.failures import FailedRun
 from perfsim.engine.tables import Beside, Flow
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import Placed, place
-from perfsim.network import Topology
 from perfsim.prediction.question import Question
 from perfsim.specs.calibration import ClusterCalibration, GpuCalibration
 from perfsim.strategies import Plan, Strategy, strategy
 from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.work.counts import hardware_flop_per_step, model_flop_per_step
 from perfsim.work.graph import owners_of
-
-if TYPE_CHECKING:
-    from perfsim.prediction.disturbed import Perturbed
 
 
 @dataclass(frozen=True)
@@ -82,6 +78,21 @@ class Step:
         else:
             trace = critical_path(graph, seconds)
         return trace.scaled(self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Perturbed:
+    """The perturbations of a run, and the step time without them."""
+
+    text: str
+    unperturbed_step_time_s: float
+    draws_s: tuple[float, ...]
+    """Step times of all draws, ascending."""
+    tasks: int
+    """Tasks of the unfolded graph."""
+    note: str = ""
+    run: FailedRun | None = None
+    """The whole run through failures, if the question has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,26 +263,22 @@ def graph_of(plan: Plan, chosen: Strategy | None = None) -> TaskGraph:
     return builder.build()
 
 
-def longest_path_s(folded: TaskGraph, topology: Topology, costs: Costs) -> float:
-    """Step time of a graph without contention."""
-    return Step(place(folded, topology, contention=False), costs).run(contention=False).step_time_s
-
-
 def evaluate(
     plan: Plan,
     costs: Costs,
     *,
     cluster: ClusterCalibration | None = None,
     graph: TaskGraph | None = None,
+    reported: bool = False,
 ) -> Evaluation:
     """Price and simulate the graph of a plan, which is written here unless it is given.
 
     `place` writes out the ranks that differ. The scale of a `cluster` stretches the whole run, so that
-    its parts keep their shares.
+    its parts keep their shares. See `Step.run` for `reported`.
     """
     graph = graph_of(plan) if graph is None else graph
     step = Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
-    return evaluation_of(plan, graph, step, step.run(), cluster)
+    return evaluation_of(plan, graph, step, step.run(reported=reported), cluster)
 
 
 def evaluation_of(
@@ -286,13 +293,7 @@ def evaluation_of(
 def evaluated(question: Question, plan: Plan, *, reported: bool = False) -> Evaluation:
     """The evaluation of a plan of a question; see `Step.run` for `reported`."""
     graph = graph_of(plan, question.chosen)
-    step = Step(place(graph, question.topology), question.costs, question.scale)
-    return evaluation_of(plan, graph, step, step.run(reported=reported), question.cluster)
-
-
-def reported(run: Evaluation) -> Evaluation:
-    """The same plan, its step followed by the engine of steps that are reported."""
-    return replace(run, trace=run.step.run(reported=True))
+    return evaluate(plan, question.costs, cluster=question.cluster, graph=graph, reported=reported)
 
 
 # Communication that hides behind compute.

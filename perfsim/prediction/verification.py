@@ -1,175 +1,566 @@
-"""Correctness sampling of a step: some of its GEMMs are computed in NumPy, partitioned and whole."""
+"""Verification of a step: all matrix products of its graph are compared with the model, some are executed.
+
+The model alone says which products each layer has in each pass, of what shape. The graph says what all ranks
+compute for all micro-batches. Every product must be there in every pass with the FLOPs of the closed form,
+its local shape times its division must be the model's shape, what divides a sum must be summed over as many
+ranks, and what divides columns must be divided alike in the product that reads them.
+
+Some products are then executed in NumPy at the graph's real shapes: rows and columns drawn from the full-size
+result, over the full depth, on the ranks' own slices, in fp32 accumulation from operands in the step's
+precision. The result is compared with the undivided product in float64 within the forward error bound
+|y - x w| <= gamma_k |x| |w|, gamma_n = n u / (1 - n u), which holds for any order of summation (N. J. Higham,
+Accuracy and Stability of Numerical Algorithms, 2nd edition, 2002, lemma 3.1). On small integers, whose sums
+are exact, it must be equal.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import VerificationError
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
-from perfsim.numerics.partitions import GemmPass, GemmShape, layer_of
-from perfsim.numerics.sampling import GemmSample, SampleResult, sample_gemms
 from perfsim.prediction.run import Evaluation
-from perfsim.work import TaskGraph
+from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
+from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.recipe import Job
+from perfsim.strategies.three_d.layers import expert_load
+from perfsim.work import Kind, TaskGraph, Work
+from perfsim.work.counts import attention_flop_per_step, model_flop_per_step
+from perfsim.work.graph import HEAD, block_name
 from perfsim.work.kernels import Kernel
-
-if TYPE_CHECKING:
-    from perfsim.prediction.prediction import Prediction
-
-# Settings of correctness sampling, in the YAML of a study or an option.
+from perfsim.work.layer import FLASH, padded_vocab_size
 
 Verify = Literal["off", "sample", "full"]
-
-
 MOST_SAMPLES = 10_000
-"""More than the classes of GEMM in any step."""
+"""More than the classes of product in any step."""
+ROWS = COLUMNS = 8
+"""Rows and columns of a product's result that are computed, and at least one for each of its parts."""
+INTEGERS = 3
+"""Exact operands are integers from -INTEGERS to INTEGERS, so that sums over a million products are exact."""
+SAME = 1e-9
+"""Relative difference up to which FLOPs are equal."""
+BITS: Mapping[str, int] = {
+    "fp32": 24,
+    "tf32": 11,
+    "fp16": 11,
+    "bf16": 8,
+    **dict.fromkeys(("fp8", "fp8_rowwise", "fp8_block", "mxfp8"), 4),
+    **dict.fromkeys(("nvfp4", "mxfp4"), 2),
+}
+"""Bits of the significand of an operand, the leading one counted."""
 
 
 class SamplingSpec(Spec):
-    """How many GEMMs of a step are computed to check their partition."""
+    """How many products of a step are executed, after all have been compared with the model."""
 
     mode: Verify = "sample"
-    """off; sample: `tasks` classes of GEMM, drawn in proportion to FLOPs; full: every class."""
+    """off; sample: `tasks` classes of product, drawn in proportion to FLOPs; full: every class."""
     tasks: Annotated[int, *number(0, MOST_SAMPLES)] = 12
     seed: Annotated[int, *number(0, 2**32 - 1)] = 0
 
 
-SAMPLE_FLOP = 2e7
-"""FLOPs of one sample; with blocks of this size the check of a whole study takes under a second."""
-FULL_FLOP = 2e9
-"""FLOPs of all samples where every class is executed: about a second on one core."""
-
-_PASSES: dict[str, GemmPass] = {
-    "dgrad": "dgrad",
-    "wgrad": "wgrad",
-    "dgrad_probabilities": "dgrad",
-    "dgrad_values": "wgrad",
-    "dgrad_queries": "dgrad",
-    "dgrad_keys": "wgrad",
-}
-"""The pass of a GEMM by the suffix of its kernel's name, including products of attention."""
-_ATTENTION = ("scores", "context")
-"""Products of attention heads; each rank has at least one head."""
-_FLASH: dict[str, tuple[tuple[str, GemmPass], ...]] = {
-    "flash_attention": (("scores", "forward"), ("context", "forward")),
-    "flash_attention.backward": (
-        ("scores", "forward"),
-        ("context", "dgrad"),
-        ("context", "wgrad"),
-        ("scores", "dgrad"),
-        ("scores", "wgrad"),
-    ),
-}
-"""The products in one fused attention kernel, of equal FLOPs [2205.14135 Alg. 1 and 4]."""
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingSummary:
-    """The result of correctness sampling."""
+    """What was compared and what was executed, and whether it was right."""
 
     tasks_sampled: int
+    """Classes of product that were executed."""
     tasks_total: int
+    """Matrix products of the step that were compared with the model, of all ranks and micro-batches."""
     flop_share: float
-    """Share of the step's GEMM FLOPs in the sampled classes of work."""
+    """Share of the step's matrix FLOPs in the executed classes."""
     worst_relative_error: float
     bound: float
     passed: bool
     by_partition: Mapping[str, int] = field(default_factory=dict)
     mode: str = "sample"
     worst: str = ""
-    """The sample closest to its bound: name, pass and partition."""
+    """The executed product closest to its bound: name, pass and division."""
     failed: tuple[str, ...] = ()
-    """Samples whose partitioned product is wrong, in the same format."""
+    """Differences from the model, and products that came out wrong."""
+    not_summed: tuple[str, ...] = ()
+    """Products whose sums over ranks the graph does not write, so that they are not compared."""
 
 
 def sample_step(evaluation: Evaluation, spec: SamplingSpec) -> SamplingSummary | None:
-    """Draw GEMMs of a simulated step and check their partition; None where sampling is off.
-
-    `full` executes every class of GEMM in the step, with smaller blocks so that the cost stays bounded.
-    """
-    samples = gemm_samples(evaluation.graph, evaluation.plan.layout.tensor)
-    if spec.mode == "off" or not spec.tasks or not samples:
+    """Verify a step; None where it is off or the graph multiplies no matrices."""
+    if spec.mode == "off" or not spec.tasks:
         return None
-    full = spec.mode == "full"
-    report = sample_gemms(
-        samples,
-        count=len(samples) if full else spec.tasks,
-        seed=spec.seed,
-        max_flop_each=FULL_FLOP / len(samples) if full else SAMPLE_FLOP,
-    )
-    return SamplingSummary(
-        tasks_sampled=report.tasks_sampled,
-        tasks_total=report.tasks_total,
-        flop_share=report.flop_share,
-        worst_relative_error=report.worst_relative_error,
-        bound=report.bound,
-        passed=report.passed,
-        by_partition={partition: part.sampled for partition, part in report.by_partition.items()},
-        mode=spec.mode,
-        worst=_in_words(report.worst),
-        failed=tuple(_in_words(sample) for sample in report.details if not sample.passed),
-    )
-
-
-def verified(prediction: Prediction, mode: str) -> SamplingSummary | None:
-    """The sampling of one prediction; None where `mode` is off. Raises ValueError for a stored prediction."""
-    return sample_step(prediction.run, SamplingSpec.model_validate({"mode": mode}))
+    return verify(evaluation.graph, evaluation.plan.job, evaluation.plan.layout, spec)
 
 
 def must_be_right(summaries: Iterable[SamplingSummary]) -> None:
-    """Raise VerificationError with every sample whose partitioned product is wrong."""
-    wrong = [sample for summary in summaries for sample in summary.failed]
+    """Raise VerificationError with every difference from the model and every wrong product."""
+    wrong = [words for summary in summaries for words in summary.failed]
     if wrong:
-        raise VerificationError("sampled products differ from the unpartitioned ones: " + "; ".join(wrong))
+        raise VerificationError("the step does not compute the model: " + "; ".join(wrong))
 
 
-def _in_words(result: SampleResult) -> str:
-    how = result.partition if result.partition != "none" else "whole"
-    parts = f" in {result.parts} parts" if result.parts > 1 else ""
-    return f"{result.name} ({result.which}): {how}{parts}"
+# --------------------------------------------------------------------------- products of the model
+Pass = Literal["forward", "dgrad", "wgrad", "recompute"]
+"""y = x w forward, dy wT, xT dy, and the forward once more."""
+PASSES: tuple[Pass, ...] = ("forward", "dgrad", "wgrad")
+RESULT = {
+    "forward": ("m", "n", "k"),
+    "dgrad": ("m", "k", "n"),
+    "wgrad": ("k", "n", "m"),
+    "recompute": ("m", "n", "k"),
+}
+"""Rows and columns of a pass of the layer y (m, n) = x (m, k) w (k, n), and what it sums over."""
+PARTNERS = {
+    **dict.fromkeys(("qkv", "query", "pair"), "projection"),
+    "fc1": "fc2",
+    "shared_fc1": "shared_fc2",
+    "expert_fc1": "expert_fc2",
+}
+"""Products divided by columns and the product that reads these columns, divided by rows."""
+NOT_SUMMED = ("shared_fc1", "shared_fc2", "mtp_joint", "mtp_lm_head")
+"""Products of shared experts and of multi-token prediction, whose sums over ranks no graph writes."""
 
 
-def gemm_samples(graph: TaskGraph, tensor: int = 1) -> list[GemmSample]:
-    """Every class of GEMM in a graph, weighted by its number of products.
+class _Product(NamedTuple):
+    """A product y (rows, n) = x (rows, k) w (k, n) for one token."""
 
-    Attention heads are divided over `tensor` ranks.
+    k: int
+    n: int
+    rows: float = 1.0
+    everywhere: bool = False
+    """Whether every tensor rank computes it for all tokens, unless sequence parallelism divides them."""
+
+
+def _products(model: TransformerConfig, kind: LayerKind) -> dict[str, _Product]:
+    """The products with weights of a layer, by name."""
+    hidden = model.hidden_size
+    heads = model.num_attention_heads
+    latent = model.latent_attention
+    gate = 2 if model.gated_mlp else 1
+    found = {"projection": _Product(model.attention_width, hidden)}
+    if latent is None:
+        width = heads * model.head_size + model.query_groups * (model.head_size + model.value_size)
+        found["qkv"] = _Product(hidden, width)
+    else:
+        down = latent.kv_lora_rank + latent.qk_rope_head_dim
+        up = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        found["query"] = _Product(latent.q_lora_rank or hidden, heads * model.head_size)
+        found["pair_down"] = _Product(hidden, down, everywhere=True)
+        found["pair"] = _Product(latent.kv_lora_rank, up)
+        if latent.q_lora_rank is not None:
+            found["query_down"] = _Product(hidden, latent.q_lora_rank, everywhere=True)
+    widths = {"": model.ffn_hidden_size}
+    rows = 1.0
+    if kind.experts and model.experts is not None:
+        experts = model.experts
+        found["router"] = _Product(hidden, experts.num_experts, everywhere=True)
+        rows = float(experts.top_k)
+        widths = {"expert_": experts.ffn_hidden_size, "shared_": experts.shared_ffn_hidden_size}
+    for prefix, ffn in widths.items():
+        if ffn:
+            of_token = 1.0 if prefix == "shared_" else rows
+            found[f"{prefix}fc1"] = _Product(hidden, gate * ffn, of_token)
+            found[f"{prefix}fc2"] = _Product(ffn, hidden, of_token)
+    if kind.mtp:
+        found["mtp_joint"] = _Product(2 * hidden, hidden)
+    return found
+
+
+class _Whole(NamedTuple):
+    """What all ranks together compute of a product in one pass of a step."""
+
+    flop: float
+    k: int
+    n: int
+    """0: not compared."""
+
+
+Key = tuple[int, str, Pass]
+"""Layer, or HEAD; name of the product; pass."""
+
+
+def _expected(job: Job, tensor: int, *, spread: bool, load: float, fused: bool) -> dict[Key, _Whole]:
+    """The products of a step of the model.
+
+    `spread`: tensor ranks share the sequences; `load`: rows of the fullest rank of experts over the mean;
+    `fused`: attention is one kernel. Raises VerificationError where the sum of all products is not the closed
+    form of the model's FLOPs.
     """
-    counts = np.bincount(graph.work, minlength=len(graph.works))
-    weights: dict[Kernel, float] = {}
-    for work, count in zip(graph.works, counts.tolist(), strict=True):
-        for kernel in work.kernels:
-            if kernel.op in ("gemm", "attention") and count:
-                weights[kernel] = weights.get(kernel, 0.0) + count * kernel.batch
-    return [sample for kernel, weight in weights.items() for sample in _samples(kernel, weight, tensor)]
+    model = job.model
+    tokens = float(job.tokens_per_step)
+    copies = 1 if spread else tensor
+    vocab = padded_vocab_size(model, tensor)
+    found: dict[Key, _Whole] = {}
+    counted = attention_flop_per_step(job)
+
+    def add(block: int, name: str, product: _Product, repeated: float = 1.0) -> None:
+        flop = 2.0 * tokens * product.rows * product.k * product.n * repeated
+        for which in PASSES:
+            found[block, name, which] = _Whole(flop, product.k, product.n)
+
+    for block, kind in enumerate(layer_kinds(model)):
+        for name, product in _products(model, kind).items():
+            counted += 6.0 * tokens * product.rows * product.k * product.n
+            routed = load if name.startswith("expert_") else 1.0
+            add(block, name, product, copies if product.everywhere else routed)
+        for name, whole in _core(job, kind, fused=fused).items():
+            found[block, name, "forward"] = whole
+        if kind.mtp:
+            counted += 6.0 * tokens * model.hidden_size * model.vocab_size
+            add(block, "mtp_lm_head", _Product(model.hidden_size, vocab))
+    reached = (job.recipe.lm_head_positions or job.seq_length) / job.seq_length
+    counted += 6.0 * tokens * reached * model.hidden_size * model.vocab_size
+    add(HEAD, "lm_head", _Product(model.hidden_size, vocab, reached))
+    if not math.isclose(counted, model_flop_per_step(job), rel_tol=SAME):
+        raise VerificationError(
+            f"products of {counted:.6g} FLOPs a step; the closed form has {model_flop_per_step(job):.6g}"
+        )
+    return found
 
 
-def _samples(kernel: Kernel, weight: float, tensor: int) -> Iterator[GemmSample]:
-    """The unpartitioned products of which one rank computes a share."""
-    if kernel.op == "attention":
-        products = _FLASH[kernel.name]
-        for name, which in products:
-            m, n, k = (kernel.m, kernel.n, kernel.k) if name == "scores" else (kernel.m, kernel.k, kernel.n)
-            flop = kernel.flop / kernel.batch / len(products)
-            full = f"{kernel.name}.{name}"
-            yield GemmSample(full, m, n, k, "heads", tensor, flop, weight, which, kernel.batch * tensor)
-        return
-    which = _PASSES.get(kernel.name.rpartition(".")[2], "forward")
-    shard = GemmShape(kernel.m, kernel.n, kernel.k)
-    if kernel.name.endswith(".dgrad_keys"):  # written as its transpose
-        shard = GemmShape(kernel.n, kernel.m, kernel.k)
-    m, n, k = layer_of(shard, which)
-    flop = kernel.flop / kernel.batch
-    if kernel.batch > 1 or kernel.name.partition(".")[0] in _ATTENTION:
-        heads = kernel.batch * tensor
-        yield GemmSample(kernel.name, m, n, k, "heads", tensor, flop, weight, which, heads)
-        return
-    parts = kernel.parts
-    if kernel.partition == "column":
-        n *= parts
-    elif kernel.partition == "row":
-        k *= parts
-    yield GemmSample(kernel.name, m, n, k, kernel.partition, parts, flop, weight, which)
+def _core(job: Job, kind: LayerKind, *, fused: bool) -> dict[str, _Whole]:
+    """The products of queries with keys and of probabilities with values, forward and backward."""
+    s = job.seq_length
+    queries = job.model.head_size
+    values = job.model.value_size
+    heads = float(job.global_batch_size * job.model.num_attention_heads)
+    if not fused:
+        shapes = {
+            "scores": (queries, s),
+            "context": (s, values),
+            "context.dgrad_probabilities": (values, s),
+            "context.dgrad_values": (s, values),
+            "scores.dgrad_queries": (s, queries),
+            "scores.dgrad_keys": (s, queries),
+        }
+        return {name: _Whole(2.0 * heads * s * k * n, k, n) for name, (k, n) in shapes.items()}
+    # Pairs that the mask leaves: half of all, and in a window w s - w^2 / 2.
+    window = min(kind.window or s, s)
+    pairs = s * window - 0.5 * window**2 if job.model.causal else float(s) * s
+    pairs *= (job.runtime.attention_length or s) / s
+    # Its backward computes the scores again [2205.14135 Alg. 4].
+    widths = {FLASH: queries + values, f"{FLASH}.backward": 3 * queries + 2 * values}
+    return {name: _Whole(2.0 * heads * pairs * width, queries, 0) for name, width in widths.items()}
+
+
+# --------------------------------------------------------------------------- products of the graph
+class _Shard(NamedTuple):
+    """A product of the graph: the share of one rank, as its layer's y (m, n) = x (m, k) w (k, n)."""
+
+    name: str
+    which: Pass
+    m: int
+    k: int
+    n: int
+    kernel: Kernel
+
+    @property
+    def rows(self) -> int:
+        """Parts of k, whose products are summed."""
+        return self.kernel.parts if self.kernel.partition == "row" else 1
+
+    @property
+    def columns(self) -> int:
+        """Parts of n."""
+        return self.kernel.parts if self.kernel.partition == "column" else 1
+
+    @property
+    def summed_over(self) -> int:
+        """Ranks with a part of the sum of the result: over k forward, over n for the input's gradient."""
+        return {"dgrad": self.columns, "wgrad": 1}.get(self.which, self.rows)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the FLOPs are those of the shape; experts compute `m` rows in the mean, rounded up."""
+        kernel = self.kernel
+        if kernel.op == "attention":
+            return True
+        if not kernel.grouped:
+            return kernel.flop == 2.0 * kernel.m * kernel.n * kernel.k * kernel.batch
+        rows = kernel.flop / (2.0 * self.n * self.k * kernel.batch)
+        return self.m == max(1, math.ceil(rows * (1 - SAME)))
+
+    @property
+    def words(self) -> str:
+        """Name, pass and division."""
+        part = f" in {self.kernel.parts} parts" if self.kernel.parts > 1 else ""
+        return f"{self.name} ({self.which}): {self.divided}{part}"
+
+    @property
+    def divided(self) -> str:
+        """What is cut: column, row, streamed, heads or none."""
+        core = self.kernel.batch > 1 and not self.kernel.grouped
+        return "heads" if core or self.kernel.op == "attention" else self.kernel.partition
+
+
+def _shards(work: Work) -> Iterator[_Shard]:
+    """The products of a class of work."""
+    for kernel in work.kernels:
+        if kernel.op == "elementwise":
+            continue
+        name, _, suffix = kernel.name.rpartition(".")
+        # The head of multi-token prediction ends its layer.
+        own = "mtp_" if "lm_head" in kernel.name and not work.name.startswith("head") else ""
+        if suffix == "dgrad":
+            yield _Shard(own + name, "dgrad", kernel.m, kernel.n, kernel.k, kernel)
+        elif suffix == "wgrad":
+            yield _Shard(own + name, "wgrad", kernel.k, kernel.m, kernel.n, kernel)
+        else:
+            again = work.category != "forward" and "." not in kernel.name
+            which: Pass = "recompute" if again else "forward"
+            yield _Shard(own + kernel.name, which, kernel.m, kernel.k, kernel.n, kernel)
+
+
+class _Found(NamedTuple):
+    """The products of a graph."""
+
+    flop: dict[Key, float]
+    """Of all ranks and micro-batches, of one step in the mean."""
+    shapes: dict[Key, set[tuple[int, int]]]
+    """k and n of the whole product, as local shape times division."""
+    parts: dict[tuple[int, str], set[int]]
+    classes: dict[_Shard, float]
+    """How often each shape is computed, by all ranks."""
+
+
+def _found(graph: TaskGraph) -> _Found:
+    found = _Found(defaultdict(float), defaultdict(set), defaultdict(set), defaultdict(float))
+    shards = [tuple(_shards(work)) for work in graph.works]
+    lowest = int(graph.block.min(initial=0))
+    width = int(graph.block.max(initial=0)) - lowest + 1
+    places, place_of_task = np.unique(
+        graph.work.astype(np.int64) * width + graph.block - lowest, return_inverse=True
+    )
+    ranks = np.array(graph.stands_for, dtype=np.float64)[graph.stream] / len(graph.step_ends)
+    times = np.bincount(place_of_task, ranks, minlength=len(places))
+    for place, count in zip(places.tolist(), times.tolist(), strict=True):
+        number, block = divmod(place, width)
+        block = block + lowest if block + lowest >= 0 else HEAD
+        for shard in shards[number]:
+            key = (block, shard.name, shard.which)
+            found.flop[key] += count * graph.works[number].share * shard.kernel.flop
+            found.shapes[key].add((shard.k * shard.rows, shard.n * shard.columns))
+            found.parts[block, shard.name].add(shard.rows * shard.columns)
+            found.classes[shard] += count * graph.works[number].share
+    return found
+
+
+# ------------------------------------------------------------------------------------- comparison
+def _differences(expected: Mapping[Key, _Whole], found: _Found) -> Iterator[tuple[str, int]]:
+    """What the graph computes unlike the model, with its layer."""
+    for key, whole in expected.items():
+        block, name, which = key
+        label = f"{name} ({which})"
+        if key not in found.flop:
+            yield f"{label} is missing", block
+            continue
+        share = found.flop[key] / whole.flop
+        if abs(share - 1.0) > SAME:
+            yield f"{label} has {share:.6g} times the model's FLOPs", block
+        for k, n in found.shapes[key]:
+            if k != whole.k or (whole.n and n != whole.n):
+                yield f"{label} is {k} x {n} in all parts, the model's is {whole.k} x {whole.n}", block
+    for key, flop in found.flop.items():
+        block, name, which = key
+        if which == "recompute" and (block, name, "forward") in expected:
+            whole = expected[block, name, "forward"]
+            shapes = found.shapes[key] - found.shapes[block, name, "forward"]
+            if abs(flop / whole.flop - 1.0) > SAME or shapes:
+                yield f"{name} is not computed again as it was", block
+        elif key not in expected:
+            yield f"{name} ({which}) is no product of the model", block
+    for (block, name), parts in found.parts.items():
+        partner = PARTNERS.get(name)
+        if partner is not None and parts != found.parts.get((block, partner)):
+            yield f"the columns of {name} are divided unlike the rows of {partner}", block
+
+
+def _unsummed(graph: TaskGraph) -> Iterator[tuple[str, int]]:
+    """Tasks with a part of a sum that no collective of as many ranks adds up before others read it."""
+    works = graph.works
+    needs = np.array(
+        [
+            max((shard.summed_over for shard in _shards(work) if shard.name not in NOT_SUMMED), default=1)
+            for work in works
+        ]
+    )
+    needs[[work.category.startswith("recompute") for work in works]] = 1
+    sums = np.array(
+        [
+            work.group.size if work.group and work.op in ("all_reduce", "reduce_scatter") else 0
+            for work in works
+        ]
+    )
+    group = np.array([work.group or (0, 1, 0) for work in works], dtype=np.int64)
+    writer = graph.writer[graph.reads.values]
+    reader = graph.reads.row_of_value
+    rank = graph.stream_ranks[graph.stream[writer]]
+    start, stride, size = group[graph.work[reader]].T
+    place = (rank - start) * np.sign(stride)
+    inside = (place % np.abs(stride) == 0) & (place >= 0) & (place < np.abs(stride) * size)
+    added = np.where(inside | (rank < 0), sums[graph.work[reader]], 0)
+    # What a task adds or joins on the way to the collective is summed with it.
+    computes = np.array([work.kind is Kind.COMP for work in works])[graph.work]
+    same = (graph.block[writer] == graph.block[reader]) & computes[reader] & (needs[graph.work[reader]] == 1)
+    for parts in set(needs[needs > 1].tolist()):
+        reached: Bools = np.zeros(len(graph), dtype=bool)
+        reached[writer[added == parts]] = True
+        while (more := writer[same & reached[reader] & ~reached[writer]]).size:
+            reached[more] = True
+        read: Bools = np.zeros(len(graph), dtype=bool)
+        read[writer] = True
+        lost = (needs[graph.work] == parts) & ~reached & read
+        for task in np.flatnonzero(lost).tolist():
+            yield f"{works[graph.work[task]].name} is not summed over {parts} ranks", int(graph.block[task])
+
+
+def _in_words(differences: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """Each difference once, with its layer or the number of layers."""
+    blocks: dict[str, Counter[int]] = defaultdict(Counter)
+    for words, block in differences:
+        blocks[words][block] += 1
+    for words, places in blocks.items():
+        where = f"{len(places)} layers" if len(places) > 1 else block_name(next(iter(places)))
+        yield f"{words} in {where}"
+
+
+# -------------------------------------------------------------------------------------- execution
+class _Result(NamedTuple):
+    """An executed product: the largest |y - x w| / (|x| |w|), and whether that of integers is exact."""
+
+    shard: _Shard
+    relative_error: float
+    bound: float
+    exact: bool
+
+    @property
+    def closeness(self) -> float:
+        """The error in units of the bound."""
+        return self.relative_error / self.bound if self.exact else float("inf")
+
+
+def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.Generator) -> _Result:
+    """Rows and columns of the product's result, computed on the slices of all parts and as a whole.
+
+    `whole` is the model's (k, n). The operands are those of the pass: x w, dy wT or xT dy.
+    """
+    k, n = whole
+    axes = {"m": shard.m, "k": k, "n": n}
+    own = {"m": shard.m, "k": shard.k, "n": shard.n}
+    row, column, depth = RESULT[shard.which]
+    cut = {"column": "n", "row": "k", "streamed": "k"}.get(shard.divided, "")
+    parts = shard.kernel.parts
+    rows = _drawn(axes[row], ROWS, parts if cut == row else 1, rng)
+    columns = _drawn(axes[column], COLUMNS, parts if cut == column else 1, rng)
+    sizes = ((len(rows), axes[depth]), (axes[depth], len(columns)))
+
+    def computed(left: Floats, right: Floats) -> Floats:
+        """The result in fp32, from what each part holds; entries that no part holds are not a number."""
+        x, w = left.astype(np.float32), right.astype(np.float32)
+        if shard.divided == "streamed" and depth == "k":
+            # Weights arrive a row at a time, and each is added to the sums before.
+            return np.add.accumulate(x[:, :, None] * w[None], axis=1)[:, -1].astype(np.float64)
+        result = np.full((len(rows), len(columns)), np.nan if cut in (row, column) else 0.0, dtype=np.float32)
+        for part in range(parts):
+            held = slice(part * own.get(cut, 0), (part + 1) * own.get(cut, 0))
+            if cut == depth:
+                result += x[:, held] @ w[held]
+            elif cut == row:
+                mine = (rows >= held.start) & (rows < held.stop)
+                result[mine] = x[mine] @ w
+            elif cut == column:
+                mine = (columns >= held.start) & (columns < held.stop)
+                result[:, mine] = x @ w[:, mine]
+            else:
+                result = x @ w
+        return result.astype(np.float64)
+
+    left, right = (_rounded(2.0 * rng.random(size) - 1.0, bits) for size in sizes)
+    error = np.abs(computed(left, right) - left @ right) / np.maximum(np.abs(left) @ np.abs(right), 1e-38)
+    left, right = (rng.integers(-INTEGERS, INTEGERS + 1, size).astype(np.float64) for size in sizes)
+    return _Result(
+        shard=shard,
+        relative_error=float(np.where(np.isfinite(error), error, np.inf).max()),
+        bound=_gamma(axes[depth], 2.0**-24) + _gamma(axes[depth], 2.0**-53),
+        exact=bool((computed(left, right) == left @ right).all()),
+    )
+
+
+def _drawn(size: int, count: int, parts: int, rng: np.random.Generator) -> Ints:
+    """Distinct places along an axis, at least one in each of its parts."""
+    count = min(size, max(count, parts))
+    edges = np.linspace(0, size, count + 1).astype(np.int64)
+    return np.asarray(rng.integers(edges[:-1], edges[1:]))
+
+
+def _rounded(values: Floats, bits: int) -> Floats:
+    """Numbers with so many bits of significand."""
+    fraction, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.round(fraction * 2.0**bits) / 2.0**bits, exponent))
+
+
+def _gamma(n: int, unit_roundoff: float) -> float:
+    """Higham's gamma_n = n u / (1 - n u); infinite for n u >= 1, where no bound holds."""
+    product = n * unit_roundoff
+    return product / (1 - product) if product < 1 else float("inf")
+
+
+def verify(graph: TaskGraph, job: Job, layout: Layout, spec: SamplingSpec) -> SamplingSummary | None:
+    """Compare all products of a graph with a job's model, and execute some; None for a graph without any."""
+    tensor = layout.tensor
+    found = _found(graph)
+    if not found.classes:
+        return None
+    fused = any(shard.kernel.op == "attention" for shard in found.classes)
+    if isinstance(layout, ParallelLayout):
+        load = expert_load(job, layout.expert)
+        expected = _expected(job, tensor, spread=layout.sequence_parallel, load=load, fused=fused)
+    else:
+        expected = _expected(job, tensor, spread=True, load=1.0, fused=fused)
+    failed = [*_in_words([*_differences(expected, found), *_unsummed(graph)])]
+    failed += [f"{shard.words} has FLOPs unlike its shape" for shard in found.classes if not shard.fits]
+    # Fused kernels of attention hold several products; their FLOPs and sums are compared, not executed.
+    flop = {shard: count * shard.kernel.flop for shard, count in found.classes.items()}
+    drawable = [shard for shard in flop if shard.kernel.op == "gemm"]
+    weights = np.array([flop[shard] for shard in drawable])
+    rng = np.random.default_rng(spec.seed)
+    count = len(drawable) if spec.mode == "full" else min(spec.tasks, len(drawable))
+    picked = rng.choice(len(drawable), count, replace=False, p=weights / weights.sum())
+    shapes = {(name, which): (whole.k, whole.n) for (_, name, which), whole in expected.items()}
+    results = []
+    for index in sorted(picked.tolist()):
+        shard = drawable[index]
+        first: Pass = "forward" if shard.which == "recompute" else shard.which
+        whole = shapes.get((shard.name, first), (shard.k * shard.rows, shard.n * shard.columns))
+        precision = shard.kernel.precision or _wide(job, shard.kernel)
+        results.append(_executed(shard, whole, BITS[precision], rng))
+    worst = max(results, key=lambda result: result.closeness)
+    failed += [f"{each.shard.words} came out wrong" for each in results if not each.closeness <= 1.0]
+    return SamplingSummary(
+        tasks_sampled=len(results),
+        tasks_total=round(sum(times * shard.kernel.batch for shard, times in found.classes.items())),
+        flop_share=float(weights[picked].sum() / sum(flop.values())),
+        worst_relative_error=worst.relative_error,
+        bound=worst.bound,
+        passed=not failed,
+        by_partition=dict(sorted(Counter(each.shard.divided for each in results).items())),
+        mode=spec.mode,
+        worst=worst.shard.words,
+        failed=tuple(failed),
+        not_summed=tuple(
+            sorted({each.name for each in found.classes} & set(NOT_SUMMED)) if tensor > 1 else ()
+        ),
+    )
+
+
+def _wide(job: Job, kernel: Kernel) -> str:
+    """The precision of operands of 16 bits or more."""
+    if not PRECISIONS[job.recipe.precision].is_narrow:
+        return job.recipe.precision
+    return "fp32" if kernel.element_bytes > 2.0 else "bf16"

@@ -1,54 +1,96 @@
-"""Compute tasks of GPU strategies: layers, embedding and LM head, forward and backward.
+"""Compute tasks of GPU strategies: the parts of layers, embedding and LM head, forward and backward.
 
-Buffers besides tensors of the graph: weights and gradients; activations that attention passes to the MLP
-task of the same layer (`attention kept`); recomputed activations; and the gradient that a layer's attention
-needs if attention and MLP are parallel (`output gradient`).
+Buffers besides tensors of the graph: weights and gradients; what attention passes to the MLP task of the
+same layer (`attention kept`), and a block with experts to its later tasks; what is recomputed; and the
+gradient that a layer's attention needs if attention and MLP are parallel (`output gradient`).
+
+The layer of a module of multi-token prediction begins with embeddings and a projection, and ends with LM
+head and loss. Both are parts of its attention and MLP tasks, which read the tables of embedding and LM head
+and add to their gradients; embedding and LM head are on the same rank. The LM head of the model itself
+reads the output of the last layer before the modules.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.experts import OPERATORS, Kept, kept_by
 from perfsim.proof.layers import (
-    HeadInputs,
-    Linears,
-    attention_forward,
-    embedding_backward,
-    embedding_forward,
-    head_forward,
-    losses_of,
-    mlp_forward,
+    OPERATORS,
+    Attention,
+    Block,
+    Kept,
+    combine,
+    head,
+    heads,
+    join,
+    kept_by,
+    mlp,
+    router,
+    shared,
 )
-from perfsim.proof.program import Cell, Claim, Compiler, per_rank
+from perfsim.proof.operations import (
+    Gradients,
+    Part,
+    Routing,
+    evaluated,
+    experts,
+    lookup,
+    loss_gradient,
+    losses,
+    run_part,
+    statistics,
+    word_gradients,
+)
+from perfsim.proof.parameters import EXPERTS, Place, Share, Weights
+from perfsim.proof.program import Cell, Claim, Compiler, Values, per_rank
 from perfsim.proof.serial import SmallTraining
-from perfsim.proof.shares import EXPERTS, Share, Weights
+from perfsim.proof.tensors import pieces
 from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.recipe import Recipe
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
 
-SHARDED_GRADIENTS = 2
-SHARDED_PARAMETERS = 3
+Function = Callable[[int, Weights, Values, Values], tuple[Any, ...]]
+"""From a rank, the weights that its task reads, its operands and its buffers to what it writes."""
+POSITIONS = 1
+"""The axis of positions in hidden activations."""
 
 
-Values = Sequence[Any]
-Function = Callable[[int, Values, Values], tuple[Any, ...]]
+class Summand(NamedTuple):
+    """A gradient and those of weights that every tensor peer holds whole: both are summed over peers."""
+
+    values: Floats
+    gradients: Floats
+    """Of the whole block, zero for weights that are divided."""
+
+
+def plain(value: Any) -> Any:
+    """A tensor of the graph without what travels with it."""
+    return value.values if isinstance(value, Summand) else value
+
+
+class Rows(NamedTuple):
+    """Rows of tokens on their way: a vector for each, and the expert that it is for."""
+
+    values: Floats
+    expert: Ints
 
 
 class Partial(NamedTuple):
-    """A partial sum until its collective: the claim about it then, and the norm summed with it."""
+    """A partial sum until its collective: the claim about it then."""
 
     claim: Claim | None
     statistics: bool = False
-    norm: tuple[str, int] | None = None
-    """Name and block of the norm whose partial gradients come with this tensor."""
-    later: int | None = None
-    """The micro-batch whose wgrad task takes the norm's gradients, if there is one."""
+    carries: int | None = None
+    """The block of which gradients are summed with it."""
+    later: bool = False
+    """Whether a task of its own adds them to the block's, not the collective."""
     axis: int | None = None
     """The axis along which it is split, if it is."""
 
@@ -102,7 +144,7 @@ class GpuCompute(Compiler):
     def scattered(self) -> bool:
         """Whether gradients are reduced after every micro-batch (ZeRO 2 and 3)."""
         stage = self.layout.zero_stage
-        return stage == SHARDED_PARAMETERS or (stage == SHARDED_GRADIENTS and self.layout.replicas > 1)
+        return stage == SHARDED or (stage == GRADIENTS_SHARDED and self.layout.replicas > 1)
 
     def scatters_block(self, block: int) -> bool:
         """Whether a block's gradients are reduced after every micro-batch; other ranks must hold it too."""
@@ -114,23 +156,18 @@ class GpuCompute(Compiler):
 
     def _share(self, rank: int) -> Share:
         layout = self.layout
-        model = self.training.model
         length = self.training.seq_length
         places = None
         if layout.context > 1:
-            places = places_of(
-                length, layout.context, rank // layout.tensor % layout.context, layout.context_exchange
-            )
+            number = rank // layout.tensor % layout.context
+            places = places_of(length, layout.context, number, layout.context_exchange)
         return Share(
-            model,
+            self.training.model,
             length,
-            layout.tensor,
-            rank % layout.tensor,
+            Place(layout.tensor, rank % layout.tensor),
             places,
-            layout.expert,
-            rank // layout.expert_tensor % layout.expert,
-            layout.expert_tensor,
-            rank % layout.expert_tensor,
+            Place(layout.expert, rank // layout.expert_tensor % layout.expert),
+            Place(layout.expert_tensor, rank % layout.expert_tensor),
         )
 
     def places(self, rank: int) -> Ints | slice:
@@ -144,26 +181,29 @@ class GpuCompute(Compiler):
         first = (microbatch * self.layout.data + replica) * size
         return np.arange(first, first + size)
 
-    def views(self, rank: int, block: int, flat: Floats) -> Weights:
-        """The named weights of a block on a rank."""
-        return self.share(rank).layouts[block].views(flat)
-
-    def flat(self, rank: int, block: int, parts: Weights) -> Floats:
-        """Named gradients of a block on a rank as a flat vector."""
-        return self.share(rank).layouts[block].flat(parts)
+    def own(self, rank: int, values: Any, axis: int = POSITIONS) -> Any:
+        """A rank's own positions of values, if they are of all positions of its tensor peers."""
+        peers = self.layout.tensor
+        if peers == 1 or values.shape[axis] < len(self.share(rank).places):
+            return values
+        return pieces(values, peers, axis)[rank % peers]
 
     # ----------------------------------------------------------------------------------- cells
     def cell(self, name: str, block: int | None = None) -> Cell:
         """A buffer of the present task's device."""
         return Cell(self.place, name, self.task.block if block is None else block)
 
+    def of_microbatch(self, name: str, block: int | None = None) -> Cell:
+        """A buffer of the present micro-batch."""
+        return self.cell(f"{name}[{self.task.tag}]", block)
+
     def weights(self, block: int) -> Cell:
         """Buffer of a block's weights: its own, or the slot in which they were gathered."""
         return self.slot_of.get((self.place, block), self.cell("weights", block))
 
-    def gradient(self, block: int, *, begins: bool) -> Cell:
+    def gradient(self, block: int, *, begins: bool = False) -> Cell:
         """Buffer in which a block's gradients are computed; under ZeRO 2 two buckets are used in turn."""
-        if not (self.layout.zero_stage == SHARDED_GRADIENTS and self.scatters_block(block) and block >= 0):
+        if not (self.layout.zero_stage == GRADIENTS_SHARDED and self.scatters_block(block) and block >= 0):
             return self.cell("gradient", block)
         if begins:
             name = "slot of gradients" if block < EXPERTS else "slot of gradients of experts"
@@ -171,43 +211,40 @@ class GpuCompute(Compiler):
             self.first_in.setdefault(bucket, block)
         return self.bucket_of[self.place, block]
 
-    def norm_cells(self, name: str, block: int, later: int | None = None) -> tuple[Cell, Cell]:
-        """Gradients of a norm: this rank's part, and the sum over the tensor peers.
-
-        The sum is added to that of earlier micro-batches, or kept for the wgrad task of its own. Parts are
-        small, so each micro-batch has its own buffer.
-        """
-        total = f"{name} gradient" if later is None else f"{name} sum[{later}]"
-        return self.cell(f"{name} part[{self.task.tag}]", block), self.cell(total, block)
-
     # --------------------------------------------------------------------------------- actions
     def compute(
         self,
         function: Function,
+        blocks: Sequence[int] = (),
         reads: Sequence[Cell] = (),
         writes: Sequence[Cell] = (),
         claims: Sequence[tuple[int, Claim]] = (),
     ) -> None:
-        """A task that each rank runs alone: `function(rank, operands of the graph, buffers)`."""
+        """A task that each rank runs alone, with the weights of some blocks."""
         operands = self.operands()
         count = len(operands)
+        held = count + len(blocks)
 
         def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
-            return function(rank, values[:count], values[count:])
+            layouts = self.share(rank).layouts
+            w: Weights = {}
+            for block, flat in zip(blocks, values[count:held], strict=True):
+                w |= layouts[block].views(flat)
+            return function(rank, w, values[:count], values[held:])
 
-        self.add([*operands, *reads], [*self.results(), *writes], per_rank(kernel), claims=claims)
+        of_blocks = map(self.weights, blocks)
+        writes = [*self.results(), *writes]
+        self.add([*operands, *of_blocks, *reads], writes, per_rank(kernel), claims=claims)
 
-    def completes(
-        self, quantity: str, number: int, norm: tuple[str, int] | None = None
-    ) -> list[tuple[int, Claim]]:
+    def completes(self, quantity: str, number: int, carries: int | None = None) -> list[tuple[int, Claim]]:
         """Claim the first tensor of the task, now or once the parts of the tensor peers are summed.
 
-        `norm` is the norm of a block whose gradients come with it.
+        `carries` is the block whose gradients come with it.
         """
         claim = Claim(quantity, number, self.step, self.task.tag)
         if self.layout.tensor > 1:
-            later = self.task.tag if self.task.work.op.endswith("dgrad") else None
-            self.partial[self.task.writes[0]] = Partial(claim, norm=norm, later=later)
+            later = self.task.work.op.endswith("dgrad")
+            self.partial[self.task.writes[0]] = Partial(claim, carries=carries, later=later)
             return []
         return [(0, claim)]
 
@@ -217,222 +254,518 @@ class GpuCompute(Compiler):
             detail = f"it reads {len(self.task.reads)} tensors, {self.task.work.op} needs {count}"
             raise self.refuse("its operands", detail)
 
+    def _part(self, function: Callable[..., Any], rank: int, w: Weights, *values: Floats) -> Part:
+        """A part of the model on a rank."""
+        return run_part(function, w, self.share(rank), *values)
+
+    @property
+    def ahead(self) -> int:
+        """By how many tokens the inputs of the present task's module are later; 0 if it is of none."""
+        block = self.task.block
+        return max(0, block - self.training.model.num_layers + 1) if block < EXPERTS else 0
+
+    def blocks_with(self, *of_module: int) -> list[int]:
+        """The block of the present task, and others if it is of a module."""
+        return [self.task.block, *(of_module if self.ahead else ())]
+
     # --------------------------------------------------------------------------------- forward
     def embedding_forward(self, _: Task) -> None:
         """Look up the words."""
         tokens = self.tokens()
 
-        def run(rank: int, __: Values, buffers: Values) -> tuple[Any, ...]:
-            w = self.views(rank, EMBEDDING, buffers[0])
-            return (embedding_forward(w, tokens(rank)[0], self.share(rank)),)
+        def run(rank: int, w: Weights, *_: Values) -> tuple[Any, ...]:
+            return (self._part(partial(lookup, tokens=tokens(rank)[0]), rank, w).value,)
 
-        self.compute(run, [self.weights(EMBEDDING)], claims=self.completes("hidden", 0))
+        self.compute(run, [EMBEDDING], claims=self.completes("hidden", 0))
+
+    def attention_begin(self) -> Callable[[int, Weights, Any], Attention]:
+        """How a rank makes queries, keys and values, from the layer's input or what is kept of it."""
+        ahead = self.ahead
+        tokens = self.tokens(ahead)
+        block = self.task.block
+
+        def begin(rank: int, w: Weights, source: Any) -> Attention:
+            share = self.share(rank).of_layer(block)
+            before, kept = (source.before, source.results) if isinstance(source, Kept) else (source, None)
+            joint = run_part(partial(join, tokens=tokens(rank)[0]), w, share, before) if ahead else None
+            x = before if joint is None else joint.value
+            return Attention(before, run_part(heads, w, share, x, kept=kept), joint, results=kept)
+
+        return begin
+
+    def of_model(self) -> list[Cell]:
+        """Where the first module keeps the output of the model's own last layer, for the model's LM head."""
+        return [self.of_microbatch("output of the model itself", HEAD)] if self.ahead == 1 else []
 
     def attention_forward(self, task: Task) -> None:
         """Attention block; the MLP task passes its kept activations on."""
         self.needs(1)
+        begin = self.attention_begin()
+        outside = self.of_model()
 
-        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            share = self.share(rank).of_layer(task.block)
-            return attention_forward(self.views(rank, task.block, buffers[0]), operands[0], share)
+        def run(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
+            made = begin(rank, w, operands[0]).with_core(w, self.share(rank).of_layer(task.block))
+            return made.made_output.value, made, *(operands[0] for _ in outside)
 
         claims = self.completes("attention", task.block)
-        self.compute(run, [self.weights(task.block)], [self.cell("attention kept")], claims)
+        self.compute(run, self.blocks_with(EMBEDDING), [], [self.cell("attention kept"), *outside], claims)
 
     def mlp_forward(self, task: Task) -> None:
         """MLP block, and the activations that the layer keeps for its backward."""
         self.needs(2)
         mode = self.mode_of(task.block)
+        ends, logits = self._module_end()
 
-        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            (attention, x), (flat, kept) = operands[:2], buffers
-            y, mlp = mlp_forward(self.views(rank, task.block, flat), x, attention, self.share(rank))
-            return y, kept_by(mode, self.recipe, self.share(rank), kept, mlp)
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            kept: Attention = buffers[0]
+            part = self._part(mlp, rank, w, kept.x if logits else operands[1], operands[0])
+            return part.value, kept_by(mode, self.recipe, kept, part), *ends(rank, w, part.value)
 
-        reads = [self.weights(task.block), self.cell("attention kept")]
-        self.compute(run, reads, claims=self.completes("hidden", task.block + 1))
+        claims = self.completes("hidden", task.block + 1)
+        self.compute(run, self.blocks_with(HEAD), [self.cell("attention kept")], logits, claims)
+
+    def _module_end(self) -> tuple[Callable[[int, Weights, Floats], list[Any]], list[Cell]]:
+        """LM head of a module behind its layer, and the buffer of its scores."""
+        if not self.ahead:
+            return lambda *_: [], []
+        tokens = self.tokens(self.ahead)
+
+        def ends(rank: int, w: Weights, y: Floats) -> list[Any]:
+            targets = tokens(rank)[1]
+            part = self._part(partial(head, length=targets.shape[1], name="mtp_norm"), rank, w, y)
+            return [(part, statistics(part.value, targets, self.share(rank)))]
+
+        return ends, [self.of_microbatch("logits")]
 
     def attention_recompute(self, task: Task) -> None:
         """Recompute of the attention block, or of its core alone."""
         self.needs(2)
+        begin = self.attention_begin()
 
-        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
+        def run(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
             saved: Kept = operands[0]
-            share = self.share(rank).of_layer(task.block)
-            if saved.attention is not None:
-                recomputed = saved.attention.with_core(share)
-                return recomputed.context, recomputed
-            w = self.views(rank, task.block, buffers[0])
-            return attention_forward(w, saved.x, share, saved.results, saved.context)
+            block = saved.attention or begin(rank, w, saved)
+            made = block.with_core(w, self.share(rank).of_layer(task.block))
+            return made.made_output.value, made
 
         claims = self.completes("attention", task.block) if self.mode_of(task.block) != "selective" else []
-        self.compute(run, [self.weights(task.block)], [self.cell("recomputed attention")], claims)
+        self.compute(run, self.blocks_with(EMBEDDING), [], [self.cell("recomputed attention")], claims)
 
     def mlp_recompute(self, task: Task) -> None:
         """Recompute of the MLP block."""
         self.needs(1)
 
-        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            flat, kept = buffers
-            w = self.views(rank, task.block, flat)
-            return mlp_forward(w, kept.x, operands[0], self.share(rank), kept.results)
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            attention: Attention = buffers[0]
+            part = run_part(mlp, w, self.share(rank), attention.x, operands[0], kept=attention.results)
+            return part.value, part
 
-        reads = [self.weights(task.block), self.cell("recomputed attention")]
-        self.compute(run, reads, [self.cell("recomputed MLP")], self.completes("hidden", task.block + 1))
+        reads = [self.cell("recomputed attention")]
+        claims = self.completes("hidden", task.block + 1)
+        self.compute(run, [task.block], reads, [self.cell("recomputed MLP")], claims)
 
     def head_forward(self, task: Task) -> None:
-        """Logits and the statistics of their softmax."""
+        """Logits and the statistics of their softmax; modules may precede the LM head."""
         self.needs(1)
         tokens = self.tokens()
+        outside = self._own_output()
 
-        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            w = self.views(rank, HEAD, buffers[0])
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            y = buffers[0] if outside else operands[0]
             targets = tokens(rank)[1]
-            return head_forward(w, operands[0], targets, self.share(rank))
+            part = self._part(partial(head, length=targets.shape[1]), rank, w, y)
+            return statistics(part.value, targets, self.share(rank)), part
 
         if self.layout.tensor > 1:
             self.partial[task.writes[0]] = Partial(None, statistics=True)
-        self.compute(run, [self.weights(HEAD)], [self.cell(f"logits[{task.tag}]")])
+        self.compute(run, [HEAD], outside, [self.of_microbatch("logits")])
+
+    def _own_output(self) -> list[Cell]:
+        """Where the output of the model's own last layer is, if modules follow it."""
+        name = "output of the model itself"
+        return [self.of_microbatch(name, HEAD)] if self.training.model.mtp_num_layers else []
 
     # -------------------------------------------------------------------------------- backward
-    def layer_backward(self, task: Task) -> None:
-        """A block's whole backward, or its input gradients alone.
+    def attention_kept(self, block: int) -> tuple[list[Cell], list[Cell]]:
+        """Buffers with recomputed attention, and with the layer's output gradient, if there are some."""
+        recomputed = [self.cell("recomputed attention")] if self.mode_of(block) != "none" else []
+        parallel = self.training.model.norms_per_layer == 1
+        return recomputed, [self.cell("output gradient")] if parallel else []
 
-        If attention and MLP are parallel, the MLP stores the layer's output gradient for the attention.
+    def attention_backward(self, task: Task) -> None:
+        """The backward of an attention block, or its input gradient alone."""
+        self.needs(2)
+        recomputed, beside = self.attention_kept(task.block)
+
+        def run(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Floats, Gradients]:
+            kept: Attention = buffers[0] if recomputed else operands[1].attention
+            dy = buffers[len(recomputed)] if beside else plain(operands[0])
+            (d_context,), of_output = kept.made_output.backward(w, dy)
+            d_heads, __ = kept.core.backward(w, d_context)
+            (dx,), of_heads = kept.heads.backward(w, *d_heads)
+            return dx, of_output + of_heads
+
+        self.attention_end(run, [*recomputed, *beside], bool(recomputed))
+
+    def attention_end(
+        self, inner: Callable[..., tuple[Floats, Gradients]], reads: list[Cell], recomputes: bool
+    ) -> None:
+        """The backward of an attention block to the layer's input, which the gradient of its MLP passes by.
+
+        In a module the layer's input was joined with words, of which the gradients are kept for the
+        embedding.
+        """
+        task = self.task
+        first = self.ahead == 1
+        whole = [self.of_microbatch("gradient of the model itself", HEAD)] if first else []
+
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            dx, gradients = inner(rank, w, operands, buffers)
+            if self.share(rank).leads:
+                dx = dx + plain(operands[0])
+            joint = (buffers[0] if recomputes else operands[1].attention).join
+            if joint is not None:
+                (dx,), of_joint = joint.backward(w, dx)
+                gradients = gradients + of_joint
+            return (dx + buffers[-1] if first else dx), gradients
+
+        claims = self.completes("gradient", task.block, task.block)
+        self.backward(run, self.blocks_with(EMBEDDING), [*reads, *whole], claims=claims, begins=False)
+
+    def mlp_backward(self, task: Task) -> None:
+        """The backward of an MLP block, or its input gradient alone.
+
+        If attention and MLP are parallel, it stores the layer's output gradient for the attention.
         """
         self.needs(2)
-        mlp = task.work.op.startswith("mlp")
-        whole = task.work.op.endswith("backward")
-        parallel = self.training.model.norms_per_layer == 1
-        mode = self.mode_of(task.block)
-        recomputes = mode in ("full", OPERATORS) or (mode == "selective" and not mlp)
-        beside = [self.cell("output gradient")] if parallel else []
-        recomputed = [self.cell(f"recomputed {'MLP' if mlp else 'attention'}")] if recomputes else []
+        recomputed = [self.cell("recomputed MLP")] if self.mode_of(task.block) in ("full", OPERATORS) else []
+        beside = [self.cell("output gradient")] if self.training.model.norms_per_layer == 1 else []
+        ends, reads, writes, claims = self._module_loss()
 
-        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, Linears, Floats]:
-            w = self.views(rank, task.block, buffers[0])
-            saved = operands[1]
-            kept = buffers[1] if recomputed else saved.mlp if mlp else saved.attention
-            dy = buffers[1 + len(recomputed)] if parallel and not mlp else operands[0]
-            share = self.share(rank)
-            dx, inputs = kept.dgrad(w, dy, share)
-            # The gradient of the MLP's input passes the attention block by.
-            return (dx if mlp or not share.leads else dx + operands[0]), inputs, operands[0]
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            dy, of_head, left = ends(rank, w, operands[0], buffers[-1] if reads else None)
+            part: Part = buffers[0] if recomputed else operands[1].mlp
+            (dx, _), gradients = part.backward(w, dy)
+            return dx, gradients + of_head, *([dy] if beside else []), *left
 
-        reads = [self.weights(task.block), *recomputed, *([] if mlp else beside)]
-        norm = self._norm_of(task.work.op)
-        claims = self.completes("middle" if mlp else "gradient", task.block, (norm, task.block))
-        self._backward(dgrad, norm, reads, beside if mlp else [], claims, whole=whole)
+        claims = [(place + len(beside), claim) for place, claim in claims]
+        made = self.completes("middle", task.block, task.block)
+        self.backward(run, self.blocks_with(HEAD), [*recomputed, *reads], [*beside, *writes], made, claims)
 
-    def _backward(
+    def _module_loss(self) -> tuple[Callable[..., Any], list[Cell], list[Cell], list[tuple[int, Claim]]]:
+        """The backward of a module's own loss, with the buffers that it reads and writes.
+
+        It makes the gradient of the layer's output, by its own loss and if it is not the last by later
+        ones, the gradients of weights, and what it leaves.
+        """
+        if not self.ahead:
+            return lambda _, __, d, ___: (plain(d), [], []), [], [], []
+        last = self.ahead == self.training.model.mtp_num_layers
+        tokens = self.tokens(self.ahead)
+        count = self.training.num_later_tokens
+
+        def ends(rank: int, w: Weights, d: Floats, kept: tuple[Part, Floats]) -> Any:
+            part, of_tokens = kept
+            gradient = loss_gradient(part.value, of_tokens, tokens(rank)[1], count, self.share(rank))
+            (dy,), gradients = part.backward(w, gradient)
+            loss = np.asarray(losses(of_tokens, count).sum())
+            return (dy, gradients, [loss, d]) if last else (dy + d, gradients, [loss])
+
+        main = [self.of_microbatch("gradient of the model itself", HEAD)] if last else []
+        claims = [(0, Claim("loss", self.task.block, self.step, self.task.tag))]
+        return ends, [self.of_microbatch("logits")], [self.of_microbatch("loss"), *main], claims
+
+    def backward(
         self,
-        dgrad: Callable[[int, Values, Values], tuple[Floats, Any, Floats]],
-        norm: str,
-        reads: list[Cell],
-        beside: list[Cell],
-        claims: list[tuple[int, Claim]],
+        run: Callable[..., tuple[Any, ...]],
+        blocks: Sequence[int],
+        reads: Sequence[Cell] = (),
+        writes: Sequence[Cell] = (),
+        claims: Sequence[tuple[int, Claim]] = (),
+        later_claims: Sequence[tuple[int, Claim]] = (),
         *,
-        whole: bool,
+        begins: bool = True,
+        leaves: Sequence[Cell] = (),
     ) -> None:
-        """Write the input gradient, and the weight gradients or the inputs of their later task."""
+        """Write the input gradient, and the weight gradients or what their later task computes them from.
+
+        `run` makes the input gradient, the gradients of weights, and what `writes` are. `later_claims` are
+        about `writes`. Where a split backward has no tensor for the gradients of weights, they are in
+        `leaves`.
+        """
+        task = self.task
+        block = task.block
+        whole = task.work.op.endswith("backward")
+        targets = self.targets(begins=begins) if whole else []
+        words = [self.of_microbatch("gradient of later words")] if whole and self.ahead and not begins else []
+        carries = self.layout.tensor > 1
+
+        def kernel(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            dx, gradients, *left = run(rank, w, operands, buffers[: len(reads)])
+            layout = self.share(rank).layouts[block]
+            if carries:
+                with_it = [pair for pair in gradients if pair[0] in layout.summed]
+                gradients = [pair for pair in gradients if pair[0] not in layout.summed]
+                dx = Summand(dx, layout.flat(evaluated(with_it)))
+            if not whole:
+                return dx, gradients, *left
+            return dx, *left, *self.added(rank, targets, words, gradients, buffers[len(reads) :])
+
+        cells = [cell for _, cell, _ in targets]
+        first = len(task.writes)
+        claims = [*claims, *((first + place, claim) for place, claim in later_claims)]
+        self.compute(kernel, blocks, [*reads, *cells], [*leaves, *writes, *cells, *words], claims)
+
+    def targets(self, *, begins: bool) -> list[tuple[int, Cell, bool]]:
+        """The blocks to whose gradients the present task adds, their buffers, and whether something is there.
+
+        The first task of a micro-batch begins them where they are reduced after every one. A reduction must
+        follow.
+        """
         block = self.task.block
-        begins = not norm.startswith("attention")
-        split_norm = self.layout.tensor > 1
-        buffer = [self.making(block, begins=begins)] if whole else []
-        adds = not (self.scatters_block(block) and begins)
+        made = {
+            "experts.wgrad": [block, EXPERTS + block],
+            "experts.backward": [EXPERTS + block],
+        }.get(self.task.work.op, [block])
+        targets = []
+        for number in made:
+            self.pending.setdefault(self.place, {})[number] = None
+            adds = not (begins and self.scatters_block(number))
+            targets.append((number, self.gradient(number, begins=begins), adds))
+        if self.ahead and begins and made[0] == block:
+            targets.append((HEAD, self.gradient(HEAD), True))
+        return targets
 
-        def kernel(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            dx, inputs, *left = dgrad(rank, operands, buffers)
-            results = [dx] if whole else [dx, inputs]
-            if split_norm:
-                results.append(self.flat(rank, block, inputs.norm))
-            results += left[: len(beside)]
-            if whole:
-                made = self.flat(rank, block, self.weight_gradients(rank, inputs, mlp=begins))
-                results.append(buffers[-1] + made if adds else made)
-            return tuple(results)
-
-        part = [self.norm_cells(norm, block)[0]] if split_norm else []
-        self.compute(kernel, [*reads, *buffer], [*part, *beside, *buffer], claims)
-
-    def making(self, block: int, *, begins: bool) -> Cell:
-        """The buffer to which the present task adds a block's gradients; a reduction must follow."""
-        self.pending.setdefault(self.place, {})[block] = None
-        return self.gradient(block, begins=begins)
-
-    def weight_gradients(self, rank: int, inputs: Any, *, mlp: bool) -> Weights:
-        """Gradients of a block's linears, and of its norm if there are no tensor peers."""
-        share = self.share(rank)
-        if isinstance(inputs, HeadInputs):
-            grads = inputs.wgrad(share)
-        else:
-            bias = share.model.bias if mlp else share.model.has_attention_bias
-            grads = inputs.wgrad(bias=bias)
-        return grads if self.layout.tensor > 1 else grads | inputs.norm
+    def added(
+        self,
+        rank: int,
+        targets: Sequence[tuple[int, Cell, bool]],
+        words: Sequence[Cell],
+        gradients: Gradients,
+        before: Values,
+    ) -> list[Floats]:
+        """The gradients of blocks with those that a task makes, and those of later words alone."""
+        layouts = self.share(rank).layouts
+        made = list(evaluated(gradients))
+        sums = [
+            layouts[number].flat(made) + (old if adds else 0.0)
+            for (number, _, adds), old in zip(targets, before, strict=False)
+        ]
+        return [*sums, *(layouts[EMBEDDING].flat(made) for _ in words)]
 
     def weight_pass(self, task: Task) -> None:
-        """Weight gradients of a block from the inputs that its dgrad task stored."""
-        mlp = task.work.op != "attention.wgrad"
-        norm = self._norm_of(task.work.op)
-        split_norm = self.layout.tensor > 1
+        """Weight gradients of a block from what its dgrad task left, and from sums over the tensor peers."""
         self.needs(1)
-        sums = [self.norm_cells(norm, task.block, task.tag)[1]] if split_norm else []
-        self._accumulate(lambda rank, inputs: self.weight_gradients(rank, inputs, mlp=mlp), sums, begins=mlp)
+        begins = not task.work.op.startswith("attention")
+        targets = self.targets(begins=begins)
+        words = [self.of_microbatch("gradient of later words")] if self.ahead and not begins else []
+        summed = self.layout.tensor > 1
+        experts = task.work.op == "experts.wgrad"
+        left = [self.of_microbatch("gradients of the router")] if experts and not summed else []
+        cells = [cell for _, cell, _ in targets]
 
-    def _norm_of(self, op: str) -> str:
-        """The norm whose gradients come with those of a block."""
-        of_mlp = "MLP norm1" if self.training.model.norms_per_layer == 1 else "MLP norm2"
-        return {"attention": "attention norm1", "head": "head norm1"}.get(op.partition(".")[0], of_mlp)
+        def run(rank: int, _: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            gradients = operands[0] + (buffers[-1] if left else [])
+            made = self.added(rank, targets, words, gradients, buffers)
+            if summed:
+                made[0] = made[0] + operands[-1].gradients
+            return None, *made
 
-    def embedding_backward(self, _: Task) -> None:
-        """Gradients of words and positions."""
+        self.compute(run, [], [*cells, *left], [*cells, *words])
+
+    def embedding_backward(self, _task: Task) -> None:
+        """Gradients of words and positions, with those by modules."""
         self.needs(1)
         tokens = self.tokens()
+        ((_, buffer, adds),) = self.targets(begins=True)
+        count = self.training.model.num_layers
+        modules = range(count, count + self.training.model.mtp_num_layers)
 
-        def gradients(rank: int, dx: Floats) -> Weights:
-            return embedding_backward(dx, tokens(rank)[0], self.share(rank))
-
-        self._accumulate(gradients, [], begins=True)
-
-    def _accumulate(
-        self, gradients: Callable[[int, Any], Weights], sums: list[Cell], *, begins: bool
-    ) -> None:
-        """Add weight gradients computed from the first operand, and those summed before."""
-        block = self.task.block
-        adds = not (self.scatters_block(block) and begins)
-        buffer = self.making(block, begins=begins)
-
-        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            made = sum(buffers[1:], self.flat(rank, block, gradients(rank, operands[0])))
+        def run(rank: int, _: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            share = self.share(rank)
+            gradients = word_gradients(plain(operands[0]), tokens(rank)[0], share)
+            made = sum(buffers[1:], share.layouts[EMBEDDING].flat(evaluated(gradients)))
             return None, (buffers[0] + made if adds else made)
 
-        self.compute(run, [buffer, *sums], [buffer])
+        later = [self.of_microbatch("gradient of later words", layer) for layer in modules]
+        self.compute(run, [], [buffer, *later], [buffer])
 
     def head_backward(self, task: Task) -> None:
         """The whole backward of loss and LM head, or its input gradient alone."""
         self.needs(1)
-        step = self.step
-        logits = self.cell(f"logits[{task.tag}]")
-        loss = self.cell(f"loss[{task.tag}]")
         tokens = self.tokens()
+        count = self.training.num_tokens
 
-        def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Floats, HeadInputs, Floats]:
-            w = self.views(rank, HEAD, buffers[0])
-            share = self.share(rank)
-            count = self.training.num_tokens
-            targets = tokens(rank)[1]
-            length = len(share.places)
-            dx, inputs = buffers[1].dgrad(w, operands[0], targets, count, share, length)
-            return dx, inputs, np.asarray(losses_of(operands[0], count).sum())
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            part: Part = buffers[0]
+            gradient = loss_gradient(part.value, operands[0], tokens(rank)[1], count, self.share(rank))
+            (dx,), gradients = part.backward(w, gradient)
+            return dx, gradients, np.asarray(losses(operands[0], count).sum())
 
-        claims = self.completes("gradient", self.training.model.num_layers, ("head norm1", HEAD))
-        position = len(task.writes) + (1 if self.layout.tensor > 1 else 0)
-        claims.append((position, Claim("loss", HEAD, step, task.tag)))
-        whole = task.work.op == "head.backward"
-        self._backward(dgrad, "head norm1", [self.weights(HEAD), logits], [loss], claims, whole=whole)
+        claims = self.completes("gradient", self.training.model.num_layers, HEAD)
+        if self.training.model.mtp_num_layers:
+            claims = []  # that of the last layer has gradients by modules too
+        loss = [(0, Claim("loss", HEAD, self.step, task.tag))]
+        reads = [self.of_microbatch("logits")]
+        self.backward(run, [HEAD], reads, [self.of_microbatch("loss")], claims, loss)
 
-    # ------------------------------------------------------------------------------------ none
     def hand_on(self, _: Task) -> None:
         """Pass the tensor to the next stage of the same device."""
         self.needs(1)
-        self.compute(lambda _, operands, __: (operands[0],))
+        self.compute(lambda _, __, operands, ___: (operands[0],))
+
+    # --------------------------------------------------------------------------------- experts
+    def routing(self, rank: int, step: int, block: int, microbatch: int) -> Routing:
+        """The experts of the tokens of a rank, at its own positions among those of its tensor peers."""
+        whole = self.training.routing(step, block)
+        places = np.array(self.share(rank).places)
+        return whole.of(self.rows(rank, microbatch), self.own(rank, places, axis=0))
+
+    def router_forward(self, task: Task) -> None:
+        """Norm, router, and a row for every slot of a token."""
+        self.needs(1)
+        step = self.step
+        recomputes = task.work.op.endswith("recompute")
+        inner = recomputes or self.ahead > 0
+        attended = [self.cell("recomputed attention" if recomputes else "attention kept")] if inner else []
+
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            x = self.own(rank, buffers[0].x if inner else operands[1])
+            part = self._part(router, rank, w, x, operands[0])
+            routing = self.routing(rank, step, task.block, task.tag)
+            return Rows(part.values[2], routing.expert.ravel()), (part, routing)
+
+        self.compute(run, [task.block], attended, [self.cell("router kept")])
+
+    def shared_forward(self, task: Task) -> None:
+        """Shared experts, while rows travel."""
+
+        def run(rank: int, w: Weights, _: Values, buffers: Values) -> tuple[Any, ...]:
+            part = self._part(shared, rank, w, buffers[0][0].values[1])
+            return part.value, part
+
+        self.compute(run, [task.block], [self.cell("router kept")], [self.cell("shared kept")])
+
+    def experts_forward(self, task: Task) -> None:
+        """The rank's experts on the rows that arrived."""
+        self.needs(1)
+        home = self.homes[self.place]
+        if EXPERTS + task.block not in home:
+            home.append(EXPERTS + task.block)
+
+        def run(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
+            rows: Rows = operands[0]
+            part = self._part(partial(experts, expert=rows.expert), rank, w, rows.values)
+            return Rows(part.value, rows.expert), part
+
+        self.compute(run, [EXPERTS + task.block], [], [self.cell("experts kept")])
+
+    def combine_forward(self, task: Task) -> None:
+        """Rows summed to tokens; what the block keeps goes to the backward, or to that of its recompute."""
+        self.needs(1)
+        recomputes = task.work.op.endswith("recompute")
+        mode = self.mode_of(task.block)
+        beside = self._of_shared(task)
+        kept_beside = [self.cell("shared kept")] if self._has_shared else []
+        attended = [] if recomputes else [self.cell("attention kept")]
+        ends, logits = ((lambda *_: []), []) if recomputes else self._module_end()
+
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            (of_router, routing), of_experts, *rest = buffers
+            total, _, _, p = of_router.values
+            function = partial(combine, routing=routing)
+            shared_out = [] if beside is None else [operands[beside]]
+            part = self._part(function, rank, w, operands[0].values, total, p, *shared_out)
+            block = Block(routing, of_router, of_experts, rest[0] if kept_beside else None, part)
+            if recomputes:
+                return part.value, block
+            return part.value, kept_by(mode, self.recipe, rest[-1], block), *ends(rank, w, part.value)
+
+        reads = [self.cell("router kept"), self.cell("experts kept"), *kept_beside, *attended]
+        writes = [self.cell("recomputed MLP")] if recomputes else logits
+        blocks = [task.block, HEAD] if logits else []
+        self.compute(run, blocks, reads, writes, self.completes("hidden", task.block + 1))
+
+    @property
+    def _has_shared(self) -> bool:
+        experts = self.training.model.experts
+        return experts is not None and experts.shared_ffn_hidden_size > 0
+
+    def _of_shared(self, task: Task) -> int | None:
+        """Which operand is what shared experts made, if there are some."""
+        works = [self.graph.task(int(self.graph.writer[read])).work for read in task.reads]
+        return next((n for n, work in enumerate(works) if work.name.startswith("shared_experts")), None)
+
+    def combine_backward(self, task: Task) -> None:
+        """Gradients of rows from those of tokens."""
+        self.needs(2)
+        again = [self.cell("recomputed MLP")] if self.mode_of(task.block) == "full" else []
+        ends, reads, writes, claims = self._module_loss()
+
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            block: Block = buffers[0] if again else operands[1].mlp
+            dy, of_head, left = ends(rank, w, operands[0], buffers[-1] if reads else None)
+            d, _ = block.combine.backward(w, self.own(rank, dy))
+            return Rows(d[0], block.routing.expert.ravel()), (block, d, of_head), *left
+
+        kept = self.cell("block backward")
+        claims = [(2 + place, claim) for place, claim in claims]
+        blocks = [task.block, HEAD] if reads else []
+        self.compute(run, blocks, [*again, *reads], [kept, *writes], claims)
+
+    def shared_backward(self, task: Task) -> None:
+        """Backward of shared experts, while gradients of rows travel."""
+
+        def run(_: int, w: Weights, __: Values, buffers: Values) -> tuple[Any, ...]:
+            block, d, ___ = buffers[0]
+            (dz,), gradients = block.shared.backward(w, d[3])
+            return dz, gradients
+
+        kept = self.cell("gradients of shared experts")
+        self.compute(run, [task.block], [self.cell("block backward")], [kept])
+
+    def experts_backward(self, task: Task) -> None:
+        """Backward of the rank's experts, with the gradients of their weights or the inputs of these."""
+        self.needs(1)
+        block = EXPERTS + task.block
+        targets = self.targets(begins=True) if task.work.op.endswith("backward") else []
+
+        def run(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            rows: Rows = operands[0]
+            (dx,), gradients = buffers[0][0].experts.backward(w, rows.values)
+            made = self.added(rank, targets, (), gradients, buffers[1:]) if targets else [gradients]
+            return Rows(dx, rows.expert), *made
+
+        cells = [cell for _, cell, _ in targets]
+        self.compute(run, [block], [self.cell("block backward"), *cells], cells)
+
+    def router_backward(self, task: Task) -> None:
+        """Gradient of the block's input, and those of router, norm and shared experts.
+
+        Tensor peers have their own positions, so these gradients are summands that the next collective sums.
+        """
+        self.needs(1)
+        beside = [self.cell("gradients of shared experts")] if self._has_shared else []
+        place = self._of_shared(task)
+        whole = task.work.op.endswith("backward")
+        split = not whole and self.layout.tensor == 1
+
+        def run(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            block, d, gradients = buffers[0]
+            z = block.router.values[1]
+            dz = np.zeros_like(z) if place is None else operands[place]
+            inputs, of_router = block.router.backward(w, d[1], dz, operands[0].values, d[2])
+            return inputs[0], of_router + gradients + (buffers[1] if beside else [])
+
+        leaves = [self.of_microbatch("gradients of the router")] if split else []
+        claims = self.completes("middle", task.block, task.block)
+        reads = [self.cell("block backward"), *beside]
+        if whole or split:
+            self.backward(run, [task.block], reads, claims=claims, leaves=leaves)
+            return
+
+        def carried(rank: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            dx, gradients = run(rank, w, operands, buffers)
+            return (Summand(dx, self.share(rank).layouts[task.block].flat(evaluated(gradients))),)
+
+        self.compute(carried, [task.block], reads, [], claims)

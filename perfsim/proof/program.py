@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from perfsim.base.arrays import Ints
+from perfsim.proof.parameters import Place, Share
 from perfsim.proof.serial import SmallTraining
-from perfsim.proof.shares import Share
 from perfsim.work import Task, TaskGraph, block_name
 from perfsim.work.graph import rank_of
 
@@ -74,8 +74,8 @@ SHARED = -1
 START = -1
 """The writer of initial values."""
 
-Values = list[Any]
-Kernel = Callable[[Sequence[int], list[Values]], list[tuple[Any, ...]]]
+Values = Sequence[Any]
+Kernel = Callable[[Sequence[int], Sequence[Values]], list[tuple[Any, ...]]]
 """From the participating ranks (as offsets) and the values each reads to the values each writes."""
 
 
@@ -228,9 +228,9 @@ class Compiler(ABC):
         """The positions of each sample that a rank has: all, unless others share its sequences."""
         return slice(None)
 
-    def sharding(self, _rank: int, _block: int) -> tuple[int, int]:
-        """The number of shards of a block's states, and which of them a rank has: by default all in one."""
-        return 1, 0
+    def sharding(self, _rank: int, _block: int) -> Place:
+        """Among how many ranks a block's states are sharded, and which shard a rank has: by default one."""
+        return Place()
 
     @abstractmethod
     def initial(self, cell: Cell, rank: int) -> Any:

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from perfsim.costs.memory import reduced_grad_bytes
+from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
 from perfsim.proof.program import Fault, Message, Program
-from perfsim.proof.shares import EXPERTS, Share
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import Held, Pass, Slot, held_at_peak, schedule_called
@@ -123,7 +123,9 @@ class GpuPrices:
     def rounding(self, message: Message) -> float:
         """Elements by which they may differ; every tensor of a block is divided alone."""
         if message.content == "shards":
-            layouts = Share(self.plan.job.model, self.plan.job.seq_length, self.plan.layout.tensor).layouts
+            layouts = Share(
+                self.plan.job.model, self.plan.job.seq_length, Place(self.plan.layout.tensor)
+            ).layouts
             return ROUNDING * sum(len(layouts[block].shapes) for block in message.blocks)
         return ROUNDING * (self.plan.layout.shards if message.content == "table" else 1)
 
@@ -133,13 +135,13 @@ class GpuPrices:
         model = self.plan.job.model
         if block >= EXPERTS:
             return 0.0
-        held = Share(model, plan.job.seq_length, plan.layout.tensor).layouts[block]
+        held = Share(model, plan.job.seq_length, Place(plan.layout.tensor)).layouts[block]
         if block >= 0:
             whole = Share(model, plan.job.seq_length).layouts[block]
             return whole.size / plan.layout.tensor - held.size
         if block == HEAD and EMBEDDING in message.blocks and self._shares_table(message):
             return -held.size
-        return self._padding() - (held.size - held.sizes["words"] if block == HEAD else 0)
+        return self._padding() - (held.size - held.sizes[WORDS[HEAD]] if block == HEAD else 0)
 
     def _shares_table(self, message: Message) -> bool:
         """Whether embedding and LM head, both in a message, share one word table in it."""
@@ -154,7 +156,7 @@ class GpuPrices:
         model = self.plan.job.model
         peers = self.plan.layout.tensor
         rows = padded_vocab_size(model, peers) / peers
-        return (rows - Share(model, self.plan.job.seq_length, peers).rows) * model.hidden_size
+        return (rows - Share(model, self.plan.job.seq_length, Place(peers)).rows) * model.hidden_size
 
 
 PASSES: dict[str, Pass] = {"forward": "F", "backward": "B", "dgrad": "B", "wgrad": "W"}

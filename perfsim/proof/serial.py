@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.experts import (
-    BlockKept,
+from perfsim.proof.layers import attention, feed_forward, head, join
+from perfsim.proof.operations import (
+    Gradients,
+    Part,
     Routing,
-    drawn_routing,
-    experts_forward,
-    router_forward,
-    shared_forward,
+    evaluated,
+    lookup,
+    loss_gradient,
+    losses,
+    run_part,
+    statistics,
 )
-from perfsim.proof.layers import (
-    LOSS_WEIGHT,
-    AttentionKept,
-    HeadKept,
-    Joined,
-    MlpKept,
-    attention_forward,
-    embedding_backward,
-    embedding_forward,
-    head_forward,
-    head_of,
-    join,
-    losses_of,
-    mlp_forward,
-    norm_of_head,
-)
-from perfsim.proof.shares import EXPERTS, Share, Weights, blocks
-from perfsim.specs.model import TransformerConfig
+from perfsim.proof.parameters import EXPERTS, WORDS, Share, Weights, blocks
+from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
 
 # The optimizer of proofs: Adam [1412.6980] on flat vectors, with gradients clipped by their global norm.
@@ -78,6 +66,8 @@ def adam(weights: Floats, gradient: Floats, moments: Moments) -> tuple[Floats, M
     return weights - LEARNING_RATE * step, Moments(first, second, updates)
 
 
+LOSS_WEIGHT = 0.3
+"""Of the mean loss of all modules beside that of the model itself [2412.19437 4.2]."""
 STEPS = 2
 """The second step begins with the updated weights of the first."""
 
@@ -139,15 +129,36 @@ class SmallTraining:
             layout = self.share.layouts[block]
             weights[block] = {name: _drawn(rng, name, shape) for name, shape in layout.shapes.items()}
         if self.model.tied_embeddings:
-            weights[HEAD]["words"] = weights[EMBEDDING]["words"].copy()
+            weights[HEAD][WORDS[HEAD]] = weights[EMBEDDING][WORDS[EMBEDDING]].copy()
         return weights
 
 
 def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Floats:
     around = 1.0 if name.endswith(".scale") else 0.0
     wide = len(shape) > 1 and not name.endswith("_bias")
-    deviation = 0.5 / np.sqrt(shape[-1] if name == "words" else shape[-2]) if wide else 0.1
+    deviation = 0.5 / np.sqrt(shape[-1] if name in WORDS.values() else shape[-2]) if wide else 0.1
     return around + deviation * rng.standard_normal(shape)
+
+
+@lru_cache(maxsize=64)
+def drawn_routing(
+    experts: Experts, batch: int, length: int, capacity: float | None, seed: tuple[int, ...]
+) -> Routing:
+    """Routing in which the slots of a sequence go round the experts in an order of its own.
+
+    Every expert of a layer has equally many tokens of each sequence. Beyond a capacity the later tokens of a
+    sequence are dropped: their rows travel with weight zero, as padding does.
+    """
+    rng = np.random.default_rng(seed)
+    count = experts.num_experts
+    k = experts.top_k
+    order = np.stack([rng.permutation(count) for _ in range(batch)])
+    slots = np.arange(length * k) % count
+    expert = order[:, slots]
+    turn = np.arange(length * k) // count  # how many slots of the expert came before in the sequence
+    most = length * k if capacity is None else max(1, int(capacity * length * k / count))
+    keeps = np.broadcast_to(turn < most, expert.shape)
+    return Routing(expert.reshape(batch, length, k), keeps.reshape(batch, length, k))
 
 
 @dataclass
@@ -177,176 +188,142 @@ class Record:
         """Mean loss of the step."""
         return float(self.losses.sum() + sum(map(np.sum, self.later_losses.values())))
 
-    def add_gradients(self, weights: dict[int, Weights], layer: int, grads: Weights) -> None:
-        """Keep the gradients of a layer's weights by their blocks."""
-        for block in (layer, EXPERTS + layer):
-            if block in weights:
-                self.weight_gradients[block] = {name: grads[name] for name in weights[block]}
-
 
 def train(training: SmallTraining) -> list[Record]:
     """Train serially; one record per step."""
     weights = dict(training.initial)
-    moments = {block: Moments.zero(training.share.layouts[block].size) for block in weights}
+    layouts = training.share.layouts
+    moments = {block: Moments.zero(layouts[block].size) for block in weights}
     records = []
     for step in range(STEPS):
         record = gradients(training, weights, step)
-        layouts = training.share.layouts
-        flats = {block: layouts[block].flat(parts) for block, parts in record.weight_gradients.items()}
+        flats = {
+            block: layouts[block].flat(parts.items()) for block, parts in record.weight_gradients.items()
+        }
         record.squared_norm = sum(
             float(np.sum(layouts[block].counted * gradient**2)) for block, gradient in flats.items()
         )
         record.clipping = clipping(record.squared_norm, training.max_norm)
         for block, before in list(weights.items()):
-            layout = layouts[block]
             gradient = record.clipping * flats[block]
-            flat, moments[block] = adam(layout.flat(before), gradient, moments[block])
-            weights[block] = layout.views(flat)
+            flat, moments[block] = adam(layouts[block].flat(before.items()), gradient, moments[block])
+            weights[block] = layouts[block].views(flat)
         record.weights = dict(weights)
         records.append(record)
     return records
 
 
+class LayerRun(NamedTuple):
+    """A whole layer as it was carried out."""
+
+    attention: Part
+    feed_forward: Part
+
+    @classmethod
+    def run(cls, w: Weights, x: Floats, routing: Routing | None, share: Share) -> LayerRun:
+        """Carry out a layer, with experts if tokens are routed."""
+        first = run_part(attention, w, share, x)
+        return cls(first, run_part(partial(feed_forward, routing=routing), w, share, x, first.value))
+
+    def backward(self, w: Weights, dy: Floats) -> tuple[Floats, Floats, Gradients]:
+        """Gradients of the layer's input, of its MLP's input and of its weights."""
+        (middle, d_attention), gradients = self.feed_forward.backward(w, dy)
+        (dx,), others = self.attention.backward(w, d_attention)
+        return dx + middle, middle, gradients + others
+
+
+@dataclass
+class _Serial:
+    """One step of serial training."""
+
+    training: SmallTraining
+    weights: dict[int, Weights]
+    step: int
+    record: Record
+
+    def __post_init__(self) -> None:
+        self.made: Gradients = []
+
+    def layer(self, layer: int, x: Floats) -> LayerRun:
+        """A layer forward; its output is the last of `hidden`."""
+        routed = EXPERTS + layer in self.weights
+        routing = self.training.routing(self.step, layer) if routed else None
+        run = LayerRun.run(self.of(layer), x, routing, self.training.share.of_layer(layer))
+        self.record.attention.append(run.attention.value)
+        self.record.hidden.append(run.feed_forward.value)
+        return run
+
+    def of(self, layer: int) -> Weights:
+        """The weights that a layer reads, with its experts, and of a module embedding and LM head."""
+        own = self.weights[layer] | self.weights.get(EXPERTS + layer, {})
+        later = layer >= self.training.model.num_layers
+        return own | self.weights[EMBEDDING] | self.weights[HEAD] if later else own
+
+    def back(self, layer: int, run: LayerRun, dy: Floats) -> Floats:
+        """A layer backward, from the gradient of its output to that of its input."""
+        dx, self.record.middle[layer], gradients = run.backward(self.of(layer), dy)
+        self.keep(layer, gradients)
+        return dx
+
+    def keep(self, block: int, gradients: Gradients) -> None:
+        """Add gradients to those of the blocks that have the weights, the layer's or the ends."""
+        for number in {block, EXPERTS + block, EMBEDDING, HEAD}:
+            of_block = self.record.weight_gradients.setdefault(number, {})
+            for name, value in evaluated(
+                [pair for pair in gradients if pair[0] in self.weights.get(number, {})]
+            ):
+                of_block[name] = of_block[name] + value if name in of_block else value
+
+    def loss(self, y: Floats, ahead: int, norm: str, block: int) -> tuple[Floats, Floats]:
+        """The losses of the model or of a module, and the gradient of what its LM head reads."""
+        targets = self.training.words(self.step, ahead)[1]
+        w = self.of(block) if ahead else self.weights[HEAD]
+        count = self.training.num_later_tokens if ahead else self.training.num_tokens
+        share = self.training.share
+        part = run_part(partial(head, length=targets.shape[1], name=norm), w, share, y)
+        of_tokens = statistics(part.value, targets, share)
+        gradient = loss_gradient(part.value, of_tokens, targets, count, share)
+        (dy,), gradients = part.backward(w, gradient)
+        self.keep(block, gradients)
+        return losses(of_tokens, count), dy
+
+
 def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -> Record:
-    """Loss and all gradients of one step."""
-    share = training.share
-    record = Record(np.zeros(training.batch))
-    tokens, targets = training.words(step)
-    x = embedding_forward(weights[EMBEDDING], tokens, share)
-    record.hidden.append(x)
-    kept: list[_LayerKept] = []
-    for layer in range(training.model.num_layers):
-        routing = training.routing(step, layer) if EXPERTS + layer in weights else None
-        x, attention, of_layer = layer_forward(_whole(weights, layer), x, routing, share.of_layer(layer))
-        kept.append(of_layer)
-        record.attention.append(attention)
-        record.hidden.append(x)
-    statistics, of_head = head_forward(weights[HEAD], x, targets, share)
-    record.losses = losses_of(statistics, training.num_tokens)
-    d, inputs = of_head.dgrad(
-        weights[HEAD], statistics, targets, training.num_tokens, share, training.seq_length
-    )
-    record.weight_gradients[HEAD] = inputs.wgrad(share) | inputs.norm
-    d_words = _modules(training, weights, step, record)
-    d = d + record.gradient.get(training.model.num_layers, 0.0)
-    for layer in reversed(range(training.model.num_layers)):
-        record.gradient[layer + 1] = d
-        d, record.middle[layer], grads = kept[layer].backward(_whole(weights, layer), d, share)
-        record.add_gradients(weights, layer, grads)
-    record.gradient[0] = d
-    record.weight_gradients[EMBEDDING] = _added(embedding_backward(d, tokens, share), d_words)
-    if training.model.tied_embeddings:
-        both = record.weight_gradients[EMBEDDING]["words"] + record.weight_gradients[HEAD]["words"]
-        record.weight_gradients[EMBEDDING]["words"] = record.weight_gradients[HEAD]["words"] = both
-    return record
+    """Loss and all gradients of one step.
 
-
-def _modules(training: SmallTraining, weights: dict[int, Weights], step: int, record: Record) -> Weights:
-    """Modules of multi-token prediction forward and backward; returns their gradients of embeddings.
-
-    A module reads the output of the one before it, the first one that of the last layer.
+    A module of multi-token prediction reads the output of the one before it, the first one that of the last
+    layer.
     """
-    share = training.share
-    first = training.model.num_layers
-    made = list[_Module]()
-    for ahead in range(1, training.model.mtp_num_layers + 1):
-        layer = first + ahead - 1
-        tokens, targets = training.words(step, ahead)
-        w = _whole(weights, layer)
-        joined = join(w, weights[EMBEDDING], record.hidden[layer], tokens, share)
-        routing = training.routing(step, layer) if EXPERTS + layer in weights else None
-        y, attention, kept = layer_forward(w, joined.x, routing, share.of_layer(layer))
-        statistics, of_head = head_forward(head_of(w, weights[HEAD]), y, targets, share)
-        record.later_losses[layer] = losses_of(statistics, training.num_later_tokens)
-        record.attention.append(attention)
-        record.hidden.append(y)
-        made.append(_Module(layer, tokens, targets, joined, kept, statistics, of_head))
-    d = np.zeros_like(record.hidden[0])
-    words = Weights()
-    count = training.num_later_tokens
-    for module in reversed(made):
-        layer = module.layer
-        w = _whole(weights, layer)
-        head = head_of(w, weights[HEAD])
-        length = training.seq_length
-        dy, inputs = module.head.dgrad(head, module.statistics, module.targets, count, share, length)
-        d, record.middle[layer], grads = module.kept.backward(w, d + dy, share)
-        d, joint = module.joined.dgrad(w, d)
-        grads |= joint.wgrad() | norm_of_head(inputs.norm)
-        record.add_gradients(weights, layer, grads)
-        record.weight_gradients[HEAD] = _added(record.weight_gradients[HEAD], inputs.wgrad(share))
+    record = Record(np.zeros(training.batch))
+    run = _Serial(training, weights, step, record)
+    share, count = training.share, training.model.num_layers
+    tokens = training.words(step)[0]
+    table = run_part(partial(lookup, tokens=tokens), weights[EMBEDDING], share)
+    record.hidden.append(table.value)
+    layers = [run.layer(layer, record.hidden[layer]) for layer in range(count)]
+    modules = []
+    for layer in range(count, count + training.model.mtp_num_layers):
+        later = training.words(step, layer - count + 1)[0]
+        before = run_part(partial(join, tokens=later), run.of(layer), share, record.hidden[layer])
+        modules.append((layer, before, run.layer(layer, before.value)))
+    d = np.zeros_like(table.value)
+    for layer, before, module in reversed(modules):
+        record.later_losses[layer], dy = run.loss(
+            record.hidden[layer + 1], layer - count + 1, "mtp_norm", layer
+        )
+        (d,), of_weights = before.backward(run.of(layer), run.back(layer, module, d + dy))
+        run.keep(layer, of_weights)
         record.gradient[layer] = d
-        words = _added(words, embedding_backward(joint.d_words, module.tokens, share))
-    return words
-
-
-class _Module(NamedTuple):
-    """What a module keeps for its backward."""
-
-    layer: int
-    tokens: Ints
-    targets: Ints
-    joined: Joined
-    kept: _LayerKept
-    statistics: Floats
-    head: HeadKept
-
-
-def _added(first: Weights, second: Weights) -> Weights:
-    """The sums of named arrays."""
-    return first | {name: first[name] + value if name in first else value for name, value in second.items()}
-
-
-class _LayerKept(NamedTuple):
-    """What a layer keeps for its backward."""
-
-    attention: AttentionKept
-    mlp: MlpKept | BlockKept
-
-    def backward(self, w: Weights, dy: Floats, share: Share) -> tuple[Floats, Floats, Weights]:
-        """Gradients of a whole layer's input, of its MLP's input and of its weights."""
-        if isinstance(self.mlp, BlockKept):
-            middle, grads = _experts_backward(w, self.mlp, dy, share)
-        else:
-            middle, mlp = self.mlp.dgrad(w, dy, share)
-            grads = mlp.wgrad(bias=share.model.bias) | mlp.norm
-        d_attention = dy if share.model.norms_per_layer == 1 else middle
-        dx, attention = self.attention.dgrad(w, d_attention, share)
-        grads |= attention.wgrad(bias=share.model.has_attention_bias)
-        for name, value in attention.norm.items():
-            grads[name] = grads[name] + value if name in grads else value
-        return dx + middle, middle, grads
-
-
-def _whole(weights: dict[int, Weights], layer: int) -> Weights:
-    """The weights of a layer with its experts."""
-    return weights[layer] | weights.get(EXPERTS + layer, {})
-
-
-def layer_forward(
-    w: Weights, x: Floats, routing: Routing | None, share: Share
-) -> tuple[Floats, Floats, _LayerKept]:
-    """A whole layer, with experts if tokens are routed: its output, its attention's, and what it keeps."""
-    attention, of_attention = attention_forward(w, x, share)
-    if routing is None:
-        y, of_mlp = mlp_forward(w, x, attention, share)
-        return y, attention, _LayerKept(of_attention, of_mlp)
-    total = x + attention
-    rows, router = router_forward(w, total, routing)
-    outputs, of_experts = experts_forward(w, rows, share)
-    shared, of_shared = shared_forward(w, router.z, share) if "shared_fc1" in w else (None, None)
-    y = router.combine(outputs, total, shared)
-    return y, attention, _LayerKept(of_attention, BlockKept(router, of_experts, of_shared, outputs))
-
-
-def _experts_backward(w: Weights, kept: BlockKept, dy: Floats, share: Share) -> tuple[Floats, Weights]:
-    """Gradients of the input and of all weights of a block with experts."""
-    made = kept.router.combine_backward(dy)
-    own = {name: value for name, value in w.items() if name.startswith("expert_")}
-    rows, of_experts = kept.experts.backward(own, made.values, share)
-    d_shared: Floats | None = None
-    grads: Weights = {}
-    if kept.shared is not None:
-        d_shared, grads = kept.shared.backward(w, kept.router.z, dy, share)
-    dx, of_router = kept.router.backward(w, kept.outputs, rows, dy, d_shared)
-    return dx, of_experts | grads | of_router
+    record.losses, dy = run.loss(record.hidden[count], 0, "head_norm", HEAD)
+    d = d + dy
+    for layer in reversed(range(count)):
+        record.gradient[layer + 1] = d
+        d = run.back(layer, layers[layer], d)
+    record.gradient[0] = d
+    run.keep(EMBEDDING, table.backward(weights[EMBEDDING], d)[1])
+    record.weight_gradients = {block: record.weight_gradients[block] for block in weights}
+    if training.model.tied_embeddings:
+        of_blocks = record.weight_gradients
+        both = of_blocks[EMBEDDING][WORDS[EMBEDDING]] + of_blocks[HEAD][WORDS[HEAD]]
+        of_blocks[EMBEDDING][WORDS[EMBEDDING]] = of_blocks[HEAD][WORDS[HEAD]] = both
+    return record

@@ -10,10 +10,9 @@ from itertools import pairwise
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.proof.layers import merged_statistics
+from perfsim.proof.parameters import Weights, with_experts
 from perfsim.proof.program import Claim, Compiler
 from perfsim.proof.serial import Record, train
-from perfsim.proof.shares import Weights, cut, with_experts
 
 # Collectives on arrays: from one array per member to one array per member.
 
@@ -24,11 +23,6 @@ def summed(parts: list[Floats]) -> Floats:
     for part in parts[1:]:
         total += part
     return total
-
-
-def combined(parts: list[Floats], *, statistics: bool) -> Floats:
-    """The sum, or the merged statistics of a softmax."""
-    return merged_statistics(parts) if statistics else summed(parts)
 
 
 def pieces(whole: Floats, count: int, axis: int) -> list[Floats]:
@@ -92,14 +86,14 @@ class Oracle:
     def _flat(self, blocks: Mapping[int, Weights], block: int, rank: int, quantity: str) -> Floats:
         share = self.compiler.share(rank)
         layout = share.layouts[block]
-        flat = layout.flat(cut(with_experts(blocks, block, share), share))
+        flat = layout.flat(share.cut(with_experts(blocks, block, share), block).items())
         sharded = quantity.endswith("shard")
-        return layout.shard(flat, *self.compiler.sharding(rank, block)) if sharded else flat
+        return layout.shard(flat, self.compiler.sharding(rank, block)) if sharded else flat
 
     def error(self, claim: Claim, rank: int, value: Floats) -> float:
         """Largest difference over the largest expected entry; infinite for another shape."""
         expected = self.expected(claim, rank)
-        actual = np.asarray(value)
+        actual = np.asarray(getattr(value, "values", value))
         if actual.shape != expected.shape or not np.isfinite(actual).all():
             return float("inf")
         if not expected.size:

@@ -7,17 +7,24 @@ there when it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.layers import (
-    embedding_backward,
-    embedding_forward,
-    head_forward,
-    losses_of,
+from perfsim.proof.layers import head
+from perfsim.proof.operations import (
+    Gradients,
+    evaluated,
+    lookup,
+    loss_gradient,
+    losses,
+    run_part,
+    statistics,
+    word_gradients,
 )
+from perfsim.proof.parameters import WORDS, Share, Weights, with_experts
 from perfsim.proof.program import (
     SHARED,
     Cell,
@@ -29,8 +36,7 @@ from perfsim.proof.program import (
     first_read,
     per_rank,
 )
-from perfsim.proof.serial import Moments, SmallTraining, adam, layer_forward
-from perfsim.proof.shares import Share, Weights, with_experts
+from perfsim.proof.serial import LayerRun, Moments, SmallTraining, adam
 from perfsim.proof.tensors import summed
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -57,12 +63,9 @@ class WaferCompiler(Compiler):
         self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
         """The buffer of each tensor that will be spilled."""
         self.returned: dict[int, Cell] = {}
-        self.returns = 0
         self.sample_slot = Cell(0, "slot of samples")
-        self.batches = 0
         self.whole = Share(training.model, training.seq_length, whole_layers=True)
         self.slot_of: dict[int, Cell] = {}
-        self.arrivals = 0
         self.vocabulary_gradients: dict[int, Cell] = {}
         """Gradients of embedding and LM head by block, for a word table that both share."""
         self.staged: set[int] = set()
@@ -91,10 +94,6 @@ class WaferCompiler(Compiler):
         """The whole model, with the experts of a layer in its block."""
         return self.whole
 
-    def views(self, block: int, flat: Floats) -> Weights:
-        """The named weights of a block."""
-        return self.whole.layouts[block].views(flat)
-
     def claim(self, quantity: str, number: int) -> list[tuple[int, Claim]]:
         """Claim the first tensor of the task."""
         return [(0, Claim(quantity, number, self.step, self.task.tag))]
@@ -104,7 +103,10 @@ class WaferCompiler(Compiler):
         """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
         staged = any(handle in self.staged for handle in task.reads)
         source = [] if staged else [Cell(SHARED, "weights", task.block)]
-        self._copy(source, last=True, message=Message("parameters", first_made, (self.task.block,)))
+        self._copy(source, last=True, message=self._parameters(task))
+
+    def _parameters(self, task: Task) -> Message:
+        return Message("parameters", first_made, (task.block,))
 
     def flash_read(self, task: Task) -> None:
         """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
@@ -112,11 +114,8 @@ class WaferCompiler(Compiler):
             self._copy([Cell(SHARED, "moments in flash", task.block)], [Cell(SHARED, "moments", task.block)])
             return
         self.staged.add(task.writes[0])
-        self._copy(
-            [Cell(SHARED, "weights in flash", task.block)],
-            last=True,
-            message=Message("parameters", first_made, (self.task.block,)),
-        )
+        source = [Cell(SHARED, "weights in flash", task.block)]
+        self._copy(source, last=True, message=self._parameters(task))
 
     def flash_write(self, task: Task) -> None:
         """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
@@ -128,23 +127,20 @@ class WaferCompiler(Compiler):
 
     def spill(self, task: Task) -> None:
         """Move a group's kept activations off the wafer: its input, or all activations of a layer."""
-        out = Cell(self.place, "spilled activations", task.block)
         if self.layout.recompute_layers:
             slot = Cell(self.place, "slot of leaving inputs", self.leaving[task.reads[0]])
             self._copy([slot], last=True, message=Message("activations", first_made))
         else:
-            self._copy([self.kept()], [out])
+            self._copy([self.kept()], [Cell(self.place, "spilled activations", task.block)])
 
     def fetch(self, task: Task) -> None:
         """Bring a group's spilled activations back."""
-        out = Cell(self.place, "spilled activations", task.block)
         if self.layout.recompute_layers:
-            slot = Cell(self.place, "slot of returning inputs", self.returns % ROOM)
-            self.returns += 1
+            (slot,) = self.in_turn("slot of returning inputs", ROOM)
             self.returned[task.writes[0]] = slot
             self._copy([], [slot], last=True, message=Message("activations", first_made))
         else:
-            self._copy([out], [self.kept()])
+            self._copy([Cell(self.place, "spilled activations", task.block)], [self.kept()])
 
     def _copy(
         self,
@@ -155,47 +151,34 @@ class WaferCompiler(Compiler):
         message: Message | None = None,
     ) -> None:
         """Copy buffers; with `last`, the task's own tensor gets the last value read."""
-        operands = self.operands()
         count = len(target)
 
         def run(_: int, *values: Any) -> tuple[Any, ...]:
             return (values[-1] if last else None, *values[len(values) - count :])
 
-        self.add([*operands, *source], [*self.handle(), *target], per_rank(run), message=message)
+        self.add([*self.operands(), *source], [*self.handle(), *target], per_rank(run), message=message)
 
     def samples(self, _: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
         tokens = self.tokens()
         operands = self.operands()
-        self.sample_slot = Cell(self.place, "slot of samples", self.batches % self.prefetch)
-        self.batches += 1
+        (self.sample_slot,) = self.in_turn("slot of samples", self.prefetch)
         writes = [*self.handle(), self.sample_slot]
         self.add(operands, writes, per_rank(lambda rank, *_: (None, tokens(rank))))
 
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""
         place = task.work.group.start if task.work.group else 0
-        slot = Cell(place, "slot of weights", self.arrivals % self.slots)
-        self.arrivals += 1
-        self.slot_of[task.block] = slot
-
+        number = self.in_turn("slot of weights", self.slots)[0].number
+        slot = self.slot_of[task.block] = Cell(place, "slot of weights", number)
         group = self._group(task)
 
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            return [
-                (None, inputs[0].copy() if rank in group else None)
-                for rank, inputs in zip(members, values, strict=True)
-            ]
+        def run(rank: int, weights: Floats) -> tuple[Any, ...]:
+            return None, weights.copy() if rank in group else None
 
-        operands = [self.operand(task.reads[0])]
+        message = Message("parameters", first_read, (task.block,))
         results = [*self.handle(0, place), slot]
-        self.add(
-            operands,
-            results,
-            kernel,
-            joined=True,
-            message=Message("parameters", first_read, (self.task.block,)),
-        )
+        self.add([self.operand(task.reads[0])], results, per_rank(run), joined=True, message=message)
 
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
@@ -204,67 +187,57 @@ class WaferCompiler(Compiler):
         arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
         stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
 
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             in_group = [inputs for rank, inputs in zip(members, values, strict=True) if rank in group]
             parts = [inputs[number] for inputs in in_group for number in arriving]
             total = summed([*(values[0][number] for number in stored), *parts])
             return [(total,) for _ in members]
 
-        if task.block in (EMBEDDING, HEAD):
+        if task.block in WORDS:
             self.vocabulary_gradients[task.block] = Cell(SHARED, "tensor", task.writes[0])
-        self.add(
-            operands,
-            self.handle(),
-            kernel,
-            joined=True,
-            message=Message("gradients", first_made, (self.task.block,)),
-        )
+        message = Message("gradients", first_made, (task.block,))
+        self.add(operands, self.handle(), kernel, joined=True, message=message)
 
     def _group(self, task: Task) -> Collection[int]:
         """The wafers in a collective."""
         return task.work.group.ranks if task.work.group else range(self.layout.data)
 
     def update(self, task: Task) -> None:
-        """Adam in MemoryX; embedding and LM head that share a word table are updated once, together."""
+        """Adam in MemoryX; embedding and LM head that share a word table are updated once, together.
+
+        The embedding is updated with the sum of both gradients, and the LM head copies its words.
+        """
         operands = self.operands()
         tied = self.training.model.tied_embeddings
-        layout = self.whole.layouts[task.block]
-        count = len(operands)
-        states = [Cell(SHARED, "weights", task.block), Cell(SHARED, "moments", task.block)]
         both = tied and task.block == EMBEDDING
+        blocks = [task.block, *([HEAD] if both else [])]
         if both:
             if HEAD not in self.vocabulary_gradients:
-                raise self.refuse(
-                    "gradient of the head",
-                    "no task reduced it for the shared word table",
-                )
+                raise self.refuse("gradient of the head", "no task reduced it for the shared word table")
             operands.append(self.vocabulary_gradients[HEAD])
-            states += [Cell(SHARED, "weights", HEAD), Cell(SHARED, "moments", HEAD)]
-            count += 1
+        count = len(operands)
+        words, words_of_head = (self.whole.layouts[block].parts[name] for block, name in WORDS.items())
+        states = [Cell(SHARED, name, block) for block in blocks for name in ("weights", "moments")]
 
         def run(_: int, *values: Any) -> tuple[Any, ...]:
             gradient = values[0].copy()
             flat, moments, *of_head = values[count:]
             if both:
-                # The embedding is updated with the sum of both gradients, and the LM head copies its words.
-                words = layout.parts["words"]
-                words_of_head = self.whole.layouts[HEAD].parts["words"]
                 gradient[words] += values[count - 1][words_of_head]
-                updated, state = adam(flat, gradient, moments)
-                head = of_head[0].copy()
-                head[words_of_head] = updated[words]
-                return None, gradient, updated, state, head, of_head[1]
             updated, state = adam(flat, gradient, moments)
             if tied and task.block == HEAD:
-                words = layout.parts["words"]
-                updated[words], state.first[words], state.second[words] = flat[words], 0.0, 0.0
-            return None, gradient, updated, state
+                for new, old in ((updated, flat[words_of_head]), (state.first, 0.0), (state.second, 0.0)):
+                    new[words_of_head] = old
+            if not both:
+                return None, gradient, updated, state
+            weights_of_head = of_head[0].copy()
+            weights_of_head[words_of_head] = updated[words]
+            return None, gradient, updated, state, weights_of_head, of_head[1]
 
         claims = [
-            (1, Claim("weight gradient", task.block, self.step, -1)),
-            (2, Claim("weights", task.block, self.step, -1)),
-            *([(4, Claim("weights", HEAD, self.step, -1))] if both else []),
+            (2 + 2 * place, Claim("weights", block, self.step, -1)) for place, block in enumerate(blocks)
         ]
+        claims.append((1, Claim("weight gradient", task.block, self.step, -1)))
         record = Cell(SHARED, f"gradient used in step {self.step + 1}", task.block)
         writes = [*self.handle(), record, *states]
         alone = tied and task.block == HEAD
@@ -280,10 +253,10 @@ class WaferCompiler(Compiler):
     ) -> None:
         """A task that each wafer runs: `function(wafer, weights of the block, operands and buffers)`."""
         task = self.task
-        block = self.task.block
-        slot = self.slot_of.get(block)
+        slot = self.slot_of.get(task.block)
         if slot is None:
             raise self.refuse("its weights", "nothing streamed them to this wafer")
+        layout = self.whole.layouts[task.block]
         operands = self.operands()
         results = self.results()
         leaves = task.work.op.endswith("forward") and task.writes[0] in self.leaving
@@ -292,7 +265,7 @@ class WaferCompiler(Compiler):
         count = len(operands) + len(reads)
 
         def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
-            made = function(rank, self.views(block, values[count]), values[:count])
+            made = function(rank, layout.views(values[count]), values[:count])
             return (*made, made[0]) if leaves else made
 
         self.add([*operands, *reads, slot, *back], [*results, *writes, *out], per_rank(kernel), claims=claims)
@@ -305,7 +278,7 @@ class WaferCompiler(Compiler):
         """Look up the words; LM head and backward read the samples from the wafer."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            return embedding_forward(w, values[-1][0], self.whole), values[-1]
+            return run_part(partial(lookup, tokens=values[-1][0]), w, self.whole).value, values[-1]
 
         self.compute(run, [self.sample_slot], [self.samples_cell()], self.claim("hidden", 0))
 
@@ -316,7 +289,6 @@ class WaferCompiler(Compiler):
     def layer_forward(self, task: Task) -> None:
         """One layer forward or recomputed; a forward keeps activations unless they will be recomputed."""
         keeps = task.work.op == "layer.recompute" or not self.layout.recompute_layers
-
         step = self.step
         routed = layer_kinds(self.training.model)[task.block].experts
 
@@ -325,8 +297,8 @@ class WaferCompiler(Compiler):
             if routed:
                 whole = self.training.routing(step, task.block)
                 routing = whole.of(self.rows(rank, task.tag), self.places(rank))
-            y, _, kept = layer_forward(w, values[1], routing, self.whole.of_layer(task.block))
-            return (y, kept) if keeps else (y,)
+            made = LayerRun.run(w, values[1], routing, self.whole.of_layer(task.block))
+            return (made.feed_forward.value, made) if keeps else (made.feed_forward.value,)
 
         self.compute(run, [], [self.kept()] if keeps else [], self.claim("hidden", task.block + 1))
 
@@ -334,8 +306,8 @@ class WaferCompiler(Compiler):
         """One layer backward: gradients of its input and its weights."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            dx, _middle, grads = values[-1].backward(w, values[1], self.whole)
-            return dx, self.whole.layouts[task.block].flat(grads)
+            dx, _middle, gradients = values[-1].backward(w, values[1])
+            return dx, gradients
 
         self._backward(run, [self.kept()], claims=self.claim("gradient", task.block))
 
@@ -348,11 +320,14 @@ class WaferCompiler(Compiler):
     ) -> None:
         """A backward; adds gradients of earlier micro-batches that are on the wafer."""
         task = self.task
+        layout = self.whole.layouts[task.block]
         earlier = [place for place, handle in enumerate(task.reads) if handle in self.partial_sums]
         self.partial_sums.add(task.writes[1])
 
         def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            first, made, *rest = function(rank, w, values)
+            gradients: Gradients
+            first, gradients, *rest = function(rank, w, values)
+            made = layout.flat(evaluated(gradients))
             return first, sum((values[place] for place in earlier), made), *rest
 
         self.compute(run, reads, writes, claims)
@@ -361,34 +336,32 @@ class WaferCompiler(Compiler):
         """Logits, and the statistics of their softmax."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            return head_forward(w, values[1], values[-1][1], self.whole)
+            targets = values[-1][1]
+            part = run_part(partial(head, length=targets.shape[1]), w, self.whole, values[1])
+            return statistics(part.value, targets, self.whole), part
 
         self.compute(run, [self.samples_cell()], [self.kept()])
 
     def head_backward(self, task: Task) -> None:
         """Backward of loss and LM head."""
+        count = self.training.num_tokens
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            statistics = values[1]
-            kept = values[-2]
-            count = self.training.num_tokens
-            targets = values[-1][1]
-            dx, inputs = kept.dgrad(w, statistics, targets, count, self.whole, self.training.seq_length)
-            made = self.whole.layouts[HEAD].flat(inputs.wgrad(self.whole) | inputs.norm)
-            return dx, made, np.asarray(losses_of(statistics, count).sum())
+            part, (_inputs, targets) = values[-2:]
+            gradient = loss_gradient(part.value, values[1], targets, count, self.whole)
+            (dx,), gradients = part.backward(w, gradient)
+            return dx, gradients, np.asarray(losses(values[1], count).sum())
 
         claims = self.claim("gradient", self.training.model.num_layers)
         claims.append((2, Claim("loss", HEAD, self.step, task.tag)))
-        self._backward(
-            run, [self.kept(), self.samples_cell()], [Cell(self.place, f"loss[{task.tag}]", HEAD)], claims
-        )
+        loss = Cell(self.place, f"loss[{task.tag}]", HEAD)
+        self._backward(run, [self.kept(), self.samples_cell()], [loss], claims)
 
     def embedding_backward(self, _: Task) -> None:
         """Gradients of words and positions; the embedding has no input gradient."""
 
         def run(_: int, __: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            made = embedding_backward(values[1], values[-1][0], self.whole)
-            return None, self.whole.layouts[EMBEDDING].flat(made)
+            return None, word_gradients(values[1], values[-1][0], self.whole)
 
         self._backward(run, [self.samples_cell()])
 
@@ -397,7 +370,7 @@ class WaferCompiler(Compiler):
         """Initial value of a buffer; KeyError if it has none."""
         layout = self.whole.layouts[cell.number]
         if cell.name in ("weights", "weights in flash"):
-            return layout.flat(with_experts(self.training.initial, cell.number, self.whole))
+            return layout.flat(with_experts(self.training.initial, cell.number, self.whole).items())
         if cell.name in ("moments", "moments in flash"):
             return Moments.zero(layout.size)
         raise KeyError(cell)

@@ -344,8 +344,8 @@ def rows(
     """Bars or marks in rows with these labels, the first on top, each as high as the tallest label."""
     lines = 1 + max((label.count(BREAK) for label in labels), default=0)
     height = 150 + max(row_px, _LINE_PX * lines) * len(labels)
-    style: dict[str, Any] = {"bargap": 0.3}
-    return figure(title, traces, x, axis("", autorange="reversed"), height, **(style | more))
+    y = axis("", autorange="reversed", categoryorder="array", categoryarray=list(labels))
+    return figure(title, traces, x, y, height, **({"bargap": 0.3} | more))
 
 
 _MAX_WRITTEN_CELLS = 150

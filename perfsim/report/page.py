@@ -21,14 +21,14 @@ from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from perfsim.base.files import write_file
-from perfsim.prediction.caveats import confidence
 from perfsim.report.draw import log_ticks, short
 from perfsim.report.table import Table, markdown_table, markdown_text
 from perfsim.report.text import capital, split_caveats, time_unit
+from perfsim.studies.trust import confidence
 from perfsim.version import __version__
 
 if TYPE_CHECKING:
-    from perfsim.prediction.caveats import SharedCaveat
+    from perfsim.studies.trust import SharedCaveat
 
 
 # What a page is made of, before it is HTML.

@@ -135,8 +135,9 @@ def _heading(planned: Planned) -> str:
     search = planned.search
     return (
         f"{best.model} on {best.label}: batch {text.integer(best.global_batch_size)} sequences; "
-        f"{text.integer(search.screened)} layouts in {text.duration(search.screening_s)}, "
-        f"{text.integer(search.feasible)} fit, {text.integer(planned.within)} within the model's error of "
+        f"{text.integer(search.screening.screened)} layouts in {text.duration(search.screening_s)}, "
+        f"{text.integer(search.screening.feasible)} fit, "
+        f"{text.integer(planned.within)} within the model's error of "
         "the fastest"
     )
 
@@ -275,8 +276,8 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "global_batch_size": best.global_batch_size,
         "objective": planned.objective,
         "memory_limit": question.allowed_share,
-        "screened": search.screened,
-        "feasible": search.feasible,
+        "screened": search.screening.screened,
+        "feasible": search.screening.feasible,
         "screening_s": search.screening_s,
         "within": planned.within,
         "shortlist": [_entry(entry) for entry in planned.shortlist],

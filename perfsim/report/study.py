@@ -286,9 +286,10 @@ def sampling_table(result: StudyResult) -> Table:
             )
             for name, own in result.sampling.items()
         ),
-        "Products executed out of all in the step, and the share of its matrix FLOPs that their classes "
-        "represent. Errors are relative to the product of absolute values; the bound holds for any order of "
-        "summation. Every product is also executed on integers, which must be exact.",
+        "Kinds of product executed, of all products compared with the model in shape, division, sum and "
+        "FLOPs, and the share of the step's matrix FLOPs in these kinds. Rows and columns of the full-size "
+        "result are computed on the slices of all parts. Errors are relative to the product of absolute "
+        "values; the bound holds for any order of summation. Integers must be exact.",
     )
 
 
@@ -485,12 +486,15 @@ def _notes(result: StudyResult) -> Iterator[str]:
     yield wall_sentence(result.candidates)
     yield perturbed_line(result)
     if samples := list(result.sampling.values()):
-        share = min(sample.flop_share for sample in samples)
         nearest = max(sample.worst_relative_error / sample.bound for sample in samples)
         count = sum(sample.tasks_sampled for sample in samples)
         outcome = "right" if all(sample.passed for sample in samples) else "WRONG, see the report"
-        covered = f"{count} matrix products, at least {text.percent(share, 0)} of a step's FLOPs"
-        yield f"verified: {covered}, {outcome}; error {nearest:.1g} of its bound"
+        compared = sum(sample.tasks_total for sample in samples)
+        yield (
+            f"verified: shapes, divisions, sums and FLOPs of {text.integer(compared)} matrix products; "
+            f"{count} kinds executed on samples of their real shapes, {outcome}; "
+            f"error {nearest:.1g} of its bound"
+        )
     for item in result.infeasible[:MOST_INFEASIBLE]:
         yield f"not possible: {item.label}: {item.reason}"
     if (more := len(result.infeasible) - MOST_INFEASIBLE) > 0:

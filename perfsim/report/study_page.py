@@ -257,8 +257,9 @@ def _evidence(result: StudyResult) -> Iterator[Section]:
     )
     if result.sampling:
         lead = (
-            "Tasks sampled from the simulated step, computed in NumPy with the strategy's partition and "
-            "compared with the unpartitioned product. Shows whether the simulated work is the right work."
+            "All matrix products of the simulated step, compared with the model; some computed in NumPy with "
+            "the strategy's division and compared with the undivided product. Shows whether the simulated "
+            "work is the right work."
         )
         table = study.sampling_table(result)
         yield Section("Correctness sampling", lead, table=table, slug="sampling", short="Sampling")

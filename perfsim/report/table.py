@@ -65,6 +65,18 @@ class Table:
             caption,
         )
 
+    @classmethod
+    def read(
+        cls,
+        columns: Mapping[str, tuple[str, Unit | None]],
+        rows: Iterable[Mapping[str, Any]],
+        caption: str = "",
+    ) -> Table:
+        """A table of mappings; `columns` maps each name to a key and the unit of its values or None."""
+        named = {name: unit for name, (_, unit) in columns.items()}
+        keys = [key for key, _ in columns.values()]
+        return cls.of(named, ([row.get(key) for key in keys] for row in rows), caption)
+
     def only(self, *names: str) -> Table:
         """The columns of these names, in this order."""
         places = [self._place(name) for name in names]

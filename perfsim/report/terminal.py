@@ -32,13 +32,12 @@ from perfsim.report.text import (
 )
 
 if TYPE_CHECKING:
-    from perfsim.prediction.caveats import SharedCaveat
-    from perfsim.prediction.disturbed import Perturbed
     from perfsim.prediction.prediction import Prediction
+    from perfsim.prediction.run import Perturbed
     from perfsim.prediction.verification import SamplingSummary
     from perfsim.prediction.why import GapExplained
-    from perfsim.studies.differences import Difference
-    from perfsim.studies.trials import Explained, Tried
+    from perfsim.studies.trials import Difference, Explained, Tried
+    from perfsim.studies.trust import SharedCaveat
 
 
 # The layout of text and of tables: plain text without box characters, so that pipes and terminals without
@@ -370,9 +369,11 @@ def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> Iter
         yield from _perturbed(prediction.perturbed, prediction.step_time_s)
     if sampled is not None:
         verified = (
-            f"{sampled.tasks_sampled} of {integer(sampled.tasks_total)} matrix products, which represent "
-            f"{percent(sampled.flop_share)} of their FLOPs: {'right' if sampled.passed else 'WRONG'}; "
-            f"largest error {sampled.worst_relative_error:.1e} (bound {sampled.bound:.1e}), {sampled.worst}"
+            f"{integer(sampled.tasks_total)} matrix products of all ranks compared with the model's shapes, "
+            f"divisions, {'sums' if not sampled.not_summed else 'most sums'} and FLOPs; "
+            f"{sampled.tasks_sampled} kinds, {percent(sampled.flop_share)} of the FLOPs, executed on samples "
+            f"of their real shapes: {'right' if sampled.passed else 'WRONG'}; largest error "
+            f"{sampled.worst_relative_error:.1e} (bound {sampled.bound:.1e}), {sampled.worst}"
         )
         yield "verified", verified
     for note in prediction.notes:

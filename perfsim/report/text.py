@@ -13,8 +13,8 @@ from perfsim.specs.layout import AXES
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
-    from perfsim.prediction.caveats import SharedCaveat
     from perfsim.studies.answers import CandidateResult
+    from perfsim.studies.trust import SharedCaveat
 
 
 Item = TypeVar("Item")

@@ -20,8 +20,9 @@ from perfsim.report.table import Cell, Table
 from perfsim.report.terminal import paragraph, paragraphs, table_lines
 
 if TYPE_CHECKING:
-    from perfsim.evidence.accuracy_page import AccuracyPage, FittedConstant, Removed, StepAccuracy
+    from perfsim.evidence.accuracy_page import AccuracyPage, Removed, StepAccuracy
     from perfsim.evidence.left_out import LeftOut
+    from perfsim.evidence.step_fit import FittedConstant
     from perfsim.studies.comparisons import Comparison
 
 Scores = Mapping[str, Any]
@@ -37,19 +38,35 @@ _HEADINGS = {
     "host_blocking_s_per_kernel": "host blocking, a kernel",
     "partial_node_rank_bytes_per_s": "bus of a partial node",
 }
-_ERRORS = ("median_ape", "p90_ape", "mape", "bias")
-_ERROR_COLUMNS = dict.fromkeys(("median", "p90", "mean"), text.SHARE) | {"bias": text.CHANGE}
 _TWO_DIGITS = text.Unit(digits="{:.2f}".format)
+_Columns = Mapping[str, tuple[str, text.Unit | None]]
+_ERRORS: _Columns = {
+    "median": ("median_ape", text.SHARE),
+    "p90": ("p90_ape", text.SHARE),
+    "mean": ("mape", text.SHARE),
+    "bias": ("bias", text.CHANGE),
+}
+_MORE: _Columns = {
+    "tau": ("kendall_tau", _TWO_DIGITS),
+    "regret": ("regret", text.SHARE),
+    "in band": ("band_coverage", text.SHARE),
+}
+_TIMES: _Columns = {
+    "measured": ("measured_s", text.TIME),
+    "predicted": ("predicted_s", text.TIME),
+    "error": ("error", text.CHANGE),
+}
+_ERROR_UNITS = {name: unit for name, (_, unit) in _ERRORS.items()}
 
 
 # Tables that the page and the terminal share.
 
 
 def _errors(scores: Scores) -> list[float | None]:
-    return [scores.get(key) for key in _ERRORS]
+    return [scores.get(key) for key, _ in _ERRORS.values()]
 
 
-def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None = None) -> Table:
+def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -> Table:
     """All runs and each family, next to the baseline of one constant efficiency.
 
     With `outside`, also the errors of each family under constants that were fitted without it.
@@ -66,14 +83,18 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None = 
             rows.append((family, scores, left_out.get(family, {}), baseline))
     for release, scores in result["without_release"].items():
         rows.append((f"all runs without {release}", scores, {}, {}))
-    others = ("left out", "left out, mean", "baseline", "baseline, mean")
-    return Table.of(
-        {"family": None, "runs": text.COUNT, **_ERROR_COLUMNS, "tau": _TWO_DIGITS}
-        | dict.fromkeys(("regret", "in band", *others), text.SHARE),
+    columns: _Columns = {"family": ("name", None), "runs": ("n", text.COUNT), **_ERRORS, **_MORE}
+    others: _Columns = {
+        f"{who}{what}": (f"{who}{key}", text.SHARE)
+        for who in ("left out", "baseline")
+        for what, key in (("", "median_ape"), (", mean", "mape"))
+    }
+    return Table.read(
+        {**columns, **others},
         (
-            [name, scores["n"], *_errors(scores)]
-            + [scores.get(key) for key in ("kendall_tau", "regret", "band_coverage")]
-            + [other.get(key) for other in (without, baseline) for key in ("median_ape", "mape")]
+            {"name": name, **scores}
+            | {f"left out{key}": score for key, score in without.items()}
+            | {f"baseline{key}": score for key, score in baseline.items()}
             for name, scores, without, baseline in rows
         ),
         "Absolute errors of the step time; bias is the mean signed error. Tau (mean) and regret (largest) "
@@ -84,34 +105,14 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None = 
     )
 
 
-def _sweeps_table(result: Mapping[str, Any]) -> Table:
-    """Each sweep: how well its layouts are ranked, and the cost of choosing by prediction."""
-    return Table.of(
-        {"sweep": None, "layouts": text.COUNT, "Kendall's tau": _TWO_DIGITS, "regret": text.SHARE}
-        | {"predicted fastest": None, "measured fastest": None},
-        (
-            [own[key] for key in ("sweep", "layouts", "kendall_tau", "regret", "chosen")]
-            + ["the same" if own["best"] == own["chosen"] else own["best"]]
-            for own in result["sweeps"]
-        ),
-        "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1.",
-    )
-
-
 def _worst_table(cases: Sequence[Mapping[str, Any]], causes: Mapping[str, str], most: int | None) -> Table:
     """The predicted runs with the largest errors, with the likely cause."""
     # Cases of convergence have errors of examples, and no times.
     known = [case for case in cases if case.get("error") is not None and case.get("predicted_s") is not None]
     known.sort(key=lambda case: (-abs(case["error"]), case["id"]))
-    return Table.of(
-        {"run": None, "evidence": None, "measured": text.TIME, "predicted": text.TIME}
-        | {"error": text.CHANGE, "likely cause": None},
-        (
-            [case["id"], _evidence(case)]
-            + [case[key] for key in ("measured_s", "predicted_s", "error")]
-            + [causes.get(case["id"])]
-            for case in known[:most]
-        ),
+    return Table.read(
+        {"run": ("id", None), "evidence": ("class", None), **_TIMES, "likely cause": ("cause", None)},
+        ({**case, "class": _evidence(case), "cause": causes.get(case["id"])} for case in known[:most]),
     )
 
 
@@ -142,7 +143,7 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
         )
     means = ("mean, change", "mean, refitted", "mean, left out")
     return Table.of(
-        {"without": None, "replaced by": None, **_ERROR_COLUMNS, **dict.fromkeys(means, text.SHARE)}
+        {"without": None, "replaced by": None, **_ERROR_UNITS, **dict.fromkeys(means, text.SHARE)}
         | {"most affected family, mean": None},
         rows,
         "Fitted constants are kept, except in the columns 'refitted' and 'left out': there they are fitted "
@@ -163,7 +164,7 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
             [own.family, own.inside["n"]]
             + [
                 f"{_written(own.inside[key], unit)} / {_written(own.outside[key], unit)}"
-                for key, unit in zip(_ERRORS, _ERROR_COLUMNS.values(), strict=True)
+                for key, unit in _ERRORS.values()
             ]
             + [_constant(own, name) for name in names]
             for own in left_out
@@ -175,14 +176,12 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
 
 
 def _constant(family: LeftOut, name: str) -> str | None:
-    from perfsim.evidence.step_fit import OF_DEVICE
-
     if name not in family.constants:
         return None
     value = quantity(name, family.constants[name])
     if name in family.kept:
         return f"({value})"
-    borrowed = family.borrowed and name == f"{OF_DEVICE[0]} of {family.calibration}"
+    borrowed = family.borrowed and name == family.ceiling
     return f"{value} ({family.borrowed})" if borrowed else value
 
 
@@ -244,18 +243,18 @@ def _releases_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> T
 
 def _convergence_table(result: Mapping[str, Any]) -> Table:
     """Leave-one-out and larger batch, next to the baseline of a constant number of examples."""
-    pairs = (
-        ("leave-one-out", "leave_one_out", "summary", "baseline"),
-        ("larger batch", "larger_batch", "larger_batch", "larger_batch_baseline"),
-    )
-    return Table.of(
-        {"protocol": None, "predictions": text.COUNT, **_ERROR_COLUMNS}
-        | {"baseline": text.SHARE, "baseline, mean": text.SHARE},
-        (
-            [name, result["predictions"][key], *_errors(result[score])]
-            + [result[baseline][error] for error in ("median_ape", "mape")]
-            for name, key, score, baseline in pairs
-        ),
+    rows = [
+        {"name": name, "predictions": result["predictions"][key], **result[score]}
+        | {"baseline": result[baseline]["median_ape"], "baseline_mean": result[baseline]["mape"]}
+        for name, key, score, baseline in (
+            ("leave-one-out", "leave_one_out", "summary", "baseline"),
+            ("larger batch", "larger_batch", "larger_batch", "larger_batch_baseline"),
+        )
+    ]
+    return Table.read(
+        {"protocol": ("name", None), "predictions": ("predictions", text.COUNT)}
+        | {**_ERRORS, "baseline": ("baseline", text.SHARE), "baseline, mean": ("baseline_mean", text.SHARE)},
+        rows,
         f"{result['refused']} predictions were refused, {result['refused_allowed']} of them for runs that "
         "fine-tune or start from a checkpoint; the others count as an error of 100 %. Baseline: examples do "
         "not depend on the batch.",
@@ -275,15 +274,16 @@ def _scaling_tables(scaling: Mapping[str, Any]) -> Iterator[tuple[str, str, str,
         "scaling",
         "more systems",
         f"Published ratios beside predicted ones. {scaling['source']}.",
-        Table.of(
-            {"run": None, "systems": text.COUNT, "over": None, "published": four, "predicted": four}
-            | {"error": text.CHANGE, "in band": None},
+        Table.read(
+            {"run": ("name", None), "systems": ("systems", text.COUNT), "over": ("base", None)}
+            | {"published": ("measured", four), "predicted": ("predicted", four)}
+            | {"error": ("error", text.CHANGE), "in band": ("inside", None)},
             (
-                (
-                    *(run["name"], run["systems"]),
-                    *(base[key] for key in ("base", "measured", "predicted", "error")),
-                    "yes" if base["band"][0] <= base["measured"] <= base["band"][1] else "no",
-                )
+                {
+                    **run,
+                    **base,
+                    "inside": "yes" if base["band"][0] <= base["measured"] <= base["band"][1] else "no",
+                }
                 for run in scaling["runs"]
                 for base in run["against"]
             ),
@@ -298,16 +298,13 @@ def _scaling_tables(scaling: Mapping[str, Any]) -> Iterator[tuple[str, str, str,
             "Throughput of many systems over as many times that of fewer; 'band from' is the least that the "
             "band of many systems allows."
         ),
-        Table.of(
-            {"scaling of": None, "systems": None, "published": text.NUMBER}
-            | {"predicted": text.RATIO, "band from": text.RATIO, "source": None},
+        Table.read(
+            {"scaling of": ("name", None), "systems": ("counts", None), "published": ("said", text.NUMBER)}
+            | {"predicted": ("predicted", text.RATIO), "band from": ("allowed", text.RATIO)}
+            | {"source": ("source", None)},
             (
-                (
-                    own["name"],
-                    f"{own['fewer']} to {own['systems']}",
-                    f"{'at least ' if own['least'] else ''}{own['measured']:.3g}",
-                    *(own[key] for key in ("predicted", "allowed", "source")),
-                )
+                {**own, "counts": f"{own['fewer']} to {own['systems']}"}
+                | {"said": f"{'at least ' if own['least'] else ''}{own['measured']:.3g}"}
                 for own in scaling["efficiencies"]
             ),
         ),
@@ -333,8 +330,8 @@ def _in_unit(value: float, unit: Any) -> str:
     return text.percent(value) if unit == "fraction" else format_quantity(value, unit, 3)
 
 
-def _written(value: float | None, unit: text.Unit) -> str:
-    return text.NONE if value is None else unit.text(value)
+def _written(value: float | None, unit: text.Unit | None) -> str:
+    return text.NONE if value is None or unit is None else unit.text(value)
 
 
 def _percent(value: float | None) -> str:
@@ -348,22 +345,13 @@ def runs_table(cases: Iterable[Mapping[str, Any]]) -> Table:
     """Every predicted run, the worst first; its error has the errors that its 90 % band allows as a band."""
     known = [case for case in cases if case["predicted_s"] is not None]
     known.sort(key=lambda case: (-abs(math.log1p(max(case["error"], -0.999999))), case["id"]))
-    columns = {
-        "case": None,
-        "family": None,
-        "evidence": None,
-        "measured": text.TIME,
-        "predicted": text.TIME,
-        "error": text.CHANGE,
-        "allowed": text.CHANGE,
-    }
     rows = []
     for case in known:
         low, high = case.get("band_s") or (None, None)
         band = (case["predicted_s"] / high - 1.0, case["predicted_s"] / low - 1.0) if low and high else None
-        names = ("id", "family", "evidence", "measured_s", "predicted_s", "error")
-        rows.append((*(case[name] for name in names), Cell(case["error"], band)))
-    return Table.of(columns, rows, "Worst first.")
+        rows.append({**case, "allowed": Cell(case["error"], band)})
+    columns: _Columns = {"case": ("id", None), "family": ("family", None), "evidence": ("evidence", None)}
+    return Table.read({**columns, **_TIMES, "allowed": ("allowed", text.CHANGE)}, rows, "Worst first.")
 
 
 def residuals(table: Table) -> go.Figure:
@@ -376,50 +364,42 @@ def residuals(table: Table) -> go.Figure:
     spreads = {name: median(map(abs, own.values("error"))) for name, own in families.items()}
     ranked = sorted(families, key=spreads.__getitem__)
     labels = {name: f"{draw.esc(name)} ({len(families[name].rows)})" for name in ranked}
-    points: list[float] = []
-    lanes: list[str] = []
-    symbols: list[str] = []
-    colours: list[str] = []
-    hover: list[str] = []
-    allowed: dict[str, tuple[float, float]] = {}
-    for name in ranked:
-        own = families[name]
-        for cell, error, evidence in zip(
-            own.column("allowed"), own.values("error"), own.texts("evidence"), strict=True
-        ):
-            out = cell.band is not None and not cell.band[0] <= error <= cell.band[1]
-            symbols.append(("diamond" if out else "circle") + ("-open" if evidence == "C" else ""))
-            colours.append(draw.VERMILLION if out else draw.BLUE)
-            points.append(100.0 * error)
-            lanes.append(labels[name])
-        hover += draw.hovers(own, "measured", "predicted", "error")
-        if bands := [cell.band for cell in own.column("allowed") if cell.band]:
-            low, high = (100.0 * median(side) for side in zip(*bands, strict=True))
-            allowed[labels[name]] = low, high
-    pale = draw.bars(
-        "errors that the 90 % bands allow",
-        list(allowed),
-        [high - low for low, high in allowed.values()],
-        {"color": draw.translucent(draw.GREY, 0.32)},
-        [
-            f"<b>{label}</b><br>bands allow {low:+.1f} % to {high:+.1f} %"
-            for label, (low, high) in allowed.items()
-        ],
-        starts=[low for low, _ in allowed.values()],
-    )
+    symbols = []
+    colours = []
+    for error, allowed, evidence in zip(
+        table.values("error"), table.column("allowed"), table.texts("evidence"), strict=True
+    ):
+        out = allowed.band is not None and not allowed.band[0] <= error <= allowed.band[1]
+        symbols.append(("diamond" if out else "circle") + ("-open" if evidence == "C" else ""))
+        colours.append(draw.VERMILLION if out else draw.BLUE)
     marks = draw.marks(
-        "a run", points, lanes, {"symbol": symbols, "color": colours, "size": 9, "opacity": 0.8}, hover
+        "a run",
+        [100.0 * error for error in table.values("error")],
+        [labels[family] for family in table.texts("family")],
+        {"symbol": symbols, "color": colours, "size": 9, "opacity": 0.8},
+        draw.hovers(table, "measured", "predicted", "error"),
     )
     middles = [100.0 * median(families[name].values("error")) for name in ranked]
-    told = [
-        f"<b>{labels[name]}</b><br>median {middle:+.1f} %"
-        for name, middle in zip(ranked, middles, strict=True)
-    ]
-    strokes = draw.limits("median of the family", middles, list(labels.values()), told)
+    told = [f"median {middle:+.1f} %" for middle in middles]
+    lanes = []
+    ends = []
+    for name in ranked:
+        if bands := [cell.band for cell in families[name].column("allowed") if cell.band]:
+            lanes.append(labels[name])
+            ends.append([100.0 * median(side) for side in zip(*bands, strict=True)])
+    pale = draw.bars(
+        "errors that the 90 % bands allow",
+        lanes,
+        [high - low for low, high in ends],
+        {"color": draw.translucent(draw.GREY, 0.32)},
+        [f"bands allow {low:+.1f} % to {high:+.1f} %" for low, high in ends],
+        starts=[low for low, _ in ends],
+    )
+    rows = list(labels.values())
     return draw.rows(
         "Predicted over measured, minus 1, by family (%)",
-        list(labels.values()),
-        [*([pale] if allowed else []), marks, strokes],
+        rows,
+        [*([pale] if lanes else []), marks, draw.limits("median of the family", middles, rows, told)],
         draw.axis("error of the step time (%)", zeroline=True, zerolinecolor=draw.INK),
         30,
         barmode="overlay",
@@ -543,7 +523,16 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
             "sweeps",
             "choosing a layout",
             "One model on one number of devices in several layouts: does the prediction find the fastest?",
-            _sweeps_table(result),
+            Table.read(
+                {"sweep": ("sweep", None), "layouts": ("layouts", text.COUNT)}
+                | {"Kendall's tau": ("kendall_tau", _TWO_DIGITS), "regret": ("regret", text.SHARE)}
+                | {"predicted fastest": ("chosen", None), "measured fastest": ("fastest", None)},
+                (
+                    {**own, "fastest": "the same" if own["best"] == own["chosen"] else own["best"]}
+                    for own in result["sweeps"]
+                ),
+                "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1.",
+            ),
             f"{len(result['sweeps'])} sweeps",
         )
     yield section(
@@ -620,26 +609,26 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
 
 
 def _summary_table(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Table:
+    def kinds(of: Mapping[str, Any]) -> list[tuple[str, Scores]]:
+        return [(f"  {kind}", of[kind]) for kind in ("dense", "experts") if kind in of]
+
     rows: list[tuple[str, Scores]] = [("all (a failure counts 1)", result["summary"])]
     if "summary_predicted" in result and result["failed"]:
         rows.append(("all that were predicted", result["summary_predicted"]))
-    kinds = ("dense", "experts")
-    rows += [(f"  {kind}", result[kind]) for kind in kinds if kind in result]
-    rows.append(("baseline", result["baseline"]))
+    rows += [*kinds(result), ("baseline", result["baseline"])]
     if "larger_batch" in result:
         rows.append(("larger batch", result["larger_batch"]))
     rows += [(f"  {family}", scores) for family, scores in result["families"].items()]
     rows += [(f"all without {release}", own) for release, own in result.get("without_release", {}).items()]
     if outside:
-        rows.append((f"each {outside['by']} left out", outside["summary"]))
-        rows += [(f"  {kind}", outside[kind]) for kind in kinds if kind in outside]
-    more = {"tau": ("kendall_tau", _TWO_DIGITS), "regret": ("regret", text.SHARE)}
-    more["in band"] = ("band_coverage", text.SHARE)
-    return Table.of(
-        {"": None, "n": text.COUNT, **_ERROR_COLUMNS} | {name: unit for name, (_, unit) in more.items()},
+        rows += [(f"each {outside['by']} left out", outside["summary"]), *kinds(outside)]
+    unknown = {key: "" for key, _ in (("n", None), *_MORE.values())}
+    errors = {key for key, _ in _ERRORS.values()}
+    return Table.read(
+        {"": ("name", None), "n": ("n", text.COUNT), **_ERRORS, **_MORE},
         (
-            [name, scores.get("n", ""), *_errors(scores)]
-            + ["" if scores.get(key) is None else scores[key] for key, _ in more.values()]
+            {"name": name, **unknown}
+            | {key: score for key, score in scores.items() if key in errors or score is not None}
             for name, scores in rows
         ),
         "n: cases that are scored. Median, p90, mean: of the absolute relative error; bias: mean with its "

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from perfsim.base.spec import Name
+from perfsim.base.spec import CatalogSpec, Spec
 from perfsim.base.units import BytesPerSecond, number, quantity
 
 Selective = Literal["core", "every_second_product"]
@@ -37,10 +37,9 @@ MOST_STANDARD_ERROR = 1 / 3
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
 
 
-class FitRecord(BaseModel):
+class FitRecord(Spec):
     """How a group of constants was fitted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
     command: str
     table: str
     """Source id of the measurements."""
@@ -52,10 +51,8 @@ class FitRecord(BaseModel):
     note: str = ""
 
 
-class Constants(BaseModel):
+class Constants(Spec):
     """A frozen group of constants inside a calibration file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     @property
     def label(self) -> str:
@@ -63,15 +60,10 @@ class Constants(BaseModel):
         return str(getattr(self, "name", ""))
 
 
-class Calibration(BaseModel):
+class Calibration(CatalogSpec):
     """Fields of every calibration file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
     most_standard_error: ClassVar[float] = MOST_STANDARD_ERROR
-    name: Name
-    description: str = ""
-    sources: dict[str, str] = Field(default_factory=dict)
-    assumed: dict[str, str] = Field(default_factory=dict)
     fit: dict[str, FitRecord] = Field(default_factory=dict)
     """One record per group of constants."""
 

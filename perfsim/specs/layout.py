@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol
 
 from perfsim.base.sizes import MOST_LAYERS
@@ -99,15 +99,17 @@ class Axis:
 
 
 def _axis(
+    default: Any,
     help_text: str,
     *,
     short: str = "",
     degree: bool = False,
     divides: tuple[Divided, ...] = (),
     group: str = "",
-) -> dict[str, Any]:
-    """The metadata of a field; `AXES` adds its default."""
-    return {"axis": Axis(help_text, short, None, degree, divides, group)}
+) -> Any:
+    """A field of the layout with its row of `AXES`."""
+    axis = Axis(help_text, short, default, degree, divides, group)
+    return field(default=default, metadata={"axis": axis})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,118 +120,84 @@ class ParallelLayout:
     without a group stand before those of a group in JSON.
     """
 
-    tensor: int = field(
-        default=1,
-        metadata=_axis(
-            "Ranks that share every layer.",
-            short="tp",
-            degree=True,
-            divides=("parameters", "states", "activations"),
-        ),
+    tensor: int = _axis(
+        1,
+        "Ranks that share every layer.",
+        short="tp",
+        degree=True,
+        divides=("parameters", "states", "activations"),
     )
-    pipeline: int = field(
-        default=1,
-        metadata=_axis("Pipeline stages.", short="pp", degree=True, divides=("parameters", "states")),
+    pipeline: int = _axis(1, "Pipeline stages.", short="pp", degree=True, divides=("parameters", "states"))
+    data: int = _axis(1, "Replicas of the model.", short="dp", degree=True, divides=("batch",))
+    virtual_pipeline: int = _axis(
+        1, "Groups of layers of a rank, under an interleaved schedule.", short="vpp"
     )
-    data: int = field(
-        default=1, metadata=_axis("Replicas of the model.", short="dp", degree=True, divides=("batch",))
+    sequence_parallel: bool = _axis(
+        False,
+        "Whether tensor ranks also share the positions of norms and dropout.",
+        short="sp",
+        divides=("activations",),
     )
-    virtual_pipeline: int = field(
-        default=1, metadata=_axis("Groups of layers of a rank, under an interleaved schedule.", short="vpp")
+    zero_stage: int = _axis(
+        0,
+        "What replicas shard: 1 optimizer states, 2 also gradients, 3 also parameters.",
+        short="zero",
+        divides=("states",),
     )
-    sequence_parallel: bool = field(
-        default=False,
-        metadata=_axis(
-            "Whether tensor ranks also share the positions of norms and dropout.",
-            short="sp",
-            divides=("activations",),
-        ),
+    schedule: str = _axis("1f1b", "Order of the passes of micro-batches.")
+    micro_batch_size: int = _axis(1, "Sequences that pass a replica at once.", short="mbs")
+    recompute: Recompute = _axis(
+        "none", "What the backward computes again: none, selective (attention) or full (layers)."
     )
-    zero_stage: int = field(
-        default=0,
-        metadata=_axis(
-            "What replicas shard: 1 optimizer states, 2 also gradients, 3 also parameters.",
-            short="zero",
-            divides=("states",),
-        ),
+    layers_per_stage: tuple[int, ...] | None = _axis(
+        None, "Layers of each virtual stage in the order of the forward pass; None: as many in each."
     )
-    schedule: str = field(default="1f1b", metadata=_axis("Order of the passes of micro-batches."))
-    micro_batch_size: int = field(
-        default=1, metadata=_axis("Sequences that pass a replica at once.", short="mbs")
+    recompute_every: int = _axis(1, "Of the layers of a rank, one in so many is recomputed.")
+    context: int = _axis(
+        1,
+        "Ranks that share every sequence, each with an equal part of its positions.",
+        short="cp",
+        degree=True,
+        divides=("activations", "positions"),
+        group="context",
     )
-    recompute: Recompute = field(
-        default="none",
-        metadata=_axis("What the backward computes again: none, selective (attention) or full (layers)."),
+    context_exchange: ContextExchange = _axis(
+        "ring",
+        "What context ranks exchange: keys and values around a ring, or heads against positions.",
+        group="context",
     )
-    layers_per_stage: tuple[int, ...] | None = field(
-        default=None,
-        metadata=_axis(
-            "Layers of each virtual stage in the order of the forward pass; None: as many in each."
-        ),
+    shard_group: int | None = _axis(
+        None,
+        "Ranks over which ZeRO shards, of which there are several groups; None: all with the same "
+        "parameters.",
+        group="shards",
     )
-    recompute_every: int = field(
-        default=1, metadata=_axis("Of the layers of a rank, one in so many is recomputed.")
+    offload_optimizer: Place = _axis(
+        "none",
+        "Where the CPU keeps and updates the optimizer's states; gradients of ZeRO 2 and 3 go there too.",
+        group="offload_optimizer",
     )
-    context: int = field(
-        default=1,
-        metadata=_axis(
-            "Ranks that share every sequence, each with an equal part of its positions.",
-            short="cp",
-            degree=True,
-            divides=("activations", "positions"),
-            group="context",
-        ),
+    offload_param: Place = _axis(
+        "none", "Where the parameters are that ZeRO 3 gathers.", group="offload_param"
     )
-    context_exchange: ContextExchange = field(
-        default="ring",
-        metadata=_axis(
-            "What context ranks exchange: keys and values around a ring, or heads against positions.",
-            group="context",
-        ),
+    offload_activations: Literal["none", "cpu"] = _axis(
+        "none", "Where the activations are that a layer keeps for its backward.", group="offload_activations"
     )
-    shard_group: int | None = field(
-        default=None,
-        metadata=_axis(
-            "Ranks over which ZeRO shards, of which there are several groups; None: all with the same "
-            "parameters.",
-            group="shards",
-        ),
+    expert: int = _axis(
+        1,
+        "Ranks of a stage (tensor, context and data) over which the experts of a layer are divided.",
+        short="ep",
+        degree=True,
+        divides=("experts",),
+        group="expert",
     )
-    offload_optimizer: Place = field(
-        default="none",
-        metadata=_axis(
-            "Where the CPU keeps and updates the optimizer's states; gradients of ZeRO 2 and 3 go there too.",
-            group="offload_optimizer",
-        ),
-    )
-    offload_param: Place = field(
-        default="none", metadata=_axis("Where the parameters are that ZeRO 3 gathers.", group="offload_param")
-    )
-    offload_activations: Literal["none", "cpu"] = field(
-        default="none",
-        metadata=_axis(
-            "Where the activations are that a layer keeps for its backward.", group="offload_activations"
-        ),
-    )
-    expert: int = field(
-        default=1,
-        metadata=_axis(
-            "Ranks of a stage (tensor, context and data) over which the experts of a layer are divided.",
-            short="ep",
-            degree=True,
-            divides=("experts",),
-            group="expert",
-        ),
-    )
-    expert_tensor: int = field(
-        default=1,
-        metadata=_axis(
-            "Ranks that share every expert, as tensor ranks share other layers.",
-            short="etp",
-            degree=True,
-            divides=("experts",),
-            group="expert",
-        ),
+    expert_tensor: int = _axis(
+        1,
+        "Ranks that share every expert, as tensor ranks share other layers.",
+        short="etp",
+        degree=True,
+        divides=("experts",),
+        group="expert",
     )
 
     @property
@@ -298,7 +266,5 @@ class ParallelLayout:
         return {"num_microbatches": num_microbatches, **{name: values[name] for name in shown}}
 
 
-AXES: Mapping[str, Axis] = {
-    known.name: replace(known.metadata["axis"], default=known.default) for known in fields(ParallelLayout)
-}
+AXES: Mapping[str, Axis] = {known.name: known.metadata["axis"] for known in fields(ParallelLayout)}
 """Every field of a layout on GPUs, by name."""

@@ -19,7 +19,6 @@ from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
-from perfsim.prediction.caveats import SharedCaveat
 from perfsim.prediction.disturbed import Resilience
 from perfsim.prediction.prediction import Document, Prediction, document_of
 from perfsim.prediction.verification import SamplingSummary
@@ -29,6 +28,7 @@ from perfsim.studies.axes import BATCH_PATHS, VARIANT, SweepPoint
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.studies.timeline import TimelineBar
+from perfsim.studies.trust import SharedCaveat
 
 Circumstances = tuple[tuple[str, str], ...]
 """Settings other than the batch, each value as text."""

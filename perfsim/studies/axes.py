@@ -17,8 +17,7 @@ from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
-from perfsim.catalog.kinds import is_named, members
-from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, mark_at
+from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, is_named, mark_at, members
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part

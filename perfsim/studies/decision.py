@@ -23,7 +23,6 @@ from perfsim.convergence.laws import KAPLAN
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.convergence.uncertain import Z_90, Draws, FloatArray, Place, Uncertain, interval, one_at, typical
 from perfsim.convergence.wall_clock import Training, inputs_of, wall_s
-from perfsim.prediction.caveats import confidence, shared_caveats
 from perfsim.prediction.question import Question
 from perfsim.specs.wall_clock import WallClockSpec
 from perfsim.studies.answers import (
@@ -41,6 +40,7 @@ from perfsim.studies.answers import (
 )
 from perfsim.studies.batches import Target, counted, training_of
 from perfsim.studies.spec import CandidateSpec, StudySpec, question_of_candidate
+from perfsim.studies.trust import confidence, shared_caveats
 
 Row = TypeVar("Row", bound=Answer)
 
@@ -62,13 +62,13 @@ def first_and_rival(candidates: Sequence[Row]) -> tuple[Row, Row | None] | None:
     return first, next(iter([*unlike, *others]), None)
 
 
-def plan_of(row: Answer) -> str:
+def _plan_of(row: Answer) -> str:
     """What rows that run the same layout of the same machine on the same batch share."""
     return str([row.system, row.num_devices, row.global_batch_size, row.layout, row.step_time_s])
 
 
 def _is_same_plan(row: Answer, first: Answer) -> bool:
-    return plan_of(row) == plan_of(first) and row.time.time_s == first.time.time_s
+    return _plan_of(row) == _plan_of(first) and row.time.time_s == first.time.time_s
 
 
 def ratio_of(row: Answer, first: Answer) -> RatioBand:
@@ -202,43 +202,46 @@ class Option:
         return steps_s
 
 
-def option_of(
-    spec: StudySpec, candidate: CandidateSpec, question: Question, row: Answer, plan: str
-) -> Option:
-    """A row with what its bill depends on; `plan` is the label of the first row that runs the same plan."""
-    training = training_of(question, row.time)
-    waiting = row.bubble_fraction + row.exposed_communication_fraction
-    rates = Rates(
-        system=question.system,
-        devices=question.devices,
-        units=training.num_nodes,
-        energy=spec.energy,
-        price=candidate.price,
-        busy=max(0.0, 1.0 - waiting),
-    )
-    return Option(
-        label=row.label,
-        system=question.system.name,
-        plan=plan,
-        time=row.time,
-        training=training,
-        rates=rates,
-        wall_clock=candidate.wall_clock,
-        production=row.production,
-    )
+def decision_of(
+    spec: StudySpec, rows: Sequence[tuple[CandidateSpec, Question, Answer]], draws: int = 0
+) -> Decision:
+    """The decision between candidates of a study, each with its question and its row."""
+    plans: dict[str, str] = {}
+    options = []
+    for candidate, question, row in rows:
+        training = training_of(question, row.time)
+        waiting = row.bubble_fraction + row.exposed_communication_fraction
+        options.append(
+            Option(
+                label=row.label,
+                system=question.system.name,
+                plan=plans.setdefault(_plan_of(row), row.label),
+                time=row.time,
+                training=training,
+                rates=Rates(
+                    system=question.system,
+                    devices=question.devices,
+                    units=training.num_nodes,
+                    energy=spec.energy,
+                    price=candidate.price,
+                    busy=max(0.0, 1.0 - waiting),
+                ),
+                wall_clock=candidate.wall_clock,
+                production=row.production,
+            )
+        )
+    return decide(options, spec.currency, spec.uncertainty.seed, draws or spec.uncertainty.draws)
 
 
 POINT_DRAWS = 1000
 """Draws for each point of a sweep, of which there may be many thousands."""
 
 
-def outcome_of(result: PointResult) -> Outcome:
+def outcome_of(point: PointResult) -> Outcome:
     """What a point of a sweep takes on the wall, in energy and in money, like a candidate of a study."""
-    study = result.study
-    candidate = result.candidate
-    question = question_of_candidate(study, candidate, result.num_devices)
-    option = option_of(study, candidate, question, result.prediction, result.prediction.label)
-    return _outcomes([_Drawn(option, Draws(study.uncertainty.seed, POINT_DRAWS))])[0]
+    question = question_of_candidate(point.study, point.candidate, point.num_devices)
+    alone = [(point.candidate, question, point.prediction)]
+    return decision_of(point.study, alone, POINT_DRAWS).outcomes[0]
 
 
 def _of_production(production: Production) -> Uncertain:

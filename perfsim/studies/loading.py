@@ -13,7 +13,7 @@ from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError
 from perfsim.base.text import did_you_mean
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.catalog import complaints_of
-from perfsim.catalog.reader import Loc
+from perfsim.catalog.reader import Loc, element, is_named, kind_of
 from perfsim.machines import build_topology
 from perfsim.network import Topology, nearest_link
 from perfsim.prediction.planner import refusal
@@ -24,14 +24,6 @@ from perfsim.studies.spec import CandidateSpec, StudySpec, check_question, quest
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
 """Values of fields that a mapping may leave out."""
-NAMED = {"model": "model", "recipe": "recipe", "runtime": "runtime"}
-NAMED_BY_CANDIDATE = {
-    "system": "system",
-    "runtime": "runtime",
-    "cluster_calibration": "calibration",
-    "wall_clock": "wall_clock",
-}
-"""Fields whose value may be a name or a path, and the catalogue kind that they name."""
 
 
 def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
@@ -140,22 +132,24 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     given = dict(fields)
     base = given.pop("extends", None)
     inherited = load_study(str(base), catalog).model_dump() if base is not None else DEFAULTS
-    data = {**inherited, **_loaded(given, NAMED, catalog)}
-    if isinstance(convergence := data.get("convergence"), Mapping):
-        data["convergence"] = _loaded(convergence, {"fit": "calibration"}, catalog)
-    candidates = data.get("candidates")
-    if isinstance(candidates, (list, tuple)):
-        data["candidates"] = [
-            _loaded(candidate, NAMED_BY_CANDIDATE, catalog) if isinstance(candidate, Mapping) else candidate
-            for candidate in candidates
-        ]
+    data = {**inherited, **_loaded(given, [StudySpec], catalog)}
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
         raise CatalogError(complaints_of(error, StudySpec, data)) from None
 
 
-def _loaded(fields: Mapping[str, Any], kinds: Mapping[str, str], catalog: Catalog) -> dict[str, Any]:
-    """The fields with names replaced by the descriptions that they name."""
-    named = {key for key, value in fields.items() if key in kinds and isinstance(value, (str, Path))}
-    return {**fields, **{key: catalog.load(kinds[key], str(fields[key])) for key in named}}
+def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
+    """A value that may be of these types, with names in it replaced by the descriptions that they name."""
+    named = [known for known in types if is_named(known)]
+    if isinstance(value, (str, Path)) and named and str not in types:
+        return catalog.load(kind_of(named[0]), str(value))
+    if isinstance(value, Mapping):
+        return {
+            key: _loaded(part, [inner for known in types for inner in element(known, key)], catalog)
+            for key, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        inside = [inner for known in types for inner in element(known, 0)]
+        return [_loaded(part, inside, catalog) for part in value]
+    return value

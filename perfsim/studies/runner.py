@@ -18,14 +18,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.network import Topology
 from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy, accuracy_of
-from perfsim.prediction.caveats import (
-    default_settings,
-    edge_batch,
-    extrapolated_law,
-    sensitive_target,
-    shared_caveats,
-    worst_first,
-)
+from perfsim.prediction.caveats import default_settings, worst_first
 from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
@@ -63,15 +56,7 @@ from perfsim.studies.batches import (
     training_of,
     tried_of,
 )
-from perfsim.studies.decision import (
-    Option,
-    decide,
-    laws_side_by_side,
-    option_of,
-    plan_of,
-    ratio_bands,
-    verdict,
-)
+from perfsim.studies.decision import decision_of, laws_side_by_side, ratio_bands, verdict
 from perfsim.studies.executors import (
     IN_PROCESS,
     Executor,
@@ -82,9 +67,17 @@ from perfsim.studies.executors import (
     available_processes,
     executor_for,
 )
-from perfsim.studies.spec import CandidateSpec, Digests, StudySpec, check_question, question_of_candidate
+from perfsim.studies.spec import (
+    CandidateSpec,
+    Digests,
+    StudySpec,
+    check_question,
+    question_of_candidate,
+    runtime_of,
+)
 from perfsim.studies.store import Store, Stored, StoreError
 from perfsim.studies.timeline import devices_of, timeline
+from perfsim.studies.trust import edge_batch, extrapolated_law, sensitive_target, shared_caveats
 from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
 
@@ -290,13 +283,28 @@ def run_study(
     asked = spec.machines
     for candidate, devices in asked:
         check_question(question_of_candidate(spec, candidate, devices))
-    outcomes, stopped = _outcomes(spec, asked, target, progress, executor)
-    answered = [outcome for outcome in outcomes if isinstance(outcome, Answered)]
-    errors = [outcome for outcome in outcomes if isinstance(outcome, PerfsimError)]
+    outcomes = dict[int, Answered | PerfsimError]()
+    stopped: LimitError | None = None
+
+    def items() -> Iterator[tuple[int, tuple[str, StudySpec, CandidateSpec, int, Target]]]:
+        for number, (candidate, devices) in enumerate(asked):
+            words = f"{candidate.strategy} on {candidate.system.machine(devices)}"
+            progress(f"{number} of {len(asked)} candidates: {words}")
+            reached = f"{number} of {len(asked)} candidates answered"
+            yield number, (reached, spec, candidate, devices, target)
+
+    try:
+        with executor.answers(_answer, items()) as finished:
+            for number, outcome in finished:
+                outcomes[number] = PerfsimError(outcome.reason) if isinstance(outcome, Failed) else outcome
+    except LimitError as limit:
+        stopped = limit
+    missing = stopped or PerfsimError("was not answered")
+    known = [outcomes.get(number, missing) for number in range(len(asked))]
+    answered = tuple(outcome for outcome in known if isinstance(outcome, Answered))
     if not answered:
-        raise stopped or _all_failed(errors)
-    result = _result(spec, target, answered, _infeasible(asked, outcomes), stopped)
-    return StudyRun(result, tuple(answered), stopped)
+        raise stopped or _all_failed([outcome for outcome in known if isinstance(outcome, PerfsimError)])
+    return StudyRun(_result(spec, target, answered, _infeasible(asked, known), stopped), answered, stopped)
 
 
 def refusals(spec: StudySpec) -> list[Infeasible]:
@@ -305,28 +313,23 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
     Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
     """
     target = target_of(spec)
-    asked = spec.machines
-    errors = [_refusal(spec, candidate, devices, target) for candidate, devices in asked]
-    refused = [error for error in errors if error is not None]
-    if len(refused) == len(asked):
-        raise _all_failed(refused)
-    return _infeasible(asked, errors)
+    errors: list[PerfsimError | None] = []
+    for candidate, devices in spec.machines:
+        question = question_of_candidate(spec, candidate, devices)
+        check_question(question)
+        refused = [refusal(question.at(batch)) for batch in batches_of(spec, target, question)]
+        errors.append(refused[0] if all(refused) else None)
+    if all(errors):
+        raise _all_failed([error for error in errors if error is not None])
+    return _infeasible(spec.machines, errors)
 
 
-def _infeasible(asked: Sequence[Asked], outcomes: Sequence[object]) -> list[Infeasible]:
+def _infeasible(asked: Sequence[tuple[CandidateSpec, int]], outcomes: Sequence[object]) -> list[Infeasible]:
     return [
         Infeasible(candidate.label(devices), _reason(outcome))
         for (candidate, devices), outcome in zip(asked, outcomes, strict=True)
         if isinstance(outcome, PerfsimError)
     ]
-
-
-def _refusal(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> PerfsimError | None:
-    """Why a candidate has no answer at any batch, as far as that is known without its memory."""
-    question = question_of_candidate(spec, candidate, devices)
-    check_question(question)
-    refused = [refusal(question.at(batch)) for batch in batches_of(spec, target, question)]
-    return refused[0] if all(refused) else None
 
 
 def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
@@ -343,34 +346,6 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
             message = f"study {spec.name} has no system for strategy {name}"
             raise InputError([Problem(message, help=f"it compares {known}")])
         yield from same or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
-
-
-Asked = tuple[CandidateSpec, int]
-"""A candidate and one of its numbers of devices."""
-
-
-def _outcomes(
-    spec: StudySpec, asked: Sequence[Asked], target: Target, progress: Tell, executor: Executor
-) -> tuple[list[Answered | PerfsimError], LimitError | None]:
-    """The answer of every candidate, or why it has none; and the limit that ended the study, if one did."""
-
-    def items() -> Iterator[tuple[int, tuple[str, StudySpec, CandidateSpec, int, Target]]]:
-        for number, (candidate, devices) in enumerate(asked):
-            words = f"{candidate.strategy} on {candidate.system.machine(devices)}"
-            progress(f"{number} of {len(asked)} candidates: {words}")
-            reached = f"{number} of {len(asked)} candidates answered"
-            yield number, (reached, spec, candidate, devices, target)
-
-    outcomes: dict[int, Answered | PerfsimError] = {}
-    stopped: LimitError | None = None
-    try:
-        with executor.answers(_answer, items()) as finished:
-            for number, outcome in finished:
-                outcomes[number] = PerfsimError(outcome.reason) if isinstance(outcome, Failed) else outcome
-    except LimitError as limit:
-        stopped = limit
-    missing = stopped or PerfsimError("was not answered")
-    return [outcomes.get(number, missing) for number in range(len(asked))], stopped
 
 
 def _answer(item: tuple[str, StudySpec, CandidateSpec, int, Target]) -> Answered | PerfsimError:
@@ -403,12 +378,8 @@ def _result(
     stopped: LimitError | None,
 ) -> StudyResult:
     rows = _told_apart([_candidate_result(spec, own) for own in answered], answered)
-    options: list[Option] = []
-    plans: dict[str, str] = {}
-    for row, own in zip(rows, answered, strict=True):
-        plan = plans.setdefault(plan_of(row), row.label)
-        options.append(option_of(spec, own.candidate, own.question, row, plan))
-    decision = decide(options, spec.currency, spec.uncertainty.seed, spec.uncertainty.draws)
+    asked = [(own.candidate, own.question, row) for own, row in zip(answered, rows, strict=True)]
+    decision = decision_of(spec, asked)
     candidates = tuple(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
@@ -564,7 +535,7 @@ def run_sweep(
     if not store_path.exists():  # a scheduler that does not answer leaves no file
         executor = executor_for(jobs, scheduler, most=len(points), tell=tell)
     with Store(store_path) as store:
-        results = {key: reader.result(points[key], stored.text) for key, stored in store.find(points)}
+        results = {key: reader.answer(points[key], stored.text) for key, stored in store.find(points)}
         pending = {key: point for key, point in points.items() if key not in results}
         if store.damaged:
             tell(f"{store.path}: {len(store.damaged)} stored points are damaged and are computed again")
@@ -581,12 +552,10 @@ def run_sweep(
                 with executor.answers(answer_text, items) as finished:
                     for key, answer in finished:
                         if isinstance(answer, Failed):
-                            results[key] = PointResult(
-                                pending[key].study, pending[key].settings, None, (answer.reason,)
-                            )
+                            results[key] = None, (answer.reason,)
                         else:
                             store.put(key, answer)
-                            results[key] = reader.result(pending[key], answer.text)
+                            results[key] = reader.answer(pending[key], answer.text)
                         progress.count_finished()
         except LimitError as limit:
             raise LimitError(progress.kept(str(limit))) from None
@@ -601,7 +570,7 @@ def run_sweep(
         spec.question,
         spec.study.name,
         tuple(
-            replace(results[key], study=point.study, settings=point.settings)
+            PointResult(point.study, point.settings, *results[key])
             for key, point in zip(keys, sweep.points, strict=True)
         ),
         _assumptions(sweep.points),
@@ -636,25 +605,24 @@ class _Reader:
         self._known: dict[Any, Any] = {}
         self._targets: dict[tuple[int, ...], Target] = {}
 
-    def result(self, point: SweepPoint, text: str) -> PointResult:
-        """The result of a point from the JSON text that was stored for it."""
+    def answer(self, point: SweepPoint, text: str) -> tuple[Answer | None, tuple[str, ...]]:
+        """The answer of a point from the JSON text that was stored for it, else the reasons."""
         study = point.study
         document = self._slim(json.loads(text))
         if "reasons" in document:
-            return PointResult(study, point.settings, None, self._shared(tuple(document["reasons"])))
+            return None, self._shared(tuple(document["reasons"]))
         key = id(study.model), id(study.recipe), id(study.convergence)  # which the points keep alive
         if key not in self._targets:
             self._targets[key] = target_of(study)
         known = ("batch_tokens", "step_time_s", "step_time_error", "unshared_error")
-        target_time = self._targets[key].time_of(*(document[name] for name in known))
         prediction = prediction_from(document, study.model.name)
         row = Answer(
             **{**values_of(prediction), "caveats": self._shared(prediction.caveats)},
-            time=target_time,
+            time=self._targets[key].time_of(*(document[name] for name in known)),
             whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
             production=production_of(study, point.candidate),
         )
-        return PointResult(study, point.settings, row)
+        return row, ()
 
     def _shared(self, value: Any) -> Any:
         """The first value that is equal to this one."""
@@ -674,7 +642,8 @@ def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:
     studies = {}
     for point in points:
         cluster = point.candidate.cluster_calibration
-        machine = (point.candidate.system.name, cluster.name if cluster else "")
+        runtime = runtime_of(point.study, point.candidate).name
+        machine = (point.candidate.system.name, runtime, cluster.name if cluster else "")
         studies[point.study.model.name, point.study.recipe.name, machine] = point.study
     given = (row for study in studies.values() for row in assumptions_of(study, target_of(study)))
     return tuple(dict.fromkeys(given))

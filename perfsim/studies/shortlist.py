@@ -20,7 +20,7 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.interop import emit
 from perfsim.prediction.bands import SHARDED, Accuracy, accuracy_of
 from perfsim.prediction.caveats import batch_caveats, worst_first
-from perfsim.prediction.planner import Search, confirmed, search
+from perfsim.prediction.planner import Search, confirmed
 from perfsim.prediction.prediction import Prediction, prediction_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
@@ -294,7 +294,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         curve, unfit = batch_curve(question, target, grid, extend=True)
         tried = tried_of(curve, unfit)
         question = question.at(best_of(curve))
-    searched = search(question)
+    searched = Search(question)
     screening = searched.screening
     runs = _fastest_runs(searched, shown)
     entries = tuple(
@@ -319,7 +319,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         within=within,
         refused={
             **screening.refused,
-            MEMORY_LIMIT: searched.feasible - len(searched.order),
+            MEMORY_LIMIT: searched.screening.feasible - len(searched.order),
             DOMINATED: len(searched.order) - within,
             DIVISIBILITY: screening.indivisible,
         },

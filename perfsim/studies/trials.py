@@ -1,12 +1,21 @@
-"""Why a candidate takes its time, with each change that might help tried: predicted again, not estimated."""
+"""What single changes do to an answer: tried on every candidate, or taken from a second study.
+
+Nothing is estimated: each change alone is answered again.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from perfsim.base.errors import PerfsimError
+from pydantic import BaseModel, ValidationError
+
+from perfsim.base.errors import InputError, PerfsimError
+from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.base.units import number
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
@@ -17,6 +26,8 @@ from perfsim.studies.batches import Target, target_of, time_of_run
 from perfsim.studies.executors import attempt
 from perfsim.studies.runner import Answered, StudyRun, run_study
 from perfsim.studies.spec import StudySpec
+
+# Changes that might help a candidate, each tried.
 
 PARTS = (
     ("a network between nodes twice as fast", "node.nic.bandwidth"),
@@ -75,11 +86,22 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[StudyRun, tup
 
 
 def _explained(candidate: CandidateResult, answered: Answered, target: Target) -> Explained:
-    asked = answered.question.at(candidate.global_batch_size)
-    tried = [
-        _tried(words, change, target, candidate.time_to_accuracy_s)
-        for words, change in _changes(asked, answered.evaluation)
-    ]
+    tried = []
+    for words, change in _changes(answered.question.at(candidate.global_batch_size), answered.evaluation):
+        present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
+
+        def answer(change: Callable[[], Question] = change) -> tuple[Evaluation, float]:
+            evaluation = best_plan(change().check())
+            return evaluation, time_of_run(evaluation, target).time_s
+
+        outcome = attempt(answer)
+        if isinstance(outcome, PerfsimError):
+            tried.append(Tried(words, None, None, None, "", outcome.problems[0].message))
+        else:
+            evaluation, time_s = outcome
+            ratio = time_s / candidate.time_to_accuracy_s
+            layout = text_of(evaluation.plan.layout)
+            tried.append(Tried(words, evaluation.step_time_s, time_s, ratio, layout))
     return Explained(
         candidate.label,
         candidate.why.sentence,
@@ -92,6 +114,14 @@ def _explained(candidate: CandidateResult, answered: Answered, target: Target) -
 
 def _changes(asked: Question, evaluation: Evaluation) -> Iterator[tuple[str, Callable[[], Question]]]:
     """The changes that a question has room for, each as the question that it makes."""
+
+    def with_system(path: str, value: Any) -> Callable[[], Question]:
+        return lambda: replace(asked, system=asked.system.with_(name=asked.system.name, **{path: value}))
+
+    def with_layout(micro_batch_size: int) -> Callable[[], Question]:
+        layout = replace(evaluation.plan.layout, micro_batch_size=micro_batch_size)
+        return lambda: replace(asked, layout=text_of(layout))
+
     batch = asked.job.global_batch_size
     yield "twice the devices", lambda: replace(asked, devices=2 * asked.devices, batch=batch)
     yield "twice the batch", lambda: asked.at(2 * batch)
@@ -102,41 +132,291 @@ def _changes(asked: Question, evaluation: Evaluation) -> Iterator[tuple[str, Cal
         flash = runtime.model_copy(update={"attention": "flash"})
         yield "flash attention", lambda: replace(asked, runtime=flash)
     for words, path in PARTS:
-        value = _at(asked.system, path)
+        value: Any = asked.system
+        for name in path.split("."):
+            value = getattr(value, name, None)
         if value:
-            yield words, lambda path=path, value=value: _on(asked, {path: 2 * value})  # type: ignore[misc]
+            yield words, with_system(path, 2 * value)
     precision = asked.recipe.precision
-    peak = asked.system.device.peak.get(precision)
-    if peak:
-        yield "cores twice as fast", lambda: _on(asked, {f"device.peak.{precision}": 2 * peak})
+    if peak := asked.system.device.peak.get(precision):
+        yield "cores twice as fast", with_system(f"device.peak.{precision}", 2 * peak)
     size = getattr(evaluation.plan.layout, "micro_batch_size", 0)
     for words, micro in (("twice the micro-batch", 2 * size), ("half the micro-batch", size // 2)):
         if micro and asked.layout is None:
-            layout = replace(evaluation.plan.layout, micro_batch_size=micro)
-            yield words, lambda layout=layout: replace(asked, layout=text_of(layout))  # type: ignore[misc]
+            yield words, with_layout(micro)
 
 
-def _at(value: Any, path: str) -> Any:
-    """The value at a dotted path; None where there is none."""
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return value
+# What differs between two studies, and how much each changed input moves the answer.
+
+LEFT_OUT = frozenset(
+    {"name", "title", "question", "description", "sources", "assumed", "sampling", "resilience"}
+)
+"""Fields that move no time."""
+MOST_CHANGES = 24
+_MOST_S = 1e18
+Path = tuple[str | int, ...]
 
 
-def _on(asked: Question, changes: Mapping[str, Any]) -> Question:
-    return replace(asked, system=asked.system.with_(name=asked.system.name, **changes))
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An input that differs, and what it alone does to each candidate of the first study."""
+
+    path: str
+    before: str
+    after: str
+    ratios: tuple[float | None, ...]
+    """By candidate: time with this change alone over that of the first study; None without an answer."""
+    reason: str = ""
+    """Why it could not be tried alone."""
 
 
-def _tried(words: str, change: Callable[[], Question], target: Target, before_s: float) -> Tried:
-    present_limits().in_time(lambda: f"changes tried up to: {words}")
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A candidate with an answer in both studies, by its label, else by its place."""
 
-    def answer() -> tuple[Evaluation, float]:
-        evaluation = best_plan(change().check())
-        return evaluation, time_of_run(evaluation, target).time_s
+    before: str
+    after: str
+    time_before_s: float
+    time_after_s: float
+    remainder: float | None = None
+    """Ratio that is left when those of all single changes are divided out: what they do together."""
 
-    outcome = attempt(answer)
-    if isinstance(outcome, PerfsimError):
-        return Tried(words, None, None, None, "", outcome.problems[0].message)
-    evaluation, time_s = outcome
-    layout = text_of(evaluation.plan.layout)
-    return Tried(words, evaluation.step_time_s, time_s, time_s / before_s, layout)
+    @property
+    def ratio(self) -> float:
+        """Time in the second study over that in the first."""
+        return self.time_after_s / self.time_before_s
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two studies side by side."""
+
+    first: str
+    second: str
+    changes: tuple[Change, ...]
+    candidates: tuple[Moved, ...]
+    missing: tuple[str, ...] = ()
+    """Candidates without an answer in one of the two."""
+
+
+def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
+    """Answer both, and the first with each changed input alone.
+
+    Raises InputError for more than `MOST_CHANGES` changed inputs, and what answering raises.
+    """
+    old = first.model_dump()
+    changed = list(_changed(old, second.model_dump(), ()))
+    if len(changed) > MOST_CHANGES:
+        listed = ", ".join(_words(path) for path, _, _ in changed[:5])
+        raise InputError(
+            f"{len(changed)} inputs differ ({listed}, ...); at most {MOST_CHANGES} are tried one at a time"
+        )
+    before = _slots(first)
+    after = _slots(second)
+    pairs = _pairs(before, after)
+    changes: list[Change] = []
+    for path, was, becomes in changed:
+        present_limits().in_time(lambda: f"{len(changes)} of {len(changed)} changes tried")
+        found = _ratios(old, path, becomes, before)
+        ratios = tuple(None if isinstance(found, str) else found.get(place) for place, _, _ in pairs)
+        reason = found if isinstance(found, str) else ""
+        changes.append(Change(_words(path), _text(was), _text(becomes), ratios, reason))
+    moved = []
+    for row, (_, one, other) in enumerate(pairs):
+        known = [change.ratios[row] for change in changes]
+        times_s = (one.time_to_accuracy_s, other.time_to_accuracy_s)
+        remainder = None
+        if None not in known:
+            remainder = times_s[1] / times_s[0] / math.prod(ratio or 0.0 for ratio in known)
+        moved.append(Moved(one.label, other.label, *times_s, remainder))
+    missing = [
+        f"{label}: no answer in {study.name}"
+        for study, slots in ((first, before), (second, after))
+        for label, row in slots
+        if row is None
+    ]
+    return Difference(first.name, second.name, tuple(changes), tuple(moved), tuple(missing))
+
+
+Slot = tuple[str, CandidateResult | None]
+"""The label of a candidate at one number of devices, and its answer if there is one."""
+
+
+def _slots(spec: StudySpec) -> list[Slot]:
+    """Every candidate of a study in its order, with or without an answer."""
+    run = run_study(spec)
+    answered = deque(zip(run.answered, run.result.candidates, strict=True))
+    slots: list[Slot] = []
+    for candidate, devices in spec.machines:
+        # Answers stand in the order of the machines, without those that have none.
+        found = None
+        if answered and answered[0][0].candidate == candidate and answered[0][0].question.devices == devices:
+            found = answered.popleft()[1]
+        slots.append((candidate.label(devices), found))
+    return slots
+
+
+def _pairs(
+    before: Sequence[Slot], after: Sequence[Slot]
+) -> list[tuple[int, CandidateResult, CandidateResult]]:
+    """Pairs of candidates to compare, with the index of the first: same label, otherwise same position."""
+    pairs: dict[int, int] = {}
+    free = dict.fromkeys(range(len(after)))
+    for by_label in (True, False):
+        for index, (label, _) in enumerate(before):
+            alike = (other for other in free if (label == after[other][0] if by_label else index == other))
+            if index not in pairs and (match := next(alike, None)) is not None:
+                pairs[index] = match
+                del free[match]
+    both = ((index, before[index][1], after[other][1]) for index, other in sorted(pairs.items()))
+    return [(index, one, other) for index, one, other in both if one is not None and other is not None]
+
+
+def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+    """The innermost values that differ; a description of another name is one value."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        # The name of a description, without the mark of a changed one.
+        names = [str(own.get("name")).partition(" (changed)")[0].partition(" with ")[0] for own in (old, new)]
+        if path and names[0] != names[1]:
+            yield path, old, new
+            return
+        for key in dict.fromkeys([*old, *new]):
+            if key not in LEFT_OUT:
+                yield from _changed(old.get(key), new.get(key), (*path, key))
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        for number, (was, becomes) in enumerate(zip(old, new, strict=True)):
+            yield from _changed(was, becomes, (*path, number))
+    elif old != new:
+        yield path, old, new
+
+
+def _ratios(
+    data: Mapping[str, Any], path: Path, becomes: Any, before: Sequence[Slot]
+) -> dict[int, float | None] | str:
+    """By candidate, its time with one input of the second study over that without; or why there is none."""
+    ratios: dict[int, float | None] = {}
+    changed = _put(data, path, becomes)
+    first = 0
+    last = len(before)
+    if path[0] == "candidates" and len(path) > 1:  # no other candidate moves
+        place = int(path[1])
+        counts = [len(candidate["devices"]) for candidate in data["candidates"]]
+        first = sum(counts[:place])
+        last = sum(counts[: place + 1])
+        changed = {**changed, "candidates": [changed["candidates"][place]]}
+        ratios = {other: 1.0 for other in range(len(before)) if not first <= other < last}
+    try:
+        after = attempt(lambda: _slots(StudySpec.model_validate(changed)))
+    except ValidationError:
+        return "it makes no study alone"
+    if isinstance(after, PerfsimError):
+        return after.problems[0].message
+    if len(after) != last - first:
+        return "it changes the number of candidates"
+    for other, (_, old), (_, new) in zip(range(first, last), before[first:last], after, strict=True):
+        answered = old is not None and new is not None
+        ratios[other] = new.time_to_accuracy_s / old.time_to_accuracy_s if answered else None  # type: ignore[union-attr]
+    return ratios
+
+
+def _put(data: Any, path: Path, value: Any) -> Any:
+    """A copy with the value at a path replaced."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(data, Mapping):
+        return {**data, key: _put(data.get(key), tuple(rest), value)}
+    return [_put(item, tuple(rest), value) if number == key else item for number, item in enumerate(data)]
+
+
+def _words(path: Path) -> str:
+    return ".".join(str(part) for part in path).replace("candidates.", "candidate ")
+
+
+def _text(value: Any) -> str:
+    """A value in a few characters; a description by its name."""
+    if isinstance(value, Mapping) and "name" in value:
+        return str(value["name"])
+    words = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return words if len(words) <= 60 else f"{words[:57]}..."
+
+
+# Two answers as their documents, of which nothing is answered again.
+
+
+class _AnsweredRow(BaseModel):
+    """A candidate in the document of a study's answer, as far as it is read back."""
+
+    label: str = ""
+    strategy: str = ""
+    system: str = ""
+    num_devices: Annotated[int, *number(0, MOST_DEVICES)] = 0
+    time_to_accuracy_s: Annotated[float, *number(0.0, _MOST_S)] | None = None
+    global_batch_size: Annotated[int, *number(1, MOST_SEQUENCES)] | None = None
+    layout: dict[str, Any] = {}
+
+
+class _AnsweredInput(BaseModel):
+    """An assumption in the document of a study's answer."""
+
+    topic: str
+    name: str
+    value: object
+
+
+class AnswerDocument(BaseModel):
+    """The document of a study's answer (`summary.json`), as far as it is read back."""
+
+    study: str
+    title: str | None = None
+    candidates: list[_AnsweredRow]
+    assumptions: list[_AnsweredInput]
+
+    @property
+    def times_s(self) -> dict[str, float]:
+        """Time to the target by the label of the candidate; InputError where one lacks either."""
+        if any(not row.label or row.time_to_accuracy_s is None for row in self.candidates):
+            raise InputError(f"the answer of {self.study!r} lacks a candidate's label or time_to_accuracy_s")
+        return {row.label: row.time_to_accuracy_s or 0.0 for row in self.candidates}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The value of every assumption, as text."""
+        return {f"{given.topic}: {given.name}": str(given.value) for given in self.assumptions}
+
+
+def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
+    """Two documents of answers: times of candidates of one label, and inputs, batches, layouts that differ.
+
+    No input has an effect of its own. Raises InputError for a candidate without a label or a time.
+    """
+    old = first.inputs
+    new = second.inputs
+    before = first.times_s
+    after = second.times_s
+    changes = [
+        Change(path, old.get(path, "none"), new.get(path, "none"), ())
+        for path in dict.fromkeys([*old, *new])
+        if old.get(path) != new.get(path)
+    ]
+    rows = {row.label: row for row in second.candidates}
+    for row in first.candidates:
+        other = rows.get(row.label, row)
+        if row.global_batch_size != other.global_batch_size:
+            batches = (_text(row.global_batch_size), _text(other.global_batch_size))
+            changes.append(Change(f"{row.label}: batch", *batches, ()))
+        known = {**row.layout, **other.layout}
+        names = [name for name in known if row.layout.get(name) != other.layout.get(name)]
+        if names:
+            was, becomes = (
+                ", ".join(f"{name} {own.layout.get(name)}" for name in names) for own in (row, other)
+            )
+            changes.append(Change(f"{row.label}: layout", was, becomes, ()))
+    moved = tuple(Moved(label, label, before[label], after[label]) for label in before if label in after)
+    missing = tuple(
+        f"{label}: no answer in {other.study}"
+        for own, known, other in ((before, after, second), (after, before, first))
+        for label in own
+        if label not in known
+    )
+    return Difference(first.study, second.study, tuple(changes), moved, missing)

@@ -11,13 +11,13 @@ from itertools import pairwise
 from typing import Any, Self
 
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.prediction.caveats import SharedCaveat, confidence, shared_caveats
 from perfsim.specs.layout import AXES
 from perfsim.studies.answers import Assumption, Circumstances, PointResult, setting_text, settings_text
 from perfsim.studies.axes import BATCH_PATHS, LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import Match, Series
 from perfsim.studies.spec import Digests, runtime_of
+from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
 
 SAME = 0.01
 """Relative changes of the step time below this are not reported one by one."""

@@ -21,7 +21,7 @@ from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.network import Topology, WaferTree
-from perfsim.prediction.planner import search
+from perfsim.prediction.planner import Search
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.recipe import Job
@@ -39,6 +39,8 @@ SCREENING_TOLERANCE = 0.15
 """Allowed relative difference between the closed form and the simulation."""
 FLOP_TOLERANCE = 0.01
 
+FUSED = {"attention": "flash", "dropout": False}
+NARROW = {"hidden_size": 1024, "ffn_hidden_size": 4096}
 JOBS: Mapping[str, dict[str, Any]] = {
     "one device": {"devices": 1, "batch": 16},
     "one node": {"devices": 8, "batch": 32},
@@ -52,26 +54,23 @@ JOBS: Mapping[str, dict[str, Any]] = {
     "four nodes, flash attention": {
         "devices": 32,
         "batch": 64,
-        "recipe_changes": {"attention": "flash", "dropout": False},
+        "recipe_changes": FUSED,
         "num_layers": 32,
-        "hidden_size": 1024,
-        "ffn_hidden_size": 4096,
         "num_attention_heads": 32,
+        **NARROW,
     },
     "two nodes, long sequences": {
         "devices": 16,
         "batch": 16,
         "recipe_changes": {
-            "attention": "flash",
-            "dropout": False,
+            **FUSED,
             "seq_length": 16_384,
             "overlap_grad_reduce": True,
             "overlap_param_gather": True,
         },
         "num_layers": 8,
-        "hidden_size": 1024,
-        "ffn_hidden_size": 4096,
         "num_query_groups": 4,
+        **NARROW,
     },
     "a gated model with grouped queries and its own head": {
         "devices": 4,
@@ -84,20 +83,10 @@ JOBS: Mapping[str, dict[str, Any]] = {
     "two nodes, experts in balance": {
         "devices": 16,
         "batch": 32,
-        "recipe_changes": {
-            "attention": "flash",
-            "dropout": False,
-            "overlap_grad_reduce": True,
-            "routing": "balanced",
-        },
+        "recipe_changes": {**FUSED, "overlap_grad_reduce": True, "routing": "balanced"},
         "hidden_size": 1024,
         "num_query_groups": 4,
-        "experts": {
-            "num_experts": 8,
-            "top_k": 2,
-            "ffn_hidden_size": 2048,
-            "shared_ffn_hidden_size": 512,
-        },
+        "experts": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 2048, "shared_ffn_hidden_size": 512},
     },
     "two devices with too little memory, and a host": {
         "devices": 2,
@@ -163,32 +152,23 @@ class Case:
 
 
 def cases_for(strategy: Strategy) -> list[Case]:
-    """Every job of `JOBS` on a toy machine of the strategy's kind."""
+    """Every job of `JOBS` on a toy machine of the kind. Raises InputError for a kind without toys."""
+    if strategy.system_kind not in ("gpu-cluster", "wafer-cluster"):
+        raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`")
     return [_case(strategy, name, dict(fields)) for name, fields in JOBS.items()]
 
 
 def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
     devices = fields.pop("devices")
     memory: dict[str, Any] = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
-    if fields.pop("hosted", False):
-        memory = {**memory, "host": toys.host(drives=1e13)} if strategy.system_kind == "gpu-cluster" else {}
+    hosted = fields.pop("hosted", False)
     job = toys.job(**fields)
-    if strategy.system_kind not in _TOYS:
-        raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`")
-    return _TOYS[strategy.system_kind](name, strategy, job, devices, memory)
-
-
-def _on_gpus(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:
-    cluster = toys.gpu_cluster(**memory)
-    return Case(name, strategy, job, toys.topology(devices, cluster), toys.ToyCosts(cluster, devices=devices))
-
-
-def _on_wafers(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:
-    topology = WaferTree(toys.wafer_cluster(**memory), devices)
-    return Case(name, strategy, job, topology, WaferCosts(topology, job.recipe), skips_masked=False)
-
-
-_TOYS = {"gpu-cluster": _on_gpus, "wafer-cluster": _on_wafers}
+    if strategy.system_kind == "wafer-cluster":
+        wafers = WaferTree(toys.wafer_cluster(**({} if hosted else memory)), devices)
+        return Case(name, strategy, job, wafers, WaferCosts(wafers, job.recipe), skips_masked=False)
+    cluster = toys.gpu_cluster(**memory, host=toys.host(drives=1e13) if hosted else None)
+    costs = toys.ToyCosts(cluster, devices=devices)
+    return Case(name, strategy, job, toys.topology(devices, cluster), costs)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -226,7 +206,7 @@ def _listed_layouts_are_legal(case: Case) -> None:
 def _the_screening_agrees_with_the_plans(case: Case) -> None:
     """The planner screens listed layouts, with the memory and the closed form of their plans."""
     try:
-        screened = search(toys.question(case.strategy, case.job, case.topology, case.costs))
+        screened = Search(toys.question(case.strategy, case.job, case.topology, case.costs))
     except PlanError as refusal:
         _require(not case.plans, f"there are plans that fit, and the planner says: {refusal}")
         return

@@ -160,6 +160,8 @@ class Work:
     beside: Kernel | None = None
     """The product beside which a collective is exchanged in chunks, one for each rank of its group: it
     gathers the product's first operand, or sums its result. The product is part of another task."""
+    experts: bool = False
+    """Whether gradients or parameters that it moves are those of routed experts, and no others."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -173,6 +175,7 @@ class Work:
             self.share,
             self.fan_out,
             self.beside,
+            self.experts,
         )
         object.__setattr__(self, "_hash", hash(values))
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.prediction.planner import search
+from perfsim.prediction.planner import Search
 from perfsim.prediction.question import Question
 
 pytestmark = pytest.mark.benchmark
@@ -80,7 +80,7 @@ def process_s(command: tuple[str, ...], environment: dict[str, str] | None = Non
 def test_screening_over_the_batches_of_a_sweep(figures: Any) -> None:
     asked = question()
     began_s = time.process_time()
-    screened = sum(search(asked.at(batch)).screened for batch in BATCHES)
+    screened = sum(Search(asked.at(batch)).screening.screened for batch in BATCHES)
     rate = screened / (time.process_time() - began_s)
     figures.add(
         f"screening, 175B on 1,024 at {len(BATCHES)} batches, {screened:,} layouts",
@@ -98,7 +98,7 @@ from test_planner_speed import question, search
 asked = question(sys.argv[2])
 asked.chosen, asked.topology, asked.costs
 began_s = time.process_time()
-print(search(asked).screened, time.process_time() - began_s)
+print(Search(asked).screening.screened, time.process_time() - began_s)
 """
 
 

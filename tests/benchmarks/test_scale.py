@@ -41,14 +41,14 @@ layout = f"tp=8,pp=16,dp={size // 128},mbs=1,zero=1,recompute=full"
 count = len(best_plan(asked(size, batch=8 * size // 128, layout=layout)).graph)
 """
 PLAN = """
-from perfsim.prediction.planner import search
-count = search(asked(size, batch=size)).screened
+from perfsim.prediction.planner import Search
+count = Search(asked(size, batch=size)).screening.screened
 """
 LAYOUTS = """
-from perfsim.prediction.planner import search
+from perfsim.prediction.planner import Search
 count = 0
 while count < size:
-    count += search(asked(1024, batch=1536)).screened
+    count += Search(asked(1024, batch=1536)).screening.screened
 """
 GRID = """
 import pathlib, tempfile

@@ -16,7 +16,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import place, shared_links
 from perfsim.network import Topology
-from perfsim.prediction.run import evaluate, longest_path_s
+from perfsim.prediction.run import Step, evaluate
 from perfsim.specs.hardware import FatTreeSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.testing.toys import ToyCosts
@@ -130,7 +130,11 @@ def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_whe
     costs = CostsOfShapes(system)
     every = unfold(toys.graph_of(plan)).graph
     durations = price(every, costs)
-    path_s = longest_path_s(toys.graph_of(plan), plan.topology, costs)
+    path_s = (
+        Step(place(toys.graph_of(plan), plan.topology, contention=False), costs)
+        .run(contention=False)
+        .step_time_s
+    )
     assert path_s == critical_path(every, durations).step_time_s
     found = evaluate(plan, costs)
     links = shared_links(every, network_of(plan.topology), peers=np.arange(layout.tensor * layout.data))
@@ -154,11 +158,11 @@ def test_too_many_kinds_of_peers_take_at_least_as_long_folded_as_written_out(
     job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
     graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))
     costs = ToyCosts(topology.system)
-    written_s = longest_path_s(graph, topology, costs)
+    written_s = Step(place(graph, topology, contention=False), costs).run(contention=False).step_time_s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("perfsim.machines.placement.MOST_UNEVEN_TASKS", 0)
         folded = place(graph, topology, contention=False)
-        folded_s = longest_path_s(graph, topology, costs)
+        folded_s = Step(place(graph, topology, contention=False), costs).run(contention=False).step_time_s
     assert len(folded.graph) == len(graph)
     assert folded_s >= written_s * (1 - 1e-12)
     if folded.graph is graph:

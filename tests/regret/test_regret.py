@@ -24,9 +24,10 @@ import pytest
 
 from perfsim.base.errors import PlanError
 from perfsim.catalog import default_catalog
-from perfsim.prediction.planner import Search, best_plan, confirmed, search
+from perfsim.machines.placement import place
+from perfsim.prediction.planner import Search, best_plan, confirmed
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import evaluate, graph_of, longest_path_s
+from perfsim.prediction.run import Step, evaluate, graph_of
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +102,11 @@ class WideSearch:
         if plan.num_microbatches * question.model.num_layers > MOST_PASSES:
             return False
         graph = graph_of(plan, question.chosen)
-        path_s = longest_path_s(graph, question.topology, question.costs)
+        path_s = (
+            Step(place(graph, question.topology, contention=False), question.costs)
+            .run(contention=False)
+            .step_time_s
+        )
         self.errors.append(float(screening.estimate_s[index]) / path_s - 1)
         if path_s < self.best_s:
             step_s = evaluate(plan, question.costs, graph=graph).step_time_s
@@ -113,14 +118,14 @@ class WideSearch:
 
 def regret_of(question: Question, budget_s: float, seed: int = 0) -> Regret:
     """The planner's answer beside that of the wide search. PlanError where no layout fits."""
-    searched = search(question)
+    searched = Search(question)
     runs = confirmed(searched)
     pick = runs[0].plan.layout.short
     pick_s = runs[0].step_time_s
     wide = WideSearch(searched, pick, pick_s)
     wide.run(budget_s, seed)
     return Regret(
-        screened=searched.screened,
+        screened=searched.screening.screened,
         feasible=len(searched.order),
         pick=pick,
         pick_s=pick_s,

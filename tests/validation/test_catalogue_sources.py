@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.catalog import FOLDERS, Catalog, data_root, load_mapping
+from perfsim.catalog import KINDS, Catalog, data_root, load_mapping
 from perfsim.catalog.reader import values
 from perfsim.specs.model import TransformerConfig
 
 CATALOG = Catalog([data_root()])
-STRUCTURE = ("kind", "calibration", "chip", "framework", "launcher")
+STRUCTURE = ("kind", "calibration", "chip", "framework", "launcher", "tool")
 """Keys for what a description is and which fit it uses: not facts, so they need no source."""
-DESCRIBED = [kind for kind in FOLDERS if kind not in ("study", "calibration", "framework")]
+DESCRIBED = [kind for kind in KINDS if kind not in ("study", "calibration", "framework")]
 ENTRIES = [(kind, name) for kind in DESCRIBED for name in CATALOG.names(kind)]
 FITTED = ("calibration", "framework")
 CALIBRATIONS = [(kind, name) for kind in FITTED for name in CATALOG.names(kind)]
@@ -33,7 +33,7 @@ def own_keys(path: Path) -> dict[str, dict[str, str]]:
 
 
 def kind_of_folder(path: Path) -> str:
-    return next(kind for kind, folder in FOLDERS.items() if path.parent == data_root() / folder)
+    return next(kind for kind, known in KINDS.items() if path.parent == data_root() / known.folder)
 
 
 @pytest.mark.parametrize("entry", [*ENTRIES, *CALIBRATIONS], ids=entry_id)

@@ -12,7 +12,7 @@ import pytest
 from perfsim.base.errors import MemoryCapacityError, PlanError
 from perfsim.catalog import Catalog, data_root
 from perfsim.machines import build_topology, costs_for
-from perfsim.prediction.planner import best_plan, search
+from perfsim.prediction.planner import Search, best_plan
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Job
@@ -86,7 +86,7 @@ def test_no_published_batch_is_resident_where_that_needs_more_than_the_wafer_has
     assert resident_bytes(batch) > system.device.memory.capacity
     plans = [
         each.plan
-        for each in search(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe))).best(100)
+        for each in Search(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe))).best(100)
     ]
     assert not any(at_once(plan) for plan in plans)
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
@@ -102,8 +102,8 @@ def test_the_policy_is_chosen_by_time() -> None:
     times = {}
     for name, system in (("as it is", CATALOG.system("cs-2")), ("quick", quick)):
         topology = build_topology(system, 1)
-        found = search(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
-        screened = found.best(found.feasible)
+        found = Search(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
+        screened = found.best(found.screening.feasible)
         assert [each.estimate_s for each in screened] == sorted(each.estimate_s for each in screened)
         spilling = [each.estimate_s for each in screened if each.plan.layout.spill]
         times[name] = min(spilling) / screened[0].estimate_s

@@ -72,6 +72,8 @@ class Replicas:
     """Whose matrices an optimizer may treat otherwise than the rest; None: all parameters alike."""
     apart: Replicas | None = None
     """The ranks with the same experts as this rank; None: it has no experts."""
+    experts: bool = False
+    """Whether the parameters are those of routed experts."""
 
     @property
     def stream(self) -> str:
@@ -174,6 +176,7 @@ class Replicas:
             comm_bytes=n_bytes,
             group=ranks,
             writes=(TensorClass(tensor, n_bytes),),
+            experts=self.experts,
         )
 
     def optimizer_work(self) -> Work:

@@ -182,7 +182,7 @@ def _replicas(job: Job, layout: ParallelLayout, stages: list[VirtualStage], rank
     if not held.apart:
         return replicas
     ranks = RankGroup(first, holds, layout.expert_replicas)
-    apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None)
+    apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None, experts=True)
     return replace(replicas, apart=apart)
 
 

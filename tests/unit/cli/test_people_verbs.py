@@ -223,7 +223,7 @@ def test_many_short_simulations_have_one_bar_that_counts_all_their_tasks(
     assert meter.bar is not None
     assert len(meter.bar.tasks) == 1
     assert (meter.bar.tasks[0].completed, meter.bar.tasks[0].total) == (1210, None)
-    meter.step.began_s -= 60.0
+    meter.step_began_s -= 60.0
     meter.tasks(250, 500)
     assert [(task.completed, task.total) for task in meter.bar.tasks] == [(250, 500)]
     meter.stop()

@@ -8,8 +8,7 @@ import pytest
 
 from perfsim.catalog import Catalog
 from perfsim.evidence.ablation import NOTHING, REMOVALS, ablate, shares
-from perfsim.evidence.cases import StepCase
-from perfsim.evidence.plans import PlacedCase, place_case
+from perfsim.evidence.cases import PlacedCase, StepCase, place_case
 from perfsim.testing.toys import published_run
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from perfsim.evidence.bands import LeftOutRun, _points, fitted_widths, student_quantile
+from perfsim.evidence.left_out import _points, fitted_widths
+from perfsim.evidence.score import Scored
 from perfsim.prediction.bands import BandWidths, Traits
 
 HERE = Traits(
@@ -26,9 +28,15 @@ HERE = Traits(
 RUNS = 12
 
 
+def left_out_run(group: str, family: str, log_error: float, traits: Traits = HERE) -> Scored:
+    predicted_s = float(np.exp(log_error))
+    experts = traits.experts
+    return Scored("", family, "A", None, "", 1.0, predicted_s, experts, traits=traits, left_out=group)
+
+
 def sample(
     generator: np.random.Generator, families: int, between: float, within: float, growth: float = 0.0
-) -> list[LeftOutRun]:
+) -> list[Scored]:
     """Families with an effect of their own; every second one is of models far larger than all others."""
     runs = []
     for number in range(families):
@@ -36,7 +44,7 @@ def sample(
         traits = replace(HERE, parameters=1e10 * 10 ** (2.0 * number)) if points else HERE
         effect = generator.normal(0.0, between) + growth * points * generator.normal()
         runs += [
-            LeftOutRun(f"f{number}", f"f{number}", effect + error, traits)
+            left_out_run(f"f{number}", f"f{number}", effect + error, traits)
             for error in generator.normal(0.0, within, RUNS)
         ]
     return runs
@@ -56,10 +64,12 @@ def test_bands_of_simulated_families_hold_90_percent_of_the_families_left_out() 
 def test_runs_with_experts_widen_their_own_bands_and_no_others() -> None:
     dense = sample(np.random.default_rng(3), 10, between=0.02, within=0.03)
     sparse = [
-        replace(run, family=f"e{run.family}", group=f"e{run.group}", traits=replace(run.traits, experts=True))
+        left_out_run(f"e{run.family}", f"e{run.family}", run.log_error, replace(HERE, experts=True))
         for run in dense
     ]
-    doubled = [replace(run, log_error=2 * run.log_error) for run in sparse]
+    doubled = [
+        replace(run, predicted_s=float(np.exp(2 * run.log_error)), left_out=run.family) for run in sparse
+    ]
     widths = fitted_widths([*dense, *doubled])
     alone = fitted_widths(dense)
     assert (widths.base, widths.slope, widths.unshared) == (alone.base, alone.slope, alone.unshared)
@@ -81,12 +91,12 @@ def test_the_growth_of_errors_with_unlikeness_is_seen() -> None:
 def test_a_part_of_a_family_is_as_unlike_as_what_remains_of_the_family_and_a_whole_one_as_others() -> None:
     far = replace(HERE, parameters=1e12)
     runs = [
-        LeftOutRun("a, small", "a", 0.0, HERE),
-        LeftOutRun("a, large", "a", 0.0, far),
-        LeftOutRun("b", "b", 0.0, replace(far, num_devices=640)),
+        left_out_run("a, small", "a", 0.0),
+        left_out_run("a, large", "a", 0.0, far),
+        left_out_run("b", "b", 0.0, replace(far, num_devices=640)),
     ]
     assert _points(runs) == pytest.approx([2.0, 1.0, 1.0])
-    assert _points([replace(run, group=run.family) for run in runs]) == pytest.approx([3.0, 1.0, 1.0])
+    assert _points([replace(run, left_out=run.family) for run in runs]) == pytest.approx([3.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("families", [1, 8])
@@ -94,7 +104,7 @@ def test_where_3_of_20_runs_are_far_off_the_band_is_as_wide_as_their_errors(fami
     """Student's band of the same runs is narrower and holds 85 % of them instead of 90."""
     errors = [0.01] * 17 + [0.3] * 3
     names = [f"f{number}" for number in range(families)]
-    widths = fitted_widths([LeftOutRun(name, name, error, HERE) for name in names for error in errors])
+    widths = fitted_widths([left_out_run(name, name, error) for name in names for error in errors])
     assert widths.base == pytest.approx(0.3)
     assert all(widths.log_width(points) >= widths.base for points in (0.0, 0.5, 4.0))
 
@@ -108,10 +118,11 @@ def test_what_families_share_cancels_in_a_ratio_and_the_rest_does_not() -> None:
 
 def test_a_few_runs_of_one_family_have_students_band_and_the_growth_of_others() -> None:
     errors = [-0.08, 0.05, -0.14, -0.09, -0.08]
-    runs = [LeftOutRun(f"r{error}", "logs", error, HERE) for error in errors]
+    runs = [left_out_run(f"r{error}", "logs", error) for error in errors]
     others = BandWidths(0.1, 0.05, 0.6)
     widths = fitted_widths(runs, others)
-    assert widths.base == pytest.approx(student_quantile(5) * np.sqrt(np.mean(np.square(errors))))
+    expected = stats.t.ppf(0.95, 5) * np.sqrt(1.2) * np.sqrt(np.mean(np.square(errors)))
+    assert widths.base == pytest.approx(expected)
     assert widths.slope == others.slope
     assert widths.unshared * widths.base == pytest.approx(others.unshared * others.base)
     assert fitted_widths(runs).unshared == 1.0, "with nothing known, nothing cancels"

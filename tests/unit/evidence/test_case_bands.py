@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.evidence.bands import CaseBand, case_band
-from perfsim.evidence.cases import StepCase
-from perfsim.evidence.plans import case_question, evaluate_case
-from perfsim.evidence.score import validate_cases
+from perfsim.evidence.cases import StepCase, case_question, evaluate_case
+from perfsim.evidence.score import CaseBand, case_band, validate_cases
 from perfsim.prediction.bands import BandWidths, left_out_of, nearest, recorded_errors, traits_of_plan
 from perfsim.prediction.planner import plan_of
 from perfsim.testing.toys import SMALLEST, published_run

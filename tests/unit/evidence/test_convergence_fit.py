@@ -11,7 +11,7 @@ from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.convergence.critical_batch import NotIdentifiableError
-from perfsim.evidence.convergence_fit import fit_convergence
+from perfsim.evidence.own_runs import fit_convergence
 
 BATCHES = [32 * 2**number for number in range(8)]
 

@@ -10,10 +10,8 @@ import pytest
 from scipy import stats
 
 from perfsim.catalog import Catalog
-from perfsim.evidence import left_out as module
-from perfsim.evidence.cases import StepCase
-from perfsim.evidence.left_out import ALL, FEWEST, LeavingOut, LeftOut, Tangent, leave_out, tangent
-from perfsim.evidence.plans import place_case
+from perfsim.evidence.cases import StepCase, place_case
+from perfsim.evidence.left_out import ALL, FEWEST, LeavingOut, LeftOut, Tangent, left_out, tangent
 from perfsim.evidence.score import Scored, summary
 from perfsim.evidence.step_fit import predict_with, recorded_constants
 from perfsim.testing.toys import SMALLEST, published_run
@@ -45,12 +43,17 @@ def tangents() -> list[Tangent]:
     return found
 
 
+def left_out_of(runs: list[Tangent]) -> LeavingOut:
+    (found,) = left_out([], Catalog(), runs)
+    return found
+
+
 def by_family(found: LeavingOut) -> dict[str, LeftOut]:
     return {each.family: each for each in found.rows}
 
 
 def test_constants_are_found_again_without_each_family() -> None:
-    found = by_family(leave_out(tangents(), [], Catalog()))
+    found = by_family(left_out_of(tangents()))
     assert list(found) == ["host", "long", "flash", ALL]
     assert found[ALL].inside["n"] == sum(len(runs) for runs in SLOPES.values())
     assert found["long"].constants[CEILING] == pytest.approx(0.7, rel=0.01)
@@ -58,7 +61,7 @@ def test_constants_are_found_again_without_each_family() -> None:
 
 
 def test_a_constant_that_no_other_family_shows_is_kept_and_said_to_be() -> None:
-    found = by_family(leave_out(tangents(), [], Catalog()))
+    found = by_family(left_out_of(tangents()))
     unseen = {BLOCKING, BRIDGE, LENGTH}
     assert set(found["flash"].kept) == {ATTENTION, *unseen}
     assert found["flash"].constants[ATTENTION] == 0.3
@@ -74,10 +77,10 @@ def run_on(device: str, ceiling: float, benchmark: float) -> Tangent:
 
 def test_the_ceiling_of_a_device_without_other_runs_follows_its_benchmark_as_those_of_others() -> None:
     others = [run_on("old", 0.8, 0.8), run_on("older", 0.4, 0.5)]
-    found = by_family(leave_out([*others, run_on("new", 0.3, 0.6)], [], Catalog()))["on new"]
+    found = by_family(left_out_of([*others, run_on("new", 0.3, 0.6)]))["on new"]
     assert found.constants["sustained_fraction of new"] == pytest.approx(0.6 * np.sqrt(1.0 * 0.8), rel=1e-3)
     assert found.borrowed == "old, older"
-    assert by_family(leave_out(tangents(), [], Catalog()))["host"].borrowed == ""
+    assert by_family(left_out_of(tangents()))["host"].borrowed == ""
 
 
 def test_a_family_that_alone_determines_a_constant_is_left_out_by_model_and_devices() -> None:
@@ -88,7 +91,7 @@ def test_a_family_that_alone_determines_a_constant_is_left_out_by_model_and_devi
         else run
         for number, run in enumerate(tangents())
     ]
-    rows = leave_out(alone, [], Catalog())
+    rows = left_out_of(alone)
     assert [row.family for row in rows.rows] == ["host", "long, 2x8 on 3", "long, 2x8 on 4", "flash", ALL]
     assert all(own in row.constants for row in rows.groups[1:3])
     scores = rows.as_dict()
@@ -103,7 +106,7 @@ def test_runs_with_experts_have_a_summary_of_their_own_over_all_families() -> No
             replace(run, scored=replace(run.scored, experts=run.scored.family in families))
             for run in tangents()
         ]
-        return leave_out(sparse, [], Catalog()).as_dict()
+        return left_out_of(sparse).as_dict()
 
     assert {"dense", "experts"}.isdisjoint(scores(()))
     two = scores(("host", "long"))
@@ -119,7 +122,7 @@ def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None
         replace(run, constants={**AT, twin: 0.9}, slopes={**run.slopes, twin: run.slopes[CEILING]})
         for run in tangents()
     ]
-    found = leave_out(twins, [], Catalog()).groups[0].constants
+    found = left_out_of(twins).groups[0].constants
     assert found[CEILING] / AT[CEILING] == pytest.approx(found[twin] / 0.9, rel=1e-3)
 
 
@@ -135,7 +138,6 @@ def test_slopes_are_those_of_the_priced_step() -> None:
     assert slopes["partial_node_rank_bytes_per_s"] == 0.0, "one device"
     at = recorded_constants(written)
     assert found.scored.predicted_s == predict_with(written, at)
-    assert module._predict((case, at), Catalog()) == predict_with(written, at)
 
 
 def logs(errors: list[float]) -> list[Scored]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.evidence.tables import read_table
+from perfsim.evidence.fitting import read_table
 
 
 def measured(repository: Path, modules: Path) -> subprocess.CompletedProcess[str]:

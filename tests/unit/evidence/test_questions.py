@@ -8,8 +8,7 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, case_system
-from perfsim.evidence.plans import case_question, evaluate_case, ignored, suggested
+from perfsim.evidence.cases import StepCase, case_question, case_system, evaluate_case, ignored, suggested
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.specs.calibration import FrameworkCalibration

@@ -10,8 +10,7 @@ import yaml
 
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import CaseRows, StepCase, read_cases
-from perfsim.evidence.plans import case_question, ignored
+from perfsim.evidence.cases import CaseRows, StepCase, case_question, ignored, read_cases
 from perfsim.evidence.score import validate_file
 from perfsim.testing.toys import published_run
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,7 +99,9 @@ positive = st.floats(0.1, 10.0)
 
 
 def constant(ideal_s: list[float], measured_s: list[float]) -> float:
-    return one_constant([(scored(None, real), best) for best, real in zip(ideal_s, measured_s, strict=True)])
+    return one_constant(
+        [replace(scored(None, real), ideal_s=best) for best, real in zip(ideal_s, measured_s, strict=True)]
+    )
 
 
 @given(st.lists(st.tuples(positive, positive), min_size=1, max_size=12))

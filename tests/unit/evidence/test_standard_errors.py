@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfsim.evidence.tables import Loss, account, cluster_of, log_jacobian, profile
+from perfsim.evidence.fitting import Loss, account, cluster_of, log_jacobian, profile
 
 
 def least_squares(error: np.ndarray, cluster: np.ndarray) -> Loss:

@@ -1,50 +1,80 @@
-"""Fits of global constants to whole steps: slopes, and who owns a constant."""
+"""Fits of global constants to whole steps find again the constants that made the steps."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import yaml
 
+from perfsim.base.errors import InputError
 from perfsim.catalog import Catalog
-from perfsim.evidence.cases import StepCase
-from perfsim.evidence.plans import PlacedCase, place_case
-from perfsim.evidence.step_fit import STEP, StepProblem, recorded_constants
+from perfsim.evidence.cases import StepCase, place_case
+from perfsim.evidence.step_fit import fit_steps, predict_with, recorded_constants
 from perfsim.testing.toys import published_run
 
-CATALOG = Catalog()
+CEILING = "sustained_fraction"
+HOST = "host_s_per_kernel"
 
 
-def run(name: str, device: str, **training: Any) -> PlacedCase:
-    row = published_run(
+def run(name: str, batch: int, device: str = "a100-sxm4-80gb", **training: Any) -> dict[str, Any]:
+    return published_run(
         id=name,
         family=name,
         system={"device": device, "num_devices": 8, "devices_per_node": 8},
         model={"num_layers": 2, "hidden_size": 2048, "ffn_hidden_size": 8192, "seq_length": 2048},
         parallel={"tensor": 2, "data": 4},
-        training={"global_batch_size": 8, "micro_batch_size": 2, **training},
+        training={"global_batch_size": batch, "micro_batch_size": 2, **training},
     )
-    return place_case(StepCase.model_validate(row), CATALOG)
 
 
-def test_slopes_are_those_of_the_errors_and_zero_for_constants_of_others() -> None:
-    runs = (
-        run("old", "a100-sxm4-80gb"),
-        run("new", "h100-sxm5-80gb", precision="bf16", attention="flash", overlap_grad_reduce=True),
-    )
-    problem = StepProblem(runs)
-    logs = np.log(list(problem.start.values()))
-    names = list(problem.start)
-    slopes = problem.jacobian(logs)
-    for column, name in enumerate(names):
-        step = np.zeros(len(names))
-        step[column] = STEP
-        expected = (problem.residuals(logs + step) - problem.residuals(logs)) / STEP
-        assert slopes[:, column] == pytest.approx(expected, abs=1e-9), name
-    others = [
-        [column for column, name in enumerate(names) if name not in recorded_constants(placed)]
-        for placed in runs
-    ]
-    assert all(others)
-    assert all(not slopes[row, columns].any() for row, columns in enumerate(others))
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps of two devices whose ceilings are a tenth and a fifth below the recorded ones."""
+    newer = {"device": "h100-sxm5-80gb", "precision": "bf16", "attention": "flash"}
+    rows = [run("a", 8), run("b", 16), run("c", 32), run("d", 8, **newer), run("e", 16, **newer)]
+    for row in rows:
+        placed = place_case(StepCase.model_validate(row), Catalog())
+        share = 0.8 if row["id"] in "de" else 0.9
+        truth = {
+            name: value * (share if name.startswith(CEILING) else 1.0)
+            for name, value in recorded_constants(placed).items()
+        }
+        row["measured"] = {"step_time_s": predict_with(placed, truth)}
+    path = tmp_path_factory.mktemp("steps") / "mine.yaml"
+    path.write_text(yaml.safe_dump({"schema": 1, "cases": rows}))
+    return path
+
+
+def test_ceilings_of_devices_are_found_again_each_from_its_own_runs(measured: Path) -> None:
+    found = {own.name: own for own in fit_steps([measured], only=[CEILING])}
+    assert list(found) == ["a100-sxm4", "h100-sxm5"]
+    for (name, calibration), share in zip(found.items(), (0.9, 0.8), strict=True):
+        known = getattr(Catalog().calibration(name), CEILING)
+        assert getattr(calibration, CEILING) == pytest.approx(share * known, rel=0.01)
+        record = calibration.fit[CEILING]
+        assert (record.points, record.table) == (5, "mine.yaml")
+        assert record.command == f"perfsim calibrate framework mine.yaml --only {CEILING}"
+        assert set(record.standard_errors) == {CEILING}
+
+
+def test_a_constant_on_which_no_run_depends_is_kept_and_said_to_be(measured: Path) -> None:
+    narrow = f"narrow_{CEILING}"
+    (found,) = fit_steps([measured], "a100-sxm4-80gb", only=[CEILING, "attention_half_length"])
+    assert set(found.fit[CEILING].standard_errors) == {CEILING}
+    assert found.fit[CEILING].note.endswith("kept, for no run depends on them: attention_half_length")
+    assert found.fit[CEILING].points == 3
+    assert narrow not in found.fit
+
+
+def test_host_times_are_of_the_framework_and_more_constants_than_runs_are_refused(measured: Path) -> None:
+    (found,) = fit_steps([measured], "a100-sxm4-80gb", only=[HOST])
+    assert found.name == "megatron-2021"
+    assert getattr(found, HOST) == pytest.approx(getattr(Catalog().framework(found.name), HOST), rel=0.5)
+    with pytest.raises(InputError, match="3 different runs on GPUs"):
+        fit_steps([measured], "a100-sxm4-80gb")
+    with pytest.raises(InputError, match="speed is no constant of a fit"):
+        fit_steps([measured], only=["speed"])
+    with pytest.raises(InputError, match="no scored case runs on a device with calibration h200-sxm5"):
+        fit_steps([measured], "mi300x-192gb")

@@ -12,6 +12,7 @@ from perfsim.catalog import Catalog
 from perfsim.evidence import score as validation
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.score import validate_cases
+from perfsim.strategies import Plan
 from perfsim.testing.toys import published_run
 
 
@@ -27,12 +28,13 @@ def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds by case id; a case that is not in it has no plan."""
     known: dict[str, float] = {}
 
-    def run(asked: StepCase, _catalog: Catalog) -> SimpleNamespace:
-        if asked.id not in known:
+    def run(plan: Plan, _costs: object) -> SimpleNamespace:
+        name = plan.job.model.name
+        if name not in known:
             raise PlanError("no plan fits")
-        return SimpleNamespace(step_time_s=known[asked.id], hidden_communication_fraction=0.25)
+        return SimpleNamespace(step_time_s=known[name], hidden_communication_fraction=0.25)
 
-    monkeypatch.setattr(validation, "evaluate_case", run)
+    monkeypatch.setattr(validation, "evaluate", run)
     monkeypatch.setattr(validation, "case_band", lambda *_: None)
     return known
 

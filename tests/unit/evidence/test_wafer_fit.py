@@ -11,10 +11,9 @@ import yaml
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase
+from perfsim.evidence.cases import StepCase, evaluate_case, read_cases
 from perfsim.evidence.left_out import left_out
-from perfsim.evidence.plans import evaluate_case
-from perfsim.evidence.wafer_fit import fit_wafer
+from perfsim.evidence.step_fit import fit_wafer
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.testing.toys import published_run
 
@@ -96,7 +95,7 @@ def test_the_record_says_how_well_it_fits_with_a_check_of_the_link_and_how_to_re
 
 @pytest.mark.slow
 def test_a_release_left_out_is_predicted_from_the_growth_of_the_others(logs: Path) -> None:
-    (found,) = left_out(logs)
+    (found,) = left_out(read_cases(logs, StepCase).cases, default_catalog())
     seconds = {
         each["id"]: each["measured"]["step_time_s"] for each in yaml.safe_load(logs.read_text())["cases"]
     }
@@ -104,7 +103,7 @@ def test_a_release_left_out_is_predicted_from_the_growth_of_the_others(logs: Pat
         [seconds[run.id] for run in found.runs], rel=0.01
     )
     assert len(found.runs) == 6
-    assert set(found.constants) == set(RELEASES)
+    assert {row.family for row in found.groups} == set(RELEASES)
 
 
 def test_logs_of_one_release_move_the_level_and_keep_the_growth(

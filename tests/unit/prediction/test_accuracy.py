@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from perfsim.evidence.bands import LeftOutRun
 from perfsim.evidence.left_out import LeavingOut, LeftOut
-from perfsim.evidence.record import record_of, write_record
+from perfsim.evidence.record import record_of
 from perfsim.evidence.score import Scored
 from perfsim.prediction import bands
 from perfsim.prediction.bands import BandWidths, Traits, alone, nearest, unlikeness
@@ -184,29 +181,6 @@ def test_the_record_has_each_family_that_was_scored() -> None:
     assert entry["families"][0]["hidden_communication"] == 0.1235
 
 
-def test_recording_one_file_keeps_what_is_known_of_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bands, "__file__", str(tmp_path / "accuracy.py"))
-    figures = {"n": 7, "median_ape": 0.25, "p90_ape": 0.5}
-    result = {
-        "file": "gpu.yaml",
-        "summary_predicted": figures,
-        "baseline": {"median_ape": 0.3},
-        "families": {},
-        "families_baseline": {},
-        "families_traits": {},
-    }
-    own = "studies/validation/gpu.yaml"
-    before = {entry["family"]: entry for entry in bands.recorded_errors()}
-    path = write_record([result])
-    written = {entry["family"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))}
-    assert written[own]["median_ape"] == 0.25
-    assert {file: entry for file, entry in written.items() if file != own} == {
-        file: entry for file, entry in before.items() if file != own
-    }
-
-
 @pytest.mark.parametrize("kind", ["gpu-cluster", "wafer-cluster"])
 def test_no_recorded_band_is_narrower_than_the_percentile_of_runs_left_out(kind: str) -> None:
     entries = [entry for entry in bands.recorded_errors() if entry["system_kind"] == kind]
@@ -258,11 +232,10 @@ def test_figures_of_runs_left_out_are_kept_until_they_are_measured_anew() -> Non
     (kept,) = record_of([result])
     assert kept["held_out_p90_ape"] == known["held_out_p90_ape"]
     assert (kept["band"], kept["left_out"]) == (known["band"], known["left_out"])
-    runs = tuple(LeftOutRun(f"r{error}", "logs", error, HERE) for error in (-0.3, 0.2, 0.4))
-    scored = tuple(Scored("log", "logs", "A", None, "", 1.0, predicted) for predicted in [1.75] * 8)
+    logs = [Scored("log", "logs", "A", None, "", 1.0, 1.75, traits=HERE, left_out="r0.2")] * 8
     groups = (LeftOut("r0.2", "wafer", (), {}, {"efficiency": 0.5}),)
-    outside = LeavingOut("release", groups, scored)
-    (measured,) = record_of([result], {"weight_streaming.yaml": (outside, runs)})
+    outside = LeavingOut("release", groups, (*logs, replace(logs[0], predicted_s=1.74, left_out="r0.3")))
+    (measured,) = record_of([result], {"weight_streaming.yaml": outside})
     assert measured["held_out_p90_ape"] == 0.75
     assert measured["band"]["base"] > known["band"]["base"]
     (row,) = measured["left_out"]

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.evidence.step_fit import fit_cluster
+from perfsim.evidence.own_runs import fit_cluster
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -62,7 +62,7 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     path = tmp_path_factory.mktemp("predicted") / "p.yaml"
     cases = [case("one", 1, 0.03), case("eight", 8, 0.03)]
     path.write_text(json.dumps({"schema": 1, "cluster": "c", "cases": cases}), "utf-8")
-    return [step.predicted_s for step in fit_cluster(path).cases]
+    return [step.predicted_s for step in fit_cluster([path]).cases]
 
 
 def on_wafers(folder: Path, scale: float = 1.25, device: str = "wse-2") -> Path:
@@ -88,7 +88,7 @@ def perfsim(*arguments: str | Path) -> Result:
 def test_steps_that_are_all_slower_by_one_factor_give_that_factor(
     measured: Callable[..., Path], predicted: list[float]
 ) -> None:
-    found = fit_cluster(measured(case("one", 1, 1.1 * predicted[0]), case("eight", 8, 1.1 * predicted[1])))
+    found = fit_cluster([measured(case("one", 1, 1.1 * predicted[0]), case("eight", 8, 1.1 * predicted[1]))])
     assert found.scale == pytest.approx(1.1, rel=1e-3)
     assert (found.name, found.device) == ("ours", "a100-sxm4-80gb")
     assert found.spread == pytest.approx(0.0, abs=1e-3)
@@ -101,7 +101,7 @@ def test_the_scale_is_the_geometric_mean_so_that_log_errors_cancel(
     measured: Callable[..., Path], predicted: list[float]
 ) -> None:
     path = measured(case("one", 1, 1.2 * predicted[0]), case("eight", 8, 0.9 * predicted[1]))
-    found = fit_cluster(path)
+    found = fit_cluster([path])
     assert found.scale == pytest.approx(math.sqrt(1.2 * 0.9), rel=1e-3)
     assert sum(math.log1p(step.residual) for step in found.cases) == pytest.approx(0.0, abs=1e-3)
     assert found.fit["scale"].standard_errors["scale"] == pytest.approx(math.log(1.2 / 0.9) / 2, rel=1e-3)
@@ -126,25 +126,25 @@ def test_what_is_written_is_what_is_read(
     path = measured(case("one", 1, predicted[0]), case("eight", 8, 1.02 * predicted[1]))
     answer = perfsim("calibrate", "steps", path, "--out", tmp_path / "ours.yaml")
     assert "warning" not in answer.stderr
-    assert default_catalog().calibration(str(tmp_path / "ours.yaml")) == fit_cluster(path)
+    assert default_catalog().calibration(str(tmp_path / "ours.yaml")) == fit_cluster([path])
 
 
 def test_too_few_steps_are_refused_with_what_to_do(measured: Callable[..., Path]) -> None:
     with pytest.raises(CatalogError, match="measured steps: 1; at least 2 are needed") as caught:
-        fit_cluster(measured(case("one", 1, 1.0)))
+        fit_cluster([measured(case("one", 1, 1.0))])
     assert caught.value.problems[0].line > 0
     assert "another model, batch or number of devices" in caught.value.problems[0].help
 
 
 def test_one_step_written_twice_does_not_count_as_two(measured: Callable[..., Path]) -> None:
     with pytest.raises(CatalogError, match="2 cases are called one"):
-        fit_cluster(measured(case("one", 1, 1.0), case("one", 1, 1.0)))
+        fit_cluster([measured(case("one", 1, 1.0), case("one", 1, 1.0))])
 
 
 def test_steps_of_two_devices_are_refused(measured: Callable[..., Path]) -> None:
     other = case("other", 8, 1.0, system={"device": "dgx-h100", "num_devices": 8})
     with pytest.raises(CatalogError, match="a scale belongs to one device"):
-        fit_cluster(measured(case("one", 1, 1.0), other))
+        fit_cluster([measured(case("one", 1, 1.0), other)])
 
 
 def test_steps_on_the_system_of_a_file_have_its_network(
@@ -159,7 +159,7 @@ def test_steps_on_the_system_of_a_file_have_its_network(
         for n in (8, 16)
         for name in (str(own), "dgx-a100-80gb")
     ]
-    inside, same, slow, fast = (step.predicted_s for step in fit_cluster(measured(*cases)).cases)
+    inside, same, slow, fast = (step.predicted_s for step in fit_cluster([measured(*cases)]).cases)
     assert inside == same
     assert slow > 1.5 * fast
 
@@ -167,13 +167,13 @@ def test_steps_on_the_system_of_a_file_have_its_network(
 def test_a_step_that_cannot_be_predicted_is_named(measured: Callable[..., Path]) -> None:
     wrong = case("wrong", 8, 1.0, parallel={"data": 3})
     with pytest.raises(CatalogError, match="case wrong cannot be predicted"):
-        fit_cluster(measured(case("one", 1, 1.0), wrong))
+        fit_cluster([measured(case("one", 1, 1.0), wrong)])
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "fast"])
 def test_a_measured_time_is_a_positive_number(measured: Callable[..., Path], seconds: Any) -> None:
     with pytest.raises(CatalogError, match="step_time_s"):
-        fit_cluster(measured(case("one", 1, seconds), case("two", 1, 1.0)))
+        fit_cluster([measured(case("one", 1, seconds), case("two", 1, 1.0))])
 
 
 # --------------------------------------------------------------------------------- using a scale
@@ -259,4 +259,4 @@ def test_a_scale_beyond_what_a_factor_mends_is_refused(
 ) -> None:
     cases = [case("a", 1, predicted[0] * 1e6), case("b", 2, predicted[1] * 1e6)]
     with pytest.raises(CatalogError, match=r"times as long as predicted; .* is 0\.2 to 5"):
-        fit_cluster(measured(*cases))
+        fit_cluster([measured(*cases)])

@@ -12,7 +12,7 @@ from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import place, rank_classes, shared_links
-from perfsim.prediction.run import evaluate, longest_path_s
+from perfsim.prediction.run import Step, evaluate
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.work import Kind, Work, unfold
@@ -69,7 +69,7 @@ def test_a_tensor_group_across_nodes_is_not_priced_as_one_inside(toys: ModuleTyp
     graph = toys.graph_of(plan)
     reductions = sum(task.work.category == "tensor_communication" for task in graph.tasks())
     assert reductions == 2 * (4 * 4 + 3), "4 a layer and micro-batch, and what embedding and loss add"
-    right_s = longest_path_s(graph, plan.topology, costs)
+    right_s = Step(place(graph, plan.topology, contention=False), costs).run(contention=False).step_time_s
     assert right_s == folded_s(toys, plan, costs) + reductions * (ACROSS_S - INSIDE_S)
     note = place(graph, plan.topology, contention=False).note
     assert note == "groups lie unevenly over nodes or leaves: 2 kinds of ranks are simulated"
@@ -82,7 +82,11 @@ def test_replicas_on_one_node_and_on_two_are_not_the_same(toys: ModuleType) -> N
     """
     plan = planned(toys, 4, tensor=3, data=2, pipeline=2)
     costs = CountingNodes(4, "data_communication")
-    right_s = longest_path_s(toys.graph_of(plan), plan.topology, costs)
+    right_s = (
+        Step(place(toys.graph_of(plan), plan.topology, contention=False), costs)
+        .run(contention=False)
+        .step_time_s
+    )
     assert right_s == folded_s(toys, plan, costs) + ACROSS_S - INSIDE_S
 
 

@@ -11,7 +11,7 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import LayoutError, PlanError
 from perfsim.network import FatTree, Topology
-from perfsim.prediction.planner import Search, best_plan, confirmed, plan_of, search
+from perfsim.prediction.planner import Search, best_plan, confirmed, plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import evaluate
 from perfsim.specs.layout import ParallelLayout
@@ -27,7 +27,7 @@ def topology(toys: ModuleType) -> Topology:
 
 
 def screened(toys: ModuleType, name: str, job: Job, topology: Topology) -> Search:
-    return search(toys.question(strategy(name), job, topology, toys.ToyCosts(topology.system)))
+    return Search(toys.question(strategy(name), job, topology, toys.ToyCosts(topology.system)))
 
 
 # ------------------------------------------------------------------------------------- published sizes
@@ -94,7 +94,11 @@ def test_kinds_of_layouts_that_the_closed_form_favours_leave_room_for_others() -
 # ------------------------------------------------------------------------------------------- screening
 def test_the_screening_ranks_every_layout_that_fits_best_first(toys: ModuleType, topology: Topology) -> None:
     found = screened(toys, "3d", toys.job(64), topology)
-    assert found.feasible == found.screened == len(list(strategy("3d").layouts(toys.job(64), topology)))
+    assert (
+        found.screening.feasible
+        == found.screening.screened
+        == len(list(strategy("3d").layouts(toys.job(64), topology)))
+    )
     estimates = found.screening.estimate_s[found.order]
     assert (np.diff(estimates) >= -1e-11).all()
     best = found.best(5)
@@ -105,8 +109,8 @@ def test_the_screening_ranks_every_layout_that_fits_best_first(toys: ModuleType,
 def test_layouts_that_do_not_fit_are_counted_and_left_out(toys: ModuleType) -> None:
     small = toys.topology(16, toys.gpu_cluster(capacity=8 * toys.GIB))
     found = screened(toys, "3d", toys.job(64), small)
-    assert 0 < found.feasible < found.screened
-    assert found.screening.refused == {"memory": found.screened - found.feasible}
+    assert 0 < found.screening.feasible < found.screening.screened
+    assert found.screening.refused == {"memory": found.screening.screened - found.screening.feasible}
     assert all(choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for choice in found.best(20))
 
 
@@ -138,8 +142,10 @@ def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(toys: ModuleTy
     small = toys.topology(8)
     costs = toys.ToyCosts(small.system)
     asked = toys.question(strategy("3d"), job, small, costs)
-    found = search(asked)
-    every = [evaluate(choice.plan, costs).step_time_s for choice in found.best(found.feasible)[::29]]
+    found = Search(asked)
+    every = [
+        evaluate(choice.plan, costs).step_time_s for choice in found.best(found.screening.feasible)[::29]
+    ]
     assert best_plan(asked).step_time_s <= min(every) * 1.005
 
 
@@ -172,7 +178,7 @@ def test_a_layout_above_the_memory_limit_is_no_answer_and_its_gain_is_said(toys:
 
 def test_where_nothing_is_within_the_limit_what_fits_is_answered(toys: ModuleType) -> None:
     asked, _ = tight(toys, 0.97)
-    assert search(asked).above_limit > 0
+    assert Search(asked).above_limit > 0
     chosen = best_plan(replace(asked, memory_limit=0.01)).plan
     assert "no plan leaves more than 99% of memory free" in chosen.notes
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.evidence.accuracy_page import fitted_constants
+from perfsim.evidence.step_fit import fitted_constants
 from perfsim.report.validation import constants_table, quantity
 
 

@@ -4,53 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from perfsim.base.errors import InputError, PlanError
 from perfsim.catalog import Catalog
-from perfsim.prediction.planner import best_plan
+from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.question import Question
 from perfsim.studies.shortlist import (
     DIVISIBILITY,
     DOMINATED,
     MEMORY_LIMIT,
     Planned,
+    fewest_replicas,
     plan_layouts,
     ratio_error,
+    rival,
 )
+
+Ask = Callable[..., Question]
 
 
 @pytest.fixture(scope="module")
-def asked() -> Callable[..., Question]:
+def asked() -> Ask:
     """A question about 8 GPUs."""
     catalog = Catalog()
 
     def ask(
-        model: str = "gpt3_xl",
-        batch: int | None = 16,
-        recipe: str = "gpt3_pretraining",
-        system: str = "dgx-a100-80gb",
+        model: str = "gpt3_xl", recipe: str = "gpt3_pretraining", system: str = "dgx-a100-80gb", **more: Any
     ) -> Question:
         return Question(
             model=catalog.models[model],
             recipe=catalog.recipes[recipe],
             system=catalog.systems[system],
-            devices=8,
-            strategy="3d",
-            batch=batch,
+            **{"devices": 8, "strategy": "3d", "batch": 16} | more,
         )
 
     return ask
 
 
 @pytest.fixture(scope="module")
-def planned(asked: Callable[..., Question]) -> Planned:
+def planned(asked: Ask) -> Planned:
     return plan_layouts(asked("gpt3_6p7b"), shown=4)
 
 
 def test_the_first_entry_is_the_planners_pick_and_the_others_follow_by_step_time(
-    planned: Planned, asked: Callable[..., Question]
+    planned: Planned, asked: Ask
 ) -> None:
     picked = best_plan(asked("gpt3_6p7b"))
     assert planned.best.plan.layout == picked.plan.layout
@@ -88,14 +89,14 @@ def test_every_screened_layout_is_in_the_error_or_refused_for_a_reason(planned: 
     assert planned.within >= len(planned.shortlist)
 
 
-def test_degrees_without_a_layout_are_counted(asked: Callable[..., Question]) -> None:
+def test_degrees_without_a_layout_are_counted(asked: Ask) -> None:
     # Four sequences have no eight replicas; every other combination of degrees over 8 devices has a layout.
     assert plan_layouts(asked(), shown=1).refused[DIVISIBILITY] == 0
     assert plan_layouts(asked(batch=4), shown=1).refused[DIVISIBILITY] == 1
     assert plan_layouts(replace(asked(), strategy="data"), shown=1).refused[DIVISIBILITY] == 0
 
 
-def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(asked: Callable[..., Question]) -> None:
+def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(asked: Ask) -> None:
     whole = plan_layouts(replace(asked(), memory_limit=1.0), shown=1)
     limit = whole.best.plan.memory_share - 0.001
     planned = plan_layouts(replace(asked(), memory_limit=limit), shown=1)
@@ -108,7 +109,7 @@ def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(asked: Call
     assert whole.refused[MEMORY_LIMIT] == 0
 
 
-def test_time_to_accuracy_finds_a_batch_where_none_is_given(asked: Callable[..., Question]) -> None:
+def test_time_to_accuracy_finds_a_batch_where_none_is_given(asked: Ask) -> None:
     planned = plan_layouts(asked(batch=None, recipe="chinchilla"), "time-to-accuracy", shown=1)
     batch = planned.best.prediction.global_batch_size
     assert batch in planned.tried_batches
@@ -120,13 +121,13 @@ def test_time_to_accuracy_finds_a_batch_where_none_is_given(asked: Callable[...,
     assert given.best.time.time_s > planned.best.time.time_s
 
 
-def test_time_to_accuracy_needs_a_target(asked: Callable[..., Question]) -> None:
+def test_time_to_accuracy_needs_a_target(asked: Ask) -> None:
     with pytest.raises(InputError, match="neither tokens nor target_loss"):
         plan_layouts(asked(), "time-to-accuracy")
 
 
 def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(
-    asked: Callable[..., Question],
+    asked: Ask,
 ) -> None:
     to_target = plan_layouts(asked(recipe="chinchilla"), "cost", shown=1).best
     assert to_target.time is not None
@@ -135,16 +136,86 @@ def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(
     assert by_tokens.device_hours == pytest.approx(8 * 1e9 / by_tokens.prediction.tokens_per_s / 3600)
 
 
-def test_a_model_that_fits_nowhere_has_no_shortlist(asked: Callable[..., Question]) -> None:
+def test_a_model_that_fits_nowhere_has_no_shortlist(asked: Ask) -> None:
     """MI300X nodes are described without a host, so nothing can be offloaded."""
     with pytest.raises(PlanError, match="no plan fits"):
         plan_layouts(asked("gpt3_175b", system="mi300x-192gb"))
 
 
 def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(
-    asked: Callable[..., Question],
+    asked: Ask,
 ) -> None:
     entries = plan_layouts(asked(batch=None), shown=2).shortlist
     assert all("batch-default" in [caveat.code for caveat in entry.prediction.caveats] for entry in entries)
     given = plan_layouts(asked(), shown=1).best
     assert "batch-default" not in [caveat.code for caveat in given.prediction.caveats]
+
+
+# The run that tells two layouts apart: which two, and on how few devices.
+
+
+PAIR = {"model": "gpt3_6p7b", "devices": 16, "batch": 32}
+
+
+def with_settings(*settings: tuple[int, int, int, int]) -> list[Any]:
+    names = ("tensor", "pipeline", "data", "zero_stage")
+    return [SimpleNamespace(layout=SimpleNamespace(**dict(zip(names, own, strict=True)))) for own in settings]
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ([(8, 1, 2, 1), (8, 1, 2, 2), (4, 2, 2, 1), (4, 1, 4, 1)], 2),
+        ([(8, 1, 2, 3), (4, 1, 4, 3), (8, 1, 2, 1)], 2),
+        ([(8, 1, 2, 0), (8, 1, 2, 1)], 1),
+        ([(8, 1, 2, 1)], None),
+    ],
+)
+def test_the_rival_is_sharded_otherwise_else_of_other_degrees_else_the_second(
+    settings: list[tuple[int, int, int, int]], place: int | None
+) -> None:
+    assert rival(with_settings(*settings)) == place
+
+
+def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work(
+    asked: Ask,
+) -> None:
+    question = asked(**PAIR, layout="tp=4,dp=4,mbs=2,zero=1,sp=true")
+    plan = plan_of(question)
+    smaller = fewest_replicas(question, plan)
+    assert (smaller.layout.data, smaller.layout.num_devices) == (1, 4)
+    assert smaller.job.global_batch_size == 8
+    assert smaller.num_microbatches == plan.num_microbatches
+
+
+def test_replicas_that_share_the_optimizer_stay_where_one_alone_does_not_fit(
+    asked: Ask,
+) -> None:
+    question = asked(**PAIR | {"model": "gpt3_13b"}, layout="tp=4,pp=1,dp=4,mbs=1,zero=1,sp=true")
+    smaller = fewest_replicas(question, plan_of(question))
+    assert 1 <= smaller.layout.data <= 4
+    assert smaller.memory_share <= 1
+    tight = asked(**PAIR | {"model": "gpt3_13b"}, layout="tp=2,dp=8,mbs=1,zero=1,sp=true")
+    assert fewest_replicas(tight, plan_of(tight)).layout.data > 1
+
+
+def test_under_zero_3_all_replicas_take_part(asked: Ask) -> None:
+    question = asked(**PAIR, layout="dp=16,mbs=2,zero=3")
+    plan = plan_of(question)
+    assert fewest_replicas(question, plan) is plan
+
+
+def test_wafers_are_tried_on_one_of_them(asked: Ask) -> None:
+    question = asked(**PAIR | {"devices": 4}, layout="mbs=1", system="cs-2", strategy="")
+    assert fewest_replicas(question, plan_of(question)).layout.num_devices == 1
+
+
+def test_a_shortlist_of_several_names_its_experiment(asked: Ask) -> None:
+    planned = plan_layouts(asked("gpt3_6p7b"), shown=3)
+    experiment = planned.experiment
+    assert experiment is not None
+    first, second = experiment.trials
+    assert first.entry == 1 < second.entry <= len(planned.shortlist)
+    assert experiment.ratio == planned.shortlist[second.entry - 1].ratio
+    assert first.devices <= 8
+    assert plan_layouts(asked(**PAIR), shown=1).experiment is None

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.base.errors import InputError
-from perfsim.evidence.calibrate import calibrate_steps
-from perfsim.evidence.step_fit import fit_logs
+from perfsim.evidence.own_runs import fit_cluster
 from perfsim.interop.formats import import_file
 from perfsim.interop.tool import Step
 
@@ -87,10 +86,8 @@ def test_a_log_is_imported_with_its_model_and_its_steps(run: Path) -> None:
     assert [case["system"]["num_devices"] for case in measured.document["cases"]] == [8, 8]
 
 
-def test_a_log_becomes_the_scale_of_a_cluster(run: Path, tmp_path: Path) -> None:
-    text, warning = calibrate_steps([run], tmp_path / "scale.yaml", "dgx-a100-80gb")
-    assert (text, warning) == (f"Calibration: {tmp_path / 'scale.yaml'}", "")
-    calibration = fit_logs([run], "dgx-a100-80gb")
+def test_a_log_becomes_the_scale_of_a_cluster(run: Path) -> None:
+    calibration = fit_cluster([run], "dgx-a100-80gb")
     first = calibration.cases[0]
     assert calibration.scale == pytest.approx(first.measured_s / first.predicted_s, rel=0.02)
     assert calibration.device == "a100-sxm4-80gb"
@@ -100,11 +97,9 @@ def test_a_log_becomes_the_scale_of_a_cluster(run: Path, tmp_path: Path) -> None
 
 
 def test_the_same_steps_as_yaml_have_the_same_scale(run: Path, tmp_path: Path) -> None:
-    from perfsim.evidence.step_fit import fit_cluster
-
     path = tmp_path / "measured.yaml"
     path.write_text(import_file(run, system="dgx-a100-80gb").text(), encoding="utf-8")
-    assert fit_cluster(path).scale == fit_logs([run], "dgx-a100-80gb").scale
+    assert fit_cluster([path]).scale == fit_cluster([run], "dgx-a100-80gb").scale
 
 
 @pytest.mark.parametrize(
@@ -136,4 +131,4 @@ def test_a_log_that_gives_no_scale_is_refused(tmp_path: Path, text: str, system:
     path = tmp_path / "run.log"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
-        calibrate_steps([path], None, system)
+        fit_cluster([path], system)

@@ -8,9 +8,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from perfsim.proof.parameters import Place, Share, blocks
 from perfsim.proof.provers import Parts, small_model, small_sequence
 from perfsim.proof.serial import SmallTraining, clipping, train
-from perfsim.proof.shares import Share, blocks
 from perfsim.specs.model import LatentAttention, TransformerConfig
 from perfsim.work.counts import parameters
 
@@ -30,7 +30,7 @@ def test_the_peers_together_count_every_parameter_once(
     model = small(toys, peers, tied_embeddings=tied, **attention)
     length = small_sequence(Parts(peers, peers))
     total = sum(
-        Share(model, length, peers, peer).layouts[block].counted.sum()
+        Share(model, length, Place(peers, peer)).layouts[block].counted.sum()
         for peer in range(peers)
         for block in blocks(model)
     )
@@ -54,5 +54,5 @@ def test_serial_training_clips_by_the_norm_of_all_gradients(toys: ModuleType) ->
     assert free[0].clipping == 1.0
     clipped = train(SmallTraining(model, 4, 4, 6, max_norm=norm / 2))
     assert clipped[0].clipping == pytest.approx(0.5, rel=1e-5)
-    first = clipped[1].weights[0]["qkv"] - free[1].weights[0]["qkv"]
+    first = clipped[1].weights[0]["query"] - free[1].weights[0]["query"]
     assert np.abs(first).max() > 1e-6, "the second update depends on the first step's clipping"

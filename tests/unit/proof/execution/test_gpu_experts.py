@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.proof import gpu_experts, gpu_program, layers
-from perfsim.proof.experts import Rows, drawn_routing
+from perfsim.proof import gpu_compute, gpu_exchange, gpu_program, layers
 from perfsim.proof.faults import missing_dependencies
-from perfsim.proof.layers import Projected, Results
+from perfsim.proof.gpu_compute import Rows
+from perfsim.proof.operations import Node, Run
 from perfsim.proof.prove import (
     Request,
     catalogue_cases,
@@ -24,8 +23,7 @@ from perfsim.proof.prove import (
     prove_plan,
     subject_of,
 )
-from perfsim.proof.serial import MAX_NORM
-from perfsim.proof.shares import Share, Weights
+from perfsim.proof.serial import MAX_NORM, drawn_routing
 from perfsim.proof.tensors import pieces
 from perfsim.report.proven import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
@@ -54,13 +52,13 @@ def test_tokens_beyond_the_capacity_are_dropped_in_every_layout_alike() -> None:
 
 
 def test_rows_that_come_back_to_the_wrong_token_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = gpu_experts._returned
+    right = gpu_exchange._returned
 
     def wrong(*given: Any) -> Rows:
         rows = right(*given)
         return Rows(np.roll(rows.values, 1, axis=0), rows.expert)
 
-    monkeypatch.setattr(gpu_experts, "_returned", wrong)
+    monkeypatch.setattr(gpu_exchange, "_returned", wrong)
     result = prove_all(Request("mixtral_8x7b", layout="dp=2,ep=2", orders=1))
     assert not result.passed
 
@@ -75,11 +73,17 @@ def test_every_expert_layout_is_proven(model: str) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    ["tp=2,sp=true", "dp=2,ep=2,zero=3", "pp=2,schedule=zb1p", "tp=2,sp=true,dp=2,ep=4,etp=1,zero=2"],
+    [
+        "zero=3",
+        "tp=2,sp=true",
+        "dp=2,ep=2,zero=3",
+        "pp=2,schedule=zb1p",
+        "tp=2,sp=true,dp=2,ep=4,etp=1,zero=2",
+    ],
 )
 @pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3"])
 def test_layouts_with_experts_are_proven_as_the_command_line_asks_for_them(model: str, layout: str) -> None:
-    """Tensor peers, sharded parameters, split backwards, and what they have in common."""
+    """Tensor peers, sharded parameters (without replicas of experts too), split backwards, several of these."""
     (proof,) = prove_all(Request(model, layout=layout, batch=4, orders=1)).proofs
     assert proof.faults == ()
     assert proof.compared > 0
@@ -94,7 +98,7 @@ def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
         monkeypatch.setattr(gpu_program, "summed", lambda parts: parts[0].copy())
     else:
         monkeypatch.setattr(
-            gpu_experts, "pieces", lambda whole, count, axis: [pieces(whole, count, axis)[0]] * 2
+            gpu_compute, "pieces", lambda whole, count, axis: [pieces(whole, count, axis)[0]] * 2
         )
     result = prove_all(Request("mixtral_8x7b", layout="tp=2,sp=true,ep=2", batch=1, orders=0))
     assert not result.passed
@@ -146,13 +150,13 @@ def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
     (plan,) = plans_of(Request("deepseek_v3", layout=f"{layout},recompute=full", batch=1))
     recipe = plan.job.recipe.ran_with(recompute_keeps=keeps)
     again = list[bool]()
-    right = layers.latent_heads
+    right = layers.heads
 
-    def counted(w: Weights, z: Floats, share: Share, results: Results) -> Projected:
-        again.append(bool(results))
-        return right(w, z, share, results)
+    def counted(run: Run, x: Node) -> tuple[Node, ...]:
+        again.append("pair" in run.kept)
+        return right(run, x)
 
-    monkeypatch.setattr(layers, "latent_heads", counted)
+    monkeypatch.setattr(gpu_compute, "heads", counted)
     assert subject_of(replace(plan, job=replace(plan.job, recipe=recipe))).faults() == []
     assert any(again) == (keeps == "qkv")
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.proof import experts
-from perfsim.proof.layers import every_second, made
+from perfsim.proof import layers
+from perfsim.proof.layers import every_second
+from perfsim.proof.operations import Node, Run, linear
+from perfsim.proof.parameters import Place, Share
 from perfsim.proof.prove import Request, Subject, plans_of, subject_of
-from perfsim.proof.shares import Share
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import kept_shares
 
@@ -38,25 +39,28 @@ def test_every_second_product_is_kept_of_those_that_the_memory_counts(
     toys: ModuleType, model: str, tensor: int
 ) -> None:
     config = toys.model(**MODELS[model])
-    shapes = Share(config, 4, tensor).layouts[0].shapes
-    names = [name for name, shape in shapes.items() if len(shape) > 1 and name != "fc2"]
-    whole = {name: np.ones((1, 4, shapes[name][-1])) for name in names}
-    columns = every_second(whole, Share(config, 4, tensor))
+    shapes = Share(config, 4, Place(tensor)).layouts[0].shapes
+    widths = {name: shape[-1] for name, shape in shapes.items() if len(shape) > 1 and name != "fc2"}
+    kept = every_second({name: np.ones(width) for name, width in widths.items()})
     shares = kept_shares(LayerSlice(config, 4, 1, tensor, selective="every_second_product"), "selective")
-    of_columns = {name: 1.0 - float(np.isnan(values).mean()) for name, values in columns.items()}
-    assert of_columns == pytest.approx({name: shares[name] for name in names})
+    together = [["query", "key", "value"], ["gate", "fc1"]] if "key" in widths else [["gate", "fc1"]]
+    names = {name: parts[-1] for parts in together for name in parts}
+    for product, share in shares.items():
+        parts = [name for name in widths if names.get(name, name) == {"qkv": "value"}.get(product, product)]
+        counted = sum(widths[name] for name in parts if name in kept)
+        assert not parts or share == pytest.approx(counted / sum(widths[name] for name in parts))
 
 
-def test_only_columns_that_were_not_kept_are_computed() -> None:
+def test_a_product_that_was_kept_is_not_computed_again() -> None:
     rng = np.random.default_rng(0)
     w = {"fc1": rng.standard_normal((3, 4)), "fc1_bias": rng.standard_normal(4)}
-    x = np.ones((1, 2, 3))
-    result = made(w, "fc1", x, {})
-    result[..., 1:3] = np.nan
-    result[..., 0] = 7.0
-    again = made(w, "fc1", x, {"fc1": result})
-    assert (again[..., 0] == 7.0).all()
-    assert again[..., 1:] == pytest.approx(made(w, "fc1", x, {})[..., 1:])
+    made = np.ones((1, 2, 4))
+    share = Share(default_catalog().model("gpt3_20b"), 2)
+    again = linear(Run({}, share, {"fc1": made}), Node(np.ones((1, 2, 3))), "fc1")
+    assert again.value is made
+    assert linear(Run(w, share), Node(np.ones((1, 2, 3))), "fc1").value[0, 0] == pytest.approx(
+        w["fc1"].sum(axis=0) + w["fc1_bias"]
+    )
 
 
 def by_operator(model: str, layout: str, attention: str) -> Subject:
@@ -82,8 +86,8 @@ def test_a_selective_recompute_by_operator_computes_what_serial_training_does(
 
 
 def test_wrong_results_that_a_recompute_keeps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(results: dict[str, Any], _: Share) -> dict[str, Any]:
+    def wrong(results: dict[str, Any]) -> dict[str, Any]:
         return {name: values + 1.0 for name, values in results.items()}
 
-    monkeypatch.setattr(experts, "every_second", wrong)
+    monkeypatch.setattr(layers, "every_second", wrong)
     assert by_operator("llama2_70b", "dp=1", "flash").faults()

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.proof.layers import attention_forward
+from perfsim.proof.layers import attention
+from perfsim.proof.operations import run_part
+from perfsim.proof.parameters import Place, Share
 from perfsim.proof.serial import (
     BETA1,
     BETA2,
@@ -20,7 +22,6 @@ from perfsim.proof.serial import (
     gradients,
     train,
 )
-from perfsim.proof.shares import Share, cut
 from perfsim.specs.model import TransformerConfig
 
 LATENTS = {
@@ -102,7 +103,7 @@ def test_every_gradient_is_the_difference_quotient_of_the_loss(make: str) -> Non
     asked = replace(training(**MAKES[make]), capacity=0.5 if "shared" in make else None)
     weights = {block: {k: v.copy() for k, v in parts.items()} for block, parts in asked.initial.items()}
     if asked.model.tied_embeddings:
-        weights[-3]["words"] = weights[-2]["words"]
+        weights[-3]["head_words"] = weights[-2]["words"]
     found = gradients(asked, weights, 0).weight_gradients
     rng = np.random.default_rng(1)
     for block, parts in weights.items():
@@ -122,7 +123,7 @@ def test_in_a_window_a_position_sees_itself_and_those_just_before_it() -> None:
     x = np.random.default_rng(0).standard_normal((1, 5, 8))
     changed = x.copy()
     changed[0, 2, 0] += 1.0
-    outputs = [attention_forward(asked.initial[0], values, share)[0] for values in (x, changed)]
+    outputs = [run_part(attention, asked.initial[0], share, values).value for values in (x, changed)]
     differs = np.abs(outputs[0] - outputs[1]).max(axis=(0, 2)) > 1e-9
     assert differs.tolist() == [False, False, True, True, False]
 
@@ -153,9 +154,9 @@ def test_tensor_shares_cut_every_parameter_once(peers: int) -> None:
     asked = training(num_query_groups=2, gated_mlp=True)
     replicated = {"norm1.scale", "norm1.shift", "norm2.scale", "norm2.shift", "projection_bias", "fc2_bias"}
     whole = asked.initial[0]
-    shares = [Share(asked.model, 5, peers, peer) for peer in range(peers)]
+    shares = [Share(asked.model, 5, Place(peers, peer)) for peer in range(peers)]
     for name, value in whole.items():
-        parts = [cut(whole, share)[name] for share in shares]
+        parts = [share.cut(whole, 0)[name] for share in shares]
         assert all(
             part.shape == share.layouts[0].shapes[name] for part, share in zip(parts, shares, strict=True)
         )
@@ -167,9 +168,9 @@ def test_tensor_shares_cut_every_parameter_once(peers: int) -> None:
 def test_shards_put_together_are_what_was_cut(shards: int) -> None:
     layout = training().share.layouts[0]
     flat = np.arange(layout.size, dtype=float)
-    parts = [layout.shard(flat, shards, number) for number in range(shards)]
+    parts = [layout.shard(flat, Place(shards, number)) for number in range(shards)]
     assert len({part.size for part in parts}) == 1
     assert (layout.whole(parts) == flat).all()
     assert (
-        parts[0][layout.shard_part("fc1", shards)] == flat[layout.parts["fc1"]][: -(-128 // shards)]
+        parts[0][layout.part_of_shard("fc1", shards)] == flat[layout.parts["fc1"]][: -(-128 // shards)]
     ).all()

@@ -7,7 +7,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.machines.placement import place
-from perfsim.prediction.planner import Screened, estimated, search
+from perfsim.prediction.planner import Screened, Search, estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step, graph_of
 
@@ -99,7 +99,7 @@ def test_drawn_layouts_are_within_one_percent_at_the_median_and_all_but_a_few_wi
         ("llama_13b", "dgx-h100", 40, 160),
     ):
         question = asked(model, system, devices, batch)
-        found = search(question)
+        found = Search(question)
         best = found.order[: len(found.order) // 4]
         for index in generator.choice(best, ROWS, replace=False).tolist():
             screened = found.plan(index)

@@ -18,13 +18,12 @@ from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
-from perfsim.prediction.planner import search
+from perfsim.prediction.planner import Search
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys as plain_toys
-from perfsim.testing.independent import peak_live_bytes
 from perfsim.work.counts import parameters
 
 CPU = ParallelLayout(offload_optimizer="cpu")
@@ -128,7 +127,7 @@ def test_with_a_fast_host_the_step_is_that_without_offload(toys: ModuleType) -> 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("link_bytes_per_s", [1e8, 1e11])
 def test_activations_of_two_layers_are_on_the_device_and_copies_cost_their_bytes(
-    toys: ModuleType, recompute: Any, link_bytes_per_s: float
+    toys: ModuleType, peak_live_bytes: Any, recompute: Any, link_bytes_per_s: float
 ) -> None:
     layout = ParallelLayout(recompute=recompute, offload_activations="cpu")
     on = system(toys, link_bytes_per_s=link_bytes_per_s)
@@ -155,7 +154,7 @@ def test_the_planner_offloads_only_where_nothing_fits_without(toys: ModuleType) 
         on = toys.gpu_cluster(capacity=capacity, host=toys.host())
         topology = toys.topology(1, on)
         asked = toys.question("3d", job, topology, toys.ToyCosts(on, devices=1))
-        best = search(asked).best(1)[0].plan.layout
+        best = Search(asked).best(1)[0].plan.layout
         assert bool(best.offloads) == offloads
 
 
@@ -164,7 +163,7 @@ def test_a_single_device_may_have_neither_gradients_nor_parameters(toys: ModuleT
     job = toys.job(2, num_layers=64)
     on = toys.gpu_cluster(capacity=2.0 * parameters(job.model).total, host=toys.host(capacity=1e14))
     asked = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
-    best = search(asked).best(1)[0].plan.layout
+    best = Search(asked).best(1)[0].plan.layout
     assert (best.zero_stage, best.offload_param) == (3, "cpu")
 
 

@@ -1,4 +1,4 @@
-"""Tables of measurements, and what all fits to them share: SciPy, records, and standard errors.
+"""What all fits share: tables of measurements, SciPy, records, standard errors, and files of calibrations.
 
 A standard error comes from the sandwich estimator of a robust fit, H^-1 (sum over clusters of squared scores)
 H^-1, times c / (c - p) for c clusters and p constants (Huber 1967, White 1980; errors within a cluster are
@@ -21,13 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, Problem, not_text
+from perfsim.base.files import write_file
 from perfsim.base.sizes import MOST_DEVICES
+from perfsim.base.units import format_quantity
 from perfsim.catalog import data_root
-from perfsim.specs.calibration import MOST_STANDARD_ERROR, FitRecord
+from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration, FitRecord
 
 _MOST_PROBLEMS = 20
 """Limit, because a file of another kind is wrong in every line."""
@@ -209,10 +212,6 @@ class Account:
     errors: dict[str, float] = field(default_factory=dict)
     assumed: dict[str, str] = field(default_factory=dict)
 
-    def assumed_in(self, prefix: str) -> dict[str, str]:
-        """The reasons by the paths of their constants in a calibration file."""
-        return {f"{prefix}.{name}": reason for name, reason in self.assumed.items()}
-
 
 @dataclass(frozen=True)
 class Loss:
@@ -285,3 +284,65 @@ def profile(losses: Callable[[float], Floats], cluster: NDArray[np.intp]) -> flo
 def _has_grown(loss: Floats, cluster: NDArray[np.intp]) -> bool:
     growth = np.bincount(cluster, loss)
     return bool(growth.sum() > np.sqrt((growth**2).sum()) > 0)
+
+
+# Files of `hardware/calibrations`.
+
+
+def delivered(calibration: Calibration, out: Path | None) -> str:
+    """The YAML of a calibration, with units; or, written under the file's name, the path of the file."""
+    # The catalogue finds a file by its name, so the name inside must agree.
+    named = calibration if out is None else calibration.model_copy(update={"name": out.stem})
+    content = _with_units(named.model_dump(mode="json", exclude_none=True))
+    ordered = {key: content[key] for key in ("name", "kind", "description") if content.get(key)}
+    ordered |= {key: value for key, value in content.items() if key not in ordered and value not in ("", {})}
+    text = yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+    if out is None:
+        return text.rstrip()
+    write_file(out, text)
+    return f"Calibration: {out}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes small groups of numbers on one line, and no YAML aliases."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.SequenceNode:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=_is_small(data))
+
+
+def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.MappingNode:
+    numbers = _is_small(list(data.values())) and not all(isinstance(value, str) for value in data.values())
+    segment = "latency_base_s" in data
+    return dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=numbers or segment)
+
+
+def _is_small(items: list[Any]) -> bool:
+    """Whether all items are numbers, short words or lists of them."""
+    return all(
+        _is_small(item) if isinstance(item, list) else not isinstance(item, dict) and len(str(item)) < 30
+        for item in items
+    )
+
+
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(dict, _represent_dict)
+
+
+def _with_units(value: Any, name: str = "") -> Any:
+    """The tree with every dimensioned number as a string; the suffix of its name gives the unit."""
+    if isinstance(value, dict):
+        # The record of a fit holds fractions, under the names of the constants.
+        return {key: item if key == "fit" else _with_units(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_units(item, name) for item in value]
+    if not isinstance(value, float):
+        return value
+    if name.endswith("_bytes_per_s"):
+        return format_quantity(value, "bytes_per_s", precision=None)
+    if name.endswith(("_s", "_s_per_kernel", "_s_per_element")):
+        return format_quantity(value, "seconds", precision=None)
+    return value

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.caveats import Caveat, SharedCaveat, confidence, rank, shared_caveats
+from perfsim.prediction.caveats import Caveat, rank
+from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
 
 EDGE = Caveat("batch-at-edge", "warning", "the same")
 

@@ -1,0 +1,307 @@
+"""Calibrations from one's own runs: the scale of a cluster, and the critical batch.
+
+The scale of a cluster is the geometric mean of measured over predicted step time, so the log errors of the
+scaled cases sum to zero. It multiplies all step times of a cluster, so it cannot change which layout is best,
+and it does not apply to another device.
+
+The critical batch comes from steps or examples to the target, gradient noise, or MLPerf logs. A file is
+
+- CSV with `batch` and `steps` or `examples` (to the target; several rows of one batch are averaged);
+- CSV with `tokens` and `b_simple`, a log of the gradient noise scale tr(Sigma) / |G|^2 over a run;
+- a `convergence` file with one case (`perfsim schema convergence`);
+- one or several logs of MLPerf Training (`:::MLLOG`).
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean, median, stdev
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
+from perfsim.base.sizes import MOST_CASES
+from perfsim.base.spec import Name, Spec
+from perfsim.base.units import YAML_CONTEXT
+from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.catalog.reader import Loc
+from perfsim.convergence.critical_batch import Z_90, HyperbolaFit, fit_hyperbola
+from perfsim.evidence.cases import ConvergenceFile, StepCase, case_system, evaluate_case
+from perfsim.evidence.fitting import read_table, rounded, table_columns
+from perfsim.interop import mllog
+from perfsim.interop.formats import format_of, measured_document, read
+from perfsim.interop.source import Source
+from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration, FitRecord, MeasuredStep
+
+_Complaint = Callable[..., Problem]
+"""Makes a problem from the path of a value, a message and a help."""
+_FEWEST = 2
+"""Steps that a scale needs: a single one would not show its uncertainty."""
+_PLAUSIBLE = (0.2, 5.0)
+"""Range of a plausible scale; beyond it a unit or a machine is wrong."""
+
+
+class MeasuredCase(StepCase):
+    """A step that the user measured, as in `studies/validation/`; family and evidence are optional."""
+
+    family: str = "measured"
+    evidence: Literal["A", "B", "C"] = "A"
+
+
+class MeasuredFile(Spec):
+    """A file of measured steps of one cluster."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    cluster: Name
+    cases: Annotated[tuple[MeasuredCase, ...], Field(max_length=MOST_CASES)]
+
+
+def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibration:
+    """The scale of a cluster from one YAML file, or from logs of Megatron-LM that ran on `system`.
+
+    One log with one batch size gives two cases, the halves of its run. Raises CatalogError for a malformed
+    file, fewer than two cases, several devices, and for a case that cannot be predicted, each at its line,
+    and InputError for a file that is no such log.
+    """
+    catalog = default_catalog()
+    path = measured[0]
+    if system:
+        return _of_logs(measured, system, catalog)
+    if len(measured) > 1 or format_of(path) == "megatron":
+        raise InputError([Problem("a log does not say on what it ran", str(path), help="add --system NAME")])
+    command = f"perfsim calibrate steps {shlex.quote(path.name)}"
+    file = parse_file(path, MeasuredFile, catalog)
+    return _scaled(file, command, path.name, load_mapping(path, catalog).problem, catalog)
+
+
+def _of_logs(paths: Sequence[Path], system: str, catalog: Catalog) -> ClusterCalibration:
+    readings = [read(Source.read(path), "megatron")[1] for path in paths]
+    documents = [measured_document(reading, system, alone=len(readings) == 1) for reading in readings]
+    cluster = documents[0]["cluster"]
+    runs = [case for document in documents for case in document["cases"]]
+    cases = [{**case, "id": f"{cluster}-{number}"} for number, case in enumerate(runs, 1)]
+    source = readings[0].settings.source
+
+    def problem(_place: Loc, message: str, help_text: str = "") -> Problem:
+        return source.problem(message, help_text, source.line_of("elapsed time per iteration"))
+
+    try:
+        document = {"schema": 1, "cluster": cluster, "cases": cases}
+        file = MeasuredFile.model_validate(document, context=YAML_CONTEXT)
+    except ValidationError as error:
+        raise InputError([problem((), words) for words in refused_values(error.errors())]) from None
+    names = " ".join(path.name for path in paths)
+    shown = " ".join(shlex.quote(path.name) for path in paths)
+    command = f"perfsim calibrate steps {shown} --system {shlex.quote(system)}"
+    one_run = all(
+        {**case, "id": "", "measured": {}} == {**cases[0], "id": "", "measured": {}} for case in cases
+    )
+    note = "the cases are intervals of one run, so the error is that of its steps alone" if one_run else ""
+    return _scaled(file, command, names, problem, catalog, note)
+
+
+def _scaled(
+    file: MeasuredFile, command: str, table: str, problem: _Complaint, catalog: Catalog, note: str = ""
+) -> ClusterCalibration:
+    """The scale of a validated file; `problem` makes a complaint about one of its values."""
+    counts = Counter(case.id for case in file.cases)
+    problems = [
+        problem(("cases",), f"{count} cases are called {name}") for name, count in counts.items() if count > 1
+    ]
+    if len(file.cases) < _FEWEST:
+        message = f"measured steps: {len(file.cases)}; at least {_FEWEST} are needed"
+        help_text = "measure another model, batch or number of devices on the same cluster"
+        problems = [problem(("cases",), message, help_text), *problems]
+    if problems:
+        raise CatalogError(problems)
+    predicted = []
+    devices = []
+    for number, case in enumerate(file.cases):
+        try:
+            devices.append(case_system(case, catalog).device.name)
+            predicted.append(evaluate_case(case, catalog).step_time_s)
+        except PerfsimError as error:
+            problems.append(problem(("cases", number), f"case {case.id} cannot be predicted: {error}"))
+    if len(set(devices)) > 1:
+        message = f"the cases are on {', '.join(dict.fromkeys(devices))}; a scale belongs to one device"
+        problems.append(problem(("cases",), message, "make one file for each"))
+    if problems:
+        raise CatalogError(problems)
+    pairs = [
+        (case.measured.step_time_s, seconds) for case, seconds in zip(file.cases, predicted, strict=True)
+    ]
+    ratios = [real_s / predicted_s for real_s, predicted_s in pairs]
+    scale = rounded(geometric_mean(ratios))
+    low, high = _PLAUSIBLE
+    if not low <= scale <= high:
+        message = f"the steps take {scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
+        help_text = "check step_time_s (in seconds), the device and the number of devices"
+        raise CatalogError([problem(("cases",), message, help_text)])
+    calibration = ClusterCalibration(
+        name=file.cluster,
+        description=f"Measured steps of {file.cluster} over those predicted for {devices[0]}",
+        device=devices[0],
+        scale=scale,
+        cases=tuple(
+            MeasuredStep(
+                id=case.id,
+                measured_s=rounded(real_s, 6),
+                predicted_s=rounded(predicted_s, 6),
+                residual=round(real_s / predicted_s / scale - 1, 4),
+            )
+            for case, (real_s, predicted_s) in zip(file.cases, pairs, strict=True)
+        ),
+    )
+    apes = [abs(scale / ratio - 1) for ratio in ratios]
+    standard_error = stdev(math.log(ratio) for ratio in ratios) / math.sqrt(len(ratios))
+    spread = calibration.spread_warning if calibration.is_wide else ""
+    record = FitRecord(
+        command=command,
+        table=table,
+        points=len(apes),
+        median_ape=round(median(apes), 4),
+        p90_ape=round(max(apes), 4),
+        standard_errors={"scale": round(standard_error, 4)},
+        note="; ".join(filter(None, (spread, note))),
+    )
+    return calibration.model_copy(update={"fit": {"scale": record}})
+
+
+# The critical batch.
+
+_NOISE_FACTOR = 10.0
+"""90 % band of a critical batch from gradient noise: in ten runs of McCandlish et al. 2018 (arXiv 1812.06162,
+table 1) B_simple was 0.05 to 8 times the critical batch."""
+_NOISE = ("tokens", "b_simple")
+_COLUMNS = (_NOISE, ("batch", "examples"), ("batch", "steps"))
+_HELP = "a CSV has the columns batch and steps (or examples), or tokens and b_simple"
+_NO_LENGTH = "an example is taken to be one token: give --tokens-per-example if it has more"
+
+
+class _Runs(NamedTuple):
+    """Batches and the examples to the target, in one unit."""
+
+    batches: Sequence[float]
+    examples: Sequence[float]
+    unit: str
+
+
+def fit_convergence(
+    paths: Sequence[Path], tokens_per_example: float, run_kind: str = "pre-training"
+) -> ConvergenceCalibration:
+    """The critical batch and E_min of the runs in files, in tokens, with what they were fitted to in words.
+
+    Raises InputError for a file that is none of the kinds above, and NotIdentifiableError, which says why,
+    where the runs do not determine the critical batch.
+    """
+    if not (math.isfinite(tokens_per_example) and tokens_per_example > 0):
+        raise InputError(f"tokens of an example: {tokens_per_example:g} is not a positive number")
+    path = paths[0]
+    if len(paths) == 1 and path.suffix == ".csv":
+        columns = _columns(path)
+        if set(columns) == set(_NOISE):
+            return _of_noise(columns, path)
+        batches = columns["batch"]
+        steps = columns.get("steps", ())
+        examples = columns.get("examples") or [b * count for b, count in zip(batches, steps, strict=True)]
+        runs = _Runs(batches, examples, "examples")
+    else:
+        runs = _of_files(paths)
+    try:  # whether the runs alone determine it; the expectation of B_crit then steadies the numbers
+        fit_hyperbola(runs.batches, runs.examples, run_kind)
+        fit = fit_hyperbola(runs.batches, runs.examples, run_kind, prior=True)
+    except InputError as error:
+        line = Source.read(path).line_of("points") or 1
+        problems = [replace(problem, file=str(path), line=line) for problem in error.problems]
+        raise type(error)(problems) from None
+    return _calibration(path.stem, fit, tokens_per_example, runs.unit)
+
+
+def _calibration(name: str, fit: HyperbolaFit, scale: float, unit: str) -> ConvergenceCalibration:
+    # An end of the interval is at one standard error in the log; the band has 90 %.
+    e_low, e_high = (fit.e_min * math.pow(end / fit.e_min, Z_90) for end in sorted(fit.e_min_interval))
+    low = fit.b_crit / fit.band_factor
+    high = fit.b_crit * fit.band_factor
+    words = (
+        f"E_min {fit.e_min:.4g} {unit} ({e_low:.4g} to {e_high:.4g}), B_crit "
+        f"{fit.b_crit:.4g} {unit} ({low:.4g} to {high:.4g}), 90 %; {len(fit.batches)} batches, residual "
+        f"{100 * fit.rms_log:.1f} %"
+    )
+    return ConvergenceCalibration(
+        name=name,
+        description=words,
+        e_min_tokens=rounded(fit.e_min * scale),
+        b_crit_tokens=rounded(fit.b_crit * scale),
+        band_factor=rounded(fit.band_factor),
+        residual=rounded(fit.rms_log),
+        batches_tokens=tuple(batch * scale for batch in fit.batches),
+        run_kind=fit.run_kind,
+        notes=(*fit.notes, *([_NO_LENGTH] if scale == 1.0 and unit == "examples" else [])),
+    )
+
+
+def _of_noise(rows: Mapping[str, Sequence[float]], path: Path) -> ConvergenceCalibration:
+    """The critical batch that a run with this gradient noise sees, harmonic over its tokens.
+
+    Progress at batch B costs 1 + B_simple / B times the least steps, so at a fixed batch the examples are
+    E_min (1 + B <1 / B_simple>): the mean of the reciprocal over the tokens counts.
+    """
+    tokens = np.asarray(rows["tokens"])
+    noise = np.asarray(rows["b_simple"])
+    if tokens.size < 2 or np.any(np.diff(tokens) <= 0) or np.any(noise <= 0):
+        raise InputError(
+            [Problem("tokens must increase over two rows or more, b_simple be positive", str(path), 1)]
+        )
+    middles = 0.5 * (1.0 / noise[1:] + 1.0 / noise[:-1])
+    b_crit = float((tokens[-1] - tokens[0]) / (middles * np.diff(tokens)).sum())
+    words = (
+        f"E_min not identifiable from gradient noise: give tokens in the recipe. B_crit {b_crit:.4g} tokens "
+        f"({b_crit / _NOISE_FACTOR:.4g} to {b_crit * _NOISE_FACTOR:.4g}), 90 %; {tokens.size} values of "
+        f"B_simple, {noise.min():.4g} to {noise.max():.4g}"
+    )
+    return ConvergenceCalibration(
+        name=path.stem,
+        description=words,
+        b_crit_tokens=rounded(b_crit),
+        band_factor=_NOISE_FACTOR,
+        notes=("from gradient noise, which tells the critical batch within a factor of ten",),
+    )
+
+
+def _columns(path: Path) -> dict[str, list[float]]:
+    """The columns of a CSV file of a known kind. Raises InputError at the line of a mistake."""
+    header = table_columns(path)
+    names = next((names for names in _COLUMNS if set(names) <= set(header)), None)
+    if names is None:
+        raise InputError([Problem(f"the columns are {', '.join(header)}", str(path), line=1, help=_HELP)])
+    rows = read_table(path, names)
+    return {name: [float(row[name]) for row in rows] for name in names}
+
+
+def _of_files(paths: Sequence[Path]) -> _Runs:
+    """The runs of logs of MLPerf Training, or of a file with one convergence case."""
+    sources = [Source.read(path) for path in paths]
+    if all(mllog.TOOL.recognise(source.text) for source in sources):
+        readings = [mllog.TOOL.read(source, source.text) for source in sources]
+        points = [point for reading in readings for point in (reading.points or {})["cases"][0]["points"]]
+        unit = "samples"
+    elif len(paths) > 1 or paths[0].suffix == ".csv":
+        raise InputError(
+            [Problem("several files have to be logs of MLPerf Training", str(paths[0]), help=_HELP)]
+        )
+    else:
+        cases = parse_file(paths[0], ConvergenceFile).cases
+        if len(cases) != 1:
+            raise InputError(
+                [Problem(f"{len(cases)} cases; one benchmark with one recipe is expected", str(paths[0]), 1)]
+            )
+        points = list(cases[0].points)
+        unit = cases[0].unit or "examples"
+    return _Runs([point[0] for point in points], [point[1] for point in points], unit)

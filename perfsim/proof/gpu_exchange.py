@@ -1,0 +1,349 @@
+"""What ranks of one stage exchange inside a layer: keys and values, heads, and rows for experts.
+
+Ranks that share sequences attend in parts. In a ring each block's scores enter a running softmax
+[1805.02867], and gradients of keys and values travel one message behind them, to which every rank adds its
+own. Rows travel to the ranks of their experts and back; where they went is kept in a buffer, so that they
+come back to their places. Ranks that share an expert all-gather their rows, compute, and reduce-scatter the
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfsim.base.arrays import Floats, Ints
+from perfsim.proof.gpu_compute import GpuCompute, Rows, plain
+from perfsim.proof.layers import Attention, Kept, output
+from perfsim.proof.operations import Gradients, Part, core, core_gradients, of_groups, run_part, scores
+from perfsim.proof.parameters import Share, Weights
+from perfsim.proof.program import Message, Values
+from perfsim.proof.tensors import summed
+from perfsim.work import EMBEDDING, Task
+
+HEADS = 1
+POSITIONS = 2
+"""Axes of queries, keys and values."""
+
+
+class _Pair(NamedTuple):
+    """Keys and values, and their places."""
+
+    k: Floats
+    v: Floats
+    places: tuple[int, ...]
+
+
+class _Travelling(NamedTuple):
+    """A message of a ring: keys and values, the gradients of those before them, or both."""
+
+    pair: _Pair | None
+    gradients: tuple[Floats, ...] | None = None
+
+    @property
+    def elements(self) -> int:
+        """Numbers that are sent."""
+        arrays = (*((self.pair.k, self.pair.v) if self.pair else ()), *(self.gradients or ()))
+        return sum(int(array.size) for array in arrays)
+
+
+class _Running(NamedTuple):
+    """A softmax over the blocks so far: largest score, sum of exponentials, and sum of weighted values."""
+
+    most: Floats
+    total: Floats
+    weighted: Floats
+
+
+class _Ring(NamedTuple):
+    """What the backward of a core in a ring reads: its output, and the log of the sum of exponentials."""
+
+    context: Floats
+    log_sum: Floats
+
+
+class _Core(NamedTuple):
+    """Arrays that an all-to-all exchanges, the core that made them, and gradients of weights with them."""
+
+    arrays: Sequence[Floats]
+    part: Part | None = None
+    gradients: Gradients | None = None
+
+
+class _Travelled(NamedTuple):
+    """Rows on a rank, and how they came: from which place of the group each, and from which of its rows."""
+
+    rows: Rows
+    source: Ints
+    place: Ints
+
+
+def _running_softmax(q: Floats, pair: _Pair, share: Share, before: _Running | None) -> _Running:
+    """Attend to one more block."""
+    made = scores(q, pair.k, (share.places, pair.places), share)
+    most = made.max(axis=-1, keepdims=True)
+    if before is not None:
+        most = np.maximum(most, before.most)
+    e = np.exp(made - most)
+    total = e.sum(axis=-1, keepdims=True)
+    weighted = e @ of_groups(pair.v, share)
+    if before is None:
+        return _Running(most, total, weighted)
+    scale = np.exp(before.most - most)
+    return _Running(most, before.total * scale + total, before.weighted * scale + weighted)
+
+
+def _own_pair(attention: Attention, share: Share) -> _Pair:
+    """The keys and values of a rank itself."""
+    _, k, v = attention.heads.values
+    return _Pair(k, v, share.places)
+
+
+class GpuExchange(GpuCompute):
+    """Compiles attention in parts, and exchanges."""
+
+    # ------------------------------------------------------------------------------- attention
+    def attention_qkv(self, task: Task) -> None:
+        """Norm, queries, keys and values; a recompute reads the layer's input from what is saved."""
+        self.needs(1)
+        begin = self.attention_begin()
+        outside = [] if task.work.op.endswith("recompute") else self.of_model()
+
+        def run(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
+            made = begin(rank, w, operands[0])
+            return made, _Travelling(_own_pair(made, self.share(rank))), *(operands[0] for _ in outside)
+
+        self.compute(run, self.blocks_with(EMBEDDING), [], outside)
+
+    def attention_block(self, task: Task) -> None:
+        """The core on one block of keys and values, or on all positions of some heads."""
+        self.needs(1)
+
+        def ring(rank: int, _: Weights, operands: Values, __: Values) -> tuple[Any, ...]:
+            made, message, *before = operands
+            share = self.share(rank).of_layer(task.block)
+            q = made.heads.values[0]
+            return (_running_softmax(q, message.pair, share, before[0] if before else None),)
+
+        def heads(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
+            share = self.share(rank).of_layer(task.block)
+            # After the all-to-all a rank has some of the heads of its tensor peer.
+            first = rank // self.layout.tensor % self.layout.context * (share.heads // self.layout.context)
+            function = partial(core, places=tuple(range(self.training.seq_length)), first_head=first)
+            part = run_part(function, w, share, *operands[0])
+            return (_Core(part.values, part),)
+
+        self.compute(ring if self._rings else heads)
+
+    def attention_output(self, task: Task) -> None:
+        """The output projection; the block's activations go to the MLP task, or to the backward."""
+        self.needs(2)
+        recomputes = task.work.op.endswith("recompute")
+        buffer = self.cell("recomputed attention" if recomputes else "attention kept")
+
+        def run(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
+            done, made, *inner = operands
+            if self._rings:
+                context = done.weighted / done.total
+                kept: Any = _Ring(context, done.most + np.log(done.total))
+            else:
+                context, kept = done[0], inner[0].part
+            part = run_part(output, w, self.share(rank), context)
+            return part.value, made._replace(core=kept, output=part)
+
+        self.compute(run, [task.block], [], [buffer], self.completes("attention", task.block))
+
+    def attention_output_backward(self, task: Task) -> None:
+        """Gradient of the core's output."""
+        self.needs(2)
+        recomputed, beside = self.attention_kept(task.block)
+
+        def run(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            kept: Attention = buffers[0] if recomputed else operands[1].attention
+            dy = buffers[len(recomputed)] if beside else plain(operands[0])
+            arrays, gradients = kept.made_output.backward(w, dy)
+            return (_Core(arrays, gradients=gradients),)
+
+        self.compute(run, [task.block], [*recomputed, *beside])
+
+    def attention_block_backward(self, task: Task) -> None:
+        """Gradients of queries, keys and values by one block, or of all positions of some heads."""
+        self.needs(2)
+        recomputed, _ = self.attention_kept(task.block)
+
+        def ring(rank: int, _: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            first, saved, *later = operands
+            kept: Attention = buffers[0] if recomputed else saved.attention
+            share = self.share(rank).of_layer(task.block)
+            pair = later[0].pair if later else _own_pair(kept, share)
+            q, d, inner = kept.heads.values[0], first.arrays[0], kept.core
+            p = np.exp(scores(q, pair.k, (share.places, pair.places), share) - inner.log_sum)
+            delta = (d * inner.context).sum(axis=-1, keepdims=True)
+            queries, *others = core_gradients(p, d, (q, pair.k, pair.v), share, delta)
+            return _Core((queries + later[1].arrays[0] if later else queries,)), tuple(others)
+
+        def heads(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            (d_context,), saved = operands[:2]
+            kept: Attention = buffers[0] if recomputed else saved.attention
+            return _Core(kept.core.backward(w, d_context)[0]), None
+
+        self.compute(ring if self._rings else heads, [], recomputed)
+
+    def attention_qkv_backward(self, task: Task) -> None:
+        """The rest of the attention's backward, from the gradients of queries, keys and values."""
+        self.needs(4)
+        recomputed, _ = self.attention_kept(task.block)
+
+        def run(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Floats, Gradients]:
+            __, saved, begun, *arrived = operands
+            kept: Attention = buffers[0] if recomputed else saved.attention
+            made = (*arrived[0].arrays, *arrived[1].gradients) if self._rings else arrived[0]
+            (dx,), gradients = kept.heads.backward(w, *made)
+            return dx, begun.gradients + gradients
+
+        self.attention_end(run, recomputed, bool(recomputed))
+
+    @property
+    def _rings(self) -> bool:
+        return self.layout.context_exchange == "ring"
+
+    # ------------------------------------------------------------------------------- exchanges
+    def ring_shift(self, task: Task) -> None:
+        """Every rank sends to the next; what it sends is named by the tensor that it writes."""
+        self.needs(1)
+        contents = task.work.writes[0].name
+
+        def sent(rank: int, source: Any, *done: tuple[Floats, ...]) -> _Travelling:
+            if isinstance(source, Kept) and source.attention is not None:
+                source = _Travelling(_own_pair(source.attention, self.share(rank)))
+            pair = source.pair if "keys_values" in contents else None
+            if "gradients" not in contents:
+                return _Travelling(pair)
+            before = source.gradients
+            if before is None:
+                return _Travelling(pair, done[0])
+            return _Travelling(pair, tuple(a + b for a, b in zip(before, done[0], strict=True)))
+
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            messages = [sent(rank, *inputs) for rank, inputs in zip(members, values, strict=True)]
+            return [(messages[number - 1],) for number in range(len(members))]
+
+        message = Message("exchanged", lambda _, made: int(made[0].elements))
+        self.add(self.operands(), self.handle(), kernel, joined=True, message=message)
+
+    def all_to_all(self, task: Task) -> None:
+        """Exchange heads against positions: to all positions of some heads, or back."""
+        self.needs(1)
+        gathers = task.work.writes[0].name == "heads"
+        cut, joined = (HEADS, POSITIONS) if gathers else (POSITIONS, HEADS)
+
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            arrays = [
+                value.heads.values if isinstance(value, Attention) else value.arrays for (value, *_) in values
+            ]
+            split = [[np.split(array, len(members), axis=cut) for array in own] for own in arrays]
+
+            def of_member(number: int) -> tuple[Floats, ...]:
+                received = zip(*([parts[number] for parts in own] for own in split), strict=True)
+                return tuple(np.concatenate(parts, axis=joined) for parts in received)
+
+            return [(of_member(number),) for number in range(len(members))]
+
+        message = Message("exchanged", lambda _, made: sum(int(array.size) for array in made[0]))
+        self.add(self.operands(), self.handle(), kernel, joined=True, message=message)
+
+    # ------------------------------------------------------------------------------------ rows
+    def rows_trade(self, task: Task) -> None:
+        """An all-to-all: rows to the ranks of their experts, or back to where they came from."""
+        self.needs(1)
+        route = self.cell("route of experts")
+
+        def there(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            sent = [inputs[0] for inputs in values]
+            arrived = [_gathered(sent, self.share(rank).own_experts) for rank in members]
+            return [(own.rows, own) for own in arrived]
+
+        def back(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            made = [inputs[0] for inputs in values]
+            routes = [inputs[1] for inputs in values]
+            return [(_returned(routes, made, number),) for number in range(len(members))]
+
+        operand = self.operand(task.reads[0])
+        if task.work.name.endswith("combine"):
+            slots = Message("rows", lambda _, made: int(made[0].values.size))
+            self.add([operand, route], self.handle(), back, joined=True, message=slots)
+        else:
+            message = Message("rows", lambda inputs, _: int(inputs[0].values.size))
+            self.add([operand], [*self.handle(), route], there, joined=True, message=message)
+
+    def rows_gather(self, task: Task) -> None:
+        """Peers that share experts gather one another's rows."""
+        self.needs(1)
+
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            sent = [inputs[0] for inputs in values]
+            bounds = np.cumsum([0, *(len(rows.expert) for rows in sent)])
+            whole = Rows(*(np.concatenate(columns) for columns in zip(*sent, strict=True)))
+            return [(whole, slice(bounds[n], bounds[n + 1])) for n in range(len(members))]
+
+        message = Message("rows", lambda _, made: int(made[0].values.size))
+        writes = [*self.handle(), self.cell("route of peers")]
+        self.add([self.operand(task.reads[0])], writes, kernel, joined=True, message=message)
+
+    def rows_scatter(self, task: Task) -> None:
+        """The sum of what peers made of the rows, for each its own."""
+        self.needs(1)
+
+        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            total = summed([inputs[0].values for inputs in values])
+            return [(Rows(total[inputs[1]], inputs[0].expert[inputs[1]]),) for inputs in values]
+
+        message = Message("rows", lambda inputs, _: int(inputs[0].values.size))
+        reads = [self.operand(task.reads[0]), self.cell("route of peers")]
+        self.add(reads, self.handle(), kernel, joined=True, message=message)
+
+
+def _gathered(sent: list[Rows], experts: range) -> _Travelled:
+    """The rows of all members that these experts compute, in the order of the members."""
+    chosen = [np.flatnonzero((rows.expert >= experts.start) & (rows.expert < experts.stop)) for rows in sent]
+    own = [Rows(rows.values[places], rows.expert[places]) for rows, places in zip(sent, chosen, strict=True)]
+    rows = Rows(*(np.concatenate(columns) for columns in zip(*own, strict=True)))
+    source = np.repeat(np.arange(len(sent)), [len(places) for places in chosen])
+    return _Travelled(rows, source, np.concatenate(chosen))
+
+
+def _returned(routes: list[_Travelled], made: list[Rows], number: int) -> Rows:
+    """What a member's rows became, in the order in which it sent them."""
+    own = [route.source == number for route in routes]
+    place = np.concatenate([route.place[mine] for route, mine in zip(routes, own, strict=True)])
+    values = np.empty((len(place), made[0].values.shape[-1]))
+    expert = np.empty(len(place), dtype=np.int64)
+    values[place] = np.concatenate([rows.values[mine] for rows, mine in zip(made, own, strict=True)])
+    expert[place] = np.concatenate([rows.expert[mine] for rows, mine in zip(made, own, strict=True)])
+    return Rows(values, expert)
+
+
+_FORWARD = ("forward", "recompute")
+_BACKWARD = ("backward", "dgrad")
+EXCHANGES = {
+    f"attention.{part}.{which}": method
+    for part, passes, method in (
+        ("qkv", _FORWARD, GpuExchange.attention_qkv),
+        ("block", _FORWARD, GpuExchange.attention_block),
+        ("output", _FORWARD, GpuExchange.attention_output),
+        ("output", _BACKWARD, GpuExchange.attention_output_backward),
+        ("block", _BACKWARD, GpuExchange.attention_block_backward),
+        ("qkv", _BACKWARD, GpuExchange.attention_qkv_backward),
+    )
+    for which in passes
+} | {
+    "context_communication: send_recv": GpuExchange.ring_shift,
+    "context_communication: all_to_all": GpuExchange.all_to_all,
+    "expert_communication: all_to_all": GpuExchange.rows_trade,
+    "expert_communication: all_gather": GpuExchange.rows_gather,
+    "expert_communication: reduce_scatter": GpuExchange.rows_scatter,
+}
+"""Method for each operation of attention in parts, and of exchanges."""

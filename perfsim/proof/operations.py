@@ -1,0 +1,571 @@
+"""The operations of a model in NumPy, float64: what each makes, and its backward next to it.
+
+An operation adds a `Node` to a `Run`, which remembers them, so that the backward of any part of a model is
+that of its operations in reverse. A rank runs them on its share: column-parallel first linears,
+row-parallel second ones, so that outputs are partial sums until the peers' collective adds them
+[1909.08053]. Terms that must enter this sum only once (residuals, biases of row-parallel linears) are added
+by the first peer. A backward reads the weights that the rank has then, and its weight gradients are
+computed when they are called for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.base.arrays import Floats, Ints
+from perfsim.proof.parameters import Share, Weights
+
+Gradients = list[tuple[str, Callable[[], Floats]]]
+"""Gradients of weights by their names, computed when they are called."""
+_Back = Callable[[Weights, Floats], tuple[Sequence[Floats], Gradients]]
+"""From the weights and the gradient of what was made to those of inputs and of weights."""
+NORM_EPSILON = 1e-5
+ROTARY_BASE = 10_000.0
+HEADS = 1
+"""The axis of heads in queries, keys and values: (samples, heads, positions, width)."""
+
+
+def evaluated(gradients: Gradients) -> Iterator[tuple[str, Floats]]:
+    """The gradients of weights, computed now."""
+    return ((name, gradient()) for name, gradient in gradients)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """What an operation made, from which others, and its backward."""
+
+    value: Floats
+    parents: tuple[Node, ...] = ()
+    back: _Back | None = None
+
+
+class Part(NamedTuple):
+    """Operations that were carried out, from their inputs to their outputs."""
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    nodes: list[Node]
+    products: dict[str, Floats]
+    """What every linear made, in their order."""
+
+    @property
+    def values(self) -> tuple[Floats, ...]:
+        """What it made."""
+        return tuple(node.value for node in self.outputs)
+
+    @property
+    def value(self) -> Floats:
+        """What it made, if that is one array."""
+        return self.outputs[0].value
+
+    def backward(self, weights: Weights, *gradients: Floats) -> tuple[list[Floats], Gradients]:
+        """The gradients of the inputs and of weights, from those of the outputs."""
+        arrived: dict[Node, Floats] = {}
+        for node, gradient in zip(self.outputs, gradients, strict=True):
+            arrived[node] = arrived[node] + gradient if node in arrived else gradient
+        of_weights: Gradients = []
+        for node in reversed(self.nodes):
+            gradient_of_node = arrived.get(node)
+            if gradient_of_node is None or node.back is None:
+                continue
+            inputs, made = node.back(weights, gradient_of_node)
+            of_weights += made
+            for parent, value in zip(node.parents, inputs, strict=True):
+                arrived[parent] = arrived[parent] + value if parent in arrived else value
+        zeros = np.zeros_like
+        return [arrived[node] if node in arrived else zeros(node.value) for node in self.inputs], of_weights
+
+
+@dataclass
+class Run:
+    """Carries out operations on one rank."""
+
+    weights: Weights
+    share: Share
+    kept: Mapping[str, Floats] = field(default_factory=dict)
+    """What linears and the core made before; a recompute does not compute it again."""
+    nodes: list[Node] = field(default_factory=list)
+    products: dict[str, Floats] = field(default_factory=dict)
+
+    def part(self, function: Callable[..., Node | tuple[Node, ...]], *values: Floats | Node) -> Part:
+        """Carry out a function of nodes."""
+        inputs = tuple(value if isinstance(value, Node) else Node(value) for value in values)
+        made = function(self, *inputs)
+        return Part(inputs, made if isinstance(made, tuple) else (made,), self.nodes, self.products)
+
+    def add(self, value: Floats, parents: Sequence[Node], back: _Back) -> Node:
+        """A node that was made from others."""
+        node = Node(value, tuple(parents), back)
+        self.nodes.append(node)
+        return node
+
+
+def run_part(
+    function: Callable[..., Node | tuple[Node, ...]],
+    weights: Weights,
+    share: Share,
+    *values: Floats,
+    kept: Mapping[str, Floats] | None = None,
+) -> Part:
+    """Carry out a function of nodes on a rank."""
+    return Run(weights, share, kept or {}).part(function, *values)
+
+
+# ------------------------------------------------------------------------------ sums and shapes
+
+
+def add(run: Run, *terms: Node) -> Node:
+    """The sum of some terms."""
+    total = terms[0].value
+    for term in terms[1:]:
+        total = total + term.value
+    return run.add(total, terms, lambda _, d: ([d] * len(terms), []))
+
+
+def once(run: Run, x: Node) -> Node:
+    """A term that enters the sum over tensor peers once: zero but on the first peer."""
+    if run.share.leads:
+        return x
+    return run.add(np.zeros_like(x.value), [x], lambda _, d: ([np.zeros_like(d)], []))
+
+
+def moved(run: Run, x: Node, there: Callable[[Floats], Floats], back: Callable[[Floats], Floats]) -> Node:
+    """A linear map without weights, such as another shape."""
+    return run.add(there(x.value), [x], lambda _, d: ([back(d)], []))
+
+
+def piece(run: Run, x: Node, start: int, stop: int, axis: int = -1) -> Node:
+    """Some entries along an axis."""
+    shape = x.value.shape
+    where: list[slice] = [slice(None)] * len(shape)
+    where[axis] = slice(start, stop)
+
+    def back(d: Floats) -> Floats:
+        whole = np.zeros(shape)
+        whole[tuple(where)] = d
+        return whole
+
+    return moved(run, x, lambda value: value[tuple(where)], back)
+
+
+def joined(run: Run, *parts: Node) -> Node:
+    """Parts one after the other along the last axis."""
+    ends = np.cumsum([part.value.shape[-1] for part in parts])[:-1]
+    whole = np.concatenate([part.value for part in parts], axis=-1)
+    return run.add(whole, parts, lambda _, d: (np.split(d, ends, axis=-1), []))
+
+
+def repeated(run: Run, x: Node, count: int) -> Node:
+    """One head for all."""
+    return moved(
+        run,
+        x,
+        lambda value: np.repeat(value, count, axis=HEADS),
+        lambda d: np.asarray(d.sum(axis=HEADS, keepdims=True)),
+    )
+
+
+def split_heads(run: Run, x: Node, count: int) -> Node:
+    """(n, s, heads * d) to (n, heads, s, d)."""
+    return moved(run, x, lambda value: _split(value, count), _merged)
+
+
+def merge_heads(run: Run, x: Node) -> Node:
+    """(n, heads, s, d) to (n, s, heads * d)."""
+    count = x.value.shape[HEADS]
+    return moved(run, x, _merged, lambda d: _split(d, count))
+
+
+def _split(x: Floats, count: int) -> Floats:
+    return x.reshape(*x.shape[:2], count, x.shape[-1] // count).swapaxes(1, 2)
+
+
+def _merged(x: Floats) -> Floats:
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
+
+
+# ------------------------------------------------------------------------------ norms and linears
+
+
+def norm(run: Run, x: Node, name: str) -> Node:
+    """Layer norm, or without a shift RMS norm, which does not centre either.
+
+    Its backward is linear in the gradient of its output, so it commutes with the sum over tensor peers.
+    """
+    shift = run.weights.get(f"{name}.shift")
+    centred = x.value if shift is None else x.value - _mean(x.value)
+    inverse = 1.0 / np.sqrt(_mean(centred * centred) + NORM_EPSILON)
+    normal = centred * inverse
+    y = normal * run.weights[f"{name}.scale"]
+
+    def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+        d_normal = d * w[f"{name}.scale"]
+        dx = d_normal - normal * _mean(d_normal * normal)
+        if shift is not None:
+            dx = dx - _mean(d_normal)
+        tokens = tuple(range(d.ndim - 1))
+        gradients: Gradients = [(f"{name}.scale", lambda: (d * normal).sum(axis=tokens))]
+        if shift is not None:
+            gradients.append((f"{name}.shift", lambda: d.sum(axis=tokens)))
+        return [dx * inverse], gradients
+
+    return run.add(y if shift is None else y + shift, [x], back)
+
+
+def _mean(x: Floats) -> Floats:
+    """Mean over the last axis; on small arrays faster than `mean`."""
+    return np.asarray(np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1])
+
+
+def linear(run: Run, x: Node, name: str, *, closes: bool = False) -> Node:
+    """A product with its bias, which the first peer alone adds if it `closes` a row-parallel pair."""
+    bias = f"{name}_bias"
+    biased = bias in run.weights
+    y = run.kept.get(name)
+    if y is None:
+        y = x.value @ run.weights[name]
+        if biased and (run.share.leads or not closes):
+            y = y + run.weights[bias]
+    run.products[name] = y
+
+    def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+        gradients: Gradients = [(name, lambda: outer(x.value, d))]
+        if biased:
+            gradients.append((bias, lambda: d.reshape(-1, d.shape[-1]).sum(axis=0)))
+        return [d @ w[name].T], gradients
+
+    return run.add(y, [x], back)
+
+
+def outer(x: Floats, dy: Floats) -> Floats:
+    """Sum over tokens of x (k) times dy (n)."""
+    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+
+
+GELU_SCALE = math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
+"""GELU by its tanh approximation [1606.08415]."""
+
+
+def _activated(u: Floats, gate: Floats | None) -> Floats:
+    """GELU, or SiLU of a gate times the other half [2002.05202]."""
+    if gate is not None:
+        return gate / (1.0 + np.exp(-gate)) * u
+    return 0.5 * u * (1.0 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
+
+
+def _activation_back(d: Floats, u: Floats, gate: Floats | None) -> list[Floats]:
+    """Gradients of u, and of the gate if there is one."""
+    if gate is not None:
+        sigmoid = 1.0 / (1.0 + np.exp(-gate))
+        return [d * gate * sigmoid, d * u * sigmoid * (1.0 + gate * (1.0 - sigmoid))]
+    t = np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u))
+    slope = GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * u * u)
+    return [d * (0.5 * (1.0 + t) + 0.5 * u * (1.0 - t * t) * slope)]
+
+
+def activation(run: Run, u: Node, gate: Node | None) -> Node:
+    """What is between both products of an MLP."""
+    gated = None if gate is None else gate.value
+    parents = [u] if gate is None else [u, gate]
+    return run.add(
+        _activated(u.value, gated), parents, lambda _, d: (_activation_back(d, u.value, gated), [])
+    )
+
+
+# ------------------------------------------------------------------------------ attention
+
+Places = tuple[tuple[int, ...], tuple[int, ...]]
+"""Positions of queries, and of keys."""
+
+
+def rotated(run: Run, x: Node) -> Node:
+    """Rotary positions [2104.09864]: pairs of entries rotated by position times frequency."""
+    if run.share.model.position_embedding != "rotary":
+        return x
+    half = x.value.shape[-1] // 2
+    cosine, sine = _angles(run.share.places, half)
+
+    def turned(value: Floats, direction: float) -> Floats:
+        a = value[..., :half]
+        b = value[..., half : 2 * half]
+        turns = direction * sine
+        return np.concatenate(
+            [a * cosine - b * turns, a * turns + b * cosine, value[..., 2 * half :]], axis=-1
+        )
+
+    return moved(run, x, lambda value: turned(value, 1.0), lambda d: turned(d, -1.0))
+
+
+@lru_cache(maxsize=64)
+def _angles(places: tuple[int, ...], half: int) -> tuple[Floats, Floats]:
+    angle = np.array(places)[:, None] / ROTARY_BASE ** (np.arange(half) / half)
+    return np.cos(angle), np.sin(angle)
+
+
+def core(
+    run: Run, q: Node, k: Node, v: Node, places: tuple[int, ...] | None = None, first_head: int = 0
+) -> Node:
+    """Scores, softmax, weighted values: on own positions, or on others of heads from `first_head` on."""
+    share = run.share
+    own = share.places if places is None else places
+    p = softmax(scores(q.value, k.value, (own, own), share, first_head))
+    context = run.kept.get("context")
+    if context is None:
+        context = p @ of_groups(v.value, share)
+
+    def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+        delta = (d * context).sum(axis=-1, keepdims=True)
+        return core_gradients(p, d, (q.value, k.value, v.value), share, delta), []
+
+    return run.add(context, [q, k, v], back)
+
+
+def core_gradients(
+    p: Floats, d: Floats, inputs: tuple[Floats, Floats, Floats], share: Share, delta: Floats
+) -> list[Floats]:
+    """Gradients of queries, keys and values from the probabilities and the gradient of the core's output.
+
+    `delta` is the sum over all keys of probabilities times their gradients.
+    """
+    q, k, v = inputs
+    d_p = d @ np.swapaxes(of_groups(v, share), -1, -2)
+    d_scores = p * (d_p - delta) / math.sqrt(share.model.head_size)
+    d_k = _folded(np.swapaxes(d_scores, -1, -2) @ q, share)
+    return [d_scores @ of_groups(k, share), d_k, _folded(np.swapaxes(p, -1, -2) @ d, share)]
+
+
+def of_groups(x: Floats, share: Share) -> Floats:
+    """Keys or values of each group, repeated for each query head."""
+    times = share.heads // share.groups
+    return x if times == 1 else np.repeat(x, times, axis=HEADS)
+
+
+def _folded(dx: Floats, share: Share) -> Floats:
+    """Gradients of keys or values summed over the query heads of each group."""
+    if share.heads == share.groups:
+        return dx
+    n, _, s, d = dx.shape
+    return np.asarray(dx.reshape(n, -1, share.heads // share.groups, s, d).sum(axis=2))
+
+
+def softmax(x: Floats) -> Floats:
+    """Softmax over the last axis."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+
+
+def scores(q: Floats, k: Floats, places: Places, share: Share, first_head: int = 0) -> Floats:
+    """Scores of queries and keys at these places, with terms added to them.
+
+    They are minus infinity for the future if causal and before a window, and ALiBi's slopes [2108.12409].
+    `q` begins with the peer's head `first_head`.
+    """
+    made = q @ np.swapaxes(of_groups(k, share), -1, -2) / math.sqrt(share.model.head_size)
+    made = made + _hidden(*places, causal=share.model.causal, window=share.window)
+    if share.model.position_embedding != "alibi":
+        return np.asarray(made)
+    number = share.tensor.number * share.heads + first_head + np.arange(q.shape[HEADS])
+    slope = 2.0 ** (-8.0 * (number + 1) / share.model.num_attention_heads)
+    distance = np.abs(np.array(places[0])[:, None] - np.array(places[1])[None, :])
+    return np.asarray(made - slope[:, None, None] * distance)
+
+
+@lru_cache(maxsize=64)
+def _hidden(queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool, window: int | None) -> Floats:
+    distance = np.array(queries)[:, None] - np.array(keys)[None, :]
+    before = False if window is None else distance >= window
+    return np.where(((distance < 0) & causal) | before, -np.inf, 0.0)
+
+
+# ------------------------------------------------------------------------------ experts
+
+
+class Routing(NamedTuple):
+    """The experts of every token of a batch, and which of them keep it; shapes (samples, positions, k)."""
+
+    expert: Ints
+    keeps: NDArray[np.bool_]
+
+    def of(self, rows: Ints, places: Ints | slice) -> Routing:
+        """The routing of some samples and positions."""
+        return Routing(self.expert[rows][:, places], self.keeps[rows][:, places])
+
+
+def probabilities(run: Run, logits: Node) -> Node:
+    """Softmax over the last axis."""
+    p = softmax(logits.value)
+    return run.add(p, [logits], lambda _, d: ([p * (d - (d * p).sum(axis=-1, keepdims=True))], []))
+
+
+def slots(run: Run, z: Node, k: int) -> Node:
+    """A row for every slot of a token."""
+    n, s, hidden = z.value.shape
+    return moved(
+        run,
+        z,
+        lambda value: np.repeat(value.reshape(-1, hidden), k, axis=0),
+        lambda d: np.asarray(d.reshape(n, s, k, hidden).sum(axis=2)),
+    )
+
+
+def weighted(run: Run, outputs: Node, p: Node, routing: Routing) -> Node:
+    """Rows summed to tokens with the probabilities of their experts; a dropped row has weight zero."""
+    rows = outputs.value.reshape(*routing.expert.shape, -1)
+    weights = np.take_along_axis(p.value, routing.expert, axis=-1) * routing.keeps
+
+    def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+        d_p = np.zeros_like(p.value)
+        d_weight = (rows * d[..., None, :]).sum(axis=-1) * routing.keeps
+        np.put_along_axis(d_p, routing.expert, d_weight, axis=-1)
+        return [(d[..., None, :] * weights[..., None]).reshape(outputs.value.shape), d_p], []
+
+    return run.add(np.asarray((rows * weights[..., None]).sum(axis=-2)), [outputs, p], back)
+
+
+def experts(run: Run, rows: Node, expert: Ints) -> Node:
+    """The rank's experts on rows for them: its part of the width of every expert."""
+    w, share = run.weights, run.share
+    x = rows.value
+    own = [(local, np.flatnonzero(expert == number)) for local, number in enumerate(share.own_experts)]
+    adds = share.expert_tensor.number == 0
+    kept: list[tuple[Floats, Floats | None, Floats]] = []
+    y = np.zeros_like(x)
+
+    def product(name: str, local: int, values: Floats) -> Floats:
+        made: Floats = values @ w[name][local]
+        return made + w[f"{name}_bias"][local] if f"{name}_bias" in w else made
+
+    for local, chosen in own:
+        gate = product("expert_gate", local, x[chosen]) if "expert_gate" in w else None
+        u = product("expert_fc1", local, x[chosen])
+        activated = _activated(u, gate)
+        kept.append((u, gate, activated))
+        y[chosen] = activated @ w["expert_fc2"][local]
+        if "expert_fc2_bias" in w and adds:
+            y[chosen] += w["expert_fc2_bias"][local]
+
+    def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+        dx = np.zeros_like(x)
+        inputs: dict[str, list[tuple[Floats, Floats]]] = {}
+        for (local, chosen), (u, gate, activated) in zip(own, kept, strict=True):
+            inner = _activation_back(d[chosen] @ w["expert_fc2"][local].T, u, gate)
+            for name, du in zip(("expert_fc1", "expert_gate"), inner, strict=False):
+                dx[chosen] += du @ w[name][local].T
+                inputs.setdefault(name, []).append((x[chosen], du))
+            inputs.setdefault("expert_fc2", []).append((activated, d[chosen]))
+        gradients: Gradients = []
+        for name, pairs in inputs.items():
+            gradients.append((name, partial(_of_experts, pairs)))
+            if f"{name}_bias" in w:
+                gradients.append((f"{name}_bias", partial(_of_biases, pairs)))
+        return [dx], gradients
+
+    return run.add(y, [rows], back)
+
+
+def _of_experts(pairs: Sequence[tuple[Floats, Floats]]) -> Floats:
+    return np.stack([x.T @ dy for x, dy in pairs])
+
+
+def _of_biases(pairs: Sequence[tuple[Floats, Floats]]) -> Floats:
+    return np.stack([dy.sum(axis=0) for _, dy in pairs])
+
+
+# ------------------------------------------------------------------------------ words
+
+
+def lookup(run: Run, tokens: Ints) -> Node:
+    """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
+    share, table = run.share, run.weights["words"]
+    local = tokens - share.first_row
+    held = (local >= 0) & (local < share.rows)
+    x = np.where(held[..., None], table[np.where(held, local, 0)], 0.0)
+    if share.leads and "positions" in run.weights:
+        x = x + run.weights["positions"][list(share.places)]
+
+    return run.add(x, [], lambda _, d: ([], word_gradients(d, tokens, share)))
+
+
+def word_gradients(d: Floats, tokens: Ints, share: Share) -> Gradients:
+    """The gradients of the tables of words and positions, from that of embeddings."""
+    local = tokens - share.first_row
+    held = (local >= 0) & (local < share.rows)
+
+    def of_words() -> Floats:
+        words = np.zeros((share.rows, d.shape[-1]))
+        np.add.at(words, local[held], d[held])
+        return words
+
+    def of_positions() -> Floats:
+        positions = np.zeros((share.seq_length, d.shape[-1]))
+        positions[list(share.places)] = d.sum(axis=0)
+        return positions
+
+    learned = share.model.position_embedding == "learned"
+    return [("words", of_words), *([("positions", of_positions)] if learned else [])]
+
+
+def logits(run: Run, z: Node) -> Node:
+    """Scores of the words of this peer; rows that pad its part take no part in the softmax."""
+    made = z.value @ run.weights["head_words"].T
+    biased = "head_bias" in run.weights
+    if biased:
+        made = made + run.weights["head_bias"]
+    made[..., _real_rows(run.share) :] = -np.inf
+
+    def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+        gradients: Gradients = [("head_words", lambda: outer(d, z.value))]
+        if biased:
+            gradients.append(("head_bias", lambda: d.reshape(-1, d.shape[-1]).sum(axis=0)))
+        return [d @ w["head_words"]], gradients
+
+    return run.add(made, [z], back)
+
+
+def _real_rows(share: Share) -> int:
+    return max(0, min(share.rows, share.model.vocab_size - share.first_row))
+
+
+# The cross-entropy of a divided vocabulary, as Megatron's: peers exchange the maximum, the sum of
+# exponentials and the target's score of each token.
+
+
+def statistics(scored: Floats, targets: Ints, share: Share) -> Floats:
+    """Maximum, sum of exponentials and target's score of each token over the words of this peer."""
+    most = scored.max(axis=-1)
+    safe = np.where(np.isfinite(most), most, 0.0)
+    total = np.exp(scored - safe[..., None]).sum(axis=-1)
+    local = targets - share.first_row
+    held = (local >= 0) & (local < _real_rows(share))
+    target = np.take_along_axis(scored, np.where(held, local, 0)[..., None], axis=-1)[..., 0]
+    return np.stack([safe, total, np.where(held, target, 0.0)])
+
+
+def merged_statistics(parts: list[Floats]) -> Floats:
+    """The statistics of all words from those of each peer: log-sum-exp in parts."""
+    most = np.max([part[0] for part in parts], axis=0)
+    total = sum(part[1] * np.exp(part[0] - most) for part in parts)
+    return np.stack([most, np.asarray(total), np.sum([part[2] for part in parts], axis=0)])
+
+
+def losses(stats: Floats, num_tokens: float) -> Floats:
+    """The part of each token in the mean loss over `num_tokens`, shape (samples, positions)."""
+    most, total, target = stats
+    return np.asarray((most + np.log(total) - target) / num_tokens)
+
+
+def loss_gradient(scored: Floats, stats: Floats, targets: Ints, num_tokens: float, share: Share) -> Floats:
+    """The gradient of this peer's scores by the mean loss."""
+    d = np.exp(scored - stats[0][..., None]) / stats[1][..., None]
+    local = targets - share.first_row
+    n, s = np.nonzero((local >= 0) & (local < share.rows))
+    d[n, s, local[n, s]] -= 1.0
+    return np.asarray(d / num_tokens)

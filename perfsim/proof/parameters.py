@@ -1,0 +1,362 @@
+"""The tensors of a model by their axes, and the part of each that one rank holds.
+
+A tensor is written by its axes, `hf` for the first product of an MLP. `AXES` says how long each axis is and
+which ranks divide it: columns or rows of matrices over tensor peers [1909.08053], experts over their ranks.
+Whoever divides no axis of a tensor holds it whole. The parameters of a block (embedding, one layer, its
+routed experts, LM head) are one flat vector of named parts, as in distributed optimizers; a ZeRO shard is
+an equal part of each of its named tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from perfsim.base.arrays import Floats, Ints
+from perfsim.specs.model import Experts, LatentAttention, LayerKind, TransformerConfig, layer_kinds
+from perfsim.work import EMBEDDING, HEAD
+
+Weights = dict[str, Floats]
+EXPERTS = 1_000_000
+"""Added to the number of a layer for the block of its routed experts, held by other ranks than the rest."""
+WORDS = {EMBEDDING: "words", HEAD: "head_words"}
+"""The table of words in both blocks that have one."""
+
+Divider = Literal["tensor", "expert", "expert_tensor"]
+"""The dimension of a layout that divides an axis."""
+
+
+class _Axis(NamedTuple):
+    """How long an axis is in the whole model, and over which ranks it is divided."""
+
+    length: Callable[[TransformerConfig], int]
+    divided: Divider | None = None
+
+
+def latent_of(model: TransformerConfig) -> LatentAttention:
+    """The latents of a model that has some."""
+    if model.latent_attention is None:
+        raise ValueError(f"{model.name} has no latent attention")
+    return model.latent_attention
+
+
+def experts_of(model: TransformerConfig) -> Experts:
+    """The experts of a model that has some."""
+    if model.experts is None:
+        raise ValueError(f"{model.name} has no experts")
+    return model.experts
+
+
+def _of_pairs(model: TransformerConfig) -> int:
+    latent = latent_of(model)
+    return model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+
+
+AXES: Mapping[str, _Axis] = {
+    "h": _Axis(lambda model: model.hidden_size),
+    "j": _Axis(lambda model: 2 * model.hidden_size),  # hidden states joined with words
+    "v": _Axis(lambda model: model.vocab_size, "tensor"),
+    "s": _Axis(lambda model: model.max_position_embeddings or 0),  # the sequence of a small model
+    "q": _Axis(lambda model: model.num_attention_heads * model.head_size, "tensor"),
+    "k": _Axis(lambda model: model.query_groups * model.head_size, "tensor"),
+    "o": _Axis(lambda model: model.num_attention_heads * model.value_size, "tensor"),
+    "d": _Axis(lambda model: model.head_size),
+    "a": _Axis(lambda model: latent_of(model).q_lora_rank or 0),
+    "b": _Axis(lambda model: latent_of(model).kv_lora_rank),
+    "c": _Axis(lambda model: latent_of(model).kv_lora_rank + latent_of(model).qk_rope_head_dim),
+    "p": _Axis(_of_pairs, "tensor"),
+    "f": _Axis(lambda model: model.ffn_hidden_size, "tensor"),
+    "e": _Axis(lambda model: experts_of(model).num_experts, "expert"),
+    "r": _Axis(lambda model: experts_of(model).num_experts),  # what the router chooses from
+    "u": _Axis(lambda model: experts_of(model).ffn_hidden_size, "expert_tensor"),
+    "w": _Axis(lambda model: experts_of(model).shared_ffn_hidden_size),
+}
+"""Every axis of a model's parameters."""
+
+
+def _norm(name: str, axis: str, model: TransformerConfig) -> dict[str, str]:
+    """A layer norm; an RMS norm has no shift."""
+    return {f"{name}.scale": axis, **({f"{name}.shift": axis} if model.bias else {})}
+
+
+def _products(axes: Mapping[str, str], *, bias: bool) -> dict[str, str]:
+    """Matrices, and their biases along the columns; those of experts have one for each expert."""
+    biases = {f"{name}_bias": f"{of[:-2]}{of[-1]}" for name, of in axes.items()} if bias else {}
+    return {**axes, **biases}
+
+
+def _halves(prefix: str, axes: str, model: TransformerConfig) -> dict[str, str]:
+    """The products of an MLP: two first ones if it is gated."""
+    lead, first, width = axes[:-2], axes[-2], axes[-1]
+    gate = {f"{prefix}gate": axes} if model.gated_mlp else {}
+    return {**gate, f"{prefix}fc1": axes, f"{prefix}fc2": f"{lead}{width}{first}"}
+
+
+def _of_attention(model: TransformerConfig) -> dict[str, str]:
+    """Products of an attention block in their order, and norms between them."""
+    latent = model.latent_attention
+    norms: dict[str, str] = {}
+    if latent is None:
+        products = {"query": "hq", "key": "hk", "value": "hk"}
+        if model.qk_layernorm:
+            norms = {"query_norm.scale": "d", "key_norm.scale": "d"}
+    else:
+        narrow = latent.q_lora_rank is not None
+        products = {"query_down": "ha", "query": "aq"} if narrow else {"query": "hq"}
+        products |= {"pair_down": "hc", "pair": "bp"}
+        norms = {**({"query_norm.scale": "a"} if narrow else {}), "pair_norm.scale": "b"}
+    products["projection"] = "oh"
+    return {**_norm("norm1", "h", model), **_products(products, bias=model.has_attention_bias), **norms}
+
+
+def _of_layer(model: TransformerConfig, kind: LayerKind) -> dict[str, str]:
+    """Tensors of a layer without routed experts."""
+    axes = _of_attention(model)
+    if model.norms_per_layer > 1:
+        axes |= _norm("norm2", "h", model)
+    if kind.mtp:
+        for name in ("mtp_hidden", "mtp_words", "mtp_norm"):
+            axes |= _norm(name, "h", model)
+        axes["mtp_joint"] = "jh"
+    if not kind.experts:
+        return axes | _products(_halves("", "hf", model), bias=model.bias)
+    products = {"router": "hr"}
+    if experts_of(model).shared_ffn_hidden_size:
+        products |= _halves("shared_", "hw", model)
+    return axes | _products(products, bias=model.has_expert_bias)
+
+
+def axes_of(model: TransformerConfig, block: int) -> dict[str, str]:
+    """The tensors of a block by name, each with its axes."""
+    if block >= EXPERTS:
+        return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
+    if block == EMBEDDING:
+        return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
+    if block == HEAD:
+        return {
+            **_norm("head_norm", "h", model),
+            "head_words": "vh",
+            **({"head_bias": "v"} if model.head_bias else {}),
+        }
+    return _of_layer(model, layer_kinds(model)[block])
+
+
+_ADDED_ONCE = ("projection_bias", "fc2_bias", "positions")
+"""Whole on every tensor peer, which all have their whole gradient; only the first adds them."""
+
+
+class Place(NamedTuple):
+    """One of `of` ranks that divide something."""
+
+    of: int = 1
+    number: int = 0
+
+
+ALONE = Place()
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of a model, for sequences of `seq_length`, that one rank holds."""
+
+    model: TransformerConfig
+    seq_length: int
+    tensor: Place = ALONE
+    some_places: tuple[int, ...] | None = None
+    """The positions of a sequence that it computes; None: all."""
+    expert: Place = ALONE
+    """Among ranks with different experts."""
+    expert_tensor: Place = ALONE
+    """Among ranks that share every expert."""
+    whole_layers: bool = False
+    """Whether routed experts are in the block of their layer, as where layers stream."""
+    window: int | None = None
+    """Positions that a position attends to, in a layer with a window; None: all."""
+
+    def of_layer(self, layer: int) -> Share:
+        """The share with the attention window of a layer."""
+        return self if layer_kinds(self.model)[layer].window is None else self._in_window
+
+    @cached_property
+    def _in_window(self) -> Share:
+        return replace(self, window=self.model.sliding_window)
+
+    def divider(self, axis: str) -> Place:
+        """The place of the rank among those that divide an axis; the only one if nobody does."""
+        divided = AXES[axis].divided
+        return ALONE if divided is None else getattr(self, divided)
+
+    def length(self, axis: str) -> int:
+        """Entries of an axis that it holds; where they do not divide evenly, every rank pads to the same."""
+        return -(-AXES[axis].length(self.model) // self.divider(axis).of)
+
+    @property
+    def own_experts(self) -> range:
+        """The experts of this rank."""
+        count = self.length("e")
+        return range(self.expert.number * count, (self.expert.number + 1) * count)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The positions of a sequence that it computes."""
+        return tuple(range(self.seq_length)) if self.some_places is None else self.some_places
+
+    @cached_property
+    def heads(self) -> int:
+        """Attention heads of this peer."""
+        return self.model.num_attention_heads // self.tensor.of
+
+    @cached_property
+    def groups(self) -> int:
+        """Query groups of this peer."""
+        return self.model.query_groups // self.tensor.of
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the vocabulary, padded so that every peer has the same number."""
+        return self.length("v")
+
+    @property
+    def first_row(self) -> int:
+        """First row of the vocabulary of this peer."""
+        return self.tensor.number * self.rows
+
+    @property
+    def leads(self) -> bool:
+        """Whether it adds the terms that must enter a sum over the peers only once."""
+        return self.tensor.number == 0
+
+    @cached_property
+    def layouts(self) -> _Layouts:
+        """Where the parameters of each block are in its flat vector."""
+        return _Layouts(self)
+
+    def axes(self, block: int) -> dict[str, str]:
+        """The tensors of a block with their axes; of a layer with its experts if they are in its block."""
+        axes = axes_of(self.model, block)
+        together = self.whole_layers and 0 <= block < EXPERTS and layer_kinds(self.model)[block].experts
+        return axes | axes_of(self.model, EXPERTS + block) if together else axes
+
+    def cut(self, whole: Weights, block: int) -> Weights:
+        """The rank's part of each named tensor of a block; what is too short for all ranks is padded."""
+        axes = self.axes(block)
+        return {name: self._cut(value, axes[name]) for name, value in whole.items()}
+
+    def _cut(self, value: Floats, axes: str) -> Floats:
+        for number, axis in enumerate(axes):
+            place, length = self.divider(axis), self.length(axis)
+            if place.of == 1:
+                continue
+            missing = length * place.of - value.shape[number]
+            padded = np.pad(value, [(0, missing if other == number else 0) for other in range(len(axes))])
+            value = np.split(padded, place.of, axis=number)[place.number]
+        return value
+
+    def counts(self, name: str, axes: str) -> bool:
+        """Whether this rank counts a tensor in the norm of all gradients.
+
+        Every parameter counts once, as in Megatron-LM (`param_is_not_shared`,
+        `param_is_not_tensor_parallel_duplicate`): of ranks that hold the same the first counts it, and the
+        embedding counts words that it shares with the LM head.
+        """
+        if name == WORDS[HEAD] and self.model.tied_embeddings:
+            return False
+        holders: tuple[Divider, ...] = ("expert_tensor",) if name.startswith("expert_") else ("tensor",)
+        divided = {AXES[axis].divided for axis in axes}
+        return all(other in divided or getattr(self, other).number == 0 for other in holders)
+
+
+class _BlockLayout:
+    """The named parts of one block in its flat vector."""
+
+    def __init__(self, share: Share, block: int) -> None:
+        axes = share.axes(block)
+        self.shapes = {name: tuple(map(share.length, of)) for name, of in axes.items()}
+        self.sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        ends = np.cumsum([0, *self.sizes.values()]).tolist()
+        self.parts = {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(self.shapes)}
+        self.size = int(ends[-1])
+        self.summed = [
+            name
+            for name, of in axes.items()
+            if not (name.startswith("expert_") or name in _ADDED_ONCE)
+            and not any(AXES[axis].divided for axis in of)
+        ]
+        """Tensors that every peer holds whole, of whose gradients each peer makes a summand."""
+        self.counted = self.flat(
+            (name, np.full(self.shapes[name], share.counts(name, axes[name]))) for name in axes
+        )
+        """1 for the entries that this rank counts in the norm of all gradients, 0 for the others."""
+
+    def views(self, flat: Floats) -> Weights:
+        """The named parts of a flat vector."""
+        return {name: flat[part].reshape(self.shapes[name]) for name, part in self.parts.items()}
+
+    def flat(self, parts: Iterable[tuple[str, Floats]]) -> Floats:
+        """The flat vector of named parts, summed by name; parts of other blocks are left out."""
+        result = np.zeros(self.size)
+        for name, value in parts:
+            if name in self.parts:
+                result[self.parts[name]] += value.ravel()
+        return result
+
+    @lru_cache(maxsize=64)  # noqa: B019 - layouts live as long as the program that made them
+    def _shard_index(self, shards: int) -> Ints:
+        """Row d: positions of shard d's entries in the flat vector; `size` marks padding."""
+        rows = []
+        for name, part in self.parts.items():
+            count = -(-self.sizes[name] // shards) * shards
+            places = np.full(count, self.size, dtype=np.int64)
+            places[: self.sizes[name]] = np.arange(part.start, part.stop)
+            rows.append(places.reshape(shards, -1))
+        return np.concatenate(rows, axis=1)
+
+    def shard(self, flat: Floats, place: Place) -> Floats:
+        """One of equal parts of each named tensor."""
+        return np.asarray(np.append(flat, 0.0)[self._shard_index(place.of)[place.number]])
+
+    def whole(self, parts: list[Floats]) -> Floats:
+        """The flat vector of all shards."""
+        result = np.empty(self.size + 1)
+        result[self._shard_index(len(parts))] = np.stack(parts)
+        return result[:-1]
+
+    def part_of_shard(self, name: str, shards: int) -> slice:
+        """Position of a named tensor in a shard."""
+        names = list(self.parts)
+        lengths = [-(-size // shards) for size in self.sizes.values()]
+        start = sum(lengths[: names.index(name)])
+        return slice(start, start + lengths[names.index(name)])
+
+
+class _Layouts:
+    """The layouts of all blocks for one rank; those of equal layers are one."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self._made: dict[object, _BlockLayout] = {}
+
+    def __getitem__(self, block: int) -> _BlockLayout:
+        key: object = layer_kinds(self.share.model)[block] if 0 <= block < EXPERTS else min(block, EXPERTS)
+        if key not in self._made:
+            self._made[key] = _BlockLayout(self.share, block)
+        return self._made[key]
+
+
+def blocks(model: TransformerConfig) -> list[int]:
+    """All blocks of a model in the order of the forward."""
+    kinds = layer_kinds(model)
+    layers = range(len(kinds))
+    experts = [EXPERTS + layer for layer in layers if kinds[layer].experts]
+    return [EMBEDDING, *layers, *experts, HEAD]
+
+
+def with_experts(blocks: Mapping[int, Weights], block: int, share: Share) -> Weights:
+    """The named tensors of a block, with those of a layer's experts if the share has them in it."""
+    experts = blocks.get(EXPERTS + block, {}) if share.whole_layers and block >= 0 else {}
+    return blocks[block] | experts

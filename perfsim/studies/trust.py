@@ -1,0 +1,113 @@
+"""What a study and several answers together say of their basis, once for all that have it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from perfsim.convergence.laws import LossTarget
+from perfsim.prediction.caveats import Caveat, caveat, rank
+from perfsim.prediction.prediction import Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCaveat(Caveat):
+    """A caveat of one or more answers that are compared, in the words of the worst of them."""
+
+    systems: tuple[str, ...]
+    """Systems that it is about."""
+    machines: tuple[str, ...]
+    """The answers by system: `1, 4 and 16 CS-2`."""
+    nouns: tuple[str, ...]
+    """Several devices of each system, such as `CS-2`."""
+
+
+def edge_batch(tried: Sequence[int], best: int) -> list[Caveat]:
+    """A caveat where the best batch is the smallest or largest of those tried."""
+    if len(tried) < 2 or min(tried) < best < max(tried):
+        return []
+    side, direction = ("smallest", "smaller") if best <= min(tried) else ("largest", "larger")
+    words = (
+        f"best batch {best} is the {side} of {len(tried)} tried ({min(tried)} to {max(tried)} "
+        f"sequences); a {direction} batch may be better: widen batch_sizes"
+    )
+    return [caveat("batch-at-edge", words)]
+
+
+def extrapolated_law(notes: Iterable[str]) -> list[Caveat]:
+    """What a law of the critical batch says of its use outside the runs that it was fitted to."""
+    return [caveat("critical-batch-extrapolated", f"critical batch {note}") for note in notes]
+
+
+def sensitive_target(target: LossTarget) -> Caveat:
+    """How much the tokens to a loss depend on the loss."""
+    law = target.law
+    words = (
+        f"{target.tokens:.3g} tokens to a loss of {target.loss:g} by law '{law.name}' ({law.corpus}); "
+        f"{target.text}: the band of the time includes {100 * target.d_min_error:.0f} % of the tokens"
+    )
+    return caveat("target-loss", words)
+
+
+MOST_COUNTS = 4
+"""More numbers of devices are written as a range."""
+
+
+def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...]:
+    """The caveats of all predictions, worst first: one for each code and system, in the words of the worst.
+
+    Those of several systems that have the same words are one.
+    """
+    groups: dict[tuple[str, str], list[tuple[Caveat, Prediction]]] = {}
+    for step in predictions:
+        for each in step.caveats:
+            groups.setdefault((each.code, step.system), []).append((each, step))
+    merged: dict[tuple[str, str], SharedCaveat] = {}
+    for (code, system), said in groups.items():
+        worst, _ = min(said, key=lambda pair: (rank(pair[0]), -pair[1].num_devices))
+        machine = _machine(worst, said, [step for step in predictions if step.system == system])
+        noun = said[0][1].devices_noun
+        own = SharedCaveat(worst.code, worst.severity, worst.text, (system,), (machine,), (noun,))
+        if known := merged.get((code, worst.text)):
+            own = replace(
+                min(known, own, key=rank),
+                systems=known.systems + own.systems,
+                machines=known.machines + own.machines,
+                nouns=known.nouns + own.nouns,
+            )
+        merged[code, worst.text] = own
+    return tuple(sorted(merged.values(), key=rank))
+
+
+def _machine(
+    worst: Caveat, said: Sequence[tuple[Caveat, Prediction]], of_system: Sequence[Prediction]
+) -> str:
+    """`1, 4 and 16 CS-2`, with the strategies where others of this system are left out."""
+
+    def names(steps: Iterable[Prediction]) -> set[str]:
+        # A label is the machine and the strategy, and a layout that is named.
+        return {step.label.removeprefix(f"{step.machine}, ") for step in steps}
+
+    as_worst = [step for each, step in said if each.text == worst.text]
+    named = names(as_worst)
+    left_out = f", {' and '.join(sorted(named))}" if named != names(of_system) else ""
+    counts = {step.num_devices for step in as_worst}
+    lesser = {step.num_devices for _, step in said} - counts
+    tail = f" (to a lesser degree {_counts(lesser)})" if lesser else ""
+    return f"{_counts(counts)} {as_worst[0].devices_noun}{left_out}{tail}"
+
+
+def _counts(numbers: Iterable[int]) -> str:
+    counts = sorted(numbers)
+    if len(counts) > MOST_COUNTS:
+        return f"{counts[0]:,} to {counts[-1]:,}"
+    return " and ".join(filter(None, [", ".join(f"{n:,}" for n in counts[:-1]), f"{counts[-1]:,}"]))
+
+
+def confidence(caveats: Sequence[SharedCaveat]) -> str:
+    """The worst caveat as a clause of a verdict; empty where all are for information only."""
+    worst = min(caveats, key=rank, default=None)
+    if worst is None or worst.severity == "info":
+        return ""
+    level = "low" if worst.severity == "serious" else "limited"
+    return f"{level} confidence in {' and '.join(worst.nouns)}: {worst.headline}"

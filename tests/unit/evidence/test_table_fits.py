@@ -1,0 +1,258 @@
+"""Fits to tables find the constants that made them, and refuse what is not a table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from perfsim.base.errors import InputError
+from perfsim.base.units import YAML_CONTEXT
+from perfsim.catalog import data_root, default_catalog
+from perfsim.costs.gemm import GemmModel
+from perfsim.evidence.collective_fit import link_calibration, read_collective_tables
+from perfsim.evidence.fitting import delivered, need_more_than, read_table, source_of
+from perfsim.evidence.gemm_fit import gpu_calibration
+from perfsim.network.collectives import CollectiveModel
+from perfsim.network.topology import Group
+from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, GpuCalibration
+from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec, NodeSpec
+
+DEVICE = DeviceSpec(
+    name="some-gpu",
+    kind="gpu",
+    peak={"bf16": 200e12},
+    memory=MemorySpec(capacity=40e9, bandwidth=1.5e12),
+    compute_units=80,
+)
+LINK = LinkSpec(name="some-link", bandwidth=300e9, latency=1e-6)
+
+
+def a100_gpu() -> GpuCalibration:
+    calibration = default_catalog().calibration("a100-sxm4")
+    assert isinstance(calibration, GpuCalibration)
+    return calibration
+
+
+def nvlink3() -> CollectiveCalibration:
+    calibration = default_catalog().calibration("nvlink3")
+    assert isinstance(calibration, CollectiveCalibration)
+    return calibration
+
+
+def written(folder: Path, text: str, name: str = "bad.csv") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> GpuCalibration:
+    """The fit to times of the A100's library on a made-up device, with 1 % noise."""
+    generator = np.random.default_rng(1)
+    m, n, k = (2 ** generator.integers(low, 14, 400) for low in (6, 9, 9))
+    model = GemmModel(a100_gpu().gemm, 200e12, 1.5e12, 80)
+    time_us = model.time_s(m, n, k) * generator.normal(1, 0.01, 400) * 1e6
+    lines = [f"{a},{b},{c},{t}" for a, b, c, t in zip(m, n, k, time_us, strict=True)]
+    table = written(tmp_path_factory.mktemp("t"), "\n".join(["m,n,k,time_us", *lines]) + "\n", "gemm.csv")
+    return gpu_calibration(table, DEVICE, evaluations=600)
+
+
+def test_gemm_fit_predicts_rows_that_it_did_not_see(fitted: GpuCalibration) -> None:
+    record = fitted.fit["gemm"]
+    assert record.command == "perfsim calibrate gemm gemm.csv --device some-gpu"
+    assert (record.points, record.table) == (400, "gemm.csv")
+    assert record.median_ape < 0.06
+    assert fitted.gemm.memory_fraction == pytest.approx(a100_gpu().gemm.memory_fraction, rel=0.1)
+
+
+def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed(
+    fitted: GpuCalibration,
+) -> None:
+    assert fitted.name == "some-gpu"
+    assert {"memory", "sustained_fraction", "sustained_spread"} <= set(fitted.assumed)
+    assert fitted.sustained_fraction == pytest.approx(0.91 * fitted.gemm.burst_fraction, rel=1e-3)
+    assert fitted.unaccounted() == []
+
+
+def write_collective_table(path: Path, factor: float = 1.0) -> Path:
+    """Times of the fitted NVLink on its own sizes, times `factor`."""
+    link = LINK.model_copy(update={"calibration": nvlink3()})
+    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
+    lines = ["collective,num_gpus,bytes,time_us"]
+    names: dict[str, CollectiveOp] = {"all_reduce": "all_reduce", "alltoall": "all_to_all"}
+    for name, op in names.items():
+        for size in (2, 4, 8):
+            for n_bytes in 2.0 ** np.arange(9, 30):
+                seconds = factor * model.time_s(op, float(n_bytes), Group.inside_node(size))
+                lines.append(f"{name},{size},{n_bytes},{seconds * 1e6}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_collective_table(tmp_path_factory.mktemp("nccl") / "nccl.csv")
+
+
+def test_collective_fit_finds_the_lines_again_and_accounts_for_them(nccl: Path) -> None:
+    found = link_calibration([nccl], LINK, source="here")
+    record = found.fit["collectives.all_reduce"]
+    assert record.median_ape < 0.02
+    assert record.table == "here"
+    assert record.standard_errors
+    assert len(found.collectives["all_to_all"]) == 4
+    send = found.collectives["send_recv"][-1]
+    assert send.bandwidth_bytes_per_s == found.collectives["all_to_all"][-1].bandwidth_bytes_per_s
+    assert found.unaccounted() == []
+
+
+def test_the_first_table_wins_where_two_contradict(nccl: Path, tmp_path: Path) -> None:
+    second = write_collective_table(tmp_path / "second.csv", factor=3.0)
+    both = link_calibration([nccl, second], LINK)
+    assert both.collectives == link_calibration([nccl], LINK).collectives
+    assert both.fit["collectives.all_reduce"].note.startswith("octaves weigh the same; 63 rows contradict")
+
+
+def test_calibrating_a_link_keeps_what_the_tables_do_not_tell(nccl: Path) -> None:
+    known = nvlink3()
+    calibration = link_calibration([nccl], LINK.model_copy(update={"calibration": known}))
+    assert calibration.collectives["all_gather"] == known.collectives["all_gather"]
+    assert "nccl.csv" in calibration.fit["collectives.all_reduce"].command
+    assert calibration.fit["collectives.all_gather"] == known.fit["collectives.all_gather"]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "message"),
+    [
+        ("m,n,k\n1,2,3\n", [1], "has no column time_us"),
+        ("m,n,k,time_us\n1,2,3,4\n1,x,3,4\n", [3], "n must be a positive number, not 'x'"),
+        ("m,n,k,time_us\n1,2,-3,4\n", [2], "k must be a positive number"),
+        ("m,n,k,time_us\n1,2,3\n", [2], "time_us must be a positive number, not None"),
+        ("m,n,k,time_us\n1,2,3,inf\n", [2], "time_us must be"),
+        ("m,n,k,time_us\n0,2,3,4\n1,2,3,4\n1,2,3,?\n", [2, 4], "m must be"),
+        ("m,n,k,time_us\n", [1], "holds no measurement"),
+        ("", [1], "has no column"),
+        ("m,n,k,time_us\n1,\udcff\n", [2], "is not a CSV table"),
+    ],
+)
+def test_a_bad_table_is_refused_at_its_lines(
+    tmp_path: Path, text: str, lines: list[int], message: str
+) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=message) as refusal:
+        read_table(path, ("m", "n", "k", "time_us"))
+    assert [problem.line for problem in refusal.value.problems] == lines
+    assert all(problem.file == str(path) for problem in refusal.value.problems)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
+        gpu_calibration(tmp_path / "none.csv", DEVICE)
+
+
+def test_fewer_rows_than_constants_are_refused_with_the_number_needed(tmp_path: Path) -> None:
+    rows = "".join(f"{m},1024,1024,9\n" for m in range(256, 260))
+    with pytest.raises(InputError, match=r"g\.csv(:1)?: holds 4 GEMM shapes(.|\n)*at least 68 are needed"):
+        gpu_calibration(written(tmp_path, "m,n,k,time_us\n" + rows, "g.csv"), DEVICE)
+    same = "collective,num_gpus,bytes,time_us\n" + "all_reduce,8,1024,9\n" * 30
+    with pytest.raises(InputError, match=r"holds 1 sizes of all_reduce(.|\n)*at least 17 are needed"):
+        link_calibration([written(tmp_path, same)], LINK)
+    need_more_than(6, 7, Path("a.yaml"), "runs")
+    with pytest.raises(InputError, match="at least 7 are needed"):
+        need_more_than(6, 6, Path("a.yaml"), "runs")
+
+
+def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
+    catalog = default_catalog()
+    with pytest.raises(InputError, match="wse-2 is a wafer; GEMM tables are of GPUs"):
+        gpu_calibration(tmp_path / "g.csv", catalog.device("wse-2"))
+    with pytest.raises(InputError, match="nvlink3 is no calibration of a GPU"):
+        gpu_calibration(tmp_path / "g.csv", DEVICE, nvlink3())
+    with pytest.raises(InputError, match=r"hdr-200 joins nodes; .* nvlink3, nvlink4"):
+        link_calibration([tmp_path / "c.csv"], catalog.link("hdr-200"))
+    table = written(tmp_path, "collective,num_gpus,bytes,time_us\nall_reduce,2,512,9\nall_scatter,2,512,9\n")
+    with pytest.raises(InputError, match=r"bad\.csv:3: unknown collective 'all_scatter'"):
+        link_calibration([table], LINK)
+
+
+def test_without_scipy_the_refusal_says_how_to_install_it(
+    nccl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(InputError, match=r"pip install .*perfsim\[fit\]"):
+        link_calibration([nccl], LINK)
+
+
+@pytest.mark.parametrize("name", ["a100-sxm4", "h100-sxm5", "nvlink3", "nvlink4", "infiniband-hdr"])
+def test_a_written_calibration_reads_back_as_it_was_under_its_files_name(tmp_path: Path, name: str) -> None:
+    calibration = default_catalog().calibration(name)
+    out = tmp_path / "new" / "folder" / "mine.yaml"
+    assert delivered(calibration, out) == f"Calibration: {out}"
+    read = type(calibration).model_validate(yaml.safe_load(out.read_text()), context=YAML_CONTEXT)
+    assert read == calibration.model_copy(update={"name": "mine"})
+    assert yaml.safe_load(delivered(calibration, None))["name"] == name
+
+
+def test_a_table_of_ones_own_is_recorded_by_its_name() -> None:
+    assert source_of(Path("mine.yaml"), "public-gpu-runs") == "mine.yaml"
+    bundled = data_root() / "studies" / "validation" / "gpu.yaml"
+    assert source_of(bundled, "public-gpu-runs") == "public-gpu-runs"
+
+
+# Outputs of nccl-tests have the columns of `src/util.cu` of its repository, and times of perfsim's own lines.
+
+OLD = """\
+# nThread 1 nGpus 4 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+#
+# Using devices
+#   Rank  0 Pid  14 on     node-1 device  0 [0x07] A100-SXM4-40GB
+#   Rank  1 Pid  14 on     node-1 device  1 [0x0b] A100-SXM4-40GB
+#
+#                                             out-of-place                       in-place
+#       size         count    type      time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)              (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+           0             0   float     8.11    0.00    0.00  0e+00     8.00    0.00    0.00  0e+00
+          32             4   float     9.27    0.00    0.00  0e+00     9.10    0.00    0.00    N/A
+          64             8   float    1.2e+06    0.01    0.01  0e+00     9.41    0.01    0.01  0e+00
+# Out of bounds values : 0 OK
+"""
+
+
+def test_the_out_of_place_times_of_a_new_release_are_read(repository: Path) -> None:
+    samples = repository / "tests" / "samples" / "nccl"
+    tables = read_collective_tables([samples / "all_reduce.txt", samples / "all_gather.txt"])
+    assert set(tables) == {"all_reduce", "all_gather"}
+    rows = tables["all_reduce"]
+    assert rows.size.tolist() == [8.0] * 19
+    assert (rows.n_bytes[0], rows.n_bytes[-1]) == (8192, 2**31)
+    assert rows.time_s[0] == pytest.approx(18.34e-6)
+
+
+def test_an_old_release_without_columns_of_the_operation_is_read_by_its_header(tmp_path: Path) -> None:
+    ((operation, rows),) = read_collective_tables([written(tmp_path, OLD, "my_all_gather_2.txt")]).items()
+    assert operation == "all_gather"
+    assert rows.size.tolist() == [2.0, 2.0]
+    assert rows.n_bytes.tolist() == [32.0, 64.0]
+    assert rows.time_s.tolist() == pytest.approx([9.27e-6, 1.2])
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "message"),
+    [
+        ("out.txt", "-", "-", r"does not name its operation\n    help: name the file after it"),
+        ("all_gather.txt", "1 Pid  14 on     node-1", "1 Pid  14 on     node-2", "measured over 2 nodes"),
+        ("all_gather.txt", "Rank", "rang", "names no ranks"),
+        ("all_gather.txt", "9.27", "oops", r"all_gather\.txt:11: time must be a positive number, not 'oops'"),
+        ("all_gather.txt", "Rank  1", "Rank  1 Group  1", "several groups of ranks"),
+    ],
+)
+def test_an_output_that_cannot_be_used_is_refused(
+    tmp_path: Path, name: str, before: str, after: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        read_collective_tables([written(tmp_path, OLD.replace(before, after), name)])
