@@ -19,7 +19,7 @@ from perfsim.base.units import DAY_S
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.prediction.verification import Verify, must_be_right
-from perfsim.report.text import layout_short
+from perfsim.report.text import layout_short, named
 from perfsim.studies.answers import (
     CandidateResult,
     StudyResult,
@@ -239,14 +239,14 @@ class StudyFigures:
         chosen = self._candidate(candidate)
         if chosen.roofline is None or not chosen.roofline.kernels:
             raise InputError(f"candidate {candidate}: {chosen.label} has no roofline")
-        return list(rooflines([(chosen.label, chosen)]))[-1].figure
+        return list(rooflines(named([chosen])))[-1].figure
 
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""
         from perfsim.report.study_figures import timelines
 
         chosen = self._candidate(candidate)
-        return list(timelines([(chosen.label, chosen)]))[-1].figure
+        return list(timelines(named([chosen])))[-1].figure
 
     def _candidate(self, number: int) -> CandidateResult:
         count = len(self.result.candidates)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from perfsim.base.arrays import Ints
+from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.parameters import Place, Share
 from perfsim.proof.serial import SmallTraining
 from perfsim.work import Task, TaskGraph, block_name
@@ -105,6 +106,11 @@ class Cell(NamedTuple):
         if self.name.startswith("slot"):
             return f"{self.name} {self.number} on {where}"
         return f"{self.name} of {block_name(self.number)} on {where}"
+
+
+NORM = "squared norm of all gradients"
+CLIPPED = "clipped"
+"""In the name of a gradient that the optimizer uses."""
 
 
 class Claim(NamedTuple):
@@ -246,6 +252,11 @@ class Compiler(ABC):
         """The error that the present task cannot be executed."""
         return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
 
+    def unknown(self, operation: str, known: Sequence[str]) -> FaultError:
+        """The error that the present task's operation is not known."""
+        detail = f"the executor knows no operation {operation!r}; known: {', '.join(known)}"
+        return self.refuse("its operation", detail)
+
     def operand(self, handle: int, *, anywhere: bool = False) -> Cell:
         """The cell of a tensor that the present task reads; it must be on the task's own device."""
         cells = self.handles.get(handle, ())
@@ -319,3 +330,21 @@ def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
     return lambda members, values: [
         function(rank, *inputs) for rank, inputs in zip(members, values, strict=True)
     ]
+
+
+# Collectives on arrays: from one array per member to one array per member.
+
+
+def summed(parts: list[Floats]) -> Floats:
+    """The sum of a reduction, in the order of the ranks."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def pieces(whole: Floats, count: int, axis: int) -> list[Floats]:
+    """An array split among ranks along an axis, as evenly as possible."""
+    bounds = [number * whole.shape[axis] // count for number in range(count + 1)]
+    before = (slice(None),) * axis
+    return [whole[(*before, slice(low, high))].copy() for low, high in pairwise(bounds)]
