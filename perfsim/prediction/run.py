@@ -16,7 +16,7 @@ from perfsim.base.arrays import Floats
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
-from perfsim.engine.tables import Beside, Flow
+from perfsim.engine.tables import Beside
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import Placed, place
 from perfsim.prediction.question import Question
@@ -41,17 +41,6 @@ class Step:
         return price(self.placed.graph, self.costs)
 
     @cached_property
-    def flows(self) -> dict[int, Flow]:
-        """The flows of the placed graph, with the share of their time that is latency."""
-        works = self.placed.graph.works
-        flows = {}
-        for number, flow in self.placed.links.flows.items():
-            seconds = self.costs.duration_s(works[number])
-            share = min(1.0, self.costs.latency_s(works[number]) / seconds) if seconds > 0.0 else 0.0
-            flows[number] = flow._replace(latency=share)
-        return flows
-
-    @cached_property
     def beside(self) -> Beside:
         """How communication slows the computation beside it, by class of work."""
         works = self.placed.graph.works
@@ -73,8 +62,7 @@ class Step:
         graph = self.placed.graph
         seconds = self.duration_s if duration_s is None else duration_s
         if contention:
-            capacities = self.placed.links.capacities
-            trace = simulate(graph, seconds, self.flows, capacities, self.beside, reported=reported)
+            trace = simulate(graph, seconds, *self.placed.links, self.beside, reported=reported)
         else:
             trace = critical_path(graph, seconds)
         return trace.scaled(self.scale)
