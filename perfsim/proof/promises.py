@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfsim.costs.memory import reduced_grad_bytes
+from perfsim.costs.memory import state_bytes
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
 from perfsim.proof.program import Fault, Message, Program
 from perfsim.specs.layout import ParallelLayout
@@ -97,7 +97,7 @@ class GpuPrices(Prices):
         if message.content == "statistics":
             return STATISTIC_BYTES
         if message.content in ("gradients", "table", "shards"):
-            return reduced_grad_bytes(self.plan.job.recipe)
+            return state_bytes(self.plan.job.recipe).reduced
         return self.plan.job.recipe.element_bytes
 
     def counted(self, message: Message, elements: int, work: Work) -> float:
