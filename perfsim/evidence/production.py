@@ -170,18 +170,24 @@ def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
         "source": published.source,
         "runs": [row for run in published.runs if (row := _row(run, published, steps))["against"]],
         "efficiencies": [_efficiency(claim, largest, published) for claim in published.efficiencies],
-        "explanations": [row for claim in bounds for row in explanations(claim, largest, published)],
+        "explanations": [row for claim in bounds for row in _explanations(claim, largest, published)],
     }
 
 
 def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]) -> dict[str, Any]:
     """Tokens a second and system of a run over each earlier run on one system, with a band."""
     against = []
-    rate, run_width = _rate_and_width(steps[run.name])
+
+    def rate_and_width(step: Evaluation) -> tuple[float, float]:
+        """Also the log half-width that two runs of one machine do not share."""
+        unshared = accuracy_of(step.plan, step.hidden_communication_fraction).unshared_error
+        return step.tokens_per_s / step.plan.topology.num_devices, math.log1p(unshared)
+
+    rate, run_width = rate_and_width(steps[run.name])
     for base in published.runs[: published.runs.index(run)]:
         if base.systems > 1:
             continue
-        base_rate, base_width = _rate_and_width(steps[base.name])
+        base_rate, base_width = rate_and_width(steps[base.name])
         measured = run.ratio / base.ratio
         predicted = rate / base_rate
         width = math.hypot(run_width, base_width)
@@ -196,12 +202,6 @@ def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]
         )
     batch = run.global_batch_size // run.systems
     return {"name": run.name, "systems": run.systems, "batch_per_system": batch, "against": against}
-
-
-def _rate_and_width(step: Evaluation) -> tuple[float, float]:
-    """Tokens a second and system, and the log half-width that two runs of one machine do not share."""
-    unshared = accuracy_of(step.plan, step.hidden_communication_fraction).unshared_error
-    return step.tokens_per_s / step.plan.topology.num_devices, math.log1p(unshared)
 
 
 def _efficiency(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> dict[str, Any]:
@@ -227,10 +227,10 @@ def _lost(step: Evaluation) -> float:
     return sum(unknown.log_width for unknown in unknowns_of(step.plan) if unknown.code == "devices-outside")
 
 
-def explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
+def _explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
     """What each cause alone would have to be for a step as slow as a published efficiency says.
 
-    Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`.
+    Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`; none without a tree.
     """
     system = published.system
     if not isinstance(system, WaferClusterSpec):

@@ -177,7 +177,7 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
     """The summary of each family, with its ranking of layouts."""
     result = {}
     for family, runs in _by_family(cases).items():
-        ranked = rankings(runs)
+        ranked = _rankings(runs)
         result[family] = {
             **summary(runs),
             "kendall_tau": float(np.mean([sweep["kendall_tau"] for sweep in ranked])) if ranked else None,
@@ -193,7 +193,7 @@ def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
     return found
 
 
-def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
+def _rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
     """Rankings of sweeps with at least four scored layouts: Kendall's tau-a, regret and the two choices.
 
     `chosen` is the case predicted as fastest, `best` the one measured as fastest; repeats of a layout are
@@ -294,7 +294,7 @@ def validate_cases(
         },
         "families_baseline": families(baseline),
         "families_traits": {family: traits_together(found) for family, found in traits.items() if found},
-        "sweeps": rankings(runs),
+        "sweeps": _rankings(runs),
         "without_release": _without_release(cases, read, catalog),
         "cases": [*map(_row, read, cases), *map(_row, unread)],
     }
