@@ -139,8 +139,6 @@ class Operation(NamedTuple):
     kind: Literal["forward", "backward", "weights"] = "forward"
     """A forward makes the tensors that the task writes, a backward the gradient of its input and those of
     weights, a pass of its own for weights only these."""
-    needs: int = 1
-    """Operands."""
     reads: tuple[str, ...] = ("own",)
     """Weights: of its own block, its experts, or of the other end of the model if it is of a module."""
     quantity: str = ""
@@ -172,10 +170,8 @@ class At:
     @cached_property
     def tokens(self) -> tuple[Ints, Ints]:
         """Inputs and targets of the micro-batch; those of a module are later."""
-        compiler = self.now.compiler
-        rows, places = compiler.rows(self.rank, self.now.task.tag), compiler.places(self.rank)
-        inputs, targets = compiler.training.words(self.now.step, self.now.ahead)
-        return inputs[rows][:, places], targets[rows][:, places]
+        now = self.now
+        return now.compiler.tokens(self.rank, now.step, now.task.tag, now.ahead)
 
     @property
     def routing(self) -> Routing:
@@ -450,7 +446,7 @@ def passes(name: str, operation: Operation, *others: str) -> dict[str, Operation
 FORWARD = ("forward", "recompute")
 BACKWARD = ("backward", "dgrad")
 OF_ENDS: Mapping[str, Operation] = {
-    "embedding.forward": Operation(embedding_forward, needs=0, quantity="hidden"),
+    "embedding.forward": Operation(embedding_forward, quantity="hidden"),
     "head.forward": Operation(head_forward),
     **passes("head", Operation(head_backward, "backward", quantity="gradient", loss=True), *BACKWARD),
     "embedding.backward": Operation(embedding_backward, "weights", reads=()),
@@ -463,20 +459,20 @@ OF_LAYERS: Mapping[str, Operation] = {
     **passes("mlp", Operation(mlp_forward, reads=("own", "head"), quantity="hidden"), *FORWARD),
     **passes(
         "attention",
-        Operation(attention_backward, "backward", 2, ("own", "embedding"), "gradient", begins=False),
+        Operation(attention_backward, "backward", ("own", "embedding"), "gradient", begins=False),
         *BACKWARD,
     ),
     **passes(
         "mlp",
-        Operation(mlp_backward, "backward", 2, ("own", "head"), "middle", ("own", "head"), loss=True),
+        Operation(mlp_backward, "backward", ("own", "head"), "middle", ("own", "head"), loss=True),
         *BACKWARD,
     ),
     **passes("router", Operation(router_forward), *FORWARD),
-    **passes("shared_experts", Operation(shared_forward, needs=0), *FORWARD),
+    **passes("shared_experts", Operation(shared_forward), *FORWARD),
     **passes("experts", Operation(experts_forward, reads=("experts",)), *FORWARD),
     **passes("combine", Operation(combine_forward, reads=("own", "head"), quantity="hidden"), *FORWARD),
-    **passes("combine", Operation(combine_backward, needs=2, reads=("own", "head"), loss=True), *BACKWARD),
-    **passes("shared_experts", Operation(shared_backward, needs=0), *BACKWARD),
+    **passes("combine", Operation(combine_backward, reads=("own", "head"), loss=True), *BACKWARD),
+    **passes("shared_experts", Operation(shared_backward), *BACKWARD),
     **passes(
         "experts", Operation(experts_backward, "backward", reads=("experts",), adds=("experts",)), *BACKWARD
     ),
