@@ -10,7 +10,7 @@ from perfsim.base.errors import GraphError
 from perfsim.costs.gpu import HOST_OPERATIONS, HostCosts
 from perfsim.costs.price import Costs
 from perfsim.machines import build_topology
-from perfsim.network import Topology
+from perfsim.network import FatTree, Topology
 from perfsim.prediction.question import Question
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import (
@@ -249,7 +249,7 @@ class ToyCosts(Costs):
         if work.kind.is_communication:
             return self._communication_s(work)
         if work.op in HOST_OPERATIONS:
-            return HostCosts(self.system, self.devices).duration_s(work)
+            return HostCosts(FatTree(self.system, self.devices)).duration_s(work)
         seconds = 0.0
         for kernel in work.kernels:
             moving_s = kernel.bytes_accessed / self.system.device.memory.bandwidth

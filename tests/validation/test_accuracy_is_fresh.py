@@ -7,6 +7,7 @@ changed, and commit it.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,13 @@ from perfsim.studies.answers import RECORD
 
 
 @pytest.mark.slow
-def test_recorded_errors_are_those_of_the_public_runs(results: list[dict[str, Any]]) -> None:
-    assert json.loads(json.dumps(record_of(results))) == list(recorded_errors()), f"run {COMMAND}"
+def test_recorded_errors_are_those_of_the_public_runs(
+    results: list[dict[str, Any]], must_be_recorded: Callable[[list[dict[str, Any]]], None]
+) -> None:
+    """Stale after a change of the model: run the command of the page."""
+    entries = record_of(results)
+    must_be_recorded(entries)
+    assert [entry["family"] for entry in entries] == [entry["family"] for entry in recorded_errors()]
 
 
 @pytest.mark.slow

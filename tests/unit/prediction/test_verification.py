@@ -39,6 +39,8 @@ STEPS: dict[str, dict[str, Any]] = {
     "experts": {"model": "mixtral_8x7b", **TP2, "layout": "tp=2,dp=8,ep=4,etp=2,sp=true,zero=1,mbs=1"},
     "latent attention": {"model": "deepseek_v3", **TP2, "layout": "dp=16,ep=8,zero=1,mbs=1"},
     "shared experts": {"model": "deepseek_v3", **TP2, "layout": "tp=2,dp=8,ep=8,sp=true,zero=1,mbs=1"},
+    "windows": {"model": "gpt_oss_120b", **TP2, "layout": "dp=16,ep=8,zero=1,mbs=1"},
+    "both directions": {"model": "bert_large", **TP2, "layout": "tp=2,dp=8,mbs=2"},
     "wafers": {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "batch": 96, "layout": "mbs=24"},
     "wafers that recompute": {
         "model": "llama_7b",
@@ -109,7 +111,7 @@ def test_a_right_step_passes_and_says_what_was_compared_and_executed(name: str) 
     assert 0 < summary.worst_relative_error <= summary.bound
     assert summary.tasks_sampled == sum(summary.by_partition.values()) > 12
     assert summary.tasks_total > summary.tasks_sampled
-    assert 0.85 < summary.flop_share <= 1.0
+    assert 0.7 < summary.flop_share <= 1.0, "fused attention is compared, not executed"
     assert ("shared_fc2" in summary.not_summed) == (name == "shared experts")
     few = judged(step, tasks=4)
     assert (few.tasks_sampled, few.tasks_total) == (4, summary.tasks_total)
