@@ -40,7 +40,7 @@ from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, 
 GIB = 2.0**30
 
 
-def link(bytes_per_s: float, latency_s: float) -> LinkSpec:
+def _link(bytes_per_s: float, latency_s: float) -> LinkSpec:
     """A link without a calibration."""
     return LinkSpec(name="link", bandwidth=bytes_per_s, latency=latency_s)
 
@@ -72,7 +72,7 @@ def gpu_cluster(
             compute_units=108,
         ),
         node=NodeSpec(
-            devices=gpus, scale_up=link(300e9, 1e-6), nics=nics, nic=link(nic_bytes_per_s, 2e-6), host=host
+            devices=gpus, scale_up=_link(300e9, 1e-6), nics=nics, nic=_link(nic_bytes_per_s, 2e-6), host=host
         ),
         fabric=FatTreeSpec(nodes_per_leaf=20, switch_latency=1e-7),
     )
@@ -105,7 +105,7 @@ def wafer_cluster(
             calibration=calibration,
         ),
         io_ports=12,
-        io_link=link(stream_bytes_per_s / 12, 1e-6),
+        io_link=_link(stream_bytes_per_s / 12, 1e-6),
         # Ten weight servers together stream and update at these rates.
         memoryx=MemoryXSpec(
             servers=10,
