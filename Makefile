@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 # Tests run on all cores, at most four; PARALLEL= runs them in one process.
-PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal --benchmark-disable
+PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check

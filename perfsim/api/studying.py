@@ -19,7 +19,7 @@ from perfsim.base.units import DAY_S
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.prediction.verification import Verify, must_be_right
-from perfsim.report.text import layout_short
+from perfsim.report.text import layout_short, named
 from perfsim.studies.answers import (
     CandidateResult,
     StudyResult,
@@ -90,6 +90,9 @@ def study(
     return StudyAnswer(**values_of(run.result), run=run)
 
 
+_OF_A_BATCH = ("global_batch_size", "batch_tokens", "step_time_s", "steps", "time_to_accuracy_s")
+
+
 @dataclass(frozen=True, repr=False)
 class StudyAnswer(StudyResult, Tabular):
     """The candidates of a study, each at its own best batch, and the sentence that compares them."""
@@ -129,11 +132,7 @@ class StudyAnswer(StudyResult, Tabular):
         return Rows(
             {
                 "candidate": candidate.label,
-                "global_batch_size": point.global_batch_size,
-                "batch_tokens": point.batch_tokens,
-                "step_time_s": point.step_time_s,
-                "steps": point.steps,
-                "time_to_accuracy_s": point.time_to_accuracy_s,
+                **{name: getattr(point, name) for name in _OF_A_BATCH},
                 "low_s": point.time_to_accuracy_band_s[0],
                 "high_s": point.time_to_accuracy_band_s[1],
             }
@@ -239,14 +238,14 @@ class StudyFigures:
         chosen = self._candidate(candidate)
         if chosen.roofline is None or not chosen.roofline.kernels:
             raise InputError(f"candidate {candidate}: {chosen.label} has no roofline")
-        return list(rooflines([(chosen.label, chosen)]))[-1].figure
+        return list(rooflines(named([chosen])))[-1].figure
 
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""
         from perfsim.report.study_figures import timelines
 
         chosen = self._candidate(candidate)
-        return list(timelines([(chosen.label, chosen)]))[-1].figure
+        return list(timelines(named([chosen])))[-1].figure
 
     def _candidate(self, number: int) -> CandidateResult:
         count = len(self.result.candidates)

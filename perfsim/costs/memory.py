@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,22 +31,6 @@ from perfsim.specs.recipe import Recipe
 from perfsim.work.counts import parameters, weight_matrices
 from perfsim.work.kernels import FULL, Kernel, LayerSlice, gemm
 from perfsim.work.layer import padded_vocab_size
-
-
-def moment_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> float:
-    """Bytes of the moments of a parameter, in the mean over `model`; None: of a matrix of a layer."""
-    row = OPTIMIZERS[recipe.optimizer]
-    size = row.moment_bytes
-    if size is None:
-        size = PRECISIONS[recipe.moment_precision or recipe.optimizer_precision].bytes
-    of_matrices = 1.0 if model is None else share_of_matrices(model)
-    return size * (row.moments - (row.moments - row.matrix_moments) * of_matrices)
-
-
-def share_of_matrices(model: TransformerConfig) -> float:
-    """Share of a model's parameters in the matrices of layers."""
-    counts = parameters(model)
-    return counts.body_matrices / counts.total
 
 
 def orthogonalisation_flop(recipe: Recipe, model: TransformerConfig) -> float:
@@ -111,41 +95,47 @@ class MemoryUse:
         return max(self.parts_bytes, key=lambda part: self.parts_bytes[part])
 
 
-@dataclass(frozen=True, slots=True)
-class StateBytes:
-    """Bytes per parameter of each model state, before sharding."""
+class StateBytes(NamedTuple):
+    """Bytes per parameter of the model states, before sharding, and of what training makes of them."""
 
     parameters: float
     gradients: float
+    """Of one accumulated gradient: as it is reduced, but no narrower than an element."""
     optimizer: float
-
-
-def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> StateBytes:
-    """Bytes per parameter of the model states under a recipe's precisions; `model` as in `moment_bytes`."""
-    gradients = main_grad_bytes(recipe)
-    states = PRECISIONS[recipe.optimizer_precision].bytes
-    copied = states if gradients < states else 0.0
-    return StateBytes(recipe.element_bytes, gradients, updated_state_bytes(recipe, model) + copied)
-
-
-def updated_state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> float:
-    """Bytes per parameter that the optimizer updates: moments, and the copy of narrower weights."""
-    states = PRECISIONS[recipe.optimizer_precision].bytes
-    return moment_bytes(recipe, model) + (states if recipe.element_bytes < states else 0.0)
-
-
-def main_grad_bytes(recipe: Recipe) -> float:
-    """Bytes of one accumulated gradient: as it is reduced, but no narrower than an element."""
-    return max(recipe.element_bytes, reduced_grad_bytes(recipe))
-
-
-def reduced_grad_bytes(recipe: Recipe) -> float:
-    """Bytes of one gradient on the wire between replicas.
+    """All that the optimizer keeps, with a copy of narrower gradients."""
+    moments: float
+    """Of the moments, in the mean over the parameters of a model."""
+    updated: float
+    """All that the optimizer updates: moments, and the copy of narrower weights."""
+    reduced: float
+    """Of a gradient on the wire between replicas.
 
     Megatron-LM accumulates and reduces gradients in one buffer: in fp32, or with `--grad-reduce-in-bf16` (or
     fp16 without `--accumulate-allreduce-grads-in-fp32`) in 16 bits.
     """
-    return PRECISIONS[recipe.reduce_precision or "fp32"].bytes
+
+
+@lru_cache(maxsize=256)
+def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> StateBytes:
+    """Bytes per parameter under a recipe's precisions, in the mean over `model`; None: of a matrix."""
+    row = OPTIMIZERS[recipe.optimizer]
+    size = row.moment_bytes
+    if size is None:
+        size = PRECISIONS[recipe.moment_precision or recipe.optimizer_precision].bytes
+    of_matrices = 1.0 if model is None else _share_of_matrices(model)
+    moments = size * (row.moments - (row.moments - row.matrix_moments) * of_matrices)
+    states = PRECISIONS[recipe.optimizer_precision].bytes
+    reduced = PRECISIONS[recipe.reduce_precision or "fp32"].bytes
+    gradients = max(recipe.element_bytes, reduced)
+    updated = moments + (states if recipe.element_bytes < states else 0.0)
+    copied = states if gradients < states else 0.0
+    return StateBytes(recipe.element_bytes, gradients, updated + copied, moments, updated, reduced)
+
+
+def _share_of_matrices(model: TransformerConfig) -> float:
+    """Share of a model's parameters in the matrices of layers."""
+    counts = parameters(model)
+    return counts.body_matrices / counts.total
 
 
 Numbers = float | NDArray[Any]
@@ -155,10 +145,10 @@ def sharded_state_bytes(
     num_parameters: Numbers, states: StateBytes, zero_stage: Numbers, data: Numbers
 ) -> dict[str, NDArray[np.float64]]:
     """Bytes of each model state on ranks; arguments are numbers or arrays that broadcast."""
-    shard = [np.where(zero_stage >= stage, 1.0 / data, 1.0) for stage in (3, 2, 1)]
+    first_stage = {"parameters": 3, "gradients": 2, "optimizer": 1}
     return {
-        name: np.multiply(num_parameters, n_bytes * share)
-        for (name, n_bytes), share in zip(asdict(states).items(), shard, strict=True)
+        name: np.multiply(num_parameters, n_bytes * np.where(zero_stage >= stage, 1.0 / data, 1.0))
+        for (name, stage), n_bytes in zip(first_stage.items(), states, strict=False)
     }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cas
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
+from perfsim.base.errors import CatalogError, InputError, Problem, refused_values
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Spec
 from perfsim.base.text import nearest
@@ -664,14 +664,6 @@ class PlacedCase:
         if isinstance(system, GpuClusterSpec) and system.node.server is not None:
             whole = Step(place(graph_of(self.plan), self.plan.topology), step.costs)
         return whole.run().step_time_s / step.run(contention=False).step_time_s
-
-
-def plan_of_case(case: StepCase, catalog: Catalog) -> Plan | None:
-    """The plan of a published run; None if it cannot be planned."""
-    try:
-        return plan_of(case_question(case, catalog))
-    except PerfsimError:
-        return None
 
 
 def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:

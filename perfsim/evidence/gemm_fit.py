@@ -11,9 +11,10 @@ factors on the device's own bf16 tiles; their rows have a cast:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,8 +121,7 @@ _OF_THE_A100 = (
 _COLUMNS = ("m", "n", "k", "time_us")
 
 
-@dataclass(frozen=True)
-class _GemmTable:
+class _Products(NamedTuple):
     """Measured times of C[m, n] = A[m, k] B[k, n], one array per column."""
 
     m: Floats
@@ -130,22 +130,22 @@ class _GemmTable:
     time_s: Floats
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, str]]) -> _GemmTable:
+    def of(cls, rows: Sequence[Mapping[str, str]]) -> _Products:
         """The rows of a file of measurements."""
         m, n, k, time_us = (np.array([float(row[key]) for row in rows]) for key in _COLUMNS)
         return cls(m, n, k, time_us * 1e-6)
 
-    def rows(self, index: NDArray[np.intp]) -> _GemmTable:
-        """The rows with these indices."""
-        return _GemmTable(self.m[index], self.n[index], self.k[index], self.time_s[index])
+    def at(self, index: NDArray[np.intp]) -> _Products:
+        """The products with these indices."""
+        return _Products(*(column[index] for column in self))
+
+    def in_any_order(self) -> NDArray[np.intp]:
+        """Their indices at random, always the same, since a table may be sorted."""
+        return np.random.default_rng(0).permutation(self.time_s.size)
 
     def geometry(self, model: GemmModel) -> Geometry:
-        """Tiles and waves of the rows, which do not depend on fitted constants."""
+        """Tiles and waves, which do not depend on fitted constants."""
         return model.geometry(self.m, self.n, self.k, np.ones(self.m.shape))
-
-    def sample(self, count: int) -> _GemmTable:
-        """So many rows at random, always the same, since a table may be sorted."""
-        return self.rows(np.random.default_rng(0).permutation(self.time_s.size)[:count])
 
     @property
     def is_training_size(self) -> NDArray[np.bool_]:
@@ -154,7 +154,7 @@ class _GemmTable:
 
     @property
     def weight(self) -> Floats:
-        """Weight of each row in a fit of all constants."""
+        """Weight of each product in a fit of all constants."""
         return np.where(self.is_training_size, 1.0, 0.15)
 
 
@@ -263,7 +263,7 @@ def _fit_library(
     ranks tiles correctly. The record has the residuals of the rows left out, training sizes only; then
     the constants are refined with all rows, to which their standard errors apply.
     """
-    table = _GemmTable.of(read_table(path, _COLUMNS))
+    table = _Products.of(read_table(path, _COLUMNS))
     optimize = scipy("optimize")
     names = list(_values(_START))
     start = np.log(list(_values(_START).values()))
@@ -271,15 +271,14 @@ def _fit_library(
     # Only one half is fitted, so that half must have more rows than there are constants.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
     need_more_than(2 * len(names) + 1, shapes, path, "GEMM shapes")
-    order = np.random.default_rng(0).permutation(table.time_s.size)  # a table may be sorted
+    order = table.in_any_order()
     fit_rows = min(-(-order.size // 2), _FIT_ROWS)
-    half = table.rows(order[:fit_rows])
-    rest = table.rows(order[fit_rows:])
-    ranked = {
-        f"tiles.{tile.label}.choice_efficiency": tile.efficiency for tile in _START.tiles
-    }  # a library that knows how fast its tiles are
+    half = table.at(order[:fit_rows])
+    rest = table.at(order[fit_rows:])
+    # The second start is a library that knows how fast its tiles are.
+    ranked = {f"tiles.{tile.label}.choice_efficiency": tile.efficiency for tile in _START.tiles}
     results = []
-    for first in (start, np.log(list(_values(_with(_START, ranked)).values()))):
+    for first in (start, np.log(list((_values(_START) | ranked).values()))):
         loss = _loss_of_table(half, device, first)
         result = optimize.minimize(
             loss,
@@ -293,9 +292,9 @@ def _fit_library(
     predicted_s = _model(_constants(best), device).time_s(rest.m, rest.n, rest.k)
     errors = np.abs(predicted_s / rest.time_s - 1)
     judged = errors[rest.is_training_size] if rest.is_training_size.any() else errors
-    loss = _loss_of_table(table.rows(order[:_REFINE_ROWS]), device, start)
+    loss = _loss_of_table(table.at(order[:_REFINE_ROWS]), device, start)
     constants = _constants(_polished(loss, best, low, high, evaluations // 2)[0])
-    estimates = _estimates(constants, device, table.sample(_REFINE_ROWS))
+    estimates = _estimates(constants, device, table.at(order[:_REFINE_ROWS]))
     record = FitRecord(
         command=f"perfsim calibrate gemm {path.name} --device {device.name}",
         table=source or path.name,
@@ -319,7 +318,7 @@ def _model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
     return GemmModel(constants, peaks[0], device.memory.bandwidth, device.compute_units)
 
 
-def _loss_of_table(table: _GemmTable, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
+def _loss_of_table(table: _Products, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
     model = _model(_START, device)
     geometry = table.geometry(model)
 
@@ -385,7 +384,7 @@ def _constants(logs: Floats) -> GemmConstants:
     return _with(_START, values)
 
 
-def _estimates(constants: GemmConstants, device: DeviceSpec, table: _GemmTable) -> Account:
+def _estimates(constants: GemmConstants, device: DeviceSpec, table: _Products) -> Account:
     """Standard errors of the constants at the rows of a table, in the order of the calibration file.
 
     The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
@@ -452,14 +451,14 @@ def _fit_factors(
     names = list(dict.fromkeys(row["precision"] for row in rows))
     if unknown := [name for name in names if name not in PRECISIONS]:
         raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
-    tables = {name: _GemmTable.of([row for row in rows if row["precision"] == name]) for name in names}
+    tables = {name: _Products.of([row for row in rows if row["precision"] == name]) for name in names}
     command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
     fitted = partial(_factors, path=path, command=command, source=source or path.name)
     records: dict[str, FitRecord] = {}
     gemm = like.gemm
     if _SIXTEEN in tables and not _is_own(device, like):
 
-        def of_sixteen(values: dict[str, float], rows: _GemmTable) -> Floats:
+        def of_sixteen(values: dict[str, float], rows: _Products) -> Floats:
             model = _like(device, _scaled(like.gemm, values), _SIXTEEN)
             return np.asarray(model.price(rows.geometry(model)))
 
@@ -481,7 +480,7 @@ def _like(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> Gemm
 
 def _seconds_of_narrow(
     device: DeviceSpec, gemm: GemmConstants, precision: Precision
-) -> Callable[[dict[str, float], _GemmTable], Floats]:
+) -> Callable[[dict[str, float], _Products], Floats]:
     """The time of narrow products with their cast, by the factors on 16-bit products."""
     model = replace(
         _like(device, gemm, precision),
@@ -490,7 +489,7 @@ def _seconds_of_narrow(
     )
     start = NarrowGemmConstants(**_START_OF_NARROW)
 
-    def seconds(values: dict[str, float], rows: _GemmTable) -> Floats:
+    def seconds(values: dict[str, float], rows: _Products) -> Floats:
         bounded = {
             name: min(value, 1.0) if name.endswith("fraction") else value for name, value in values.items()
         }
@@ -518,16 +517,16 @@ def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
 
 
 def _factors(
-    table: _GemmTable,
+    table: _Products,
     start: dict[str, float],
-    seconds: Callable[[dict[str, float], _GemmTable], Floats],
+    seconds: Callable[[dict[str, float], _Products], Floats],
     *,
     path: Path,
     command: str,
     source: str,
 ) -> tuple[dict[str, float], FitRecord]:
     """The factors with the least robust error on some rows, and the record of their fit."""
-    table = table.sample(_ROWS)
+    table = table.at(table.in_any_order()[:_ROWS])
     need_more_than(len(start), table.m.size, path, "GEMM shapes")
     sides = np.minimum(np.minimum(table.m, table.n), table.k)
     weight = np.where(sides >= _LARGE, 1.0, _SMALL_WEIGHT)

@@ -49,7 +49,7 @@ from perfsim.evidence.step_fit import (
     OUTLIER,
     Constants,
     WaferFit,
-    gpu_calibration,
+    device_calibration,
     predict_with,
     recorded_constants,
     release_of,
@@ -245,8 +245,13 @@ def tangent(placed: PlacedCase) -> Tangent:
     for name, value in at.items():
         rise = log_step({**at, name: value * (1 + _STEP)}) - log_step({**at, name: value / (1 + _STEP)})
         slopes[name] = rise / (2 * float(np.log1p(_STEP)))
+<<<<<<< HEAD
     device = gpu_calibration(placed)
     scored = replace(scored_case(placed.case, placed.slowed * step_s), traits=Traits.of(placed.plan))
+=======
+    device = device_calibration(placed)
+    scored = replace(scored_case(placed.case, placed.slowed * step_s), traits=traits_of_plan(placed.plan))
+>>>>>>> main
     return Tangent(scored, device.name, at, slopes, device.gemm.burst_fraction, placed.case.setting)
 
 

@@ -175,7 +175,7 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
     """The summary of each family, with its ranking of layouts."""
     result = {}
     for family, runs in _by_family(cases).items():
-        ranked = rankings(runs)
+        ranked = _rankings(runs)
         result[family] = {
             **summary(runs),
             "kendall_tau": float(np.mean([sweep["kendall_tau"] for sweep in ranked])) if ranked else None,
@@ -191,7 +191,7 @@ def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
     return found
 
 
-def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
+def _rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
     """Rankings of sweeps with at least four scored layouts: Kendall's tau-a, regret and the two choices.
 
     `chosen` is the case predicted as fastest, `best` the one measured as fastest; repeats of a layout are
@@ -291,8 +291,13 @@ def validate_cases(
             for family, figures in families(runs).items()
         },
         "families_baseline": families(baseline),
+<<<<<<< HEAD
         "families_traits": {family: Traits.together(found) for family, found in traits.items() if found},
         "sweeps": rankings(runs),
+=======
+        "families_traits": {family: traits_together(found) for family, found in traits.items() if found},
+        "sweeps": _rankings(runs),
+>>>>>>> main
         "without_release": _without_release(cases, read, catalog),
         "cases": [*map(_row, read, cases), *map(_row, unread)],
     }

@@ -44,11 +44,22 @@ SCALARS = (
     *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64"),
     *("sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
-"""Types of an attribute's value: `double_val = 3`, a list of them `double_list = 4`, and so on."""
-MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
-    "IOInfo": (("values", 1, "string"), ("shapes", 2, "string"), ("types", 3, "string")),
-    "GlobalMetadata": (("version", 1, "string"), ("attr", 2, "repeated AttributeProto")),
-    "Node": (
+ATTRIBUTE = "AttributeProto"
+"""A name and a value of one of these types: `double_val = 3`, a list of them `double_list = 4`, and so on."""
+MESSAGES: Mapping[str, Sequence[tuple[str, int, str]]] = {
+    **{f"{scalar.capitalize()}List": [("values", 1, f"repeated {scalar}")] for scalar in SCALARS},
+    ATTRIBUTE: [
+        ("name", 1, "string"),
+        ("doc_string", 2, "string"),
+        *((f"{scalar}_val", 3 + 2 * index, scalar) for index, scalar in enumerate(SCALARS)),
+        *(
+            (f"{scalar}_list", 4 + 2 * index, f"{scalar.capitalize()}List")
+            for index, scalar in enumerate(SCALARS)
+        ),
+    ],
+    "IOInfo": [("values", 1, "string"), ("shapes", 2, "string"), ("types", 3, "string")],
+    "GlobalMetadata": [("version", 1, "string"), ("attr", 2, f"repeated {ATTRIBUTE}")],
+    "Node": [
         ("id", 1, "uint64"),
         ("name", 2, "string"),
         ("type", 3, "NodeType"),
@@ -58,13 +69,13 @@ MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
         ("duration_micros", 7, "uint64"),
         ("inputs", 8, "IOInfo"),
         ("outputs", 9, "IOInfo"),
-        ("attr", 10, "repeated AttributeProto"),
-    ),
+        ("attr", 10, f"repeated {ATTRIBUTE}"),
+    ],
 }
 
 
 @cache
-def messages() -> dict[str, Any]:
+def _messages() -> dict[str, Any]:
     """The classes of the messages by name. Raises PerfsimError without protobuf."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -73,42 +84,28 @@ def messages() -> dict[str, Any]:
     file: Any = descriptor_pb2.FileDescriptorProto(
         name="perfsim/et_def.proto", package=PACKAGE, syntax="proto3"
     )
-    for name, values in (("NodeType", NODE_TYPES), ("CollectiveCommType", COLLECTIVES)):
-        enum = file.enum_type.add(name=name)
-        for number, value in enumerate(values):
-            enum.value.add(name=value, number=number)
-    attribute = file.message_type.add(name="AttributeProto")
-    _field(attribute, "name", 1, "string")
-    _field(attribute, "doc_string", 2, "string")
-    attribute.oneof_decl.add(name="value")
-    for index, scalar in enumerate(SCALARS):
-        values_of = f"{scalar.capitalize()}List"
-        _field(file.message_type.add(name=values_of), "values", 1, f"repeated {scalar}")
-        _field(attribute, f"{scalar}_val", 3 + 2 * index, scalar).oneof_index = 0
-        _field(attribute, f"{scalar}_list", 4 + 2 * index, values_of).oneof_index = 0
-    for name, fields in MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for described in fields:
-            _field(message, *described)
+    types = file.enum_type.add(name="NodeType")
+    for number, value in enumerate(NODE_TYPES):
+        types.value.add(name=value, number=number)
+    for message_name, fields in MESSAGES.items():
+        message = file.message_type.add(name=message_name)
+        for name, number, kind in fields:
+            word = kind.removeprefix("repeated ")
+            field = message.field.add(name=name, number=number)
+            field.label = field.LABEL_REPEATED if kind != word else field.LABEL_OPTIONAL
+            if word in SCALARS:
+                field.type = getattr(field, f"TYPE_{word.upper()}")
+            else:
+                field.type = field.TYPE_ENUM if word == "NodeType" else field.TYPE_MESSAGE
+                field.type_name = f".{PACKAGE}.{word}"
+            if name.endswith(("_val", "_list")):
+                field.oneof_index = 0
+        if message_name == ATTRIBUTE:
+            message.oneof_decl.add(name="value")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-        for name in ("AttributeProto", *MESSAGES)
-    }
-
-
-def _field(message: Any, name: str, number: int, kind: str) -> Any:
-    """Add a field of a scalar type, of an enumeration or of another message."""
-    word = kind.removeprefix("repeated ")
-    field = message.field.add(name=name, number=number)
-    field.label = field.LABEL_REPEATED if kind != word else field.LABEL_OPTIONAL
-    if word in SCALARS:
-        field.type = getattr(field, f"TYPE_{word.upper()}")
-    else:
-        field.type = field.TYPE_ENUM if word == "NodeType" else field.TYPE_MESSAGE
-        field.type_name = f".{PACKAGE}.{word}"
-    return field
+    found = {name: pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in MESSAGES}
+    return {name: message_factory.GetMessageClass(message) for name, message in found.items()}
 
 
 SUFFIX = ".et"
@@ -177,12 +174,12 @@ def write_chakra(trace: Trace, path: Path) -> list[Path]:
     """
     prefix = path.name.removesuffix(SUFFIX)
     return [
-        write_file(path.parent / f"{prefix}.{rank}{SUFFIX}", encoded(execution))
-        for rank, execution in execution_traces(trace)
+        write_file(path.parent / f"{prefix}.{rank}{SUFFIX}", _encoded(execution))
+        for rank, execution in _execution_traces(trace)
     ]
 
 
-def execution_traces(trace: Trace) -> Iterator[tuple[int, ExecutionTrace]]:
+def _execution_traces(trace: Trace) -> Iterator[tuple[int, ExecutionTrace]]:
     """The trace of the first rank of each class of ranks, by that rank.
 
     A collective is a node of every rank of its group, and devices that all ranks share (MemoryX) are part of
@@ -327,9 +324,9 @@ def _between(trace: Trace, node: Node, source: int, target: int) -> dict[str, An
 
 
 # ----------------------------------------------------------------------------------------- bytes
-def encoded(execution: ExecutionTrace) -> bytes:
+def _encoded(execution: ExecutionTrace) -> bytes:
     """A trace as the bytes of its file."""
-    types = messages()
+    types = _messages()
     metadata = types["GlobalMetadata"](version=execution.version)
     metadata.attr.extend(_attributes(execution.attributes))
     parts = [_delimited(metadata)]
@@ -350,7 +347,7 @@ def encoded(execution: ExecutionTrace) -> bytes:
 
 
 def _attributes(values: Mapping[str, Any]) -> list[Any]:
-    attribute = messages()["AttributeProto"]
+    attribute = _messages()["AttributeProto"]
     kinds = {bool: "bool_val", int: "int64_val", float: "double_val", str: "string_val"}
     return [attribute(name=name, **{kinds[type(value)]: value}) for name, value in values.items()]
 
@@ -391,7 +388,7 @@ def read_chakra(path: Path) -> ExecutionTrace:
     if not path.is_file():
         raise InputError([Problem("there is no such file", file=str(path))])
     data = path.read_bytes()
-    types = messages()
+    types = _messages()
     first, *rest = _split(path, data)
     metadata = _decoded(path, types["GlobalMetadata"], first)
     nodes = tuple(_read_node(_decoded(path, types["Node"], part)) for part in rest)

@@ -30,7 +30,6 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
 SCHEDULES = ("1f1b", "interleaved")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
-GATED = ("swiglu", "fast-swiglu", "geglu", "reglu")
 VOCABULARIES = {
     **dict.fromkeys(("gpt2bpetokenizer", "megatron-gpt-345m", "gpt2"), 50257),
     "bertwordpiecelowercase": 30522,
@@ -39,8 +38,8 @@ VOCABULARIES = {
     **dict.fromkeys(("llama-3", "llama3"), 128256),
 }
 """Vocabularies by the name of the tokenizer or of its file."""
-DROPOUT = 0.1
-"""Megatron's default rate of both dropouts."""
+RATES = tool.any_rate("attention_dropout", "hidden_dropout", default=0.1)
+"""Megatron has both dropouts where a file does not tell."""
 RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
 """The comment of the emitted flags that says how many ranks they are for."""
 EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
@@ -50,7 +49,7 @@ WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
 
 # ------------------------------------------------------------------------------------------- model
 def _gated(settings: Settings, _: Values) -> bool:
-    return settings.flag("swiglu", "gated_linear_unit") or settings.text("activation") in GATED
+    return settings.flag("swiglu", "gated_linear_unit") or settings.text("activation") in tool.GATED
 
 
 def _usual_ffn(settings: Settings, values: Values) -> int:
@@ -211,7 +210,11 @@ MODEL: tuple[Row, ...] = (
     *tool.experts(
         "num_experts num_moe_experts",
         tool.same("model.experts.top_k", "moe_router_topk", default=2),
-        tool.same("model.experts.ffn_hidden_size", "moe_ffn_hidden_size", default=tool.dense_ffn),
+        tool.same(
+            "model.experts.ffn_hidden_size",
+            "moe_ffn_hidden_size",
+            default=tool.as_in("model.ffn_hidden_size"),
+        ),
         tool.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
         Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
         Row(
@@ -219,13 +222,13 @@ MODEL: tuple[Row, ...] = (
         ),
     ),
     *tool.when(
-        tool.has_experts,
+        tool.as_in("model.experts.num_experts"),
         tool.same("model.experts.groups", "moe_router_num_groups"),
         tool.same("model.experts.top_groups", "moe_router_group_topk"),
         of=_in_groups,
     ),
     *tool.when(
-        tool.has_experts,
+        tool.as_in("model.experts.num_experts"),
         tool.same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
         Row(
             "runtime.dispatcher",
@@ -258,7 +261,7 @@ MODEL: tuple[Row, ...] = (
     ),
     tool.spelled("model.bias", "disable_bias_linear", {False: True}, _bias),
     Row("model.attention_bias", "add_qkv_bias", read=lambda s, v: v["model.bias"] or s.flag("add_qkv_bias")),
-    Row("model.output_bias", "", read=lambda _, values: values["model.bias"]),
+    Row("model.output_bias", read=tool.as_in("model.bias")),
     tool.spelled(
         "model.tied_embeddings",
         "untie_embeddings_and_output_weights share_embeddings_and_output_weights",
@@ -388,7 +391,11 @@ def _offload(chosen: Chosen) -> str:
 
 
 LAYOUT: tuple[Row, ...] = (
-    tool.same("recipe.seq_length", "seq_length encoder_seq_length", default=tool.longest),
+    tool.same(
+        "recipe.seq_length",
+        "seq_length encoder_seq_length",
+        default=tool.as_in("model.max_position_embeddings"),
+    ),
     tool.same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
     tool.same("recipe.global_batch_size", "global_batch_size"),
     TENSOR,
@@ -469,11 +476,6 @@ def _attention(settings: Settings, _: Values) -> str | None:
     return "flash" if settings.text("transformer_impl") == "transformer_engine" else None
 
 
-def _dropout(settings: Settings, _: Values) -> bool:
-    rates = [settings.number(f"{part}_dropout", default=DROPOUT) for part in ("attention", "hidden")]
-    return any(rates)
-
-
 def _optimizer_word(settings: Settings) -> str:
     """`distributed_fused_adam` of NeMo is Adam, `dist_muon` is Muon."""
     word = settings.text("optimizer", "optim.name", default="adam")
@@ -507,7 +509,7 @@ RECIPE: tuple[Row, ...] = (
         lambda c: "flash" if c.job.runtime.attention == "flash" else "unfused",
         _attention,
     ),
-    tool.spelled("recipe.dropout", "attention_dropout", {False: 0.0}, _dropout),
+    tool.spelled("recipe.dropout", "attention_dropout", {False: 0.0}, RATES),
     tool.spelled("recipe.dropout", "hidden_dropout", {False: 0.0}),
     tool.named("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
     tool.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
@@ -518,7 +520,7 @@ RECIPE: tuple[Row, ...] = (
         "products in {}; bf16 is written, and --fp8-recipe or --fp4-format has others",
         unless=(*WIDE_OR_FP16, "bf16", "fp8"),
     ),
-    tool.reduced_otherwise("fp32", "bf16"),
+    tool.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32", "bf16")),
     tool.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
     tool.noted(
         "overlap_moe_expert_parallel_comm: all-to-alls beside the compute of another micro-batch; predicted "

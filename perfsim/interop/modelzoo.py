@@ -14,7 +14,7 @@ import yaml
 
 from perfsim.base.sizes import MOST_WIDTH
 from perfsim.interop import tool
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values
 from perfsim.specs.streaming_layout import StreamingLayout
 
@@ -34,9 +34,9 @@ PRECISIONS = (*HALF, "fp32")
 DROPOUT = 0.1
 """Of a recipe with dropout, which does not give the rate: Megatron's default."""
 RATES = {True: DROPOUT, False: 0.0}
+ANY_RATE = tool.any_rate(*(f"model.{part}dropout_rate" for part in ("", "attention_", "residual_")))
 WINDOW = "model.attention_sliding_window_length"
 ACTIVATIONS = {True: "swiglu", False: "gelu"}
-GATED = ("swiglu", "geglu", "reglu", "glu", "bilinear")
 SHIFTLESS = ("rmsnorm", "biasless-layernorm")
 
 
@@ -73,7 +73,7 @@ def _has_biases(settings: Settings, _: Values) -> bool:
 
 
 def _gated(settings: Settings, _: Values) -> bool:
-    return settings.text("model.nonlinearity", "model.encoder_nonlinearity").casefold() in GATED
+    return settings.text("model.nonlinearity", "model.encoder_nonlinearity").casefold() in tool.GATED
 
 
 def _head_dim(settings: Settings, values: Values) -> Any:
@@ -152,11 +152,6 @@ def _sparsity(settings: Settings, _: Values) -> float | None:
     return sparsity if sparsity is not None and 0 <= sparsity < 1 else None
 
 
-def _rates(settings: Settings, _: Values) -> bool:
-    names = ("dropout_rate", "attention_dropout_rate", "residual_dropout_rate")
-    return any(settings.number(f"model.{name}", default=0.0) for name in names)
-
-
 def _not_encoder(settings: Settings, _: Values) -> bool:
     return not _is_encoder(settings)
 
@@ -194,20 +189,20 @@ ROWS: tuple[Row, ...] = (
     tool.same("model.output_bias", "model.use_ffn_bias_in_attention", write=_write_bias),
     tool.same("model.bias", "model.use_ffn_bias", default=_has_biases),
     tool.same("model.head_bias", "model.use_bias_in_output", default=lambda s, _: _is_encoder(s)),
-    Row("model.causal", "", read=_not_encoder),
-    Row("model.final_norm", "", read=_not_encoder),
+    Row("model.causal", read=_not_encoder),
+    Row("model.final_norm", read=_not_encoder),
     Row("model.norm_vectors", "model.norm_type", read=_norm_vectors),
     Row("model.norms", "model.norm_first_sandwich", read=_norms),
     Row("model.parts", "model.embedding_layer_norm", read=_parts),
     *tool.experts(
         "model.moe_params.num_experts model.num_experts model.moe.num_experts",
         tool.same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
-        Row("model.experts.ffn_hidden_size", "", read=tool.dense_ffn),
+        Row("model.experts.ffn_hidden_size", read=tool.as_in("model.ffn_hidden_size")),
         Row("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", read=_shared),
-        Row("model.expert_layers", "", read=lambda _, values: (True,) * values["model.num_layers"]),
+        Row("model.expert_layers", read=lambda _, values: (True,) * values["model.num_layers"]),
     ),
     tool.noted("attention in a sliding window of {}; taken as full attention", WINDOW),
-    tool.spelled("recipe.dropout", "model.dropout_rate", RATES, _rates),
+    tool.spelled("recipe.dropout", "model.dropout_rate", RATES, ANY_RATE),
     tool.spelled("recipe.dropout", "model.attention_dropout_rate", RATES),
     Row("recipe.precision", "model.mixed_precision", lambda c: c.job.recipe.precision in HALF),
     tool.spelled("recipe.precision", "model.fp16_type", HALF, _precision),
@@ -224,8 +219,7 @@ ROWS: tuple[Row, ...] = (
     tool.lacks("layout.spill", "activations on activation servers; the compiler decides it"),
     tool.lacks("layout.stream_chunks", "weights streamed in {} pieces a layer"),
     tool.lacks(
-        "recipe.weight_sparsity",
-        "{:.0%} of zeros in the weights, whose algorithm is a section of its own",
+        "recipe.weight_sparsity", "{:.0%} of zeros in the weights, whose algorithm is a section of its own"
     ),
     tool.lacks(
         "model.query_groups",
@@ -244,21 +238,14 @@ ROWS: tuple[Row, ...] = (
 
 # ----------------------------------------------------------------------------------------- reading
 def _recognise(document: Any) -> bool:
-    if not isinstance(document, Mapping):
-        return False
-    model = _first_phase(document).get("model")
-    trainer = _first_phase(document).get("trainer")
-    if isinstance(trainer, Mapping) and isinstance(trainer.get("init"), Mapping):
-        model = trainer["init"].get("model", model)
-    if not isinstance(model, Mapping):
-        return False
-    inner = model["config"] if isinstance(model.get("config"), Mapping) else model
-    return "num_heads" in inner and ("filter_size" in inner or "hidden_size" in inner)
+    places = ("trainer.init.model.config", "trainer.init.model", "model.config", "model")
+    names = names_in(_first_phase(document), *places)
+    return "num_heads" in names and not names.isdisjoint(("filter_size", "hidden_size"))
 
 
-def _first_phase(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def _first_phase(document: Any) -> Any:
     """The document, or the first of the phases that `trainer` lists."""
-    phases = document.get("trainer")
+    phases = document.get("trainer") if isinstance(document, Mapping) else None
     if isinstance(phases, list) and phases and isinstance(phases[0], Mapping):
         return phases[0] if "trainer" in phases[0] else {"trainer": phases[0]}
     return document

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES, MOST_VOCABULARY, MOST_WIDTH
 from perfsim.interop import tool
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Reading, Row, Tool, Values
 
 SIGNS = ("pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb")
@@ -29,12 +29,11 @@ DIVISIBLE = 128
 """Vocabularies are padded to a multiple of this times the tensor parallelism."""
 LLAMA_MULTIPLE = 256
 """The width of a Llama MLP is rounded up to a multiple of it."""
-GATED = ("swiglu", "geglu", "reglu", "bilinear", "glu")
 
 
 def _gated(settings: Settings, _: Values) -> bool:
     activation = settings.text("activation", default="gelu").casefold()
-    return activation in GATED or settings.text("mlp_type") == "llama"
+    return activation in tool.GATED or settings.text("mlp_type") == "llama"
 
 
 def _ffn(settings: Settings, values: Values) -> int:
@@ -104,10 +103,6 @@ def _precision(settings: Settings, _: Values) -> str:
     return half or "fp32"
 
 
-def _dropout(settings: Settings, _: Values) -> bool:
-    return any(settings.number(f"{part}_dropout", default=0) for part in ("hidden", "attention"))
-
-
 def _attention(settings: Settings, _: Values) -> str | None:
     return "flash" if "flash" in str(settings.raw("attention_config"))[:2000] else None
 
@@ -145,7 +140,7 @@ ROWS: tuple[Row, ...] = (
     *tool.experts(
         "moe_num_experts num_experts",
         tool.same("model.experts.top_k", "moe_top_k", default=1),
-        Row("model.experts.ffn_hidden_size", "", read=tool.dense_ffn),
+        Row("model.experts.ffn_hidden_size", read=tool.as_in("model.ffn_hidden_size")),
         Row("model.expert_layers", "moe_expert_interval expert_interval", read=_expert_layers),
     ),
     Row("layout.pipeline", "pipe_parallel_size", read=_stages),
@@ -153,21 +148,23 @@ ROWS: tuple[Row, ...] = (
     tool.same("layout.zero_stage", "zero_optimization.stage zero_stage", default=0, least=0, most=3),
     tool.named("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
     tool.known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
-    tool.same("recipe.seq_length", "seq_length", default=tool.longest),
+    tool.same("recipe.seq_length", "seq_length", default=tool.as_in("model.max_position_embeddings")),
     Row("recipe.precision", "precision bf16.enabled fp16.enabled", read=_precision),
     tool.optimizer("neox", "optimizer.type optimizer_type"),
     Row("runtime.attention", "attention_config", read=_attention),
-    Row("recipe.dropout", "hidden_dropout attention_dropout", read=_dropout),
+    Row(
+        "recipe.dropout",
+        "hidden_dropout attention_dropout",
+        read=tool.any_rate("hidden_dropout", "attention_dropout"),
+    ),
     tool.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
     tool.grad_bucket("zero_optimization.reduce_bucket_size", size_of=lambda _: 2),
 )
 
 
 def _recognise(document: Any) -> bool:
-    if not isinstance(document, Mapping):
-        return False
-    keys = {str(key).replace("-", "_") for key in document}
-    return {"num_layers", "hidden_size", "num_attention_heads"} <= keys and bool(keys & set(SIGNS))
+    names = {name.replace("-", "_") for name in names_in(document, "")}
+    return {"num_layers", "hidden_size", "num_attention_heads"} <= names and not names.isdisjoint(SIGNS)
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:

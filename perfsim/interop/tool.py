@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
 from perfsim.interop.nearest_model import Beyond, Nearest, nearest_model
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, Syntax
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
@@ -77,6 +77,8 @@ class Reading:
     name: str = ""
 
 
+GATED = ("swiglu", "fast-swiglu", "geglu", "reglu", "glu", "bilinear")
+"""Activations that multiply two halves of a product."""
 Write = Callable[[Chosen], Any]
 """The tool's value for a plan; None leaves the setting out."""
 Read = Callable[[Settings, Values], Any]
@@ -237,11 +239,6 @@ def when(has: Read | None, *rows: Row, of: Callable[[Chosen], Any] | None = None
     return tuple(map(limited, rows))
 
 
-def has_experts(_: Settings, values: Values) -> bool:
-    """Whether the model that is read has experts."""
-    return "model.experts.num_experts" in values
-
-
 def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
     """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some."""
 
@@ -249,17 +246,20 @@ def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
         count = settings.integer(*keys.split(), least=0, most=MOST_WIDTH)
         return count if count and count > 1 else None
 
-    return (same("model.experts.num_experts", keys, read=read), *when(has_experts, *rows))
+    return (
+        same("model.experts.num_experts", keys, read=read),
+        *when(as_in("model.experts.num_experts"), *rows),
+    )
 
 
-def dense_ffn(_: Settings, values: Values) -> Any:
-    """The width of the MLP, which experts have where a file gives them no other."""
-    return values["model.ffn_hidden_size"]
+def as_in(field: str) -> Read:
+    """The value of another field that was read before; None without one."""
+    return lambda _, values: values.get(field)
 
 
-def longest(_: Settings, values: Values) -> Any:
-    """The longest sequence, which a run has where a file gives no other."""
-    return values["model.max_position_embeddings"]
+def any_rate(*keys: str, default: float = 0.0) -> Read:
+    """Whether a rate of dropout is not zero."""
+    return lambda settings, _: any(settings.number(key, default=default) for key in keys)
 
 
 def read_rows(rows: Sequence[Row], settings: Settings, before: Mapping[str, Any] | None = None) -> Values:
@@ -339,11 +339,6 @@ TF32_PRODUCTS = lacks(
 """The gap of tools that leave TF32 to PyTorch."""
 
 
-def reduced_otherwise(*wires: str) -> Row:
-    """The gap of a tool that reduces gradients only in these precisions."""
-    return lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, *wires))
-
-
 # ------------------------------------------------------------------ settings that several tools have
 _VARIANTS: Mapping[str, str] = {
     **{name: name for name in OPTIMIZERS},
@@ -401,8 +396,7 @@ class Tool:
     """What its files are, as comments of an imported description say."""
     sign: str
     """What its files are recognised by, for messages."""
-    syntaxes: tuple[str, ...]
-    """json, yaml, toml, text."""
+    syntaxes: tuple[Syntax, ...]
     recognise: Callable[[Any], bool]
     """Whether a parsed document (or the text) is of this format."""
     read: Callable[[Source, Any], Reading]

@@ -20,18 +20,13 @@ from perfsim.base.sizes import MOST_POSITIONS
 from perfsim.interop import tool
 from perfsim.interop.huggingface import LLAMA, model_beside
 from perfsim.interop.nearest_model import Nearest, nearest_model
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values, Write
 from perfsim.specs.layout import ParallelLayout
 
 SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
 """Sections in which a degree stands, by release."""
-SCHEDULES = {
-    "1f1b": "1F1B",
-    "gpipe": "GPipe",
-    "interleaved": "Interleaved1F1B",
-    "zbv": "ZBVZeroBubble",
-}
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
 SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
     "LoopedBFS": "interleaved",
     "DualPipeV": "zbv",
@@ -185,7 +180,7 @@ ROWS: tuple[Row, ...] = (
         lambda c: "alltoall" if c.layout.context > 1 else None,
     ),
     _degree("layout.tensor", "tensor_parallel"),
-    Row("layout.sequence_parallel", "", read=lambda _, values: values["layout.tensor"] > 1),
+    Row("layout.sequence_parallel", read=lambda _, values: values["layout.tensor"] > 1),
     _degree("layout.expert", "expert_parallel", usual=1),
     _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
     _degree("layout.pipeline", "pipeline_parallel"),
@@ -212,12 +207,7 @@ ROWS: tuple[Row, ...] = (
         lambda c: "selective" if c.layout.recompute_every > 1 else c.layout.recompute,
         _recompute,
     ),
-    Row(
-        "layout.recompute_every",
-        "activation_checkpoint.selective_ac_option",
-        _selective,
-        _recompute_every,
-    ),
+    Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", _selective, _recompute_every),
     Row(
         "layout.offload_param",
         "training.enable_cpu_offload",
@@ -281,7 +271,7 @@ ROWS: tuple[Row, ...] = (
         unless=(True,),
         when=lambda c: c.layout.tensor > 1,
     ),
-    tool.reduced_otherwise("fp32"),
+    tool.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32")),
     tool.TF32_PRODUCTS,
     tool.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
     tool.lacks("recipe.dropout", "dropout; its models have none"),
@@ -293,13 +283,9 @@ def _recognise(document: Any) -> bool:
     """Whether this is a job's TOML or JSON, or a log with a printed configuration."""
     if isinstance(document, str):
         return PRINTED.search(document) is not None
-    if not isinstance(document, Mapping) or not isinstance(document.get("training"), Mapping):
-        return False
-    training = document["training"]
-    others = ("parallelism", "activation_checkpoint", "experimental", "job")
-    return ("seq_len" in training or "local_batch_size" in training) and any(
-        name in document for name in others
-    )
+    others = {"parallelism", "activation_checkpoint", "experimental", "job"}
+    sizes = names_in(document, "training") & {"seq_len", "local_batch_size"}
+    return bool(sizes and names_in(document, "") & others)
 
 
 def _read(source: Source, document: Any) -> Reading:

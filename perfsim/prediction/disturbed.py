@@ -210,6 +210,15 @@ class _StepCosts(Costs):
         op = cast(CollectiveOp, name)
         return self.whole.duration_s(_whole(work, op)) / num_steps(op, work.group.size)
 
+    def latency_s(self, work: Work, /) -> float:
+        algorithm, _, name = work.op.partition(".")
+        if work.group is None or algorithm not in ALGORITHMS:
+            return self.whole.latency_s(work)
+        if algorithm == "ring":
+            op = cast(CollectiveOp, name)
+            return self.whole.latency_s(_whole(work, op)) / num_steps(op, work.group.size)
+        return self.whole.latency_s(replace(work, op="send_recv", group=_ends(work.group, (0, 1))))
+
     def taken(self, work: Work, /) -> Shares:
         """What a step takes of a device: that of its collective, or of a message in a round of a tree."""
         algorithm, _, name = work.op.partition(".")

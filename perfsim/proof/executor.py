@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import starmap
 from typing import Any
 
 import numpy as np
 
+from perfsim.base.arrays import Floats
 from perfsim.engine.limits import present_limits
-from perfsim.proof.program import BROKEN, SHARED, START, Action, Cell, Fault, FaultError, Program, failure
-from perfsim.proof.tensors import NORM, TOLERANCE, Oracle
+from perfsim.proof.parameters import Weights, with_experts
+from perfsim.proof.program import (
+    BROKEN,
+    CLIPPED,
+    NORM,
+    SHARED,
+    START,
+    Action,
+    Cell,
+    Claim,
+    Compiler,
+    Fault,
+    FaultError,
+    Program,
+    failure,
+)
+from perfsim.proof.serial import Record, train
 from perfsim.work.unfold import Unfolded
 
+TOLERANCE = 1e-10
+"""Largest relative error of float64 sums in another order; a wrong schedule differs in the first digits."""
 RESULTS = ("loss", "weight gradient", "weights", NORM)
 """Quantities compared in every order; the first order also compares activations and their gradients."""
 
@@ -23,12 +41,10 @@ CHECK_EVERY = 256
 NOBODY = -2
 """The writer of an empty buffer."""
 
-Initial = Callable[[Cell, int], Any]
-
 
 @dataclass
 class Outcome:
-    """Result of running one order."""
+    """What running some orders found."""
 
     max_relative_error: float = 0.0
     faults: list[Fault] = field(default_factory=list)
@@ -38,13 +54,75 @@ class Outcome:
     """Elements of each task's message, the most of any rank; in a thorough run only."""
 
 
+@dataclass
+class _Oracle:
+    """Serial training, partitioned among ranks as a compiler of a graph partitions it."""
+
+    compiler: Compiler
+    _cache: dict[tuple[Claim, int], Floats] = field(default_factory=dict)
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Serial training, one record per step."""
+        return train(self.compiler.training)
+
+    def expected(self, claim: Claim, rank: int) -> Floats:
+        """The value that a claim states for a rank."""
+        cached = self._cache.get((claim, rank))
+        if cached is None:
+            cached = self._cache[claim, rank] = self._expected(claim, rank)
+        return cached
+
+    def _expected(self, claim: Claim, rank: int) -> Floats:
+        record = self.records[claim.step]
+        number = claim.number
+        if claim.quantity == "loss":
+            return np.array(self._own(record.later_losses.get(number, record.losses), rank, claim).sum())
+        if claim.quantity == NORM:
+            return np.array(record.squared_norm)
+        if claim.quantity.startswith("weight gradient"):
+            gradient = self._flat(record.weight_gradients, number, rank, claim.quantity)
+            return record.clipping * gradient if CLIPPED in claim.quantity else gradient
+        if claim.quantity.startswith("weights"):
+            return self._flat(record.weights, number, rank, claim.quantity)
+        activations: dict[str, list[Floats] | dict[int, Floats]] = {
+            "hidden": record.hidden,
+            "attention": record.attention,
+            "gradient": record.gradient,
+            "middle": record.middle,
+        }
+        return self._own(activations[claim.quantity][number], rank, claim)
+
+    def _own(self, values: Floats, rank: int, claim: Claim) -> Floats:
+        """What a rank has of values of all samples and positions."""
+        return values[self.compiler.rows(rank, claim.microbatch)][:, self.compiler.places(rank)]
+
+    def _flat(self, blocks: Mapping[int, Weights], block: int, rank: int, quantity: str) -> Floats:
+        share = self.compiler.share(rank)
+        layout = share.layouts[block]
+        flat = layout.flat(share.cut(with_experts(blocks, block, share), block).items())
+        sharded = quantity.endswith("shard")
+        return layout.shard(flat, self.compiler.sharding(rank, block)) if sharded else flat
+
+    def error(self, claim: Claim, rank: int, value: Floats) -> float:
+        """Largest difference over the largest expected entry; infinite for another shape."""
+        expected = self.expected(claim, rank)
+        actual = np.asarray(getattr(value, "values", value))
+        if actual.shape != expected.shape or not np.isfinite(actual).all():
+            return float("inf")
+        if not expected.size:
+            return 0.0
+        scale = float(np.abs(expected).max())
+        return float(np.abs(actual - expected).max()) / (scale or 1.0)
+
+
 class Executor:
     """Runs all ranks of an unfolded graph with their buffers."""
 
-    def __init__(self, program: Program, unfolded: Unfolded, initial: Initial, oracle: Oracle) -> None:
+    def __init__(self, program: Program, unfolded: Unfolded, compiler: Compiler) -> None:
         self.program = program
-        self.initial = initial
-        self.oracle = oracle
+        self.initial = compiler.initial
+        self.oracle = _Oracle(compiler)
         self.task = unfolded.task.tolist()
         self.members = _members(unfolded, program.width)
         for instance, task in enumerate(self.task):
@@ -59,9 +137,8 @@ class Executor:
         """The number of each cell, and whether every rank has its own copy."""
         return [(self.cells.setdefault(cell, len(self.cells)), cell.place != SHARED) for cell in cells]
 
-    def run(self, order: Sequence[int], *, thorough: bool = False) -> Outcome:
-        """Execute every task once; FaultError if that is impossible."""
-        outcome = Outcome()
+    def run(self, order: Sequence[int], outcome: Outcome, *, thorough: bool = False) -> None:
+        """Execute every task once and add what is found; FaultError if that is impossible."""
         width = self.program.width
         values: list[list[Any]] = [[None] * width for _ in self.cells]
         writers: list[list[int]] = [[NOBODY] * width for _ in self.cells]
@@ -79,7 +156,6 @@ class Executor:
             if action.claims:
                 for rank, result in zip(self.members[instance], results, strict=True):
                     self._compare(action, rank, result, outcome, thorough=thorough)
-        return outcome
 
     def _step(
         self, action: Action, members: Sequence[int], values: list[list[Any]], writers: list[list[int]]

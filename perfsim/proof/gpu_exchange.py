@@ -16,13 +16,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.gpu_compute import GpuCompute, Rows, plain
+from perfsim.proof.gpu_compute import GpuCompute
 from perfsim.proof.layers import Attention, Kept, output
-from perfsim.proof.operations import Gradients, Part, core, core_gradients, of_groups, run_part, scores
-from perfsim.proof.parameters import Share, Weights
-from perfsim.proof.program import Message, Values
-from perfsim.proof.tensors import summed
-from perfsim.work import EMBEDDING, Task
+from perfsim.proof.operations import Gradients, Part, core, core_gradients, of_groups, scores
+from perfsim.proof.parameters import Share
+from perfsim.proof.program import Message, Values, summed
+from perfsim.proof.tasks import (
+    BACKWARD,
+    FORWARD,
+    At,
+    Operation,
+    Rows,
+    Weighed,
+    attention_begin,
+    attention_end,
+    attention_of,
+    output_backward,
+    passes,
+)
+from perfsim.work import Task
 
 HEADS = 1
 POSITIONS = 2
@@ -102,118 +114,88 @@ def _own_pair(attention: Attention, share: Share) -> _Pair:
     return _Pair(k, v, share.places)
 
 
+def _qkv(at: At) -> tuple[Any, ...]:
+    """Norm, queries, keys and values; a recompute reads the layer's input from what is saved."""
+    made = attention_begin(at)
+    return made, _Travelling(_own_pair(made, at.share))
+
+
+def _block(at: At) -> tuple[Any, ...]:
+    """The core on one block of keys and values, or on all positions of some heads."""
+    share = at.share
+    if isinstance(at.x[0], Attention):
+        made, message, *before = at.x
+        q = made.heads.values[0]
+        return (_running_softmax(q, message.pair, share, before[0] if before else None),)
+    # After the all-to-all a rank has some of the heads of its tensor peer.
+    count = at.x[0][0].shape[HEADS]
+    first = at.rank // share.tensor.of % (share.heads // count) * count
+    part = at.run(partial(core, places=tuple(range(share.seq_length)), first_head=first), *at.x[0])
+    return (_Core(part.values, part),)
+
+
+def _output(at: At) -> tuple[Any, ...]:
+    """The output projection."""
+    done, made, *inner = at.x
+    if isinstance(done, _Running):
+        context = done.weighted / done.total
+        kept: Any = _Ring(context, done.most + np.log(done.total))
+    else:
+        context, kept = done[0], inner[0].part
+    part = at.run(output, context)
+    at.keep("attention", made._replace(core=kept, output=part))
+    return (part.value,)
+
+
+def _output_backward(at: At) -> tuple[Any, ...]:
+    """Gradient of the core's output."""
+    d_context, gradients = output_backward(at)
+    return (_Core([d_context], gradients=gradients),)
+
+
+def _block_backward(at: At) -> tuple[Any, ...]:
+    """Gradients of queries, keys and values by one block, or of all positions of some heads."""
+    first, _, *later = at.x
+    kept = attention_of(at)
+    inner = kept.core
+    if not isinstance(inner, _Ring):
+        return _Core(inner.backward(at.w, first[0])[0]), None
+    pair = later[0].pair if later else _own_pair(kept, at.share)
+    q, d = kept.heads.values[0], first.arrays[0]
+    made = scores(q, pair.k, (at.share.places, pair.places), at.share)
+    delta = (d * inner.context).sum(axis=-1, keepdims=True)
+    p = np.exp(made - inner.log_sum)
+    queries, *others = core_gradients(p, d, (q, pair.k, pair.v), at.share, delta)
+    return _Core((queries + later[1].arrays[0] if later else queries,)), tuple(others)
+
+
+def _qkv_backward(at: At) -> Weighed:
+    """The rest of the attention's backward, from the gradients of queries, keys and values."""
+    _, __, begun, *arrived = at.x
+    d_heads = (*arrived[0].arrays, *arrived[1].gradients) if len(arrived) > 1 else arrived[0]
+    return attention_end(at, d_heads, begun.gradients)
+
+
+IN_PARTS = {
+    **passes("attention.qkv", Operation(_qkv, reads=("own", "embedding")), *FORWARD),
+    **passes("attention.block", Operation(_block, reads=()), *FORWARD),
+    **passes("attention.output", Operation(_output, quantity="attention"), *FORWARD),
+    **passes("attention.output", Operation(_output_backward), *BACKWARD),
+    **passes("attention.block", Operation(_block_backward, reads=()), *BACKWARD),
+    **passes(
+        "attention.qkv",
+        Operation(_qkv_backward, "backward", ("own", "embedding"), "gradient", begins=False),
+        *BACKWARD,
+    ),
+}
+"""Operations of attention whose ranks share sequences."""
+
+
 class GpuExchange(GpuCompute):
-    """Compiles attention in parts, and exchanges."""
+    """Compiles exchanges."""
 
-    # ------------------------------------------------------------------------------- attention
-    def attention_qkv(self, task: Task) -> None:
-        """Norm, queries, keys and values; a recompute reads the layer's input from what is saved."""
-        self.needs(1)
-        begin = self.attention_begin()
-        outside = [] if task.work.op.endswith("recompute") else self.of_model()
-
-        def run(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
-            made = begin(rank, w, operands[0])
-            return made, _Travelling(_own_pair(made, self.share(rank))), *(operands[0] for _ in outside)
-
-        self.compute(run, self.blocks_with(EMBEDDING), [], outside)
-
-    def attention_block(self, task: Task) -> None:
-        """The core on one block of keys and values, or on all positions of some heads."""
-        self.needs(1)
-
-        def ring(rank: int, _: Weights, operands: Values, __: Values) -> tuple[Any, ...]:
-            made, message, *before = operands
-            share = self.share(rank).of_layer(task.block)
-            q = made.heads.values[0]
-            return (_running_softmax(q, message.pair, share, before[0] if before else None),)
-
-        def heads(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
-            share = self.share(rank).of_layer(task.block)
-            # After the all-to-all a rank has some of the heads of its tensor peer.
-            first = rank // self.layout.tensor % self.layout.context * (share.heads // self.layout.context)
-            function = partial(core, places=tuple(range(self.training.seq_length)), first_head=first)
-            part = run_part(function, w, share, *operands[0])
-            return (_Core(part.values, part),)
-
-        self.compute(ring if self._rings else heads)
-
-    def attention_output(self, task: Task) -> None:
-        """The output projection; the block's activations go to the MLP task, or to the backward."""
-        self.needs(2)
-        recomputes = task.work.op.endswith("recompute")
-        buffer = self.cell("recomputed attention" if recomputes else "attention kept")
-
-        def run(rank: int, w: Weights, operands: Values, _: Values) -> tuple[Any, ...]:
-            done, made, *inner = operands
-            if self._rings:
-                context = done.weighted / done.total
-                kept: Any = _Ring(context, done.most + np.log(done.total))
-            else:
-                context, kept = done[0], inner[0].part
-            part = run_part(output, w, self.share(rank), context)
-            return part.value, made._replace(core=kept, output=part)
-
-        self.compute(run, [task.block], [], [buffer], self.completes("attention", task.block))
-
-    def attention_output_backward(self, task: Task) -> None:
-        """Gradient of the core's output."""
-        self.needs(2)
-        recomputed, beside = self.attention_kept(task.block)
-
-        def run(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            kept: Attention = buffers[0] if recomputed else operands[1].attention
-            dy = buffers[len(recomputed)] if beside else plain(operands[0])
-            arrays, gradients = kept.made_output.backward(w, dy)
-            return (_Core(arrays, gradients=gradients),)
-
-        self.compute(run, [task.block], [*recomputed, *beside])
-
-    def attention_block_backward(self, task: Task) -> None:
-        """Gradients of queries, keys and values by one block, or of all positions of some heads."""
-        self.needs(2)
-        recomputed, _ = self.attention_kept(task.block)
-
-        def ring(rank: int, _: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            first, saved, *later = operands
-            kept: Attention = buffers[0] if recomputed else saved.attention
-            share = self.share(rank).of_layer(task.block)
-            pair = later[0].pair if later else _own_pair(kept, share)
-            q, d, inner = kept.heads.values[0], first.arrays[0], kept.core
-            p = np.exp(scores(q, pair.k, (share.places, pair.places), share) - inner.log_sum)
-            delta = (d * inner.context).sum(axis=-1, keepdims=True)
-            queries, *others = core_gradients(p, d, (q, pair.k, pair.v), share, delta)
-            return _Core((queries + later[1].arrays[0] if later else queries,)), tuple(others)
-
-        def heads(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Any, ...]:
-            (d_context,), saved = operands[:2]
-            kept: Attention = buffers[0] if recomputed else saved.attention
-            return _Core(kept.core.backward(w, d_context)[0]), None
-
-        self.compute(ring if self._rings else heads, [], recomputed)
-
-    def attention_qkv_backward(self, task: Task) -> None:
-        """The rest of the attention's backward, from the gradients of queries, keys and values."""
-        self.needs(4)
-        recomputed, _ = self.attention_kept(task.block)
-
-        def run(_: int, w: Weights, operands: Values, buffers: Values) -> tuple[Floats, Gradients]:
-            __, saved, begun, *arrived = operands
-            kept: Attention = buffers[0] if recomputed else saved.attention
-            made = (*arrived[0].arrays, *arrived[1].gradients) if self._rings else arrived[0]
-            (dx,), gradients = kept.heads.backward(w, *made)
-            return dx, begun.gradients + gradients
-
-        self.attention_end(run, recomputed, bool(recomputed))
-
-    @property
-    def _rings(self) -> bool:
-        return self.layout.context_exchange == "ring"
-
-    # ------------------------------------------------------------------------------- exchanges
     def ring_shift(self, task: Task) -> None:
         """Every rank sends to the next; what it sends is named by the tensor that it writes."""
-        self.needs(1)
         contents = task.work.writes[0].name
 
         def sent(rank: int, source: Any, *done: tuple[Floats, ...]) -> _Travelling:
@@ -236,7 +218,6 @@ class GpuExchange(GpuCompute):
 
     def all_to_all(self, task: Task) -> None:
         """Exchange heads against positions: to all positions of some heads, or back."""
-        self.needs(1)
         gathers = task.work.writes[0].name == "heads"
         cut, joined = (HEADS, POSITIONS) if gathers else (POSITIONS, HEADS)
 
@@ -258,7 +239,6 @@ class GpuExchange(GpuCompute):
     # ------------------------------------------------------------------------------------ rows
     def rows_trade(self, task: Task) -> None:
         """An all-to-all: rows to the ranks of their experts, or back to where they came from."""
-        self.needs(1)
         route = self.cell("route of experts")
 
         def there(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
@@ -281,7 +261,6 @@ class GpuExchange(GpuCompute):
 
     def rows_gather(self, task: Task) -> None:
         """Peers that share experts gather one another's rows."""
-        self.needs(1)
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             sent = [inputs[0] for inputs in values]
@@ -295,7 +274,6 @@ class GpuExchange(GpuCompute):
 
     def rows_scatter(self, task: Task) -> None:
         """The sum of what peers made of the rows, for each its own."""
-        self.needs(1)
 
         def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             total = summed([inputs[0].values for inputs in values])
@@ -326,24 +304,11 @@ def _returned(routes: list[_Travelled], made: list[Rows], number: int) -> Rows:
     return Rows(values, expert)
 
 
-_FORWARD = ("forward", "recompute")
-_BACKWARD = ("backward", "dgrad")
 EXCHANGES = {
-    f"attention.{part}.{which}": method
-    for part, passes, method in (
-        ("qkv", _FORWARD, GpuExchange.attention_qkv),
-        ("block", _FORWARD, GpuExchange.attention_block),
-        ("output", _FORWARD, GpuExchange.attention_output),
-        ("output", _BACKWARD, GpuExchange.attention_output_backward),
-        ("block", _BACKWARD, GpuExchange.attention_block_backward),
-        ("qkv", _BACKWARD, GpuExchange.attention_qkv_backward),
-    )
-    for which in passes
-} | {
     "context_communication: send_recv": GpuExchange.ring_shift,
     "context_communication: all_to_all": GpuExchange.all_to_all,
     "expert_communication: all_to_all": GpuExchange.rows_trade,
     "expert_communication: all_gather": GpuExchange.rows_gather,
     "expert_communication: reduce_scatter": GpuExchange.rows_scatter,
 }
-"""Method for each operation of attention in parts, and of exchanges."""
+"""Method for each exchange."""

@@ -17,15 +17,16 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import UPDATES
-from perfsim.proof.gpu_compute import Partial, Summand, plain
-from perfsim.proof.gpu_exchange import EXCHANGES, GpuExchange
+from perfsim.proof.gpu_compute import FRAME, Partial
+from perfsim.proof.gpu_exchange import EXCHANGES, IN_PARTS, GpuExchange
 from perfsim.proof.operations import merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place
-from perfsim.proof.program import Cell, Claim, Message, Values, per_rank
-from perfsim.proof.serial import Moments, adam, clipping
-from perfsim.proof.tensors import CLIPPED, NORM, pieces, summed
+from perfsim.proof.program import CLIPPED, NORM, Cell, Claim, Message, Values, per_rank, pieces, summed
+from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
+from perfsim.proof.tasks import OF_ENDS, OF_LAYERS, Summand, plain
 from perfsim.specs.model import layer_kinds
 from perfsim.strategies.three_d.data import SHARDED
+from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.strategies.three_d.offload import ACTIVATIONS, SAVED
 from perfsim.work import (
     EMBEDDING,
@@ -35,6 +36,7 @@ from perfsim.work import (
     WHOLE_DEVICE,
     Kind,
     Task,
+    TaskGraph,
 )
 
 HOST_WEIGHTS = "host weights"
@@ -65,43 +67,42 @@ class _Update(NamedTuple):
 class GpuCompiler(GpuExchange):
     """Compiles graphs of `3d`, of its special cases and of ZeRO."""
 
-    scatters: dict[int, list[int]]
-    """The blocks of every reduction, by the tensor that it writes."""
-    reduced_to: dict[tuple[int, int], Cell]
-    """The buffer of each block's shard, by the tensor that its reduction writes and the block."""
-    copied: dict[tuple[int, int], Cell]
-    """Where the latest copy of a block's shard from the host is, if it came from there."""
-    norms: set[int]
-    """Tensors with the norm of gradients."""
-    on_host: set[tuple[int, int]]
-    """(device, block) with gradients that left the device."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.scatters = {}
-        self.reduced_to = {}
-        self.copied = {}
-        self.norms = set()
-        self.on_host = set()
+    def __init__(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> None:
+        super().__init__(graph, training, plan)
+        self.scatters: dict[int, list[int]] = {}
+        """The blocks of every reduction, by the tensor that it writes."""
+        self.reduced_to: dict[tuple[int, int], Cell] = {}
+        """The buffer of each block's shard, by the tensor that its reduction writes and the block."""
+        self.copied: dict[tuple[int, int], Cell] = {}
+        """Where the latest copy of a block's shard from the host is, if it came from there."""
+        self.norms: set[int] = set()
+        """Tensors with the norm of gradients."""
+        self.on_host: set[tuple[int, int]] = set()
+        """(device, block) with gradients that left the device."""
 
     def translate(self, task: Task) -> None:
         """Add the action of one task; an unknown operation is refused by name."""
         key = task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
-        operation = GpuCompiler.wait if task.work.name == WAIT_OF_EXPERTS else OPERATIONS.get(key)
-        if operation is None:
-            detail = f"the executor knows no operation {key!r}; known: {', '.join(OPERATIONS)}"
-            raise self.refuse("its operation", detail)
         home = self.homes.setdefault(self.place, [])
-        if key.endswith(".forward") and task.block not in home:
-            home.append(task.block)
-        operation(self, task)
+        if key.endswith(".forward"):
+            block = task.block + (EXPERTS if key == "experts.forward" else 0)
+            if block not in home and task.work.name != WAIT_OF_EXPERTS:
+                home.append(block)
+        if task.work.name == WAIT_OF_EXPERTS:
+            self.wait(task)
+        elif key in COMPUTE:
+            self.perform(COMPUTE[key])
+        elif key in OPERATIONS:
+            OPERATIONS[key](self, task)
+        else:
+            raise self.unknown(key, [*COMPUTE, *OPERATIONS])
 
-    def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
+    def handle(self, position: int = 0, *places: int) -> list[Cell]:
         """Activations that leave for the host use two buffers in turn, those that return two more."""
         made = self.task.work.writes[position]
         number = self.task.writes[position]
         if self.layout.offload_activations == "none" or made.name != SAVED or not made.n_bytes:
-            return super().handle(position, *places, label=label)
+            return super().handle(position, *places)
         returns = self.task.work.name == ACTIVATIONS
         cells = self.in_turn(f"slot of {'returned' if returns else 'leaving'} activations")
         self.handles[number] = tuple(cells)
@@ -130,66 +131,48 @@ class GpuCompiler(GpuExchange):
         return self.cell("gradient shard", block) if self.sharded(block) else self.gradient(block)
 
     # ----------------------------------------------------------------------- tensor collectives
-    def tensor_reduce(self, task: Task) -> None:
-        """Sum over the tensor peers; each gets the whole or its part of the sequence."""
-        info = self.partial.get(task.reads[0]) if task.reads else None
-        info = info or Partial(None)
-        scatters = task.work.op == "reduce_scatter"
-        axis = HIDDEN if info.statistics else SEQUENCE
+    def over_peers(self, task: Task) -> None:
+        """Sum over the tensor peers, or put their parts together; each gets the whole or its part.
 
-        def given(values: list[Any]) -> list[Floats]:
-            whole = merged_statistics(values) if info.statistics else summed(values)
-            return pieces(whole, len(values), axis) if scatters else [whole.copy() for _ in values]
-
-        self._over_peers(info, given, [] if scatters else [info.claim])
-        if scatters:
-            self.partial[task.writes[0]] = Partial(info.claim, info.statistics, axis=axis)
-
-    def tensor_gather(self, task: Task) -> None:
-        """Concatenate the parts of the tensor peers."""
-        info = self.partial.get(task.reads[0]) if task.reads else None
-        info = info or Partial(None)
-        axis = SEQUENCE if info.axis is None else info.axis
-
-        def given(values: list[Any]) -> list[Floats]:
-            whole = np.concatenate(values, axis=axis)
-            return [whole.copy() for _ in values]
-
-        self._over_peers(info, given, [info.claim])
-
-    def _over_peers(
-        self, info: Partial, given: Callable[[list[Any]], list[Floats]], claims: Sequence[Claim | None]
-    ) -> None:
-        """A collective of tensor peers, which also sums the gradients of weights that come with its tensor.
-
-        It adds them to those of their block, or passes them on to a task that does.
+        Gradients of weights that come with a tensor are summed too, and added to those of their block, or
+        passed on to a task that does.
         """
-        self.needs(1)
+        op = task.work.op
+        info = self.partial.get(task.reads[0], Partial(None))
+        axis = HIDDEN if info.statistics or (op == "all_gather" and info.axis == HIDDEN) else SEQUENCE
         adds = info.carries is not None and not info.later
         buffer = [self.gradient(info.carries)] if info.carries is not None and adds else []
 
         def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             tensors = [inputs[0] for inputs in values]
-            made = given([plain(tensor) for tensor in tensors])
-            if info.carries is None:
-                kept = [isinstance(tensor, Summand) for tensor in tensors]
-                pairs = zip(made, tensors, kept, strict=True)
-                return [(Summand(array, old.gradients) if keeps else array,) for array, old, keeps in pairs]
+            arrays = [plain(tensor) for tensor in tensors]
+            sums = merged_statistics if info.statistics else summed
+            whole = np.concatenate(arrays, axis=axis) if op == "all_gather" else sums(arrays)
+            made = (
+                pieces(whole, len(values), axis) if op == "reduce_scatter" else [whole.copy() for _ in values]
+            )
+            if info.carries is None:  # what was summed with the tensor before stays with it
+                summands = [isinstance(tensor, Summand) for tensor in tensors]
+                rows = zip(made, tensors, summands, strict=True)
+                return [(old._replace(values=array) if keeps else array,) for array, old, keeps in rows]
             total = summed([tensor.gradients for tensor in tensors])
             if adds:
                 return [(array, inputs[1] + total) for array, inputs in zip(made, values, strict=True)]
             return [(Summand(array, total),) for array in made]
 
-        op = self.task.work.op
-        sizes = Message("statistics" if info.statistics else "activations", _of_tensor(op == "all_gather"))
-        about = [(0, claim) for claim in claims if claim]
-        reads = [self.operand(self.task.reads[0]), *buffer]
-        self.add(reads, [*self.handle(), *buffer], kernel, joined=True, claims=about, message=sizes)
+        def elements(inputs: Values, made: tuple[Any, ...]) -> int:
+            return int(plain(made[0] if op == "all_gather" else inputs[0]).size)
+
+        if op == "reduce_scatter":
+            self.partial[task.writes[0]] = Partial(info.claim, info.statistics, axis=axis)
+        claims = [(0, info.claim)] if info.claim and op != "reduce_scatter" else []
+        message = Message("statistics" if info.statistics else "activations", elements)
+        reads = [self.operand(task.reads[0]), *buffer]
+        self.add(reads, [*self.handle(), *buffer], kernel, joined=True, claims=claims, message=message)
 
     # --------------------------------------------------------------------------- between stages
     def send(self, task: Task) -> None:
         """Send the tensor, or this peer's part of it, to the same peer of the next stage."""
-        self.needs(1)
         operand, (_, target) = self.operand(task.reads[0]), self._ends(task)
         peers = self.layout.tensor
         shares = not self.layout.sequence_parallel and self.layout.tensor > 1
@@ -276,20 +259,22 @@ class GpuCompiler(GpuExchange):
     def data_reduce(self, task: Task) -> None:
         """Sum gradients over the replicas; each keeps the whole or its shard.
 
-        Where several groups shard, the sum over a group is a part of what `_sum_over_groups` completes.
+        Where several groups shard, the sum over a group is a part; shards are then summed over groups.
         """
-        if task.work.writes[0].name == "gradient_shards":
-            self._sum_over_groups(task)
-            return
-        blocks = self._targets(task.block, len(task.reads))
-        made = [self.gradient(block) for block in blocks]
+        across = task.work.writes[0].name == "gradient_shards"
         scatters = task.work.op == "reduce_scatter"
         in_groups = scatters and self.layout.shards < self.layout.replicas
-        if in_groups:
-            written = [self.of_microbatch("gradient part", block) for block in blocks]
+        if across:
+            blocks = self.scatters[task.reads[0]]
+            tag = int(self.graph.tag[self.graph.writer[task.reads[0]]])
         else:
-            written = self._shards(blocks) if scatters else made
-        kept = written if scatters and not in_groups and self._sums_shards(blocks) else []
+            blocks = self._targets(task.block, len(task.reads))
+            tag = task.tag
+        parts = [self.cell(f"gradient part[{tag}]", block) for block in blocks]
+        sources = parts if across else [self.gradient(block) for block in blocks]
+        shards = self._shards(blocks) if (scatters and not in_groups) or across else []
+        kept = shards if self._sums_shards(blocks) else []
+        written = shards or (parts if in_groups else sources)
         self.scatters[task.writes[0]] = blocks
         operands = self.operands()
         first = len(operands)
@@ -299,47 +284,29 @@ class GpuCompiler(GpuExchange):
             totals = [summed([inputs[first + number] for inputs in values]) for number in range(count)]
             results: list[tuple[Any, ...]] = []
             for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
-                if not scatters:
-                    results.append((None, *(total.copy() for total in totals)))
-                    continue
-                layouts = self.share(rank).layouts
-                place = Place(len(members), index)
-                shards = [
-                    layouts[block].shard(total, place) for block, total in zip(blocks, totals, strict=True)
-                ]
-                results.append((None, *(map(np.add, inputs[first + count :], shards) if kept else shards)))
+                made = [total.copy() for total in totals]
+                if scatters:
+                    place = Place(len(members), index)
+                    layouts = self.share(rank).layouts
+                    made = [
+                        layouts[block].shard(total, place)
+                        for block, total in zip(blocks, totals, strict=True)
+                    ]
+                results.append((None, *(map(np.add, made, inputs[first + count :]) if kept else made)))
             return results
+
+        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
+            return sum(int(value.size) for value in inputs[first : first + count])
 
         # Of layers only: the gradient of a tied embedding may still lack the other stage's part.
         claims = [
             (1 + number, Claim("weight gradient", block, self.step, -1))
             for number, block in enumerate(blocks)
-            if block >= 0 and not scatters
+            if block >= 0 and written is sources
         ]
-        message = Message("gradients", _sizes_read(first, count), tuple(blocks))
-        reads = [*operands, *made, *kept]
+        message = Message("shards" if across else "gradients", moved, tuple(blocks))
+        reads = [*operands, *sources, *kept]
         self.add(reads, [*self.handle(), *written], kernel, joined=True, claims=claims, message=message)
-
-    def _sum_over_groups(self, task: Task) -> None:
-        """Sum the shards of gradients over the groups that shard."""
-        self.needs(1)
-        blocks = self.scatters[task.reads[0]]
-        operands = self.operands()
-        self.scatters[task.writes[0]] = blocks
-        reduced_in = int(self.graph.tag[self.graph.writer[task.reads[0]]])
-        parts = [self.cell(f"gradient part[{reduced_in}]", block) for block in blocks]
-        shards = self._shards(blocks)
-        kept = shards if self._sums_shards(blocks) else []
-        first = len(operands)
-
-        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-            totals = [summed([inputs[first + number] for inputs in values]) for number in range(len(blocks))]
-            if not kept:
-                return [(None, *(total.copy() for total in totals)) for _ in values]
-            return [(None, *map(np.add, totals, inputs[first + len(blocks) :])) for inputs in values]
-
-        message = Message("shards", _sizes_read(first, len(blocks)), tuple(blocks))
-        self.add([*operands, *parts, *kept], [*self.handle(), *shards], kernel, joined=True, message=message)
 
     @property
     def leaves(self) -> bool:
@@ -561,6 +528,8 @@ class GpuCompiler(GpuExchange):
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
         share = self.share(rank)
+        if cell.name.startswith(FRAME):
+            return {}
         if cell in self.first_in:
             return np.zeros(share.layouts[self.first_in[cell]].size)
         layout, place = share.layouts[cell.number], self.sharding(rank, cell.number)
@@ -576,60 +545,16 @@ class GpuCompiler(GpuExchange):
         raise KeyError(cell)
 
 
-def _of_tensor(gathers: bool) -> Callable[[Values, tuple[Any, ...]], int]:
-    """Elements of the message of a collective of tensor peers: what is made, or what is read."""
-    if gathers:
-        return lambda _, made: int(plain(made[0]).size)
-    return lambda inputs, _: int(plain(inputs[0]).size)
-
-
-def _sizes_read(first: int, count: int) -> Callable[[Values, tuple[Any, ...]], int]:
-    """Elements of some buffers that are read."""
-    return lambda inputs, _: sum(int(value.size) for value in inputs[first : first + count])
-
-
+COMPUTE = {**OF_ENDS, **OF_LAYERS, **IN_PARTS}
+"""What compute tasks do, by their operation (`Work.op`); add new ones here."""
 OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
-    "embedding.forward": GpuCompiler.embedding_forward,
-    "attention.forward": GpuCompiler.attention_forward,
-    "mlp.forward": GpuCompiler.mlp_forward,
-    "head.forward": GpuCompiler.head_forward,
-    "attention.recompute": GpuCompiler.attention_recompute,
-    "mlp.recompute": GpuCompiler.mlp_recompute,
-    "embedding.backward": GpuCompiler.embedding_backward,
-    **{
-        f"{half}.{which}": method
-        for half, method in (
-            ("attention", GpuCompiler.attention_backward),
-            ("mlp", GpuCompiler.mlp_backward),
-            ("head", GpuCompiler.head_backward),
-            ("router", GpuCompiler.router_backward),
-            ("shared_experts", GpuCompiler.shared_backward),
-            ("experts", GpuCompiler.experts_backward),
-            ("combine", GpuCompiler.combine_backward),
-        )
-        for which in ("backward", "dgrad")
-    },
-    **{
-        f"{half}.{which}": method
-        for half, method in (
-            ("router", GpuCompiler.router_forward),
-            ("shared_experts", GpuCompiler.shared_forward),
-            ("experts", GpuCompiler.experts_forward),
-            ("combine", GpuCompiler.combine_forward),
-        )
-        for which in ("forward", "recompute")
-    },
-    **dict.fromkeys(
-        [f"{half}.wgrad" for half in ("attention", "mlp", "head", "experts")], GpuCompiler.weight_pass
-    ),
-    "stage.hand_on": GpuCompiler.hand_on,
     "wait": GpuCompiler.wait,
     "norm": GpuCompiler.norm,
     "optimizer": GpuCompiler.optimizer,
     **dict.fromkeys(UPDATES, GpuCompiler.optimizer),
-    "tensor_communication: all_reduce": GpuCompiler.tensor_reduce,
-    "tensor_communication: reduce_scatter": GpuCompiler.tensor_reduce,
-    "tensor_communication: all_gather": GpuCompiler.tensor_gather,
+    "tensor_communication: all_reduce": GpuCompiler.over_peers,
+    "tensor_communication: reduce_scatter": GpuCompiler.over_peers,
+    "tensor_communication: all_gather": GpuCompiler.over_peers,
     "pipeline_communication: send_recv": GpuCompiler.send,
     "pipeline_communication: all_reduce": GpuCompiler.tie,
     "data_communication: all_reduce": GpuCompiler.data_reduce,
@@ -640,4 +565,4 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "offload: host.load": GpuCompiler.host_load,
     "offload: nvme.load": GpuCompiler.host_load,
 }
-"""Method for each operation (`Work.op`, for communication with its category); add new ones here."""
+"""Method for each other operation (`Work.op`, for communication with its category); add new ones here."""

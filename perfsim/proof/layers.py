@@ -36,7 +36,7 @@ from perfsim.proof.operations import (
     weighted,
 )
 from perfsim.proof.parameters import Share, Weights, latent_of
-from perfsim.specs.recipe import Recipe
+from perfsim.specs.runtime import Runtime
 
 # ------------------------------------------------------------------------------ attention
 
@@ -220,18 +220,18 @@ def every_second(products: Mapping[str, Floats]) -> dict[str, Floats]:
     return dict(list(products.items())[::2])
 
 
-def kept_by(mode: str, recipe: Recipe, attention: Attention, mlp: Part | Block) -> Kept:
+def kept_by(mode: str, runtime: Runtime, attention: Attention, mlp: Part | Block) -> Kept:
     """What a layer under a recompute mode keeps; by operator experts are kept whole."""
     before = attention.before
     if mode == "full":
-        keeps = recipe.runtime.recompute_keeps == "qkv"
+        keeps = runtime.recompute_keeps == "qkv"
         return Kept(before, results=attention.heads.products if keeps else {})
     if mode == OPERATORS:
         whole = mlp if isinstance(mlp, Block) else None
         inner = mlp.products if isinstance(mlp, Part) else {}
         first = {name: value for name, value in inner.items() if name != "fc2"}
         results = every_second(attention.products | first)
-        if recipe.runtime.attention == "flash" and isinstance(attention.core, Part):
+        if runtime.attention == "flash" and isinstance(attention.core, Part):
             results["context"] = attention.core.value
         return Kept(before, mlp=whole, results=results)
     selective = attention._replace(core=None, output=None)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from perfsim.base.arrays import Ints
+from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.parameters import Place, Share
 from perfsim.proof.serial import SmallTraining
 from perfsim.work import Task, TaskGraph, block_name
@@ -83,7 +84,7 @@ class Message(NamedTuple):
     """The message of a communication, with its elements as nccl-tests count them."""
 
     content: Literal[
-        "activations", "statistics", "gradients", "parameters", "table", "kept", "exchanged", "shards", "rows"
+        "activations", "statistics", "gradients", "parameters", "table", "exchanged", "shards", "rows"
     ]
     elements: Callable[[Values, tuple[Any, ...]], int]
     """From the values that a rank reads and those that it writes."""
@@ -105,6 +106,11 @@ class Cell(NamedTuple):
         if self.name.startswith("slot"):
             return f"{self.name} {self.number} on {where}"
         return f"{self.name} of {block_name(self.number)} on {where}"
+
+
+NORM = "squared norm of all gradients"
+CLIPPED = "clipped"
+"""In the name of a gradient that the optimizer uses."""
 
 
 class Claim(NamedTuple):
@@ -212,17 +218,11 @@ class Compiler(ABC):
     def share(self, rank: int) -> Share:
         """The share of the model that a rank has."""
 
-    def tokens(self, ahead: int = 0) -> Callable[[int], tuple[Ints, Ints]]:
-        """Inputs and targets of the present micro-batch by rank; a module reads them `ahead` tokens later."""
-        inputs, targets = self.training.words(self.step, ahead)
-        tag = self.task.tag
-
-        def of_rank(rank: int) -> tuple[Ints, Ints]:
-            rows = self.rows(rank, tag)
-            places = self.places(rank)
-            return inputs[rows][:, places], targets[rows][:, places]
-
-        return of_rank
+    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
+        """Inputs and targets of a micro-batch on a rank; a module reads them `ahead` tokens later."""
+        inputs, targets = self.training.words(step, ahead)
+        rows, places = self.rows(rank, microbatch), self.places(rank)
+        return inputs[rows][:, places], targets[rows][:, places]
 
     def places(self, _rank: int) -> Ints | slice:
         """The positions of each sample that a rank has: all, unless others share its sequences."""
@@ -246,6 +246,11 @@ class Compiler(ABC):
         """The error that the present task cannot be executed."""
         return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
 
+    def unknown(self, operation: str, known: Sequence[str]) -> FaultError:
+        """The error that the present task's operation is not known."""
+        detail = f"the executor knows no operation {operation!r}; known: {', '.join(known)}"
+        return self.refuse("its operation", detail)
+
     def operand(self, handle: int, *, anywhere: bool = False) -> Cell:
         """The cell of a tensor that the present task reads; it must be on the task's own device."""
         cells = self.handles.get(handle, ())
@@ -262,13 +267,13 @@ class Compiler(ABC):
         """The cells of all tensors that the present task writes, on its own device."""
         return [cell for position in range(len(self.task.writes)) for cell in self.handle(position)]
 
-    def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
+    def handle(self, position: int = 0, *places: int) -> list[Cell]:
         """The cells of a tensor that the present task writes, by default on its own device."""
         number = self.task.writes[position]
         cells = [Cell(place, "tensor", number) for place in (places or (self.place,))]
         self.handles[number] = tuple(cells)
         for cell in cells:
-            self.program.labels[cell] = label or self.task.work.writes[position].name
+            self.program.labels[cell] = self.task.work.writes[position].name
         return cells
 
     def in_turn(self, name: str, slots: int = 2, parts: int = 1) -> list[Cell]:
@@ -319,3 +324,21 @@ def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
     return lambda members, values: [
         function(rank, *inputs) for rank, inputs in zip(members, values, strict=True)
     ]
+
+
+# Collectives on arrays: from one array per member to one array per member.
+
+
+def summed(parts: list[Floats]) -> Floats:
+    """The sum of a reduction, in the order of the ranks."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def pieces(whole: Floats, count: int, axis: int) -> list[Floats]:
+    """An array split among ranks along an axis, as evenly as possible."""
+    bounds = [number * whole.shape[axis] // count for number in range(count + 1)]
+    before = (slice(None),) * axis
+    return [whole[(*before, slice(low, high))].copy() for low, high in pairwise(bounds)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import cycle, islice
@@ -25,7 +24,6 @@ from perfsim.proof.program import BROKEN, Compiler, Fault, FaultError, Program, 
 from perfsim.proof.promises import held_unlike_promised, mispriced
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
-from perfsim.proof.tensors import Oracle
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout
 from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
@@ -144,7 +142,7 @@ class Subject:
     def executor(self) -> Executor:
         """All ranks with their buffers, ready to run."""
         program, compiler = self.compiled
-        return Executor(program, self.unfolded, compiler.initial, Oracle(compiler))
+        return Executor(program, self.unfolded, compiler)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
         """Random topological orders of all tasks on all ranks."""
@@ -169,7 +167,8 @@ class Subject:
             hazards = list(islice(self.hazards(), MOST_FAULTS))
             if hazards:
                 return hazards
-            outcome = self.executor().run(range(self.num_instances), thorough=True)
+            outcome = Outcome()
+            self.executor().run(range(self.num_instances), outcome, thorough=True)
             return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
         except FaultError as error:
             return [error.fault]
@@ -187,9 +186,9 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
 
     The orders are that of the ids, `orders` random ones, and that of the simulated start times.
     """
-    tally = _Tally()
-    tasks = 0
-    with tally.collecting():
+    outcome = Outcome()
+    tasks = runs = 0
+    try:
         evaluation = _evaluated(plan)
         subject = Subject(evaluation.graph, plan, training_of(plan, seed))
         tasks = subject.num_instances
@@ -198,24 +197,27 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
                 f"{plan.strategy} {plan.layout.short}: {tasks:,} tasks on all ranks are too many to "
                 f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
             )
-        tally.faults += held_unlike_promised(subject.graph, plan)
-        tally.faults += islice(subject.hazards(), MOST_FAULTS)
+        outcome.faults += held_unlike_promised(subject.graph, plan)
+        outcome.faults += islice(subject.hazards(), MOST_FAULTS)
         executor = subject.executor()
         simulated = order_in_time(evaluation.trace.start_s, subject.unfolded.task)
-        for number, order in enumerate([range(tasks), simulated, *subject.random_orders(orders, seed)]):
-            outcome = executor.run(order, thorough=number == 0)
-            tally.add(outcome)
-            tally.faults += islice(subject.mispriced(outcome), MOST_FAULTS)
+        for order in (range(tasks), simulated, *subject.random_orders(orders, seed)):
+            executor.run(order, outcome, thorough=runs == 0)
+            if runs == 0:
+                outcome.faults += islice(subject.mispriced(outcome), MOST_FAULTS)
+            runs += 1
+    except FaultError as refused:
+        outcome.faults.append(refused.fault)
     return Proof(
         strategy=plan.strategy,
         layout=described(plan),
         ranks=plan.topology.num_devices,
         microbatches=plan.num_microbatches,
-        orders=max(0, tally.runs - 2),
+        orders=max(0, runs - 2),
         tasks=tasks,
-        compared=tally.compared,
-        max_relative_error=tally.max_relative_error if tally.compared else None,
-        faults=tuple(dict.fromkeys(tally.faults))[:MOST_FAULTS],
+        compared=outcome.compared,
+        max_relative_error=outcome.max_relative_error if outcome.compared else None,
+        faults=tuple(dict.fromkeys(outcome.faults))[:MOST_FAULTS],
         not_executed=plan.notes,
     )
 
@@ -229,31 +231,6 @@ def _evaluated(plan: Plan) -> Evaluation:
     except BROKEN as error:
         detail = f"it cannot be written or run, {origin(error)}"
         raise failure("refused", plan.strategy, "the graph", detail, error) from error
-
-
-@dataclass
-class _Tally:
-    """Sum of the outcomes of all runs; an error that ends a run becomes a fault."""
-
-    faults: list[Fault] = field(default_factory=list)
-    max_relative_error: float = 0.0
-    compared: int = 0
-    runs: int = 0
-
-    def add(self, outcome: Outcome) -> None:
-        """Add one run."""
-        self.max_relative_error = max(self.max_relative_error, outcome.max_relative_error)
-        self.compared += outcome.compared
-        self.faults += outcome.faults
-        self.runs += 1
-
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Record the fault that ends the `with` block."""
-        try:
-            yield
-        except FaultError as refused:
-            self.faults.append(refused.fault)
 
 
 def described(plan: Plan) -> str:

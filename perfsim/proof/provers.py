@@ -125,7 +125,7 @@ class _GpuProver:
         return Parts(heads, positions, layout.context > 1, layout.expert, layout.expert_tensor)
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
-        return GpuCompiler(graph, training, plan.layout, plan.job.recipe)
+        return GpuCompiler(graph, training, plan)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
         return GpuPrices(plan)
@@ -179,7 +179,7 @@ class _StreamingProver:
         system = plan.topology.system
         blocks = plan.job.model.num_layers + 2
         slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
-        return WaferCompiler(graph, training, plan.layout, slots, system.activation_servers.prefetch)
+        return WaferCompiler(graph, training, plan, slots)
 
     def prices(self, plan: StreamingPlan) -> Prices:
         return StreamingPrices(plan)

@@ -7,24 +7,13 @@ there when it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.layers import head
-from perfsim.proof.operations import (
-    Gradients,
-    evaluated,
-    lookup,
-    loss_gradient,
-    losses,
-    run_part,
-    statistics,
-    word_gradients,
-)
-from perfsim.proof.parameters import WORDS, Share, Weights, with_experts
+from perfsim.proof.operations import evaluated
+from perfsim.proof.parameters import WORDS, Share, with_experts
 from perfsim.proof.program import (
     SHARED,
     Cell,
@@ -35,11 +24,12 @@ from perfsim.proof.program import (
     first_made,
     first_read,
     per_rank,
+    summed,
 )
 from perfsim.proof.serial import LayerRun, Moments, SmallTraining, adam
-from perfsim.proof.tensors import summed
+from perfsim.proof.tasks import FORWARD, OF_ENDS, At, Frame, Operation, Present, Weighed, passes
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
 
 ROOM = 2
@@ -49,16 +39,15 @@ ROOM = 2
 class WaferCompiler(Compiler):
     """Compiles graphs of `weight-streaming`.
 
-    A wafer has `slots` buffers for arriving weights and `prefetch` for samples.
+    A wafer has `slots` buffers for arriving weights.
     """
 
-    def __init__(
-        self, graph: TaskGraph, training: SmallTraining, layout: StreamingLayout, slots: int, prefetch: int
-    ) -> None:
+    def __init__(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan, slots: int) -> None:
         super().__init__(graph, training)
-        self.layout = layout
+        self.layout = plan.layout
+        self.runtime = plan.job.runtime
         self.slots = slots
-        self.prefetch = prefetch
+        self.prefetch = plan.topology.system.activation_servers.prefetch
         out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
         self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
         """The buffer of each tensor that will be spilled."""
@@ -75,11 +64,13 @@ class WaferCompiler(Compiler):
 
     def translate(self, task: Task) -> None:
         """Add the action of one task; an unknown operation is refused by name."""
-        operation = OPERATIONS.get(task.work.op)
-        if operation is None:
-            detail = f"the executor knows no operation {task.work.op!r}; known: {', '.join(OPERATIONS)}"
-            raise self.refuse("its operation", detail)
-        operation(self, task)
+        op = task.work.op
+        if op in COMPUTE:
+            self.perform(COMPUTE[op])
+        elif op in OPERATIONS:
+            OPERATIONS[op](self, task)
+        else:
+            raise self.unknown(op, [*COMPUTE, *OPERATIONS])
 
     # ---------------------------------------------------------------------------------- shares
     def rows(self, rank: int, microbatch: int) -> Ints:
@@ -93,10 +84,6 @@ class WaferCompiler(Compiler):
     def share(self, _rank: int) -> Share:
         """The whole model, with the experts of a layer in its block."""
         return self.whole
-
-    def claim(self, quantity: str, number: int) -> list[tuple[int, Claim]]:
-        """Claim the first tensor of the task."""
-        return [(0, Claim(quantity, number, self.step, self.task.tag))]
 
     # --------------------------------------------------------------------------------- streams
     def read_store(self, task: Task) -> None:
@@ -158,13 +145,13 @@ class WaferCompiler(Compiler):
 
         self.add([*self.operands(), *source], [*self.handle(), *target], per_rank(run), message=message)
 
-    def samples(self, _: Task) -> None:
+    def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
-        tokens = self.tokens()
+        step = self.step
         operands = self.operands()
         (self.sample_slot,) = self.in_turn("slot of samples", self.prefetch)
         writes = [*self.handle(), self.sample_slot]
-        self.add(operands, writes, per_rank(lambda rank, *_: (None, tokens(rank))))
+        self.add(operands, writes, per_rank(lambda rank, *_: (None, self.tokens(rank, step, task.tag))))
 
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""
@@ -244,126 +231,51 @@ class WaferCompiler(Compiler):
         self.add([*operands, *states], writes, per_rank(run), claims=[] if alone else claims)
 
     # --------------------------------------------------------------------------------- compute
-    def compute(
-        self,
-        function: Callable[[int, Weights, Sequence[Any]], tuple[Any, ...]],
-        reads: Sequence[Cell] = (),
-        writes: Sequence[Cell] = (),
-        claims: Sequence[tuple[int, Claim]] = (),
-    ) -> None:
-        """A task that each wafer runs: `function(wafer, weights of the block, operands and buffers)`."""
+    def perform(self, operation: Operation) -> None:
+        """A task that each wafer runs; a backward adds gradients of earlier micro-batches on the wafer."""
         task = self.task
         slot = self.slot_of.get(task.block)
         if slot is None:
             raise self.refuse("its weights", "nothing streamed them to this wafer")
+        now = Present(self, task, self.step, self.runtime, "none", lambda _, values: values)
         layout = self.whole.layouts[task.block]
         operands = self.operands()
         results = self.results()
+        frame = self.kept()
+        samples = Cell(self.place, "samples", EMBEDDING)
+        begins = task.work.op == "embedding.forward"
+        of_samples = [self.sample_slot if begins else samples] if task.block in WORDS else []
         leaves = task.work.op.endswith("forward") and task.writes[0] in self.leaving
         out = [Cell(self.place, "slot of leaving inputs", self.leaving[task.writes[0]])] if leaves else []
         back = [self.returned[handle] for handle in task.reads if handle in self.returned]
-        count = len(operands) + len(reads)
+        loss = [Cell(self.place, f"loss[{task.tag}]", HEAD)] if operation.loss else []
+        earlier = [place for place, handle in enumerate(task.reads) if handle in self.partial_sums]
+        if operation.kind != "forward":
+            self.partial_sums.add(task.writes[1])
+        keeps = task.work.op != "layer.forward" or not self.layout.recompute_layers
+        count = len(operands)
 
         def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
-            made = function(rank, layout.views(values[count]), values[:count])
-            return (*made, made[0]) if leaves else made
+            f: Frame = dict(values[count + 1])
+            made = operation.run(At(now, rank, layout.views(values[count]), values[1:count], f))
+            if operation.kind != "forward":
+                dx, gradients = (None, made) if operation.kind == "weights" else made
+                sums = layout.flat(evaluated(gradients))
+                made = dx, sum((values[place] for place in earlier), sums)
+            given = [values[count + 2]] if begins else []
+            losses = [f.pop((now.block, "loss")) for _ in loss]
+            return (*made, f if keeps else {}, *given, *losses, *(made[0] for _ in out))
 
-        self.add([*operands, *reads, slot, *back], [*results, *writes, *out], per_rank(kernel), claims=claims)
+        reads = [*operands, slot, frame, *of_samples, *back]
+        writes = [*results, frame, *([samples] if begins else []), *loss, *out]
+        claim = now.claim(operation)
+        claims = [(0, claim)] if claim else []
+        claims += [(len(results) + 1, now.loss) for _ in loss]
+        self.add(reads, writes, per_rank(kernel), claims=claims)
 
     def kept(self) -> Cell:
         """Buffer of the activations that the present block keeps."""
         return Cell(self.place, "activations", self.task.block)
-
-    def embedding_forward(self, _: Task) -> None:
-        """Look up the words; LM head and backward read the samples from the wafer."""
-
-        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            return run_part(partial(lookup, tokens=values[-1][0]), w, self.whole).value, values[-1]
-
-        self.compute(run, [self.sample_slot], [self.samples_cell()], self.claim("hidden", 0))
-
-    def samples_cell(self) -> Cell:
-        """Buffer of the samples of the present micro-batch."""
-        return Cell(self.place, "samples", EMBEDDING)
-
-    def layer_forward(self, task: Task) -> None:
-        """One layer forward or recomputed; a forward keeps activations unless they will be recomputed."""
-        keeps = task.work.op == "layer.recompute" or not self.layout.recompute_layers
-        step = self.step
-        routed = layer_kinds(self.training.model)[task.block].experts
-
-        def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            routing = None
-            if routed:
-                whole = self.training.routing(step, task.block)
-                routing = whole.of(self.rows(rank, task.tag), self.places(rank))
-            made = LayerRun.run(w, values[1], routing, self.whole.of_layer(task.block))
-            return (made.feed_forward.value, made) if keeps else (made.feed_forward.value,)
-
-        self.compute(run, [], [self.kept()] if keeps else [], self.claim("hidden", task.block + 1))
-
-    def layer_backward(self, task: Task) -> None:
-        """One layer backward: gradients of its input and its weights."""
-
-        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            dx, _middle, gradients = values[-1].backward(w, values[1])
-            return dx, gradients
-
-        self._backward(run, [self.kept()], claims=self.claim("gradient", task.block))
-
-    def _backward(
-        self,
-        function: Callable[[int, Weights, Sequence[Any]], tuple[Any, ...]],
-        reads: Sequence[Cell] = (),
-        writes: Sequence[Cell] = (),
-        claims: Sequence[tuple[int, Claim]] = (),
-    ) -> None:
-        """A backward; adds gradients of earlier micro-batches that are on the wafer."""
-        task = self.task
-        layout = self.whole.layouts[task.block]
-        earlier = [place for place, handle in enumerate(task.reads) if handle in self.partial_sums]
-        self.partial_sums.add(task.writes[1])
-
-        def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            gradients: Gradients
-            first, gradients, *rest = function(rank, w, values)
-            made = layout.flat(evaluated(gradients))
-            return first, sum((values[place] for place in earlier), made), *rest
-
-        self.compute(run, reads, writes, claims)
-
-    def head_forward(self, _: Task) -> None:
-        """Logits, and the statistics of their softmax."""
-
-        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            targets = values[-1][1]
-            part = run_part(partial(head, length=targets.shape[1]), w, self.whole, values[1])
-            return statistics(part.value, targets, self.whole), part
-
-        self.compute(run, [self.samples_cell()], [self.kept()])
-
-    def head_backward(self, task: Task) -> None:
-        """Backward of loss and LM head."""
-        count = self.training.num_tokens
-
-        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            part, (_inputs, targets) = values[-2:]
-            gradient = loss_gradient(part.value, values[1], targets, count, self.whole)
-            (dx,), gradients = part.backward(w, gradient)
-            return dx, gradients, np.asarray(losses(values[1], count).sum())
-
-        claims = self.claim("gradient", self.training.model.num_layers)
-        claims.append((2, Claim("loss", HEAD, self.step, task.tag)))
-        loss = Cell(self.place, f"loss[{task.tag}]", HEAD)
-        self._backward(run, [self.kept(), self.samples_cell()], [loss], claims)
-
-    def embedding_backward(self, _: Task) -> None:
-        """Gradients of words and positions; the embedding has no input gradient."""
-
-        def run(_: int, __: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            return None, word_gradients(values[1], values[-1][0], self.whole)
-
-        self._backward(run, [self.samples_cell()])
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
@@ -373,9 +285,30 @@ class WaferCompiler(Compiler):
             return layout.flat(with_experts(self.training.initial, cell.number, self.whole).items())
         if cell.name in ("moments", "moments in flash"):
             return Moments.zero(layout.size)
+        if cell.name == "activations":
+            return {}
         raise KeyError(cell)
 
 
+def _layer_forward(at: At) -> tuple[Any, ...]:
+    """One layer forward or recomputed."""
+    routed = layer_kinds(at.share.model)[at.now.block].experts
+    made = LayerRun.run(at.w, at.x[0], at.routing if routed else None, at.share)
+    return (at.keep("layer", made).feed_forward.value,)
+
+
+def _layer_backward(at: At) -> Weighed:
+    """One layer backward: gradients of its input and its weights."""
+    dx, _middle, gradients = at.take("layer").backward(at.w, at.x[0])
+    return dx, gradients
+
+
+COMPUTE = {
+    **OF_ENDS,
+    **passes("layer", Operation(_layer_forward, quantity="hidden"), *FORWARD),
+    "layer.backward": Operation(_layer_backward, "backward", quantity="gradient"),
+}
+"""What compute tasks do, by their operation (`Work.op`); add new ones here."""
 OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
     "wait": WaferCompiler.wait,
     "memoryx_read": WaferCompiler.read_store,
@@ -388,12 +321,5 @@ OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
     "reduce": WaferCompiler.reduce,
     "reduce_in_tree": WaferCompiler.reduce,
     "memoryx_update": WaferCompiler.update,
-    "embedding.forward": WaferCompiler.embedding_forward,
-    "layer.forward": WaferCompiler.layer_forward,
-    "layer.recompute": WaferCompiler.layer_forward,
-    "head.forward": WaferCompiler.head_forward,
-    "head.backward": WaferCompiler.head_backward,
-    "layer.backward": WaferCompiler.layer_backward,
-    "embedding.backward": WaferCompiler.embedding_backward,
 }
-"""Method for each operation (`Work.op`); add new ones here."""
+"""Method for each other operation; add new ones here."""

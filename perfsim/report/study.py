@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from perfsim.prediction.disturbed import Resilience
 from perfsim.report import text
 from perfsim.report.table import Cell, Table
 from perfsim.report.terminal import caveat_lines, paragraph, paragraphs, table_lines
-from perfsim.specs.prices import NOT_GIVEN
 from perfsim.studies.answers import (
     Assumption,
     CandidateResult,
     Decision,
     Production,
-    Spread,
     StudyResult,
     recorded,
 )
-from perfsim.studies.decision import chance, first_and_rival, verb
+from perfsim.studies.decision import first_and_rival, verb
 
 SAME = 0.02
 """Differences below this share are not worth a word."""
-HIDDEN = 0.98
-"""A step that is less than this share of the device's slowdown longer hides a part of the delay."""
 MOST_CANDIDATES = 24
 """Rows on a terminal; of more candidates the fastest are shown, and the report has all."""
 MOST_INFEASIBLE = 6
 """Candidates without a plan that the terminal names with their reason; the report names all."""
 
-Named = Sequence[tuple[str, CandidateResult]]
-"""Candidates under the names that they are shown by."""
-
-
 # The candidates in figures.
 
 
-def candidates_table(named: Named, decision: Decision | None = None) -> Table:
+def candidates_table(named: Sequence[text.Named], decision: Decision | None = None) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     shown = [candidate for _, candidate in named]
     unit = text.time_unit(candidate.time_to_accuracy_s for candidate in shown)
@@ -48,57 +38,49 @@ def candidates_table(named: Named, decision: Decision | None = None) -> Table:
     rate = max((own.tokens_per_s for own in shown), default=math.inf)
     mfu = max((own.mfu for own in shown), default=math.inf)
     compared = len(shown) > 1
-    columns = {
-        "machine": None,
-        "layout": None,
-        "batch": text.COUNT,
-        "step": text.time_unit([max((own.step_time_s for own in shown), default=1.0)]),
-        "MFU": text.PERCENT,
-        "memory": text.memory_unit(*(own.memory_capacity_bytes for own in shown)),
-        "steps": text.Unit("thousand", 1e3),
-        "time": unit,
-        "wall": unit,
-        "time in production": unit,
-        "tokens/s": text.COUNT,
-        "tokens/s per device": text.COUNT,
-        "HFU": text.PERCENT,
-        "bubble": text.PERCENT,
-        "exposed communication": text.PERCENT,
-        "share of the memory": text.PERCENT,
-        "strategy": None,
-        "settings": None,
-    }
-    rows = []
-    for name, own in named:
-        is_first = own.time_to_accuracy_s == first_s < math.inf
-        band = own.time_to_accuracy_band_s if math.isfinite(own.time_to_accuracy_s) else None
-        rows.append(
-            (
-                Cell(name, mark=is_first),
-                text.layout_short(own.layout),
-                own.global_batch_size,
-                own.step_time_s,
-                Cell(own.mfu, mark=compared and own.mfu == mfu),
-                own.peak_memory_bytes,
-                own.steps,
-                Cell(own.time_to_accuracy_s, band, mark=compared and is_first),
-                walls_s.get(own.label),
-                Cell(own.production_time_s, own.production_band_s),
-                Cell(own.tokens_per_s, mark=compared and own.tokens_per_s == rate),
-                own.tokens_per_s / max(own.num_devices, 1),
-                own.hfu,
-                own.bubble_fraction,
-                own.exposed_communication_fraction,
-                own.peak_memory_bytes / own.memory_capacity_bytes,
-                own.strategy,
-                text.layout_long(own.layout),
-            )
-        )
-    caption = (
+
+    def time(own: CandidateResult) -> Cell:
+        time_s = own.time_to_accuracy_s
+        band = own.time_to_accuracy_band_s if math.isfinite(time_s) else None
+        return Cell(time_s, band, mark=compared and time_s == first_s < math.inf)
+
+    return Table.each(
+        named,
+        {
+            "machine": (None, lambda c: Cell(c.name, mark=c.own.time_to_accuracy_s == first_s < math.inf)),
+            "layout": (None, lambda c: text.layout_short(c.own.layout)),
+            "batch": (text.COUNT, lambda c: c.own.global_batch_size),
+            "step": (
+                text.time_unit([max((own.step_time_s for own in shown), default=1.0)]),
+                lambda c: c.own.step_time_s,
+            ),
+            "MFU": (text.PERCENT, lambda c: Cell(c.own.mfu, mark=compared and c.own.mfu == mfu)),
+            "memory": (
+                text.memory_unit(*(own.memory_capacity_bytes for own in shown)),
+                lambda c: c.own.peak_memory_bytes,
+            ),
+            "steps": (text.Unit("thousand", 1e3), lambda c: c.own.steps),
+            "time": (unit, lambda c: time(c.own)),
+            "wall": (unit, lambda c: walls_s.get(c.own.label)),
+            "time in production": (unit, lambda c: Cell(c.own.production_time_s, c.own.production_band_s)),
+            "tokens/s": (
+                text.COUNT,
+                lambda c: Cell(c.own.tokens_per_s, mark=compared and c.own.tokens_per_s == rate),
+            ),
+            "tokens/s per device": (text.COUNT, lambda c: c.own.tokens_per_s / max(c.own.num_devices, 1)),
+            "HFU": (text.PERCENT, lambda c: c.own.hfu),
+            "bubble": (text.PERCENT, lambda c: c.own.bubble_fraction),
+            "exposed communication": (text.PERCENT, lambda c: c.own.exposed_communication_fraction),
+            "share of the memory": (
+                text.PERCENT,
+                lambda c: c.own.peak_memory_bytes / c.own.memory_capacity_bytes,
+            ),
+            "strategy": (None, lambda c: c.own.strategy),
+            "settings": (None, lambda c: text.layout_long(c.own.layout)),
+        },
         "MFU counts the FLOPs of the model, HFU also those of recomputation. Memory is per device. A star "
-        "marks the best."
+        "marks the best.",
     )
-    return Table.of(columns, rows, caption)
 
 
 ON_A_PAGE = (
@@ -107,138 +89,6 @@ ON_A_PAGE = (
 )  # fmt: skip
 """What a page shows of each candidate; its decision has the times on the wall."""
 ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps", "time", "wall")
-
-
-def why_table(named: Named) -> Table:
-    """For each candidate: what limits its step, waits, tokens that would hide weights, nearest remedy."""
-    rows: list[Sequence[Any]] = []
-    for name, candidate in named:
-        why = candidate.why
-        shares = {part: seconds / candidate.step_time_s for part, seconds in why.parts_s.items()}
-        compute = shares.pop("compute", 0.0)
-        waits = sorted(((share, part) for part, share in shares.items()), reverse=True)
-        roof = why.streaming_roof
-        rows.append(
-            (
-                name,
-                why.cause,
-                compute,
-                ", ".join(f"{part} {text.percent(share)}" for share, part in waits) or None,
-                roof and roof.tokens,
-                roof and Cell(roof.hidden_from_tokens, note=f"({text.integer(roof.formula_tokens)})"),
-                why.remedy,
-            )
-        )
-    return Table.of(
-        {
-            "candidate": None,
-            "limited by": None,
-            "compute": text.SHARE,
-            "waits": None,
-            "tokens": text.COUNT,
-            "tokens to hide weights": text.COUNT,
-            "nearest remedy": None,
-        },
-        rows,
-        "Shares of the step; only waits that nothing hides count. Tokens are per micro-batch and system; in "
-        "parentheses e P b / (2 B), what arithmetic alone would need to hide the weights.",
-    )
-
-
-def remarks_table(named: Named) -> Table:
-    """Remarks on each plan, one in a row, the plan's name before its first."""
-    return Table.of(
-        ("plan", "remark"),
-        (
-            (name if number == 0 else "", remark)
-            for name, candidate in named
-            for number, remark in enumerate(candidate.notes)
-        ),
-    )
-
-
-def laws_table(result: StudyResult) -> Table:
-    """One row a law: its critical batch, each candidate's best batch and time, the first one marked."""
-    unit = text.time_unit(row.time_s for answer in result.laws for row in answer.rows)
-    names = {name: unit for name, _ in text.named(result.candidates)}
-    return Table.of(
-        {"law": None, "critical batch, tokens": text.LARGE, **names, "source": None},
-        (
-            [
-                answer.law,
-                Cell(answer.critical_batch_tokens, answer.band_tokens),
-                *(
-                    Cell(
-                        row.time_s,
-                        note=f"at batch {text.integer(row.global_batch_size)}",
-                        mark=row.label == answer.first,
-                    )
-                    for row in answer.rows
-                ),
-                answer.source,
-            ]
-            for answer in result.laws
-        ),
-    )
-
-
-def whole_run_table(result: StudyResult) -> Table:
-    """The parts of the wall clock of each candidate whose study names one, the whole run last."""
-    named = [(name, own) for name, own in text.named(result.candidates) if own.whole_run]
-    parts = list(dict.fromkeys(part.name for _, own in named for part in own.whole_run))
-    parts.sort(key=lambda part: part == "whole run")
-    cells = {
-        (name, part.name): Cell(
-            part.typical_s,
-            (part.low_s, part.high_s) if part.low_s < part.high_s else None,
-            f"\u00b7 {part.how}" if part.how else "",
-        )
-        for name, own in named
-        for part in own.whole_run
-    }
-    return Table.of(
-        {"": None, **{name: text.TIME for name, _ in named}},
-        ([part, *(cells.get((name, part)) for name, _ in named)] for part in parts),
-    )
-
-
-def resilience_table(result: StudyResult) -> Table:
-    """Step time of every candidate at every severity of one slow device."""
-    severities = sorted({point.severity for curve in result.resilience for point in curve.points})
-    rows = []
-    for curve in result.resilience:
-        cells = {
-            point.severity: Cell(point.step_time_s, note=f"({slow:.3f})")
-            for point, slow in zip(curve.points, _slowdowns(curve), strict=True)
-        }
-        rows.append([curve.label, *(cells.get(severity) for severity in severities)])
-    return Table.of(
-        {"candidate": None, **{f"{severity:g} {text.TIMES}": text.TIME for severity in severities}},
-        rows,
-        "Step time, in parentheses relative to the step without a straggler.",
-    )
-
-
-def resilience_sentence(result: StudyResult) -> str:
-    """What the slowest device that was tried does to each candidate, and who hides a part of it."""
-    alike: dict[str, list[str]] = {}
-    for curve in result.resilience:
-        slow = _slowdowns(curve)[-1]
-        severity = curve.points[-1].severity
-        hidden = slow - 1 < HIDDEN * (severity - 1)
-        remark = " (waits that are there anyway hide the rest)" if hidden else ""
-        words = f"takes {slow:.2f} times as long with one device {severity:g} times as slow{remark}"
-        alike.setdefault(words, []).append(curve.label)
-    said = "; ".join(f"a step of {' or '.join(names)} {words}" for words, names in alike.items())
-    return f"{text.capital(said)}." if said else ""
-
-
-def _slowdowns(curve: Resilience) -> list[float]:
-    """Step time at every severity over the step without a straggler."""
-    return [point.step_time_s / curve.points[0].step_time_s for point in curve.points]
-
-
-# What an answer rests on.
 
 
 def assumptions_tables(assumptions: Sequence[Assumption]) -> list[tuple[str, Table]]:
@@ -259,131 +109,11 @@ def assumptions_tables(assumptions: Sequence[Assumption]) -> list[tuple[str, Tab
     ]
 
 
-def sampling_table(result: StudyResult) -> Table:
-    """How many tasks were executed, what they represent, and their errors."""
-    error = text.Unit(digits="{:.1e}".format)
-    return Table.of(
-        {
-            "candidate": None,
-            "products": text.COUNT,
-            "share of FLOPs": text.SHARE,
-            "largest error": error,
-            "bound": error,
-            "where": None,
-            "result": None,
-            "partitions": None,
-        },
-        (
-            (
-                name,
-                Cell(own.tasks_sampled, note=f"of {text.integer(own.tasks_total)}"),
-                own.flop_share,
-                own.worst_relative_error,
-                own.bound,
-                own.worst or None,
-                "passed" if own.passed else f"FAILED: {'; '.join(own.failed)}",
-                ", ".join(f"{text.human(part)} {count}" for part, count in own.by_partition.items()) or None,
-            )
-            for name, own in result.sampling.items()
-        ),
-        "Kinds of product executed, of all products compared with the model in shape, division, sum and "
-        "FLOPs, and the share of the step's matrix FLOPs in these kinds. Rows and columns of the full-size "
-        "result are computed on the slices of all parts. Errors are relative to the product of absolute "
-        "values; the bound holds for any order of summation. Integers must be exact.",
-    )
-
-
-def accuracy_table(result: StudyResult) -> Table:
-    """Errors of predictions of published runs like these, next to the baseline's median."""
-    errors = ("median error", "90th percentile", "90th percentile, left out", "baseline's median")
-    return Table.of(
-        {"most similar family": None, "strategy": None, "runs": text.COUNT}
-        | dict.fromkeys(errors, text.SHARE),
-        (
-            (
-                *(own.family, own.strategy, own.n),
-                *(own.median_ape, own.p90_ape, own.held_out_p90_ape, own.baseline_median_ape),
-            )
-            for own in result.accuracy
-        ),
-        "Absolute errors of the predicted step time on published runs. A few global constants were fitted to "
-        "these runs too; 'left out' is for constants fitted without them. A band comes from the errors of "
-        "all runs that were left out, and widens where a plan is unlike them.",
-    )
-
-
-# When, how much, how sure, and what would change the answer.
-
-
-def outcomes_table(decision: Decision, names: Sequence[str]) -> Table:
-    """One row a candidate, one column a quantity; the most probable first is marked."""
-    outcomes = decision.outcomes
-    unit = text.time_unit([min(own.wall_s.typical for own in outcomes)])
-    likely = text.Unit(digits=chance)
-    columns = {
-        "": None,
-        "steps": unit,
-        "on the wall": unit,
-        "which holds": None,
-        "first with a probability of": likely,
-        "device-hours": text.LARGE,
-        "energy": text.Unit("MWh", 1e3),
-        "carbon": text.Unit("t CO2e", 1e3),
-        "money": text.Unit(suits=lambda values: _with_unit(values, decision.currency)),
-    }
-    if all(own.cheapest is not None for own in outcomes):
-        columns["cheapest with a probability of"] = likely
-    most = max(own.first for own in outcomes)
-    rows = (
-        [
-            name,
-            _spread(own.steps_s),
-            _spread(own.wall_s),
-            own.basis,
-            Cell(own.first, mark=own.first == most),
-            *map(_spread, (own.device_hours, own.energy_kwh, own.carbon_kg, own.money)),
-            own.cheapest,
-        ][: len(columns)]
-        for name, own in zip(names, outcomes, strict=True)
-    )
-    gaps = dict.fromkeys(gap for own in outcomes for gap in own.not_given)
-    return Table.of(columns, rows, f"Not given: {', '.join(gaps)}." if gaps else "")
-
-
-def break_even_table(decision: Decision, names: Sequence[str]) -> Table:
-    """Equal-cost prices of the first machine against others and back, narrow enough for a phone."""
-    short = dict(zip((own.label for own in decision.outcomes), names, strict=True))
-    return Table.of(
-        {"a device-hour of": None, "may cost as much as": None, "or": text.Unit(decision.currency)},
-        (
-            (
-                short[row.label],
-                replace(_spread(row.device_hours_ratio), note=f"of {short[row.rival]}", unit=text.NUMBER),
-                _spread(row.price),
-            )
-            for row in decision.break_even
-        ),
-    )
-
-
-def _with_unit(values: Iterable[float], unit: str) -> text.Unit:
-    """Large counts of a unit: `1.23 million USD`."""
-    large = text.large_unit(values)
-    return replace(large, name=" ".join(filter(None, [large.name, unit])))
-
-
-def _spread(spread: Spread | None) -> Cell:
-    return Cell(NOT_GIVEN) if spread is None else Cell(spread.typical, (spread.low, spread.high))
-
-
-# The same in sentences.
-
-
-def leaders(result: StudyResult) -> Named:
+def leaders(result: StudyResult) -> list[text.Named]:
     """The first at the target and its rival under their names; fewer where there are not two."""
     names = {id(own): name for name, own in text.named(result.candidates)}
     pair = first_and_rival(result.candidates) or ()
-    return [(names[id(own)], own) for own in pair if own is not None]
+    return [text.Named(names[id(own)], own) for own in pair if own is not None]
 
 
 def headline(result: StudyResult) -> str:
@@ -465,7 +195,8 @@ def study_lines(result: StudyResult) -> list[str]:
 def _shown(result: StudyResult) -> Table:
     """The fastest candidates in their order, with a mark at the first only."""
     fastest = sorted(result.candidates, key=lambda own: own.time_to_accuracy_s)[:MOST_CANDIDATES]
-    named = [(own.label, own) for own in result.candidates if own in fastest][:MOST_CANDIDATES]
+    kept = [own for own in result.candidates if own in fastest][:MOST_CANDIDATES]
+    named = [text.Named(own.label, own) for own in kept]
     names = ON_A_TERMINAL if result.decision else ON_A_TERMINAL[:-1]
     table = candidates_table(named, result.decision).only(*names)
     rows = [[row[0], *(replace(cell, mark=False) for cell in row[1:])] for row in table.rows]

@@ -10,12 +10,13 @@ from typing import Any
 import plotly.graph_objects as go
 
 from perfsim.costs.memory import MemoryUse
-from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, Roofline
+from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
 from perfsim.report import draw, text
 from perfsim.report.page import Section
-from perfsim.report.study import Named, leaders
+from perfsim.report.study import leaders
 from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import CandidateResult, Decision, Lever, Spread, StudyResult
+from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar, grouped
 from perfsim.work.graph import computes
 
@@ -35,34 +36,21 @@ def batch(result: StudyResult) -> Section:
     laws = [f"{text.large(tokens)} tokens by {law}" for law, tokens in result.suggested_batch_tokens.items()]
     if laws:
         lead += f" Starting points from published laws: {', '.join(laws)}."
-    columns = {
-        "candidate": None,
-        "batch (sequences)": text.COUNT,
-        "batch (tokens)": text.LARGE,
-        "step": text.TIME,
-        "steps": text.COUNT,
-        "time": text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates),
-        "layout": None,
-    }
-    rows = (
-        (
-            name,
-            point.global_batch_size,
-            point.batch_tokens,
-            point.step_time_s,
-            point.steps,
-            Cell(
-                point.time_to_accuracy_s,
-                point.time_to_accuracy_band_s,
-                mark=point.global_batch_size == candidate.global_batch_size,
-            ),
-            text.layout_long(point.layout),
-        )
-        for name, candidate in text.named(result.candidates)
-        for point in candidate.batch_curve
+    points = [(c, point) for c in text.named(result.candidates) for point in c.own.batch_curve]
+    unit = text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
+    table = Table.each(
+        points,
+        {
+            "candidate": (None, lambda pair: pair[0].name),
+            "batch (sequences)": (text.COUNT, lambda pair: pair[1].global_batch_size),
+            "batch (tokens)": (text.LARGE, lambda pair: pair[1].batch_tokens),
+            "step": (text.TIME, lambda pair: pair[1].step_time_s),
+            "steps": (text.COUNT, lambda pair: pair[1].steps),
+            "time": (unit, lambda pair: _time_at(*pair)),
+            "layout": (None, lambda pair: text.layout_long(pair[1].layout)),
+        },
+        "Time to the target at each batch; the best batch of each candidate is marked.",
     )
-    caption = "Time to the target at each batch; the best batch of each candidate is marked."
-    table = Table.of(columns, rows, caption)
     return Section(
         "Time to the target by batch",
         lead,
@@ -73,6 +61,11 @@ def batch(result: StudyResult) -> Section:
         slug="time-to-accuracy",
         short="Batch",
     )
+
+
+def _time_at(candidate: text.Named, point: BatchPoint) -> Cell:
+    best = point.global_batch_size == candidate.own.global_batch_size
+    return Cell(point.time_to_accuracy_s, point.time_to_accuracy_band_s, mark=best)
 
 
 def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
@@ -192,7 +185,7 @@ def bridge(result: StudyResult) -> Iterator[Section]:
     """From the step of the second machine to that of the first; nothing for a single one."""
     if len(named := leaders(result)) < 2:
         return
-    table = bridge_table(*reversed(named))
+    table = _bridge_table(*reversed(named))
     starts = [0.0]
     at, *changes, _ = table.values("step")
     for change in changes:
@@ -227,7 +220,7 @@ def bridge(result: StudyResult) -> Iterator[Section]:
     )
 
 
-def bridge_table(old: tuple[str, CandidateResult], new: tuple[str, CandidateResult]) -> Table:
+def _bridge_table(old: tuple[str, CandidateResult], new: tuple[str, CandidateResult]) -> Table:
     """From the step of `old`, scaled to the tokens of a step of `new`, to that of `new`.
 
     The first and last row are the two steps, those between the signed differences of their parts.
@@ -324,7 +317,7 @@ _HEADROOM = 5
 """How far above the highest ceiling the figure ends, for labels."""
 
 
-def rooflines(named: Named) -> Iterator[Section]:
+def rooflines(named: Sequence[text.Named]) -> Iterator[Section]:
     """A tab for each machine, as its fastest candidate uses it; nothing where no kernels are known."""
     fastest: dict[tuple[str, str], tuple[str, Roofline]] = {}
     for name, own in sorted(named, key=lambda pair: pair[1].time_to_accuracy_s):
@@ -339,7 +332,7 @@ def rooflines(named: Named) -> Iterator[Section]:
         )
         yield Section("Roofline of the kernels", lead, slug="roofline", short="Roofline")
     for index, (name, roofline) in enumerate(fastest.values()):
-        table = roofline_table(roofline)
+        table = _roofline_table(roofline)
         yield Section(
             name,
             "",
@@ -353,38 +346,40 @@ def rooflines(named: Named) -> Iterator[Section]:
         )
 
 
-def roofline_table(own: Roofline) -> Table:
+def _roofline_table(own: Roofline) -> Table:
     """Every kind of kernel with its time, work and rates."""
     total_s = sum(kernel.time_s for kernel in own.kernels)
-    columns = {
-        "kernels": None,
-        "kind": None,
-        "time a step": text.TIME,
-        "share": text.SHARE,
-        "work": text.FLOP,
-        "memory": text.BYTES,
-        "FLOP per byte": text.NUMBER,
-        "rate": text.FLOP_PER_S,
-        "reach": None,
-    }
-    rows = []
-    for kernel in own.kernels:
-        rate = kernel.flop / kernel.time_s
+
+    def reach(kernel: KernelUse) -> str:
         peak = own.peaks_flop_per_s.get(kernel.precision or "")
         of_memory = kernel.n_bytes / kernel.time_s / own.memory_bytes_per_s
-        nearest = max((of_memory, "memory"), (rate / peak if peak else 0.0, f"{kernel.precision} peak"))
+        of_peak = kernel.flop / kernel.time_s / peak if peak else 0.0
+        share, ceiling = max((of_memory, "memory"), (of_peak, f"{kernel.precision} peak"))
+        return f"{text.percent(share, 0)} of {ceiling}"
+
+    def name(kernel: KernelUse) -> str:
         precise = kernel.precision and kernel.kind != UPDATE and len(own.peaks_flop_per_s) > 1
-        name = f"{kernel.name}, {kernel.precision}" if precise else kernel.name
-        intensity = kernel.flop / kernel.n_bytes or None
-        reach = f"{text.percent(nearest[0], 0)} of {nearest[1]}"
-        shares = (kernel.time_s, kernel.time_s / total_s)
-        rows.append((name, kernel.kind, *shares, kernel.flop, kernel.n_bytes, intensity, rate, reach))
-    caption = "Sums over one device and step, forward, backward and recomputation together."
-    return Table.of(columns, rows, caption)
+        return f"{kernel.name}, {kernel.precision}" if precise else kernel.name
+
+    return Table.each(
+        own.kernels,
+        {
+            "kernels": (None, name),
+            "kind": (None, lambda kernel: kernel.kind),
+            "time a step": (text.TIME, lambda kernel: kernel.time_s),
+            "share": (text.SHARE, lambda kernel: kernel.time_s / total_s),
+            "work": (text.FLOP, lambda kernel: kernel.flop),
+            "memory": (text.BYTES, lambda kernel: kernel.n_bytes),
+            "FLOP per byte": (text.NUMBER, lambda kernel: kernel.flop / kernel.n_bytes or None),
+            "rate": (text.FLOP_PER_S, lambda kernel: kernel.flop / kernel.time_s),
+            "reach": (None, reach),
+        },
+        "Sums over one device and step, forward, backward and recomputation together.",
+    )
 
 
 def _roofline(table: Table, own: Roofline) -> go.Figure:
-    """The kernels of `roofline_table` as points sized by time, below the ceilings of their device."""
+    """The kernels of the table as points sized by time, below the ceilings of their device."""
     shares = table.values("share")
     flops = [
         work or n_bytes / _NUMBER_BYTES
@@ -473,7 +468,9 @@ _OUTLINED = 150
 """Up to so many bars of a category have an outline; of thinner ones it would hide the colour."""
 
 
-def timelines(named: Named, trace_names: Sequence[str] = (), most_bars: int = _MAX_BARS) -> Iterator[Section]:
+def timelines(
+    named: Sequence[text.Named], trace_names: Sequence[str] = (), most_bars: int = _MAX_BARS
+) -> Iterator[Section]:
     """A tab for each candidate's step, with the file of its trace; nothing where no tasks are known."""
     files = [*trace_names, *[""] * (len(named) - len(trace_names))]
     shown = [(name, own, file) for (name, own), file in zip(named, files, strict=True) if own.timeline]
@@ -627,30 +624,19 @@ def _timeline_table(candidate: CandidateResult) -> Table:
     busy: dict[tuple[str, str], list[TimelineBar]] = {}
     for bar in candidate.timeline:
         busy.setdefault((bar.lane, bar.category), []).append(bar)
-    columns = {
-        "stream": None,
-        "category": None,
-        "tasks": text.COUNT,
-        "busy": text.TIME,
-        "FLOPs": text.FLOP,
-        "bytes": text.BYTES,
-    }
-    rows = (
-        (
-            lane,
-            text.human(category),
-            sum(bar.tasks for bar in bars),
-            sum(bar.end_s - bar.start_s for bar in bars),
-            sum(bar.flop for bar in bars),
-            sum(bar.n_bytes for bar in bars),
-        )
-        for (lane, category), bars in busy.items()
-    )
-    caption = (
+    return Table.each(
+        busy.items(),
+        {
+            "stream": (None, lambda item: item[0][0]),
+            "category": (None, lambda item: text.human(item[0][1])),
+            "tasks": (text.COUNT, lambda item: sum(bar.tasks for bar in item[1])),
+            "busy": (text.TIME, lambda item: sum(bar.end_s - bar.start_s for bar in item[1])),
+            "FLOPs": (text.FLOP, lambda item: sum(bar.flop for bar in item[1])),
+            "bytes": (text.BYTES, lambda item: sum(bar.n_bytes for bar in item[1])),
+        },
         "Tasks and busy time by stream. Bytes are those that communication sends, and those that computation "
-        "moves in the device's memory."
+        "moves in the device's memory.",
     )
-    return Table.of(columns, rows, caption)
 
 
 # A tornado: how far each input that is not sure moves the ratio of two times, over its 90 % range.

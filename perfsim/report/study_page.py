@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from perfsim.base.units import DAY_S
+from perfsim.costs.wafer import StreamingRoof
 from perfsim.interop.chrome import write_chrome_trace
+from perfsim.prediction.disturbed import Resilience
 from perfsim.prediction.prediction import document_of
+from perfsim.prediction.why import Why
 from perfsim.report import study, study_figures, text
 from perfsim.report.document import plain, write_document
 from perfsim.report.network import network
 from perfsim.report.page import Card, Head, Section, caveats_section, slugify, trust_of, write_page
-from perfsim.report.table import Cell, Table
-from perfsim.studies.answers import CandidateResult, StudyResult
-from perfsim.studies.decision import amount
+from perfsim.report.table import Cell, Table, Value
+from perfsim.specs.prices import NOT_GIVEN
+from perfsim.studies.answers import BreakEven, CandidateResult, Outcome, Spread, StudyResult
+from perfsim.studies.decision import amount, chance
 from perfsim.studies.runner import StudyRun
 from perfsim.version import __version__
 
+_HIDDEN = 0.98
+"""A step that is less than this share of the device's slowdown longer hides a part of the delay."""
 _COMPUTING = ("forward", "backward", "compute")
 
 
@@ -109,11 +115,40 @@ def _scale(result: StudyResult) -> Table:
 
 
 def _why(result: StudyResult) -> Section:
+    def compute(why: Why) -> float:
+        return why.parts_s.get("compute", 0.0)
+
+    def waits(c: text.Named) -> str | None:
+        shares = [(s / c.own.step_time_s, part) for part, s in c.own.why.parts_s.items() if part != "compute"]
+        return ", ".join(f"{part} {text.percent(s)}" for s, part in sorted(shares, reverse=True)) or None
+
+    def tokens(roof: StreamingRoof | None) -> float | None:
+        return None if roof is None else roof.tokens
+
+    def hidden(roof: StreamingRoof | None) -> Cell | None:
+        if roof is None:
+            return None
+        return Cell(roof.hidden_from_tokens, note=f"({text.integer(roof.formula_tokens)})")
+
+    table = Table.each(
+        text.named(result.candidates),
+        {
+            "candidate": (None, lambda c: c.name),
+            "limited by": (None, lambda c: c.own.why.cause),
+            "compute": (text.SHARE, lambda c: compute(c.own.why) / c.own.step_time_s),
+            "waits": (None, waits),
+            "tokens": (text.COUNT, lambda c: tokens(c.own.why.streaming_roof)),
+            "tokens to hide weights": (text.COUNT, lambda c: hidden(c.own.why.streaming_roof)),
+            "nearest remedy": (None, lambda c: c.own.why.remedy),
+        },
+        "Shares of the step; only waits that nothing hides count. Tokens are per micro-batch and system; in "
+        "parentheses e P b / (2 B), what arithmetic alone would need to hide the weights.",
+    )
     return Section(
         "Why",
         "What explains the ratio of the first two, and what limits each candidate: the largest wait, or "
         "computing where no wait takes a tenth of the step.",
-        table=study.why_table(text.named(result.candidates)),
+        table=table,
         slug="why",
         cards=list(differences(result)),
     )
@@ -179,27 +214,71 @@ def _candidates(result: StudyResult) -> Section:
 
 
 def _decision(result: StudyResult) -> Iterator[Section]:
+    """When, for how much and how surely: a column for each candidate, the most probable first marked."""
     decision = result.decision
     if decision is None:
         return
-    names = [name for name, _ in text.named(result.candidates)]
+    outcomes = decision.outcomes
+    names = dict(
+        zip((own.label for own in outcomes), (c.name for c in text.named(result.candidates)), strict=True)
+    )
+    unit = text.time_unit([min(own.wall_s.typical for own in outcomes)])
+    money = text.Unit(suits=lambda values: _with_unit(values, decision.currency))
+    likely = text.Unit(digits=chance)
+    most = max(own.first for own in outcomes)
+    columns: dict[str, tuple[text.Unit | None, Callable[[Outcome], Cell | Value]]] = {
+        "": (None, lambda own: names[own.label]),
+        "steps": (unit, lambda own: _spread(own.steps_s)),
+        "on the wall": (unit, lambda own: _spread(own.wall_s)),
+        "which holds": (None, lambda own: own.basis),
+        "first with a probability of": (likely, lambda own: Cell(own.first, mark=own.first == most)),
+        "device-hours": (text.LARGE, lambda own: _spread(own.device_hours)),
+        "energy": (text.Unit("MWh", 1e3), lambda own: _spread(own.energy_kwh)),
+        "carbon": (text.Unit("t CO2e", 1e3), lambda own: _spread(own.carbon_kg)),
+        "money": (money, lambda own: _spread(own.money)),
+    }
+    if all(own.cheapest is not None for own in outcomes):
+        columns["cheapest with a probability of"] = likely, lambda own: own.cheapest
+    gaps = dict.fromkeys(gap for own in outcomes for gap in own.not_given)
     lead = (
         "Helps to decide when, for how much and how surely. Typical values with 90 % intervals from "
         f"{text.integer(decision.draws)} draws (seed {decision.seed}); candidates share the draws of what "
         "they have in common."
     )
-    table = study.outcomes_table(decision, names).turned()
+    table = Table.each(outcomes, columns, f"Not given: {', '.join(gaps)}." if gaps else "").turned()
     yield Section("The decision", lead, table=table, slug="decision", short="Decision")
     if decision.break_even:
         lead = (
             "Shows what a machine may cost before the other is cheaper for this run, also where a price is "
             "not given: a device-hour of the first may cost so many of the second."
         )
-        table = study.break_even_table(decision, names)
+
+        def worth(row: BreakEven) -> Cell:
+            return replace(_spread(row.device_hours_ratio), note=f"of {names[row.rival]}", unit=text.NUMBER)
+
+        table = Table.each(  # narrow enough for a phone
+            decision.break_even,
+            {
+                "a device-hour of": (None, lambda row: names[row.label]),
+                "may cost as much as": (None, worth),
+                "or": (text.Unit(decision.currency), lambda row: _spread(row.price)),
+            },
+        )
         yield Section("Break-even prices", lead, table=table, slug="break-even", level=3)
 
 
+def _with_unit(values: Iterable[float], unit: str) -> text.Unit:
+    """Large counts of a unit: `1.23 million USD`."""
+    large = text.large_unit(values)
+    return replace(large, name=" ".join(filter(None, [large.name, unit])))
+
+
+def _spread(spread: Spread | None) -> Cell:
+    return Cell(NOT_GIVEN) if spread is None else Cell(spread.typical, (spread.low, spread.high))
+
+
 def _laws(result: StudyResult) -> Iterator[Section]:
+    """One row a law: its critical batch, each candidate's best batch and time, the first one marked."""
     if len(result.laws) < 2:
         return
     names = {own.label: name for name, own in text.named(result.candidates)}
@@ -214,37 +293,104 @@ def _laws(result: StudyResult) -> Iterator[Section]:
         "law; Kaplan's takes the loss of its own corpus. A star marks who is first; only batches that were "
         "tried count."
     )
-    table = study.laws_table(result)
+    unit = text.time_unit(row.time_s for answer in result.laws for row in answer.rows)
+    times = dict.fromkeys(names.values(), unit)
+    table = Table.of(
+        {"law": None, "critical batch, tokens": text.LARGE, **times, "source": None},
+        (
+            [
+                answer.law,
+                Cell(answer.critical_batch_tokens, answer.band_tokens),
+                *(
+                    Cell(
+                        row.time_s,
+                        note=f"at batch {text.integer(row.global_batch_size)}",
+                        mark=row.label == answer.first,
+                    )
+                    for row in answer.rows
+                ),
+                answer.source,
+            ]
+            for answer in result.laws
+        ),
+    )
     yield Section("Laws of the critical batch", lead, table=table, slug="laws", level=3)
 
 
 def _whole_run(result: StudyResult) -> Section:
+    """The parts of the wall clock of each candidate whose study names one, the whole run last."""
+    named = [(name, own) for name, own in text.named(result.candidates) if own.whole_run]
+    parts = list(dict.fromkeys(part.name for _, own in named for part in own.whole_run))
+    parts.sort(key=lambda part: part == "whole run")
+    cells = {
+        (name, part.name): Cell(
+            part.typical_s,
+            (part.low_s, part.high_s) if part.low_s < part.high_s else None,
+            f"\u00b7 {part.how}" if part.how else "",
+        )
+        for name, own in named
+        for part in own.whole_run
+    }
+    table = Table.of(
+        {"": None, **{name: text.TIME for name, _ in named}},
+        ([part, *(cells.get((name, part)) for name, _ in named)] for part in parts),
+    )
     return Section(
         "The whole run",
         "Helps to plan: queue, compilation, loading, checkpoints, failures and stragglers come on top of the "
         "time to the target above. Each part is a typical value with the observed range in parentheses; the "
         "ends of the sum add the same ends of all parts. The band of the steps is not included. The "
         "production ratio above describes the same slow steps as the stragglers, so it is not counted here.",
-        table=study.whole_run_table(result),
+        table=table,
         slug="whole-run",
     )
 
 
 def _resilience(result: StudyResult) -> Iterator[Section]:
-    if result.resilience:
-        lead = (
-            f"{study.resilience_sentence(result)} That is what one slow GPU or wafer costs until it is "
-            f"replaced. Every rank that the slow one ({result.resilience[0].rank}) delays is simulated."
-        )
-        table = study.resilience_table(result)
-        yield Section("One slow device", lead, table=table, slug="resilience", short="Slow device")
-
-
-def _remarks(named: study.Named) -> Section:
-    lead = "What to know before a plan is used: where its state is kept, safer choices."
-    return Section(
-        "Remarks on the plans", lead, table=study.remarks_table(named), slug="remarks", short="Remarks"
+    """Step time of every candidate at every severity of one slow device, and who hides a part of it."""
+    if not result.resilience:
+        return
+    severities = sorted({point.severity for curve in result.resilience for point in curve.points})
+    rows = []
+    for curve in result.resilience:
+        cells = {
+            point.severity: Cell(point.step_time_s, note=f"({slow:.3f})")
+            for point, slow in zip(curve.points, _slowdowns(curve), strict=True)
+        }
+        rows.append([curve.label, *(cells.get(severity) for severity in severities)])
+    table = Table.of(
+        {"candidate": None, **{f"{severity:g} {text.TIMES}": text.TIME for severity in severities}},
+        rows,
+        "Step time, in parentheses relative to the step without a straggler.",
     )
+    alike: dict[str, list[str]] = {}
+    for curve in result.resilience:
+        slow = _slowdowns(curve)[-1]
+        severity = curve.points[-1].severity
+        hidden = slow - 1 < _HIDDEN * (severity - 1)
+        remark = " (waits that are there anyway hide the rest)" if hidden else ""
+        words = f"takes {slow:.2f} times as long with one device {severity:g} times as slow{remark}"
+        alike.setdefault(words, []).append(curve.label)
+    said = "; ".join(f"a step of {' or '.join(names)} {words}" for words, names in alike.items())
+    lead = (
+        f"{text.capital(said)}. That is what one slow GPU or wafer costs until it is "
+        f"replaced. Every rank that the slow one ({result.resilience[0].rank}) delays is simulated."
+    )
+    yield Section("One slow device", lead, table=table, slug="resilience", short="Slow device")
+
+
+def _slowdowns(curve: Resilience) -> list[float]:
+    """Step time at every severity over the step without a straggler."""
+    return [point.step_time_s / curve.points[0].step_time_s for point in curve.points]
+
+
+def _remarks(named: Sequence[text.Named]) -> Section:
+    lead = "What to know before a plan is used: where its state is kept, safer choices."
+    table = Table.of(
+        ("plan", "remark"),
+        (("" if number else name, remark) for name, own in named for number, remark in enumerate(own.notes)),
+    )
+    return Section("Remarks on the plans", lead, table=table, slug="remarks", short="Remarks")
 
 
 def _evidence(result: StudyResult) -> Iterator[Section]:
@@ -255,20 +401,59 @@ def _evidence(result: StudyResult) -> Iterator[Section]:
         slug="assumptions",
         short="Assumptions",
     )
-    if result.sampling:
-        lead = (
-            "All matrix products of the simulated step, compared with the model; some computed in NumPy with "
-            "the strategy's division and compared with the undivided product. Shows whether the simulated "
-            "work is the right work."
-        )
-        table = study.sampling_table(result)
-        yield Section("Correctness sampling", lead, table=table, slug="sampling", short="Sampling")
-    if result.accuracy:
-        lead = (
-            "Errors of such predictions for published runs, next to a baseline of one constant efficiency. "
-            "Shows how much to trust a difference between two candidates."
-        )
-        yield Section("Accuracy", lead, table=study.accuracy_table(result), slug="accuracy")
+    error = text.Unit(digits="{:.1e}".format)
+    sampled = Table.each(
+        result.sampling.items(),
+        {
+            "candidate": (None, lambda item: item[0]),
+            "products": (
+                text.COUNT,
+                lambda item: Cell(item[1].tasks_sampled, note=f"of {text.integer(item[1].tasks_total)}"),
+            ),
+            "share of FLOPs": (text.SHARE, lambda item: item[1].flop_share),
+            "largest error": (error, lambda item: item[1].worst_relative_error),
+            "bound": (error, lambda item: item[1].bound),
+            "where": (None, lambda item: item[1].worst or None),
+            "result": (
+                None,
+                lambda item: "passed" if item[1].passed else f"FAILED: {'; '.join(item[1].failed)}",
+            ),
+            "partitions": (
+                None,
+                lambda item: (
+                    ", ".join(f"{text.human(part)} {n}" for part, n in item[1].by_partition.items()) or None
+                ),
+            ),
+        },
+        "Products executed out of all in the step, and the share of its matrix FLOPs that their classes "
+        "represent. Errors are relative to the product of absolute values; the bound holds for any order of "
+        "summation. Every product is also executed on integers, which must be exact.",
+    )
+    lead = (
+        "Tasks sampled from the simulated step, computed in NumPy with the strategy's partition and "
+        "compared with the unpartitioned product. Shows whether the simulated work is the right work."
+    )
+    yield Section("Correctness sampling", lead, table=sampled, slug="sampling", short="Sampling")
+    accuracy = Table.each(
+        result.accuracy,
+        {
+            "most similar family": (None, lambda own: own.family),
+            "strategy": (None, lambda own: own.strategy),
+            "runs": (text.COUNT, lambda own: own.n),
+            "median error": (text.SHARE, lambda own: own.median_ape),
+            "90th percentile": (text.SHARE, lambda own: own.p90_ape),
+            "90th percentile, left out": (text.SHARE, lambda own: own.held_out_p90_ape),
+            "baseline's median": (text.SHARE, lambda own: own.baseline_median_ape),
+        },
+        "Absolute errors of the predicted step time on published runs. A few global constants were fitted to "
+        "these runs too; 'left out' is for constants fitted without them. A band comes from the errors of "
+        "all runs that were left out, and widens where a plan is unlike them.",
+    )
+    lead = (
+        "Errors of such predictions for published runs, next to a baseline of one constant efficiency. "
+        "Shows how much to trust a difference between two candidates."
+    )
+    yield Section("Accuracy", lead, table=accuracy, slug="accuracy")
 
 
 # The summary of a study as one JSON document.

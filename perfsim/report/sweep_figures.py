@@ -80,36 +80,27 @@ def series_table(series: Sequence[Series]) -> Table:
     points = [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
     unit = text.time_unit(point.target_time.time_s for _, point in points)
     step = text.time_unit([max((point.prediction.step_time_s for _, point in points), default=1.0)])
-    columns = {
-        "series": None,
-        "machine": None,
-        "devices": text.COUNT,
-        "batch": text.COUNT,
-        "steps": text.COUNT,
-        "step": step,
-        "MFU": text.WHOLE_SHARE,
-        "efficiency": text.WHOLE_SHARE,
-        "time": unit,
-        "wall": unit,
-        "layout": None,
-    }
-    rows = (
-        (
-            own.label,
-            point.machine,
-            point.num_devices,
-            point.prediction.global_batch_size,
-            point.target_time.steps,
-            point.prediction.step_time_s,
-            point.prediction.mfu,
-            own.efficiency(point),
-            Cell(point.target_time.time_s, point.target_time.band_s),
-            point.prediction.wall_s,
-            text.layout_short(point.prediction.layout),
-        )
-        for own, point in points
+    return Table.each(
+        points,
+        {
+            "series": (None, lambda pair: pair[0].label),
+            "machine": (None, lambda pair: pair[1].machine),
+            "devices": (text.COUNT, lambda pair: pair[1].num_devices),
+            "batch": (text.COUNT, lambda pair: pair[1].prediction.global_batch_size),
+            "steps": (text.COUNT, lambda pair: pair[1].target_time.steps),
+            "step": (step, lambda pair: pair[1].prediction.step_time_s),
+            "MFU": (text.WHOLE_SHARE, lambda pair: pair[1].prediction.mfu),
+            "efficiency": (text.WHOLE_SHARE, lambda pair: pair[0].efficiency(pair[1])),
+            "time": (unit, lambda pair: _time(pair[1])),
+            "wall": (unit, lambda pair: pair[1].prediction.wall_s),
+            "layout": (None, lambda pair: text.layout_short(pair[1].prediction.layout)),
+        },
+        "Efficiency is relative to the smallest machine of the series.",
     )
-    return Table.of(columns, rows, "Efficiency is relative to the smallest machine of the series.")
+
+
+def _time(point: PointResult) -> Cell:
+    return Cell(point.target_time.time_s, point.target_time.band_s)
 
 
 def _scaling(series: Sequence[Series]) -> Section:
@@ -166,18 +157,19 @@ def _efficiency(analysis: Analysis) -> Iterator[Section]:
     """How much of the ideal throughput further devices give, and why not all; only where devices vary."""
     if not analysis.scalings:
         return
-    share = {"in throughput": text.SHARE, "in time to the target": text.SHARE}
-    rows = (
-        (
-            *(own.label, point.num_devices, own.throughput_efficiency(point), own.efficiency(point)),
-            f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}",
-        )
-        for own in analysis.scalings[:_MAX_SERIES]
-        for point in text.thinned(own.points, _MAX_MARKS)
-    )
-    table = Table.of(
-        {"series": None, "devices": text.COUNT, **share, "note": None},
-        rows,
+    table = Table.each(
+        [
+            (own, point)
+            for own in analysis.scalings[:_MAX_SERIES]
+            for point in text.thinned(own.points, _MAX_MARKS)
+        ],
+        {
+            "series": (None, lambda pair: pair[0].label),
+            "devices": (text.COUNT, lambda pair: pair[1].num_devices),
+            "in throughput": (text.SHARE, lambda pair: pair[0].throughput_efficiency(pair[1])),
+            "in time to the target": (text.SHARE, lambda pair: pair[0].efficiency(pair[1])),
+            "note": (None, lambda pair: _note(pair[1])),
+        },
         "Relative to the smallest machine of the series.",
     )
     yield Section(
@@ -191,6 +183,10 @@ def _efficiency(analysis: Analysis) -> Iterator[Section]:
         ("devices", "in throughput"),
         slug="efficiency",
     )
+
+
+def _note(point: PointResult) -> str:
+    return f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}"
 
 
 def efficiency_curve(table: Table) -> go.Figure:
@@ -441,39 +437,30 @@ def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
     points = [change.point for _, change in known]
     unit = text.time_unit(point.target_time.time_s for point in points)
     step = text.time_unit([max((point.prediction.step_time_s for point in points), default=1.0)])
-    columns = {
-        "in common": None,
-        "variant": None,
-        "machine": None,
-        "batch": text.COUNT,
-        "step": step,
-        "MFU": text.WHOLE_SHARE,
-        "change": text.CHANGE,
-        "time": unit,
-        "wall": unit,
-        "policy changed": None,
-        "limited by": None,
-        "nearest remedy": None,
-    }
-    rows = (
-        (
-            *(group, change.point.variant, change.point.machine),
-            change.point.prediction.global_batch_size,
-            change.point.prediction.step_time_s,
-            change.point.prediction.mfu,
-            Cell(None)
-            if change.point is change.base
-            else Cell(change.ratio - 1.0, note="*" if change.policy else ""),
-            Cell(change.point.target_time.time_s, change.point.target_time.band_s),
-            change.point.prediction.wall_s,
-            change.policy or None,
-            change.point.prediction.why.cause,
-            change.point.prediction.why.remedy,
-        )
-        for group, change in known
+    return Table.each(
+        known,
+        {
+            "in common": (None, lambda pair: pair[0]),
+            "variant": (None, lambda pair: pair[1].point.variant),
+            "machine": (None, lambda pair: pair[1].point.machine),
+            "batch": (text.COUNT, lambda pair: pair[1].point.prediction.global_batch_size),
+            "step": (step, lambda pair: pair[1].point.prediction.step_time_s),
+            "MFU": (text.WHOLE_SHARE, lambda pair: pair[1].point.prediction.mfu),
+            "change": (text.CHANGE, lambda pair: _relative(pair[1])),
+            "time": (unit, lambda pair: _time(pair[1].point)),
+            "wall": (unit, lambda pair: pair[1].point.prediction.wall_s),
+            "policy changed": (None, lambda pair: pair[1].policy or None),
+            "limited by": (None, lambda pair: pair[1].point.prediction.why.cause),
+            "nearest remedy": (None, lambda pair: pair[1].point.prediction.why.remedy),
+        },
+        "Changes are relative to the first variant of each group. * the planner's policy changed too.",
     )
-    caption = "Changes are relative to the first variant of each group. * the planner's policy changed too."
-    return Table.of(columns, rows, caption)
+
+
+def _relative(change: Change) -> Cell:
+    if change.point is change.base:
+        return Cell(None)
+    return Cell(change.ratio - 1.0, note="*" if change.policy else "")
 
 
 def _changed_steps(analysis: Analysis) -> Section:

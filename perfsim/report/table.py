@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.files import write_file
 from perfsim.report.text import NONE, NUMBER, Unit
 
+Item = TypeVar("Item")
 Value = str | float | None
 Columns = Mapping[str, Unit | None] | Sequence[str]
 
@@ -64,6 +65,17 @@ class Table:
             [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows],
             caption,
         )
+
+    @classmethod
+    def each(
+        cls,
+        items: Iterable[Item],
+        columns: Mapping[str, tuple[Unit | None, Callable[[Item], Cell | Value]]],
+        caption: str = "",
+    ) -> Table:
+        """A row for each item; `columns` maps each name to its unit (None: words) and what a cell holds."""
+        named = {name: unit for name, (unit, _) in columns.items()}
+        return cls.of(named, ([value(item) for _, value in columns.values()] for item in items), caption)
 
     @classmethod
     def read(

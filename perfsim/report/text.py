@@ -6,7 +6,7 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from perfsim.base.units import DAY_S
 from perfsim.specs.layout import AXES
@@ -245,7 +245,14 @@ def human(name: str) -> str:
     return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
 
 
-def named(candidates: Sequence[CandidateResult]) -> list[tuple[str, CandidateResult]]:
+class Named(NamedTuple):
+    """A candidate under the name that it is shown by."""
+
+    name: str
+    own: CandidateResult
+
+
+def named(candidates: Sequence[CandidateResult]) -> list[Named]:
     """Each candidate behind its machine where no other has the same, else its label, numbered if need be."""
     machines = [candidate.machine for candidate in candidates]
     seen: dict[str, int] = {}
@@ -253,7 +260,7 @@ def named(candidates: Sequence[CandidateResult]) -> list[tuple[str, CandidateRes
     for candidate in candidates:
         name = candidate.machine if machines.count(candidate.machine) == 1 else candidate.label
         seen[name] = seen.get(name, 0) + 1
-        pairs.append((name if seen[name] == 1 else f"{name} ({seen[name]})", candidate))
+        pairs.append(Named(name if seen[name] == 1 else f"{name} ({seen[name]})", candidate))
     return pairs
 
 

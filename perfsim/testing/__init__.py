@@ -1,4 +1,4 @@
-"""Test support for strategies and perfsim itself: promises of a strategy, toys, independent calculations.
+"""Test support for strategies and perfsim itself: promises of a strategy, and toys.
 
 The author of a strategy calls `check_strategy(MyStrategy())` in a test.
 """

@@ -22,6 +22,7 @@ from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.network import Topology, WaferTree
 from perfsim.prediction.planner import Search
+from perfsim.prediction.verification import SamplingSpec, verify
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.recipe import Job
@@ -29,7 +30,6 @@ from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, TaskGraph
-from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
 MOST_LAYOUTS = 200
 """Layouts of each case that are planned, spread over all that a strategy lists."""
@@ -37,8 +37,9 @@ MOST_PLANS = 6
 """Plans of each case that are simulated, spread over all of its layouts."""
 SCREENING_TOLERANCE = 0.15
 """Allowed relative difference between the closed form and the simulation."""
-FLOP_TOLERANCE = 0.01
 
+FUSED = {"attention": "flash", "dropout": False}
+NARROW = {"hidden_size": 1024, "ffn_hidden_size": 4096}
 JOBS: Mapping[str, dict[str, Any]] = {
     "one device": {"devices": 1, "batch": 16},
     "one node": {"devices": 8, "batch": 32},
@@ -52,26 +53,23 @@ JOBS: Mapping[str, dict[str, Any]] = {
     "four nodes, flash attention": {
         "devices": 32,
         "batch": 64,
-        "recipe_changes": {"attention": "flash", "dropout": False},
+        "recipe_changes": FUSED,
         "num_layers": 32,
-        "hidden_size": 1024,
-        "ffn_hidden_size": 4096,
         "num_attention_heads": 32,
+        **NARROW,
     },
     "two nodes, long sequences": {
         "devices": 16,
         "batch": 16,
         "recipe_changes": {
-            "attention": "flash",
-            "dropout": False,
+            **FUSED,
             "seq_length": 16_384,
             "overlap_grad_reduce": True,
             "overlap_param_gather": True,
         },
         "num_layers": 8,
-        "hidden_size": 1024,
-        "ffn_hidden_size": 4096,
         "num_query_groups": 4,
+        **NARROW,
     },
     "a gated model with grouped queries and its own head": {
         "devices": 4,
@@ -84,20 +82,10 @@ JOBS: Mapping[str, dict[str, Any]] = {
     "two nodes, experts in balance": {
         "devices": 16,
         "batch": 32,
-        "recipe_changes": {
-            "attention": "flash",
-            "dropout": False,
-            "overlap_grad_reduce": True,
-            "routing": "balanced",
-        },
+        "recipe_changes": {**FUSED, "overlap_grad_reduce": True, "routing": "balanced"},
         "hidden_size": 1024,
         "num_query_groups": 4,
-        "experts": {
-            "num_experts": 8,
-            "top_k": 2,
-            "ffn_hidden_size": 2048,
-            "shared_ffn_hidden_size": 512,
-        },
+        "experts": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 2048, "shared_ffn_hidden_size": 512},
     },
     "two devices with too little memory, and a host": {
         "devices": 2,
@@ -123,8 +111,6 @@ class Case:
     job: Job
     topology: Topology
     costs: Costs
-    skips_masked: bool = True
-    """Whether fused attention skips masked positions, as GPU kernels do."""
 
     @cached_property
     def layouts(self) -> list[Layout]:
@@ -163,32 +149,23 @@ class Case:
 
 
 def cases_for(strategy: Strategy) -> list[Case]:
-    """Every job of `JOBS` on a toy machine of the strategy's kind."""
+    """Every job of `JOBS` on a toy machine of the kind. Raises InputError for a kind without toys."""
+    if strategy.system_kind not in ("gpu-cluster", "wafer-cluster"):
+        raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`")
     return [_case(strategy, name, dict(fields)) for name, fields in JOBS.items()]
 
 
 def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
     devices = fields.pop("devices")
     memory: dict[str, Any] = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
-    if fields.pop("hosted", False):
-        memory = {**memory, "host": toys.host(drives=1e13)} if strategy.system_kind == "gpu-cluster" else {}
+    hosted = fields.pop("hosted", False)
     job = toys.job(**fields)
-    if strategy.system_kind not in _TOYS:
-        raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`")
-    return _TOYS[strategy.system_kind](name, strategy, job, devices, memory)
-
-
-def _on_gpus(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:
-    cluster = toys.gpu_cluster(**memory)
-    return Case(name, strategy, job, toys.topology(devices, cluster), toys.ToyCosts(cluster, devices=devices))
-
-
-def _on_wafers(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:
-    topology = WaferTree(toys.wafer_cluster(**memory), devices)
-    return Case(name, strategy, job, topology, WaferCosts(topology, job.recipe), skips_masked=False)
-
-
-_TOYS = {"gpu-cluster": _on_gpus, "wafer-cluster": _on_wafers}
+    if strategy.system_kind == "wafer-cluster":
+        wafers = WaferTree(toys.wafer_cluster(**({} if hosted else memory)), devices)
+        return Case(name, strategy, job, wafers, WaferCosts(wafers, job.recipe))
+    cluster = toys.gpu_cluster(**memory, host=toys.host(drives=1e13) if hosted else None)
+    costs = toys.ToyCosts(cluster, devices=devices)
+    return Case(name, strategy, job, toys.topology(devices, cluster), costs)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -268,30 +245,12 @@ def _other_systems_are_refused(case: Case) -> None:
 
 
 # ---------------------------------------------------------------------------------------- graph
-def _all_flop_are_done(case: Case) -> None:
-    """All ranks together perform the FLOPs of the model and of the recompute."""
+def _all_products_are_the_models(case: Case) -> None:
+    """All ranks together compute the model's products, in every pass, with its shapes, sums and FLOPs."""
     for plan in case.plans:
-        graph = case.graph(plan)
-        recompute = plan.layout.recompute
-        share = plan.recomputed_share
-        done = graph.flop / len(graph.step_ends)
-        once = model_flop_per_step(case.job)
-        if case.skips_masked:
-            once -= _masked_flop(case.job, recompute, share)
-        # A full recompute may stop before the last linear, whose result no backward reads.
-        least = once + recompute_flop_per_step(case.job, recompute, stops_early=True, share=share)
-        most = once + recompute_flop_per_step(case.job, recompute, share=share)
-        within = least * (1 - FLOP_TOLERANCE) <= done <= most * (1 + FLOP_TOLERANCE)
-        _require(within, f"{plan.layout} does {done:.4g} FLOPs a step, not {least:.4g} to {most:.4g}")
-
-
-def _masked_flop(job: Job, recompute: str, share: float) -> float:
-    """FLOPs that fused attention skips (the causal half) less those it repeats (scores, backward)."""
-    if job.runtime.attention == "standard":
-        return 0.0
-    matmul = 2.0 * job.seq_length * job.model.hidden_size * job.model.num_layers * job.tokens_per_step
-    forwards = 1 + share if recompute == "full" else 1
-    return forwards * matmul * (2 - 2 / 2) + matmul * (4 - 5 / 2)
+        verified = verify(case.graph(plan), case.job, plan.layout, SamplingSpec(tasks=1))
+        wrong = ("it multiplies nothing",) if verified is None else verified.failed
+        _require(not wrong, f"{plan.layout}: {'; '.join(wrong)}")
 
 
 def _the_same_plan_gives_the_same_graph(case: Case) -> None:
@@ -397,7 +356,7 @@ PROMISES: Mapping[str, Promise] = {
         _the_screening_agrees_with_the_plans,
         _memory_is_itemised,
         _other_systems_are_refused,
-        _all_flop_are_done,
+        _all_products_are_the_models,
         _the_same_plan_gives_the_same_graph,
         _more_steps_can_be_written,
         _tasks_name_their_layer,

@@ -8,8 +8,7 @@ micro-batches at once with NumPy. Both give the same columns.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -124,23 +123,6 @@ class Template:
         """Let other slots read `tensor` under this name."""
         self.outputs[name] = tensor
 
-    @property
-    def work_ids(self) -> list[int]:
-        """Work class of each task, in order."""
-        return self.columns.work
-
-    def rebound(self, builder: GraphBuilder, works: Mapping[Work, Work]) -> Template:
-        """The same template for another graph, with other classes of work.
-
-        Both templates share their lists, so neither can record more tasks.
-        """
-        work_ids = [builder.work_id(works[work]) for work in self.builder.works]
-        stream_ids = [builder.stream_id(stream) for stream in self.builder.streams]
-        columns = copy(self.columns)
-        columns.work = [work_ids[number] for number in self.columns.work]
-        columns.stream = [stream_ids[number] for number in self.columns.stream]
-        return Template(builder, self.ports, self.outputs, columns)
-
     def __len__(self) -> int:
         return len(self.columns.work)
 
@@ -191,11 +173,6 @@ class GraphBuilder:
     def works(self) -> tuple[Work, ...]:
         """The classes of work so far, by id."""
         return tuple(self._works)
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """The streams so far, by id."""
-        return tuple(self._streams)
 
     def work_id(self, work: Work) -> int:
         """Id of a class of work; a new class gets the next one."""

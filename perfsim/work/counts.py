@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from perfsim.specs.model import PLAIN, Experts, LayerKind, TransformerConfig, layer_kinds
+from perfsim.specs.model import PLAIN, LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.work.kernels import FULL, LayerSlice
 from perfsim.work.layer import (
@@ -33,18 +33,13 @@ class Parameters:
 
     def matrices_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
         """Weights of a layer that multiply activations."""
-        hidden = self.model.hidden_size
         experts = self.model.experts
-        total = self._attention_matrices + (2 * hidden**2 if kind.mtp else 0)
-        if experts is None or not kind.experts:
-            return total + self._mlp_matrices(self.model.ffn_hidden_size)
-        count = experts.top_k if active else experts.num_experts
-        routed = count * self._mlp_matrices(experts.ffn_hidden_size)
-        return (
-            total + routed + self._mlp_matrices(experts.shared_ffn_hidden_size) + hidden * experts.num_experts
-        )
+        total = _matrices(self.model, kind)
+        if active and kind.experts and experts is not None:
+            total -= (experts.num_experts - experts.top_k) * self._mlp_matrices(experts.ffn_hidden_size)
+        return total
 
-    def vectors_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
+    def _vectors_of(self, kind: LayerKind) -> int:
         """Biases and norms of a layer."""
         model = self.model
         latent = self.model.latent_attention
@@ -55,14 +50,23 @@ class Parameters:
         if model.qk_layernorm:
             vectors += 2 * model.head_size
         if model.has_attention_bias:
-            vectors += self._attention_outputs + model.hidden_size
-        if kind.experts and model.experts is not None:
-            return vectors + self._expert_biases(model.experts, active=active)
-        return vectors + (self._mlp_biases(model.ffn_hidden_size) if model.bias else 0)
+            vectors += sum(product.n for product in attention_products(LayerSlice(model, 1, 1, kind=kind)))
+        experts = model.experts if kind.experts else None
+        if experts is None:
+            return vectors + (self._mlp_biases(model.ffn_hidden_size) if model.bias else 0)
+        if not model.has_expert_bias:
+            return vectors
+        shared = self._mlp_biases(experts.shared_ffn_hidden_size)
+        routed = experts.num_experts * self._mlp_biases(experts.ffn_hidden_size)
+        return vectors + shared + routed + experts.num_experts
 
     def of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
         """All parameters of a layer."""
-        return self.matrices_of(kind, active=active) + self.vectors_of(kind, active=active)
+        total = self.matrices_of(kind) + self._vectors_of(kind)
+        experts = self.model.experts
+        if active and kind.experts and experts is not None:
+            total -= self.routed_of(kind) // experts.num_experts * (experts.num_experts - experts.top_k)
+        return total
 
     def routed_of(self, kind: LayerKind) -> int:
         """Parameters of a layer's routed experts, which expert parallelism divides; 0 without experts."""
@@ -74,44 +78,11 @@ class Parameters:
             single += self._mlp_biases(experts.ffn_hidden_size)
         return experts.num_experts * single
 
-    @property
-    def _attention_outputs(self) -> int:
-        """Outputs of the products before the attention core."""
-        model = self.model
-        latent = self.model.latent_attention
-        if latent is None:
-            return model.query_width + model.query_groups * (model.head_size + model.value_size)
-        up = model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-        down = (latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim
-        return model.query_width + down + up
-
-    @cached_property
-    def _attention_matrices(self) -> int:
-        model = self.model
-        latent = self.model.latent_attention
-        hidden = self.model.hidden_size
-        output = model.attention_width * hidden
-        if latent is None:
-            return hidden * self._attention_outputs + output
-        rank = latent.q_lora_rank
-        queries = hidden * model.query_width if rank is None else rank * (hidden + model.query_width)
-        up = model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-        pairs = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank * up
-        return queries + pairs + output
-
     def _mlp_matrices(self, ffn: int) -> int:
         return (3 if self.model.gated_mlp else 2) * self.model.hidden_size * ffn
 
     def _mlp_biases(self, ffn: int) -> int:
         return (2 if self.model.gated_mlp else 1) * ffn + self.model.hidden_size if ffn else 0
-
-    def _expert_biases(self, experts: Experts, *, active: bool) -> int:
-        if not self.model.has_expert_bias:
-            return 0
-        routed = (experts.top_k if active else experts.num_experts) * self._mlp_biases(
-            experts.ffn_hidden_size
-        )
-        return routed + self._mlp_biases(experts.shared_ffn_hidden_size) + experts.num_experts
 
     @cached_property
     def _kinds(self) -> Counter[LayerKind]:
@@ -179,6 +150,14 @@ def weight_matrices(part: LayerSlice) -> Iterator[tuple[int, int, int]]:
     """Rows, columns and number of the weight matrices of a layer on one rank."""
     for product in (*attention_products(part), *mlp_products(part)):
         yield product.k, product.n, product.batch
+
+
+@lru_cache(maxsize=512)
+def _matrices(model: TransformerConfig, kind: LayerKind) -> int:
+    """Weights of a layer's products, with the joint projection of multi-token prediction."""
+    products = weight_matrices(LayerSlice(model, 1, 1, kind=kind))
+    joint = 2 * model.hidden_size**2 if kind.mtp else 0
+    return joint + sum(rows * columns * count for rows, columns, count in products)
 
 
 @lru_cache(maxsize=256)

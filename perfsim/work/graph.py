@@ -52,11 +52,6 @@ class Ragged(NamedTuple):
         where = np.arange(int(start[-1])) + np.repeat(self.start[indices] - start[:-1], counts)
         return Ragged(start.astype(np.int32), self.values[where])
 
-    def with_others(self, others: Ragged) -> Ragged:
-        """These rows, then the others."""
-        start = np.append(self.start[:-1], self.start[-1] + others.start)
-        return Ragged(start, np.append(self.values, others.values))
-
 
 def offsets(lengths: NDArray[np.integer] | Bools) -> Ints:
     """Start of each row and the end of the last: 0, l0, l0 + l1, ..."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,7 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """The table, and the file if one was asked for."""
-    rows = [*config.stash.get(ROWS, []), *_timed(config)]
+    rows = config.stash.get(ROWS, [])
     for name, measured, aim, _ in rows:
         terminalreporter.write_line(f"{name}: {measured}" + f" (aim: {aim}{missed(measured, aim)})")
     target = os.environ.get("PERFSIM_BENCHMARKS")
@@ -73,19 +72,6 @@ def missed(measured: str, aim: str) -> str:
         float(text.split()[0].replace(",", "")) for text in (measured, aim.removeprefix("at least "))
     )
     return " **MISSED**" if (value < wanted if aim.startswith("at least") else value > wanted) else ""
-
-
-def _timed(config: pytest.Config) -> Iterator[Row]:
-    """What pytest-benchmark timed: its time, or the rate that its test notes, with aim and cause."""
-    session = getattr(config, "_benchmarksession", None)
-    for timed in session.benchmarks if session is not None else ():
-        notes = dict(timed.extra_info)
-        aim = str(notes.pop("aim"))
-        cause = str(notes.pop("cause", ""))
-        measured = [f"{timed.stats.min:,.2f} s", *(f"{name} {value:,.0f}" for name, value in notes.items())]
-        if "flows/s" in notes:
-            measured = [f"{notes.pop('flows/s'):,.0f} flows/s", *measured[:-1]]
-        yield timed.name.removeprefix("test_").replace("_", " "), "; ".join(measured), aim, cause
 
 
 def _machine() -> str:

@@ -17,15 +17,17 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
-from perfsim.engine import critical_path
+from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import with_stragglers
 from perfsim.engine.trace import Trace
 from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.machines.placement import Placed, place_stragglers, shared_links
+from perfsim.prediction.planner import best_plan
 from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
+from perfsim.testing import toys
 from perfsim.work import TaskGraph, unfold
 
 pytestmark = pytest.mark.benchmark
@@ -41,6 +43,8 @@ DATA = 8
 REPLICAS = (1, 2, 4, 8, 16, 32)
 """Of 128 GPUs each, all of which are written."""
 STRAGGLER = 700
+WAFERS = 192
+PER_WAFER = 50
 SLOWER = 1.2
 
 
@@ -189,6 +193,24 @@ def test_one_straggler_among_1024(figures: Any) -> None:
     figures.add(
         "one straggler in 1,024, over the folded time", f"{ratio:.1f} x ({straggling_s:.2f} s)", "4 x"
     )
+
+
+def test_20b_on_192_wafers_folded_and_written(figures: Any) -> None:
+    catalog = default_catalog()
+    job = Job(catalog.model("gpt3_20b"), catalog.recipe("gpt3_pretraining"), WAFERS * PER_WAFER)
+    topology = build_topology(catalog.system("cs-2"), WAFERS)
+    costs = costs_for(topology, job.recipe)
+    streaming = strategy("weight-streaming")
+
+    def step(*, every_wafer: bool) -> Trace:
+        graph = graph_of(best_plan(toys.question(streaming, job, topology, costs)).plan)
+        graph = unfold(graph).graph if every_wafer else graph
+        return simulate(graph, price(graph, costs))
+
+    assert step(every_wafer=True).step_time_s == step(every_wafer=False).step_time_s
+    for every_wafer, words, aim in ((False, "folded", "1 s"), (True, "every wafer written", "5 s")):
+        taken_s = least_s(lambda every_wafer=every_wafer: step(every_wafer=every_wafer), 3)
+        figures.add(f"20B on {WAFERS} wafers, {words}", f"{taken_s:.2f} s", aim)
 
 
 def test_time_against_tasks(figures: Any) -> None:

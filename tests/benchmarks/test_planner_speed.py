@@ -89,6 +89,25 @@ def test_screening_over_the_batches_of_a_sweep(figures: Any) -> None:
     )
 
 
+LONG = {
+    "main study": (("study", "gpt3_20b", "--compare", "3d,weight-streaming"), "10"),
+    "main study, wafers alone, not verified": (
+        ("study", "gpt3_20b", "--compare", "weight-streaming", "--verify", "off"),
+        "10",
+    ),
+    "proofs of gpt3_20b": (("prove", "gpt3_20b"), "60"),
+}
+"""Whole questions, each with the seconds that it may take."""
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_whole_question(name: str, figures: Any, tmp_path: Path) -> None:
+    arguments, aim = LONG[name]
+    out = ("--out", str(tmp_path)) if arguments[0] == "study" else ()
+    taken_s = min(process_s(("-m", "perfsim", *arguments, *out)) for _ in range(2))
+    figures.add(f"perfsim {name}", f"{taken_s:.1f} s", f"{aim} s")
+
+
 COLD_AIMS = {"gpt3_175b": 60, "deepseek_v3": 2000}
 """Milliseconds that the first question of a process may take, by model."""
 COLD = """

@@ -64,21 +64,20 @@ grid:
   recipe.global_batch_size: [{batches}]
   system.swarmx.bandwidth: [{rates}]
 ''')
-from perfsim.sweeps.runner import answer_text, load_sweep, plan_sweep, run_sweep
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.runner import answer_text, plan_sweep, run_sweep
 sweep = load_sweep(str(folder / "grid.yaml"))
 count = plan_sweep(sweep, folder / "points.sqlite").points
 """
 READ = """
-import sqlite3
-from perfsim.sweeps import runner, store
-digests, answer = runner._digests(sweep), answer_text(sweep.points[-1].study)
-store.Store(folder / "points.sqlite").__exit__(None, None, None)
-rows = ((digest, answer.text, 1.0, store._sum(digest, answer.text, 1.0)) for digest in digests)
-with sqlite3.connect(folder / "points.sqlite") as connection:
-    connection.executemany("INSERT INTO points VALUES (?, ?, ?, ?)", rows)
-connection.close()
-from perfsim.api.sweeps import SweepAnswer
-SweepAnswer(run_sweep(sweep, folder / "points.sqlite")).save(folder / "page")
+from perfsim.report.sweep import write_sweep
+from perfsim.studies.spec import Digests
+from perfsim.studies.store import Store
+digests, answer = Digests(), answer_text(sweep.points[-1].study)
+with Store(folder / "points.sqlite") as store:
+    for point in sweep.points:
+        store.put(digests.of(point.study), answer)
+write_sweep(run_sweep(sweep, folder / "points.sqlite"), folder / "page")
 """
 QUESTIONS = {
     "one layout of 175B, devices": (RUN, DEVICES, "tasks"),

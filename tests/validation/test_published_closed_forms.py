@@ -14,7 +14,6 @@ import pytest
 from perfsim.catalog import Catalog
 from perfsim.costs.memory import sharded_state_bytes, state_bytes
 from perfsim.costs.price import price
-from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
 from perfsim.specs.layout import ParallelLayout
@@ -22,7 +21,6 @@ from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import Precision
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.streaming_layout import StreamingLayout
-from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.work.counts import (
     hardware_flop_per_step,
@@ -107,43 +105,20 @@ def test_flop_give_the_utilisations_that_table_5_prints(
 
 
 @megatron
-def test_hardware_flop_of_selective_recompute_are_appendix_a_of_2205_05198(published: Megatron) -> None:
-    b = published.batch
+def test_flop_are_the_published_equations(published: Megatron) -> None:
+    """Appendix A of 2205.05198, and with full recompute equation 3 of 2104.04473."""
     layers = published.layers
     h = published.hidden
     s = 2048
-    vocab = 51200
-    equation = 72 * b * layers * s * h**2 * (1 + s / (3 * h) + vocab / (12 * h * layers))
-    assert hardware_flop_per_step(published.job(), "selective") == pytest.approx(equation, rel=1e-12)
-
-
-@megatron
-def test_hardware_flop_without_recompute_are_the_models(published: Megatron) -> None:
+    matrices = 72 * published.batch * layers * s * h**2
+    head = 51200 / (12 * layers * h)
     job = published.job()
+    assert model_flop_per_step(job) == pytest.approx(matrices * (1 + s / (6 * h) + head), rel=1e-12)
     assert hardware_flop_per_step(job, "none") == model_flop_per_step(job)
-
-
-@megatron
-def test_model_flop_are_appendix_a_of_2205_05198(published: Megatron) -> None:
-    b = published.batch
-    layers = published.layers
-    h = published.hidden
-    s = 2048
-    vocab = 51200
-    equation = 72 * b * layers * s * h**2 * (1 + s / (6 * h) + vocab / (12 * h * layers))
-    assert model_flop_per_step(published.job()) == pytest.approx(equation, rel=1e-12)
-
-
-@megatron
-def test_with_full_recompute_flop_are_equation_3_of_2104_04473(published: Megatron) -> None:
-    b = published.batch
-    layers = published.layers
-    h = published.hidden
-    s = 2048
-    vocab = 51200
-    equation = 96 * b * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
-    job = published.job()
-    assert hardware_flop_per_step(job, "full") == pytest.approx(equation, rel=1e-12)
+    selective = hardware_flop_per_step(job, "selective")
+    assert selective == pytest.approx(matrices * (1 + s / (3 * h) + head), rel=1e-12)
+    full = hardware_flop_per_step(job, "full")
+    assert full == pytest.approx(matrices * (4 / 3 * (1 + s / (6 * h)) + head), rel=1e-12)
 
 
 @megatron
@@ -251,113 +226,12 @@ def test_interleaving_divides_the_bubble_by_the_chunks(
 
 
 # ------------------------------------------------------------------------------ weight streaming
-def streamed(
-    toys: ModuleType,
-    batch: int,
-    systems: int = 1,
-    micro_batch: int | None = None,
-    model: dict[str, Any] | None = None,
-    **system: Any,
-) -> tuple[Plan, Trace]:
-    """A step on wafers like a CS-2; the whole batch of a system at once unless told otherwise."""
-    job = toys.job(batch, {"seq_length": 2048}, **(model or WIDE))
-    cluster = toys.wafer_cluster(**system)
-    layout = StreamingLayout(data=systems, micro_batch_size=micro_batch or batch // systems)
-    topology = toys.topology(systems, cluster)
-    plan = strategy("weight-streaming").plan(job, topology, layout, check_memory=False)
-    graph = toys.graph_of(plan)
-    return plan, critical_path(graph, price(graph, WaferCosts(topology, job.recipe)))
-
-
-WIDE = {"num_layers": 16, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 16384}
-SEQUENCES = 121
-"""248 thousand tokens a system, as in the published runs."""
-
-
-def step_s(*args: Any, **kwargs: Any) -> float:
-    return streamed(*args, **kwargs)[1].step_time_s
-
-
-def test_weight_bytes_matter_only_under_the_threshold_of_tokens(toys: ModuleType) -> None:
-    def slower(sequences: int) -> float:
-        ideal = {"link_s_per_element": 0.0, "update_bytes_per_s": 1e15}
-        heavy, light = (step_s(toys, sequences, weight_bytes=n_bytes, **ideal) for n_bytes in (4.0, 2.0))
-        return heavy / light
-
-    assert slower(SEQUENCES) < 1.02
-    assert slower(1) > 1.8
-
-
-def test_the_threshold_is_where_the_closed_form_puts_it(toys: ModuleType) -> None:
-    """Forward: e P bw / (2 Bw) tokens make a layer's matrix work as long as its weights' way."""
-    efficiency = 1.0
-    link = 150e9
-    threshold = efficiency * 7.48e15 * 2.0 / (2 * link)
-    assert threshold == pytest.approx(49_867, rel=1e-3)
-    plan, trace = streamed(toys, 24, efficiency=efficiency, link_s_per_element=0.0)
-    tokens = plan.job.tokens_per_step
-    costs = WaferCosts(plan.topology, plan.job.recipe)
-    works = {work.name: work for work in trace.graph.works}
-    counts = parameters(plan.job.model)
-    matrices_s = 2 * counts.matrices_of() * tokens / costs.flop_per_s
-    way_s = costs.duration_s(works["layer.load"])
-    assert matrices_s / way_s == pytest.approx(tokens / threshold, rel=0.002)
-
-
-def test_doubling_the_links_changes_nothing_at_248_thousand_tokens(toys: ModuleType) -> None:
-    once, twice = (step_s(toys, SEQUENCES, stream_bytes_per_s=rate) for rate in (150e9, 300e9))
-    assert twice <= once
-    assert twice == pytest.approx(once, rel=0.01)
-
-
-def test_a_lower_efficiency_is_never_faster(toys: ModuleType) -> None:
-    times = [step_s(toys, 16, efficiency=efficiency) for efficiency in (1.0, 0.5, 0.233, 0.147, 0.05)]
-    assert times == sorted(times)
-
-
-@pytest.mark.parametrize("systems", [2, 4, 16])
-def test_scaling_at_a_fixed_batch_a_system_loses_less_than_5_percent(toys: ModuleType, systems: int) -> None:
-    alone = step_s(toys, SEQUENCES)
-    together = step_s(toys, SEQUENCES * systems, systems)
-    assert alone <= together < 1.05 * alone
-
-
-def test_scaling_at_a_fixed_global_batch_breaks_down_near_the_threshold(toys: ModuleType) -> None:
-    times = {systems: step_s(toys, 128, systems) for systems in (1, 2, 16, 64)}
-    efficiency = {systems: times[1] / (systems * seconds) for systems, seconds in times.items()}
-    assert efficiency[2] > 0.9
-    assert efficiency[2] > efficiency[16] > efficiency[64]
-    assert efficiency[64] < 0.5
-
-
-@pytest.mark.parametrize("microbatches", [2, 4, 8])
-def test_accumulation_repeats_the_weight_traffic(toys: ModuleType, microbatches: int) -> None:
-    def traffic(trace: Trace, name: str) -> float:
-        graph = trace.graph
-        each = [graph.works[work] for work in graph.work.tolist()]
-        return sum(work.comm_bytes for work in each if work.op == name)
-
-    _, whole = streamed(toys, 16)
-    _, split = streamed(toys, 16, micro_batch=16 // microbatches)
-    assert traffic(split, "memoryx_read") == microbatches * traffic(whole, "memoryx_read")
-    assert traffic(split, "memoryx_update") == traffic(whole, "memoryx_update")
-    assert split.step_time_s > whole.step_time_s
-
-
-def test_utilisation_falls_as_layers_shrink(toys: ModuleType) -> None:
-    utilisation = []
-    for hidden in (8192, 4096, 2048, 1024):
-        shape = {"hidden_size": hidden, "num_attention_heads": hidden // 128, "ffn_hidden_size": 4 * hidden}
-        plan, trace = streamed(toys, 32, model={"num_layers": 16, **shape})
-        utilisation.append(model_flop_per_step(plan.job) / trace.step_time_s / 7.48e15)
-    assert utilisation == sorted(utilisation, reverse=True)
-    assert utilisation[0] < 0.233
-
-
 def test_weights_stream_twice_a_step_and_the_next_step_waits_for_their_update(toys: ModuleType) -> None:
-    plan, trace = streamed(toys, 16)
-    graph = trace.graph
-    blocks = plan.job.model.num_layers + 2
+    """What a step takes by batch, links and systems is in `tests/properties/test_weight_streaming.py`."""
+    job = toys.job(16, num_layers=16)
+    plan = toys.plan("weight-streaming", job, StreamingLayout(micro_batch_size=16), toys.wafer_cluster())
+    graph = toys.graph_of(plan)
+    blocks = job.model.num_layers + 2
     ops = [graph.works[work].op for work in graph.work.tolist()]
     assert (ops.count("memoryx_read"), ops.count("memoryx_update")) == (2 * 2 * blocks, 2 * blocks)
     first_of_second_step = ops.index("memoryx_read", graph.step_ends[0])

@@ -18,7 +18,7 @@ from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.streaming.memory import WAFER, activation_parts_bytes
+from perfsim.strategies.streaming.memory import DEVICES, activations
 from perfsim.testing import toys
 from perfsim.work.counts import parameters
 
@@ -63,7 +63,8 @@ def answered(batch: Batch) -> Evaluation:
 
 def resident_bytes(batch: Batch) -> float:
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
-    return sum(activation_parts_bytes(asked(batch), layout, WAFER).values())
+    held = activations(asked(batch), layout, DEVICES["wafer"])
+    return held.kept + held.working
 
 
 def at_once(plan: Plan) -> bool:

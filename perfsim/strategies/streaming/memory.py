@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from perfsim.costs.memory import MemoryUse, moment_bytes, orthogonalisation_flop
+from perfsim.costs.memory import MemoryUse, orthogonalisation_flop, state_bytes
 from perfsim.specs.hardware import DeviceKind, WaferClusterSpec
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
@@ -41,7 +41,7 @@ def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, ma
 def _kept_moments(job: Job) -> float:
     """Bytes of the moments of a parameter in MemoryX."""
     kept = OPTIMIZERS[job.recipe.optimizer].memoryx_moments
-    return moment_bytes(job.recipe, job.model) if kept else 0.0
+    return state_bytes(job.recipe, job.model).moments if kept else 0.0
 
 
 def update_kernel(job: Job, num_parameters: float) -> Kernel:
@@ -63,28 +63,21 @@ class Store:
     def __init__(self, job: Job, system: WaferClusterSpec) -> None:
         self.memoryx = system.memoryx
         counts = parameters(job.model)
-        count = float(counts.total)
         matrices = float(counts.body_matrices)
-        sparse = job.recipe.weight_sparsity * matrices
-        self.kept = count - sparse
-        overhead = system.streaming.sparse_index_overhead if sparse else 0.0
-        indexed = matrices - sparse
-        self.moment_bytes = _kept_moments(job)
-        self.weights = {"streamed weights": (self.kept + overhead * indexed) * system.weight_bytes}
+        self.kept = kept_parameters(job, float(counts.total), matrices)
+        moments_bytes = _kept_moments(job)
+        self.state_bytes = MASTER_BYTES + moments_bytes
+        """Bytes per parameter that are read before its update and written after it."""
+        self.weights = {"streamed weights": streamed_bytes(job, system, float(counts.total), matrices)}
         self.state = {
             "parameters": MASTER_BYTES * self.kept,
             "gradients": GRADIENT_SUM_BYTES * self.kept,
-            "optimizer": self.moment_bytes * self.kept,
+            "optimizer": moments_bytes * self.kept,
         }
         free = self.memoryx.dram_bytes
         self.weights_in_flash = self._in_flash(self.memoryx.weights_in, self.weights, free)
         free -= 0.0 if self.weights_in_flash else sum(self.weights.values())
         self.state_in_flash = self._in_flash(self.memoryx.optimizer_state_in, self.state, free)
-
-    @property
-    def state_bytes(self) -> float:
-        """Bytes per parameter that are read before its update and written after it."""
-        return MASTER_BYTES + self.moment_bytes
 
     def _in_flash(self, wanted: str, parts: dict[str, float], free: float) -> bool:
         if wanted != "auto":
@@ -92,16 +85,17 @@ class Store:
         return sum(parts.values()) > free and self.memoryx.flash_bytes > 0
 
     def uses(self) -> Iterator[MemoryUse]:
-        dram = (self.weights if not self.weights_in_flash else {}) | (
-            self.state if not self.state_in_flash else {}
-        )
-        flash = (self.weights if self.weights_in_flash else {}) | (self.state if self.state_in_flash else {})
-        yield MemoryUse("MemoryX DRAM", dram, self.memoryx.dram_bytes, on_device=False)
-        if flash:
-            yield MemoryUse("MemoryX flash", flash, self.memoryx.flash_bytes, on_device=False)
+        """The memory of MemoryX, in DRAM and, where it holds something, in flash."""
+        held: dict[bool, dict[str, float]] = {False: {}, True: {}}
+        held[self.weights_in_flash] |= self.weights
+        held[self.state_in_flash] |= self.state
+        yield MemoryUse("MemoryX DRAM", held[False], self.memoryx.dram_bytes, on_device=False)
+        if held[True]:
+            yield MemoryUse("MemoryX flash", held[True], self.memoryx.flash_bytes, on_device=False)
 
     @property
     def note(self) -> str:
+        """Where weights and state are, in words."""
         where = {False: "DRAM", True: "flash"}
         sizes = (sum(parts.values()) for parts in (self.weights, self.state))
         weights, state = (f"{n / 1e12:.3g} TB" if n >= 1e12 else f"{n / 1e9:.3g} GB" for n in sizes)
@@ -111,130 +105,83 @@ class Store:
         )
 
 
-class StreamedDevice(ABC):
+@dataclass(frozen=True)
+class StreamedDevice:
     """How a kind of device computes layers with streamed weights."""
 
     place: str
     """Name of the device and its memory."""
+    as_usual: bool
+    """Whether it runs the recipe's attention kernel and dropout, and all kernels take time.
 
-    @abstractmethod
-    def layer_slice(self, job: Job, micro_batch_size: int) -> LayerSlice:
-        """The layer that one device computes, without partitioning."""
-
-    @abstractmethod
-    def kept_bytes(self, part: LayerSlice) -> float:
-        """Bytes that a layer keeps for its backward without recompute."""
-
-    @abstractmethod
-    def kernels(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """The kernels of a pass that take time on the device, with weights streamed row by row."""
-
-
-class _Wafer(StreamedDevice):
-    """Standard attention whose scores are computed in tiles and not kept, and no dropout masks.
-
-    Kernels other than matrix products are hidden behind the movement of weights and activations.
+    A wafer does not: its attention scores are computed in tiles and not kept, there are no dropout masks, and
+    kernels other than matrix products are hidden behind the movement of weights and activations.
     """
 
-    place = "wafer"
-
     def layer_slice(self, job: Job, micro_batch_size: int) -> LayerSlice:
-        """A layer without the recipe's attention kernel and dropout."""
+        """The layer that one device computes, without partitioning."""
+        recipe = job.recipe
+        runtime = recipe.runtime
         return LayerSlice(
             model=job.model,
             seq_length=job.seq_length,
             micro_batch_size=micro_batch_size,
-            element_bytes=job.recipe.element_bytes,
-            dropout=False,
+            element_bytes=recipe.element_bytes,
+            attention=runtime.attention if self.as_usual else "standard",
+            dropout=recipe.dropout and self.as_usual,
+            fused_cross_entropy=runtime.fused_cross_entropy and self.as_usual,
         )
 
     def kept_bytes(self, part: LayerSlice) -> float:
-        """All activations except attention scores."""
-        return layer_activation_bytes(part, "selective")
+        """Bytes that a layer keeps for its backward without recompute."""
+        return layer_activation_bytes(part, "none" if self.as_usual else "selective")
 
     def kernels(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        return tuple(_streamed(kernel) for kernel in kernels if kernel.op == "gemm")
-
-
-class _StreamedGpu(StreamedDevice):
-    """A GPU that runs all its kernels as usual."""
-
-    place = "GPU"
-
-    def layer_slice(self, job: Job, micro_batch_size: int) -> LayerSlice:
-        """A layer with the recipe's attention kernel and dropout."""
-        whole = WAFER.layer_slice(job, micro_batch_size)
-        recipe = job.recipe
-        return replace(
-            whole,
-            attention=recipe.runtime.attention,
-            dropout=recipe.dropout,
-            fused_cross_entropy=recipe.runtime.fused_cross_entropy,
+        """The kernels of a pass that take time, with weights streamed row by row."""
+        return tuple(
+            kernel if kernel.partition == "none" else kernel._replace(partition="streamed")
+            for kernel in kernels
+            if self.as_usual or kernel.op == "gemm"
         )
 
-    def kept_bytes(self, part: LayerSlice) -> float:
-        """All activations, with attention scores where the attention kernel keeps them."""
-        return layer_activation_bytes(part, "none")
 
-    def kernels(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        return tuple(_streamed(kernel) for kernel in kernels)
-
-
-def _streamed(kernel: Kernel) -> Kernel:
-    """The kernel, marked as streamed if it is a product with weights."""
-    if kernel.op != "gemm" or kernel.partition == "none":
-        return kernel
-    return kernel._replace(partition="streamed")
-
-
-WAFER = _Wafer()
-DEVICES: Mapping[DeviceKind, StreamedDevice] = {"wafer": WAFER, "gpu": _StreamedGpu()}
-
-
-def device_of(system: WaferClusterSpec) -> StreamedDevice:
-    """The device of a system."""
-    return DEVICES[system.device.kind]
-
+DEVICES: Mapping[DeviceKind, StreamedDevice] = {
+    "wafer": StreamedDevice("wafer", as_usual=False),
+    "gpu": StreamedDevice("GPU", as_usual=True),
+}
 
 IN_FLIGHT = 2
 """Spilled tensors that the wafer still holds: one in use, one in transfer."""
 
 
-def spilled_unit_bytes(part: LayerSlice, group: int, device: StreamedDevice) -> float:
-    """Bytes of one spill: everything that a layer keeps, or the input of a group."""
-    return device.kept_bytes(part) if group == 0 else part.activation_bytes
+class Activations(NamedTuple):
+    """Bytes of the activations of one micro-batch of one device."""
+
+    kept: float
+    """Held on the device from forward to backward."""
+    working: float
+    """The working set of one group of layers that is recomputed together."""
+    spilled: float
+    """On the activation servers."""
 
 
-def activation_parts_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> dict[str, float]:
-    """Activations of one micro-batch on one device: kept bytes, and the working set of one group."""
+def activations(job: Job, layout: StreamingLayout, device: StreamedDevice) -> Activations:
+    """Bytes of the activations of one micro-batch of one device, and where they are."""
     part = device.layer_slice(job, layout.micro_batch_size)
-    layers = _layer_bytes(job, part, device)
-    group = layout.recompute_layers
-    working = 2 * part.activation_bytes
-    if group:  # the group of consecutive layers, counted from the first, that keeps most
-        working = max(sum(layers[first : first + group]) for first in range(0, len(layers), group))
-    if layout.spill:
-        spilled = max(layers) if group == 0 else part.activation_bytes
-        return {"activations": IN_FLIGHT * spilled, "working set": working}
-    kept = sum(layers) if group == 0 else -(-len(layers) // group) * part.activation_bytes
-    return {"activations": kept, "working set": working}
-
-
-def _layer_bytes(job: Job, part: LayerSlice, device: StreamedDevice) -> list[float]:
-    """What every layer keeps for its backward, in the order of the forward pass."""
     kinds = layer_kinds(job.model)
     by_kind = {kind: device.kept_bytes(replace(part, kind=kind)) for kind in dict.fromkeys(kinds)}
-    return [by_kind[kind] for kind in kinds]
-
-
-def spilled_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> float:
-    """Activations of one micro-batch on the activation servers of one system."""
-    if not layout.spill:
-        return 0.0
-    part = device.layer_slice(job, layout.micro_batch_size)
-    if layout.recompute_layers == 0:
-        return sum(_layer_bytes(job, part, device))
-    return -(-len(layer_kinds(job.model)) // layout.recompute_layers) * part.activation_bytes
+    layers = [by_kind[kind] for kind in kinds]
+    unit = max(layers)  # of what is spilled: all that a layer keeps, or the input of a group
+    kept = sum(layers)
+    working = 2 * part.activation_bytes
+    if group := layout.recompute_layers:
+        unit = part.activation_bytes
+        kept = -(-len(layers) // group) * unit
+        # The group of consecutive layers, counted from the first, that keeps most.
+        working = max(sum(layers[first : first + group]) for first in range(0, len(layers), group))
+    if layout.spill:
+        return Activations(IN_FLIGHT * unit, working, kept)
+    return Activations(kept, working, 0.0)
 
 
 def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
@@ -269,18 +216,22 @@ def wafer_memory(
 ) -> tuple[MemoryUse, ...]:
     """Peak memory of a wafer, MemoryX and the activation servers."""
     on_device = system.device.memory
-    device = device_of(system)
-    parts = activation_parts_bytes(job, layout, device)
-    parts["stream buffers"] = stream_buffer_bytes(job, system)
-    parts["reserved"] = on_device.reserved
+    device = DEVICES[system.device.kind]
+    held = activations(job, layout, device)
+    parts = {
+        "activations": held.kept,
+        "working set": held.working,
+        "stream buffers": stream_buffer_bytes(job, system),
+        "reserved": on_device.reserved,
+    }
     sums = _gradient_sum_bytes(job, layout, system, per_system)
     if sums:
         parts["gradients"] = sums
     uses = [MemoryUse(device.place, parts, on_device.capacity), *Store(job, system).uses()]
     if layout.spill:
         servers = system.activation_servers
-        spilled = {"activations": spilled_bytes(job, layout, device)}
         capacity = servers.per_system * servers.capacity
+        spilled = {"activations": held.spilled}
         uses.append(MemoryUse("activation servers", spilled, capacity, on_device=False))
     return tuple(uses)
 
@@ -294,14 +245,14 @@ def largest_micro_batch(
     """
     single = StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill)
     free = system.device.memory.usable_bytes - stream_buffer_bytes(job, system)
-    device = device_of(system)
-    sequence_bytes = sum(activation_parts_bytes(job, single, device).values())
+    sequence = activations(job, single, DEVICES[system.device.kind])
+    sequence_bytes = sequence.kept + sequence.working
     fits = int(free // sequence_bytes)
     if fits < per_system:
         fits = int((free - _gradient_sum_bytes(job, single, system, per_system)) // sequence_bytes)
     if spill:
         servers = system.activation_servers
-        fits = min(fits, int(servers.per_system * servers.capacity // spilled_bytes(job, single, device)))
+        fits = min(fits, int(servers.per_system * servers.capacity // sequence.spilled))
     return max(0, min(per_system, fits))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
@@ -24,11 +24,10 @@ from perfsim.specs.model import layer_kinds
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.streaming.memory import (
+    DEVICES,
     Store,
     StreamedDevice,
-    device_of,
     kept_parameters,
-    spilled_unit_bytes,
     streamed_bytes,
     update_kernel,
 )
@@ -163,15 +162,6 @@ class BlockWorks:
     spill: Work | None
     fetch: Work | None
 
-    def classes(self) -> list[Work]:
-        """The classes of work that exist."""
-        works = (getattr(self, name) for name in _FIELDS)
-        return [work for work in works if work is not None]
-
-    def changed(self, change: Callable[[Work], Work]) -> BlockWorks:
-        works = ((name, getattr(self, name)) for name in _FIELDS)
-        return BlockWorks(**{name: work and change(work) for name, work in works})
-
     def in_tree(self) -> BlockWorks:
         """The same with gradients that stay in SwarmX to be summed."""
         return replace(
@@ -181,20 +171,11 @@ class BlockWorks:
         )
 
 
-_FIELDS = tuple(field.name for field in fields(BlockWorks))
-
-
-def outline(work: Work) -> Work:
-    """A class of work without its sizes: name, kind, operation and outputs."""
-    writes = tuple(TensorClass(tensor.name, 0.0) for tensor in work.writes)
-    return Work(work.name, work.kind, work.op, work.category, writes=writes)
-
-
 def block_works(
     plan: StreamingPlan, micro_batch_size: int | None = None, chunks: int = 1
 ) -> Blocks[BlockWorks]:
     """The work of each kind of block, split into `chunks`."""
-    device = device_of(plan.topology.system)
+    device = DEVICES[plan.topology.system.device.kind]
     part = device.layer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
     positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
     return _blocks_of(part, positions, device).of(partial(_works_of, plan=plan, chunks=chunks))
@@ -249,11 +230,10 @@ def _works_of(block: Block, plan: StreamingPlan, chunks: int) -> BlockWorks:
         )
 
     chunk = TensorClass("weights", whole / chunks)
-    spilled = TensorClass("hidden", 0.0)
-    if spills := layout.spill and block.layer:
-        spilled = TensorClass(
-            "hidden", spilled_unit_bytes(block.part, layout.recompute_layers, device_of(system))
-        )
+    spills = layout.spill and block.layer
+    device = DEVICES[system.device.kind]
+    unit = block.part.activation_bytes if layout.recompute_layers else device.kept_bytes(block.part)
+    spilled = TensorClass("hidden", unit)
     return BlockWorks(
         load=move("load", "memoryx_read", "weight_stream", chunk),
         broadcast=move("broadcast", "broadcast", "weight_stream", chunk, Kind.COMM_COLL),
@@ -314,14 +294,6 @@ class _PassWorks(NamedTuple):
     blocks: Blocks[BlockWorks]
     samples: Work
 
-    def classes(self) -> list[Work]:
-        """All classes of work, in an order that depends only on which of them exist."""
-        return [work for block in self.blocks.values for work in block.classes()] + [self.samples]
-
-    def outlines(self) -> _PassWorks:
-        """The same without sizes; passes with equal outlines differ only in their classes of work."""
-        return _PassWorks(self.blocks.of(lambda block: block.changed(outline)), outline(self.samples))
-
 
 class _PassRules(NamedTuple):
     """Settings of a layout and a system that determine the dependencies of a pass."""
@@ -333,18 +305,6 @@ class _PassRules(NamedTuple):
     gradients_on_wafer: bool
     servers: int | None
     """Number of weight servers with blocks of their own; None: blocks are sharded over all servers."""
-
-
-def _recorded(works: _PassWorks, rules: _PassRules, kind: _PassKind, builder: GraphBuilder) -> Template:
-    """The template of a pass, recorded once for all batches and devices and rebound to the given work."""
-    outlines = works.outlines()
-    bound = dict(zip(outlines.classes(), works.classes(), strict=True))
-    return _recording(outlines, rules, kind).rebound(builder, bound)
-
-
-@lru_cache(maxsize=256)
-def _recording(outlines: _PassWorks, rules: _PassRules, kind: _PassKind) -> Template:
-    return PassRecorder(GraphBuilder().template(), outlines, rules, kind).record()
 
 
 @dataclass
@@ -604,7 +564,9 @@ def write_steps(plan: StreamingPlan, builder: GraphBuilder) -> None:
     ]
     distinct = list(dict.fromkeys(kinds))
     works = {last: works_of(last=last) for last in (False, True)}
-    templates = [_recorded(works[kind.last], rules, kind, builder) for kind in distinct]
+    templates = [
+        PassRecorder(builder.template(), works[kind.last], rules, kind).record() for kind in distinct
+    ]
     # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
     updated = np.where(index >= passes, index // passes * passes - 1, -1)
     sources = {}

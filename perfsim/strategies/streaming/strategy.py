@@ -23,8 +23,8 @@ from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Strategy, check_runs_on
 from perfsim.strategies.streaming.memory import (
+    DEVICES,
     Store,
-    device_of,
     even_micro_batch,
     largest_micro_batch,
     policy_name,
@@ -252,7 +252,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     def _notes(
         job: Job, system: WaferClusterSpec, layout: StreamingLayout, microbatches: int
     ) -> Iterator[str]:
-        yield f"{device_of(system).place} memory policy: {policy_name(layout, microbatches)}"
+        yield f"{DEVICES[system.device.kind].place} memory policy: {policy_name(layout, microbatches)}"
         yield Store(job, system).note
         if layout.stream_chunks < _needed_chunks(system):
             yield (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, update_products, updated_state_bytes
+from perfsim.costs.memory import state_bytes, update_products
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
@@ -137,7 +137,7 @@ class Replicas:
 
     def reduce_work(self, num_parameters: float) -> Work:
         """Reduction of the gradients of some parameters over replicas, or over one group that shards."""
-        n_bytes = num_parameters * reduced_grad_bytes(self.recipe)
+        n_bytes = num_parameters * state_bytes(self.recipe).reduced
         if self.zero_stage == 0:
             return self._collective("all_reduce", n_bytes, "gradients", self.ranks)
         return self._collective("reduce_scatter", n_bytes, "gradients", self.shard_ranks)
@@ -146,7 +146,7 @@ class Replicas:
         """Sum of the shards of some gradients over groups; none where one group has all replicas."""
         if self.zero_stage == 0 or self.copies.size == 1:
             return []
-        n_bytes = num_parameters * reduced_grad_bytes(self.recipe) / self.shards
+        n_bytes = num_parameters * state_bytes(self.recipe).reduced / self.shards
         return [self._collective("all_reduce", n_bytes, "gradient_shards", self.copies)]
 
     def reduce_works(self, held: Held) -> list[Work]:
@@ -224,7 +224,7 @@ def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints
     if recipe.runtime.grad_bucket is None:
         return np.ones_like(zero_stage)
     of_a_layer = np.maximum(layer_parameters, 1.0)  # an empty virtual stage has none
-    layers = np.ceil(recipe.runtime.grad_bucket / (of_a_layer * main_grad_bytes(recipe)))
+    layers = np.ceil(recipe.runtime.grad_bucket / (of_a_layer * state_bytes(recipe).gradients))
     return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
@@ -235,10 +235,10 @@ def optimizer_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> f
     also unscaled (read, write), used for the norm (read), clipped (read, write) and zeroed (write). An
     optimizer in fp32 first copies gradients of 16 bits, and does all but zeroing on the copy.
     """
-    summed = main_grad_bytes(recipe)
+    summed = state_bytes(recipe).gradients
     used = max(summed, PRECISIONS[recipe.optimizer_precision].bytes)
     copied = summed + used if used > summed else 0.0
-    update = used + 2 * updated_state_bytes(recipe, model) + recipe.element_bytes
+    update = used + 2 * state_bytes(recipe, model).updated + recipe.element_bytes
     return copied + update + 5 * used + summed
 
 

@@ -13,7 +13,7 @@ from typing import get_args
 import numpy as np
 
 from perfsim.base.arrays import Bools, Ints
-from perfsim.costs.memory import reduced_grad_bytes, stage_parameters
+from perfsim.costs.memory import stage_parameters, state_bytes
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
@@ -32,15 +32,7 @@ from perfsim.strategies.three_d.layers import (
     slice_of,
     waits_for_rows,
 )
-from perfsim.strategies.three_d.pipeline import (
-    Reduction,
-    VirtualStage,
-    backward_template,
-    dgrad_template,
-    forward_template,
-    tied_embedding_work,
-    wgrad_template,
-)
+from perfsim.strategies.three_d.pipeline import Reduction, StagePass, VirtualStage, tied_embedding_work
 from perfsim.strategies.three_d.space import division_of
 from perfsim.work import (
     EMBEDDING_AND_HEAD,
@@ -192,7 +184,7 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 
 
 FREED = ("freed0", "freed1", "freed2")
-"""Outputs whose tasks free gradient buffers: see `Reduction.leave`."""
+"""Outputs whose tasks free gradient buffers: see `StagePass`."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +300,8 @@ class StepWriter:
         overlaps = plan.job.runtime.overlap_grad_reduce and not self.sharded
         self.overlap = overlaps and plan.layout.replicas > 1
         self.gathers_ahead = self.stages.replicas[0].gathers_ahead
-        self.last_pass: Pass = "W" if self.schedule.has("splits_backward") else "B"
+        self.splits = self.schedule.has("splits_backward")
+        self.last_pass: Pass = "W" if self.splits else "B"
 
     def write(self) -> None:
         layout = self.plan.layout
@@ -328,27 +321,31 @@ class StepWriter:
 
     def _passes(self) -> _Passes:
         """The templates of all passes; the last pass reduces gradients where reductions overlap."""
-        stages = self.stages.virtual
-        usual: dict[Pass, list[Template]] = {"F": [forward_template(self.builder, stage) for stage in stages]}
-        if self.schedule.has("splits_backward"):
-            usual["B"] = [dgrad_template(self.builder, stage) for stage in stages]
-        usual[self.last_pass] = self._last_passes(reduces=self.scattered, follows=self.scattered)
+
+        def passes(reduces: bool = False, follows: bool = False) -> list[StagePass]:
+            """The writers of a pass of all virtual stages."""
+            return [
+                StagePass(
+                    self.builder, stage, self._reduction(stage, follows and self.overlap) if reduces else None
+                )
+                for stage in self.stages.virtual
+            ]
+
+        def last(reduces: bool, follows: bool = False) -> list[Template]:
+            """The pass that completes the weight gradients."""
+            written = passes(reduces, follows)
+            return [of.wgrad() if self.splits else of.backward() for of in written]
+
+        usual: dict[Pass, list[Template]] = {"F": [of.forward() for of in passes()]}
+        if self.splits:
+            usual["B"] = [of.dgrad() for of in passes()]
+        usual[self.last_pass] = last(self.scattered, self.scattered)
         special: dict[Pass, list[Template]] = {}
         if self.gathers_ahead:
-            special["F"] = [
-                forward_template(self.builder, stage, self.stages.replicas[stage.rank]) for stage in stages
-            ]
+            special["F"] = [of.forward(self.stages.replicas[of.stage.rank]) for of in passes()]
         if self.overlap:
-            special[self.last_pass] = self._last_passes(reduces=True)
+            special[self.last_pass] = last(reduces=True)
         return _Passes(usual, special, self.scattered and self.overlap)
-
-    def _last_passes(self, *, reduces: bool, follows: bool = False) -> list[Template]:
-        """The pass that completes the weight gradients, for every virtual stage."""
-        write = wgrad_template if self.schedule.has("splits_backward") else backward_template
-        return [
-            write(self.builder, stage, self._reduction(stage, follows and self.overlap) if reduces else None)
-            for stage in self.stages.virtual
-        ]
 
     def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
         replicas = self.stages.replicas[stage.rank]
@@ -396,7 +393,7 @@ class StepWriter:
         ends = RankGroup(0, last * layout.width, 2)
         group = self.stages.virtual[0].group
         replicas = self.stages.replicas[0]
-        grad_bytes = reduced_grad_bytes(self.plan.job.recipe) / replicas.gradient_shards
+        grad_bytes = state_bytes(self.plan.job.recipe).reduced / replicas.gradient_shards
         reads = gradients[0] + gradients[last]
         work = tied_embedding_work(group, ends, grad_bytes)
         stream = f"{group.device}/send-previous"

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from perfsim.costs.memory import main_grad_bytes
+from perfsim.costs.memory import state_bytes
 from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind
 from perfsim.specs.recipe import Job, Recipe
@@ -140,7 +140,7 @@ def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> Layer
         sequence_parallel=layout.sequence_parallel,
         attention=recipe.runtime.attention,
         attention_length=recipe.runtime.attention_length,
-        main_grad_bytes=main_grad_bytes(recipe),
+        main_grad_bytes=state_bytes(recipe).gradients,
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
         fused_cross_entropy=recipe.runtime.fused_cross_entropy,

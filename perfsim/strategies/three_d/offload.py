@@ -25,13 +25,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import LOADS, STORE, HostCosts
-from perfsim.costs.memory import (
-    MemoryUse,
-    reduced_grad_bytes,
-    stage_parameters,
-    state_bytes,
-    updated_state_bytes,
-)
+from perfsim.costs.memory import MemoryUse, stage_parameters, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout, Place
@@ -89,7 +83,7 @@ class _HostWorks:
     places: Places
 
     def store(self, num_parameters: float) -> Work:
-        n_bytes = num_parameters * reduced_grad_bytes(self.recipe)
+        n_bytes = num_parameters * state_bytes(self.recipe).reduced
         return _copy("offload.gradients", Kind.MEM_STORE, STORE, n_bytes)
 
     def load(self, num_parameters: float) -> Work:
@@ -100,8 +94,8 @@ class _HostWorks:
 
     def update(self, num_parameters: float) -> Work:
         """The optimizer on the CPU: reads gradients and states, writes states and parameters."""
-        states = updated_state_bytes(self.recipe)
-        per_parameter = reduced_grad_bytes(self.recipe) + 2 * states + self.recipe.element_bytes
+        states = state_bytes(self.recipe).updated
+        per_parameter = state_bytes(self.recipe).reduced + 2 * states + self.recipe.element_bytes
         drives = 2 * states if self.places.optimizer == "nvme" else 0.0
         drives += self.recipe.element_bytes if self.places.param == "nvme" else 0.0
         return Work(
@@ -277,7 +271,7 @@ class _Rewriter:
         """Parameters of a rank's shard whose gradients a task makes."""
         if not self.alone:
             shards = self.layout.shards if task.work.op == "reduce_scatter" else 1
-            return task.work.comm_bytes / reduced_grad_bytes(self.plan.job.recipe) / shards
+            return task.work.comm_bytes / state_bytes(self.plan.job.recipe).reduced / shards
         return self._parameters(task.block, last=self._has(task, HEAD))
 
     def _parameters(self, block: int, *, last: bool) -> float:
@@ -430,7 +424,7 @@ def offloaded_memory(
         replace(use, parts_bytes={part: float(column[number]) for part, column in states.device.items()})
         for number, use in enumerate(uses)
     )
-    devices = HostCosts(topology.system, topology.num_devices).sharing
+    devices = HostCosts(topology).sharing
     tiers = (("host memory", states.cpu, host.memory), ("drives", states.nvme, host.nvme))
     return left + tuple(
         MemoryUse(
@@ -512,7 +506,7 @@ def _shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) ->
     host = topology.system.node.host
     if host is None:
         return on_device, off_device
-    sharing = HostCosts(system, topology.num_devices).sharing
+    sharing = HostCosts(topology).sharing
     for rows in blocks_of(len(columns)):
         some = columns.rows(rows)
         ranks = some.ranks()

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
-from perfsim.costs.memory import reduced_grad_bytes
+from perfsim.costs.memory import state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
@@ -47,15 +47,7 @@ from perfsim.strategies.three_d.layers import (
     slice_of,
 )
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters, slice_bytes
-from perfsim.strategies.three_d.pipeline import (
-    VirtualStage,
-    embedding_work,
-    head_work,
-    pass_work,
-    softmax_sum_bytes,
-    tied_embedding_work,
-    transfer_work,
-)
+from perfsim.strategies.three_d.pipeline import VirtualStage, tied_embedding_work
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows, taken
 from perfsim.work import RankGroup, Work
 
@@ -252,17 +244,17 @@ def _end_terms(job: Job, splits: int, *degrees: int) -> Named:
     """Embedding and LM head in whole or split passes, by `tensor` to `context` of `Degrees`."""
     stage = _stage(job, degrees)
     group = stage.group
-    embedding = (embedding_work(stage, "backward"),)
-    summed = group.all_reduce_works(n_bytes=softmax_sum_bytes(stage))
+    embedding = (stage.embedding("backward"),)
+    summed = group.all_reduce_works(n_bytes=stage.softmax_sum_bytes)
     return {
-        "embedding_forward": (embedding_work(stage, "forward"), *group.all_reduce_works(EMBEDDED)),
+        "embedding_forward": (stage.embedding("forward"), *group.all_reduce_works(EMBEDDED)),
         "embedding_weights" if splits else "embedding_backward": embedding,
-        "head_forward": (head_work(stage, "forward"), *summed),
+        "head_forward": (stage.head("forward"), *summed),
         "head_backward": (
-            head_work(stage, "dgrad" if splits else "backward"),
+            stage.head("dgrad" if splits else "backward"),
             *group.all_reduce_works(FROM_HEAD),
         ),
-        "head_weights": (head_work(stage, "wgrad"),) if splits else (),
+        "head_weights": (stage.head("wgrad"),) if splits else (),
     }
 
 
@@ -276,10 +268,10 @@ def _send_terms(job: Job, node: int, chunked: int, *degrees: int) -> Named:
     framework = job.runtime.stack
     waits = chunked and framework is not None and framework.pass_s > 0
     return {
-        "send": (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else (),
-        "farthest_send": (transfer_work(stage, RankGroup(0, node, 2)),) if node else (),
+        "send": (stage.send(RankGroup(0, 1, 2)),) if node != 1 else (),
+        "farthest_send": (stage.send(RankGroup(0, node, 2)),) if node else (),
         "receive": () if stage.group.part.sequence_parallel else stage.group.all_gather_works(),
-        "begin": (pass_work(stage),) if waits else (),
+        "begin": (stage.wait,) if waits else (),
     }
 
 
@@ -639,7 +631,7 @@ def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
     if key.last_rank and job.model.tied_embeddings:
         group = group_of(job, ParallelLayout(tensor=key.tensor), 0)
         ends_of_pipeline = RankGroup(0, key.last_rank * key.tensor * data, 2)
-        grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
+        grad_bytes = state_bytes(job.recipe).reduced / replicas.gradient_shards
         tie = [tied_embedding_work(group, ends_of_pipeline, grad_bytes)]
     overlaps = job.runtime.overlap_grad_reduce
     scatters = zero >= GRADIENTS_SHARDED

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -40,9 +39,7 @@ from perfsim.strategies.three_d.offload import (
     tried_places,
 )
 from perfsim.strategies.three_d.space import Space, columns_of, indivisible_degrees, layout_space
-from perfsim.work import (
-    GraphBuilder,
-)
+from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
 
@@ -155,7 +152,7 @@ def _memory_share(job: Job, space: Space, topology: FatTree) -> Floats:
 # that keep the rules are tried, with every value of a degree that divides what it divides (a power of two
 # times as many devices first), and with stages as even as they can be.
 
-_SETTINGS = {
+_REDUCES = {
     "activations": ("recompute", "micro_batch_size"),
     "working set": ("micro_batch_size", "recompute"),
     "weight gradient inputs": ("schedule",),
@@ -163,11 +160,14 @@ _SETTINGS = {
     "gradients": ("zero_stage",),
 }
 """The settings that reduce each part of the memory."""
-_PLACES = {
+_SETTINGS: dict[str, tuple[str | int, ...]] = {
+    "recompute": ("none", "selective", "full"),
+    "zero_stage": (0, 1, GRADIENTS_SHARDED, SHARDED),
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_param": ("none", "cpu", "nvme"),
     "offload_activations": ("none", "cpu"),
 }
+"""Values of settings, each of which needs less memory than the one before."""
 
 
 def _nearest_fit(
@@ -193,10 +193,10 @@ def _changed(
     job: Job, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], *, zero: bool
 ) -> Iterator[ParallelLayout]:
     """Layouts that need less memory: one setting, one degree, both at once; last, on more devices."""
-    reducing = (*_SETTINGS.get(part, ()), "recompute", "micro_batch_size", "schedule", "zero_stage")
+    reducing = (*_REDUCES.get(part, ()), "recompute", "micro_batch_size", "schedule", "zero_stage")
     names = [name for name in dict.fromkeys(reducing) if zero or name != "zero_stage"]
-    variants = [_with(layout, name, value) for name in names for value in _values(name, layout)]
-    offloaded = [replace(layout, **changes) for changes in _more_offload(layout)]
+    variants = [variant for name in names for variant in _with_less(layout, name)]
+    offloaded = list(_with_more_offload(layout))
     yield from offloaded if layout.offloads else ()
     yield from variants
     for base in (layout, *variants):
@@ -211,43 +211,41 @@ def _changed(
         if name in free_degrees
         for value in _larger(job, base, name)
     ]
-    yield from sorted(larger, key=lambda changed: (_odd_factor(layout, changed), changed.num_devices))
+
+    def order(changed: ParallelLayout) -> tuple[bool, int]:
+        """Clusters are a power of two times as large, so all other numbers of devices are tried last."""
+        factor, rest = divmod(changed.num_devices, layout.num_devices)
+        return rest > 0 or factor & (factor - 1) > 0, changed.num_devices
+
+    yield from sorted(larger, key=order)
 
 
-def _odd_factor(layout: ParallelLayout, changed: ParallelLayout) -> bool:
-    """Whether the devices are not a power of two times as many: clusters are, so these are tried last."""
-    factor, rest = divmod(changed.num_devices, layout.num_devices)
-    return rest > 0 or factor & (factor - 1) > 0
-
-
-def _more_offload(layout: ParallelLayout) -> Iterator[dict[str, Any]]:
-    """Settings with more of the states, or of the activations, off the device."""
-    for name, places in _PLACES.items():
-        for place in places[places.index(getattr(layout, name)) + 1 :]:
-            yield {name: place}
+def _with_more_offload(layout: ParallelLayout) -> Iterator[ParallelLayout]:
+    """Layouts with more of the states, or of the activations, off the device."""
+    for name in ("offload_optimizer", "offload_param", "offload_activations"):
+        yield from _with_less(layout, name)
     if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
-        yield {"zero_stage": GRADIENTS_SHARDED}  # gradients leave the device too
+        yield replace(layout, zero_stage=GRADIENTS_SHARDED)  # gradients leave the device too
     if layout.offload_param == "none" and layout.zero_stage < SHARDED:
-        yield {"zero_stage": SHARDED, "offload_param": "cpu"}
+        yield replace(layout, zero_stage=SHARDED, offload_param="cpu")
 
 
-def _values(name: str, layout: ParallelLayout) -> list[str | int]:
-    """Values that need less memory than that of the layout, the nearest first."""
-    if name == "recompute":
-        modes = ["none", "selective", "full"]
-        return [*modes[modes.index(layout.recompute) + 1 :]]
-    if name == "micro_batch_size":
-        size = layout.micro_batch_size
-        return [size >> shift for shift in range(1, size.bit_length()) if size % (1 << shift) == 0]
+def _with_less(layout: ParallelLayout, name: str) -> Iterator[ParallelLayout]:
+    """Layouts with values of a setting that need less memory, the nearest first."""
     if name == "schedule":
-        return ["1f1b"] if layout.schedule != "1f1b" else []
-    stages = (1, GRADIENTS_SHARDED, SHARDED) if layout.replicas > 1 else ()
-    return [stage for stage in stages if stage > layout.zero_stage]
+        if layout.schedule != "1f1b":
+            yield replace(layout, schedule="1f1b", virtual_pipeline=1, layers_per_stage=None)
+        return
+    value = getattr(layout, name)
+    values = _SETTINGS.get(name, ())
+    if name == "micro_batch_size":
+        values = tuple(value >> shift for shift in range(value.bit_length()) if value % (1 << shift) == 0)
+    if name != "zero_stage" or layout.replicas > 1:
+        for less in values[values.index(value) + 1 :]:
+            yield _with(layout, name, less)
 
 
 def _with(layout: ParallelLayout, name: str, value: str | int) -> ParallelLayout:
-    if name == "schedule":
-        return replace(layout, schedule=str(value), virtual_pipeline=1, layers_per_stage=None)
     return replace(layout, **{name: value})  # type: ignore[arg-type]  # the field's own type, by name
 
 

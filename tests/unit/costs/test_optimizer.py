@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.costs.memory import (
-    moment_bytes,
-    orthogonalisation_flop,
-    share_of_matrices,
-    state_bytes,
-    update_products,
-    updated_state_bytes,
-)
+from perfsim.costs.memory import orthogonalisation_flop, state_bytes, update_products
 from perfsim.work.counts import parameters
 
 H = 2048
@@ -35,7 +28,7 @@ LAYERS = 8
 def test_moments_of_a_matrix_take_what_the_recipe_says(
     toys: ModuleType, recipe: dict[str, Any], n_bytes: float
 ) -> None:
-    assert moment_bytes(toys.recipe(**recipe)) == n_bytes
+    assert state_bytes(toys.recipe(**recipe)).moments == n_bytes
 
 
 def test_moments_of_8_bits_have_no_other_precision(toys: ModuleType) -> None:
@@ -45,7 +38,7 @@ def test_moments_of_8_bits_have_no_other_precision(toys: ModuleType) -> None:
 
 def test_bf16_moments_keep_copies_in_fp32(toys: ModuleType) -> None:
     recipe = toys.recipe(moment_precision="bf16")
-    assert updated_state_bytes(recipe) == 4.0 + 4.0
+    assert state_bytes(recipe).updated == 4.0 + 4.0
     assert state_bytes(recipe).gradients == 4.0
 
 
@@ -53,9 +46,9 @@ def test_muon_keeps_a_second_moment_of_what_adam_updates(toys: ModuleType) -> No
     model = toys.model()
     recipe = toys.recipe(optimizer="muon")
     counts = parameters(model)
-    whole = moment_bytes(recipe, model) * counts.total
+    whole = state_bytes(recipe, model).moments * counts.total
     assert whole == pytest.approx(4.0 * (counts.body_matrices + 2 * (counts.total - counts.body_matrices)))
-    assert share_of_matrices(model) == LAYERS * 12 * H**2 / counts.total
+    assert counts.body_matrices == LAYERS * 12 * H**2
 
 
 def test_newton_schulz_takes_4_a_squared_b_plus_2_a_cubed_for_every_matrix_and_iteration(

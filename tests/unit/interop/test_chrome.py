@@ -6,6 +6,7 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import perfsim as ps
 from perfsim.engine.trace import Trace
 from perfsim.interop import chrome
-from perfsim.interop.chrome import trace_events, write_chrome_trace
+from perfsim.interop.chrome import write_chrome_trace
 from perfsim.work import GraphBuilder, Kind
 from perfsim.work.graph import TensorClass
 
@@ -32,15 +33,18 @@ def trace(toys: ModuleType) -> Trace:
 def loaded(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
-    events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
-    return events
+    found: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    return found
+
+
+def events(trace: Trace) -> list[dict[str, Any]]:
+    with TemporaryDirectory() as folder:
+        return loaded(write_chrome_trace(trace, Path(folder) / "trace.json"))
 
 
 def test_devices_are_processes_and_streams_are_threads(trace: Trace) -> None:
     names = [
-        (event["name"], event["pid"], event["args"]["name"])
-        for event in trace_events(trace)
-        if event["ph"] == "M"
+        (event["name"], event["pid"], event["args"]["name"]) for event in events(trace) if event["ph"] == "M"
     ]
     assert names == [
         ("process_name", 0, "gpu0"),
@@ -52,7 +56,7 @@ def test_devices_are_processes_and_streams_are_threads(trace: Trace) -> None:
 
 
 def slices(trace: Trace) -> list[dict[str, Any]]:
-    return [event for event in trace_events(trace) if event["ph"] == "X"]
+    return [event for event in events(trace) if event["ph"] == "X"]
 
 
 def test_every_task_is_one_event_in_microseconds(trace: Trace) -> None:
@@ -105,8 +109,8 @@ def test_tasks_lie_in_slices_of_their_pass_and_these_in_their_step(toys: ModuleT
 
 def test_arrows_lead_from_the_writer_of_a_tensor_to_its_reader_on_another_stream(toys: ModuleType) -> None:
     trace = steps(toys)
-    begins = {event["id"]: event for event in trace_events(trace) if event["ph"] == "s"}
-    ends = {event["id"]: event for event in trace_events(trace) if event["ph"] == "f"}
+    begins = {event["id"]: event for event in events(trace) if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events(trace) if event["ph"] == "f"}
     assert begins.keys() == ends.keys()
     assert len(begins) == 4
     for number, begin in begins.items():
@@ -120,7 +124,7 @@ def test_arrows_lead_from_the_writer_of_a_tensor_to_its_reader_on_another_stream
 def test_counters_show_activations_links_and_streams_of_each_device(toys: ModuleType) -> None:
     trace = steps(toys)
     tracks: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for event in trace_events(trace):
+    for event in events(trace):
         if event["ph"] == "C":
             (value,) = event["args"].values()
             tracks.setdefault((event["pid"], event["name"]), []).append((event["ts"] / 1e6, value))
@@ -138,7 +142,7 @@ def test_the_counter_of_activations_peaks_where_the_memory_of_the_layout_does() 
     )
     peak = max(
         event["args"]["GB"]
-        for event in trace_events(step.run.trace)
+        for event in events(step.run.trace)
         if event["ph"] == "C" and event["pid"] == 0 and event["name"] == "activations in memory"
     )
     assert peak * 1e9 == pytest.approx(step.memory[0].parts_bytes["activations"], rel=0.02)
@@ -146,7 +150,7 @@ def test_the_counter_of_activations_peaks_where_the_memory_of_the_layout_does() 
 
 def test_a_very_long_trace_has_slices_only(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome, "MOST_DETAILED", 2)
-    assert {event["ph"] for event in trace_events(trace)} == {"M", "X"}
+    assert {event["ph"] for event in events(trace)} == {"M", "X"}
 
 
 @pytest.mark.parametrize("name", ["trace.json", "deep/er/trace.json.gz"])
@@ -154,6 +158,6 @@ def test_a_written_trace_reads_back_and_is_the_same_bytes_again(
     trace: Trace, tmp_path: Path, name: str
 ) -> None:
     path = write_chrome_trace(trace, tmp_path / name)
-    assert loaded(path) == list(trace_events(trace))
+    assert loaded(path) == events(trace)
     again = write_chrome_trace(trace, tmp_path / f"again-{path.name}")
     assert again.read_bytes() == path.read_bytes()

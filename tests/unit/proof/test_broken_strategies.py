@@ -6,26 +6,17 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from perfsim.cli import main
-from perfsim.strategies.streaming.passes import PassRecorder, _recording
+from perfsim.strategies.streaming.passes import PassRecorder
 from perfsim.strategies.three_d.emission import StepWriter
-from perfsim.strategies.three_d.pipeline import Reduction
+from perfsim.strategies.three_d.pipeline import StagePass
 
 MODEL = "gpt3_20b"
-
-
-@pytest.fixture(autouse=True)
-def recordings() -> Iterator[None]:
-    """Passages are recorded once a process: a broken one must not stay."""
-    _recording.cache_clear()
-    yield
-    _recording.cache_clear()
 
 
 def edit(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str) -> None:
@@ -60,7 +51,7 @@ def test_a_broadcast_that_reads_nothing_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_reduction_of_the_next_layer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    edit(monkeypatch, Reduction, "emit_bucket", "stage.first_layer + layer", "stage.first_layer + layer + 1")
+    edit(monkeypatch, StagePass, "_reduce", "stage.first_layer + layer", "stage.first_layer + layer + 1")
     _, fault = proof("--layout", "tp=2,pp=2,dp=2")
     assert "data.all_reduce" in fault
     assert "layer" in fault

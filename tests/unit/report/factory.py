@@ -304,6 +304,8 @@ def hostile_result() -> StudyResult:
 
 def empty_candidate(result: StudyResult) -> StudyResult:
     """The same study with one candidate that knows nothing but its headline figures."""
+    point = result.candidates[1].batch_curve[0]
+    never = replace(point, time_to_accuracy_s=math.inf, time_to_accuracy_band_s=(math.inf, math.inf))
     bare = replace(
         result.candidates[1],
         memory=(),
@@ -311,6 +313,6 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         timeline=(),
         breakdown_s={},
         utilisation={},
-        time=replace(TIME, step_time_s=math.inf),
+        time=_time_of(never),
     )
     return replace(result, candidates=(result.candidates[0], bare))

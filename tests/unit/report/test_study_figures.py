@@ -10,7 +10,6 @@ import pytest
 
 from perfsim.prediction.disturbed import Resilience, ResiliencePoint
 from perfsim.report.draw import Canvas, Spot
-from perfsim.report.study import resilience_sentence, resilience_table
 from perfsim.report.study_figures import batch, drawn_bars, memory, step, timeline, timelines
 from perfsim.report.study_page import study_page
 from perfsim.report.text import NONE, duration
@@ -134,16 +133,15 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
         Resilience("wafers", 0, (ResiliencePoint(1.0, 9.0), ResiliencePoint(1.5, 13.5))),
     )
     asked = replace(result, resilience=curves)
-    table = resilience_table(asked)
+    own = next(section for section in study_page(asked)[1] if section.slug == "resilience")
+    table = own.table
+    assert table is not None
     assert [row[-1] for row in table.shown()] == ["6.00 s (1.500)", NONE]
     assert len(table.columns) == 1 + 3
-    assert resilience_sentence(asked) == (
+    assert own.lead.startswith(
         "A step of gpus takes 1.50 times as long with one device 2 times as slow (waits that are there "
         "anyway hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
     )
-    _, sections, _ = study_page(asked)
-    own = next(section for section in sections if section.slug == "resilience")
-    assert resilience_sentence(asked) in own.lead
     assert own.figure is None
     _, sections, _ = study_page(result)
     assert "resilience" not in [section.slug for section in sections], "only where a study asks for it"

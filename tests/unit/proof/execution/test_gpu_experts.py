@@ -10,10 +10,10 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.proof import gpu_compute, gpu_exchange, gpu_program, layers
+from perfsim.proof import gpu_compute, gpu_exchange, gpu_program, layers, tasks
 from perfsim.proof.faults import missing_dependencies
-from perfsim.proof.gpu_compute import Rows
 from perfsim.proof.operations import Node, Run
+from perfsim.proof.program import pieces
 from perfsim.proof.prove import (
     Request,
     catalogue_cases,
@@ -24,7 +24,7 @@ from perfsim.proof.prove import (
     subject_of,
 )
 from perfsim.proof.serial import MAX_NORM, drawn_routing
-from perfsim.proof.tensors import pieces
+from perfsim.proof.tasks import Rows
 from perfsim.report.proven import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
 from perfsim.strategies.three_d.data import Replicas
@@ -82,8 +82,8 @@ def test_every_expert_layout_is_proven(model: str) -> None:
     ],
 )
 @pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3"])
-def test_layouts_with_experts_are_proven_as_asked_at_the_command_line(model: str, layout: str) -> None:
-    """Tensor peers, sharded parameters (without replicas of experts too), split backwards, several of these."""
+def test_layouts_with_experts_are_proven_as_the_command_line_asks_for_them(model: str, layout: str) -> None:
+    """Tensor peers, sharded parameters (also without replicas of experts), split backwards, several."""
     (proof,) = prove_all(Request(model, layout=layout, batch=4, orders=1)).proofs
     assert proof.faults == ()
     assert proof.compared > 0
@@ -156,7 +156,7 @@ def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
         again.append("pair" in run.kept)
         return right(run, x)
 
-    monkeypatch.setattr(gpu_compute, "heads", counted)
+    monkeypatch.setattr(tasks, "heads", counted)
     assert subject_of(replace(plan, job=replace(plan.job, recipe=recipe))).faults() == []
     assert any(again) == (keeps == "qkv")
 

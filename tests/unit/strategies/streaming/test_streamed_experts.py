@@ -55,11 +55,11 @@ def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(run: ps
 
 def test_layers_keep_what_their_kinds_keep(toys: ModuleType) -> None:
     from perfsim.specs.streaming_layout import StreamingLayout
-    from perfsim.strategies.streaming.memory import WAFER, activation_parts_bytes
+    from perfsim.strategies.streaming.memory import DEVICES, activations
 
     def kept(model: TransformerConfig) -> float:
         job = Job(model, toys.job().recipe, 4)
-        return activation_parts_bytes(job, StreamingLayout(micro_batch_size=4), WAFER)["activations"]
+        return activations(job, StreamingLayout(micro_batch_size=4), DEVICES["wafer"]).kept
 
     dense = toys.model(num_layers=6)
     mixed = toys.model(num_layers=6, experts=EXPERTS)

@@ -8,34 +8,34 @@ import pytest
 
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.streaming.memory import (
-    WAFER,
-    activation_parts_bytes,
+    DEVICES,
+    activations,
     even_micro_batch,
     largest_micro_batch,
     policy_name,
-    spilled_bytes,
     stream_buffer_bytes,
     wafer_memory,
     with_policy,
 )
 from perfsim.work.counts import parameters
 
+WAFER = DEVICES["wafer"]
 SBH = 1024 * 2048
 KEPT = 32 * SBH
 """Bytes of one layer and sequence: 34 s b h less two mask bytes; scores are never kept."""
 
 
 def test_resident_keeps_every_layer(toys: ModuleType) -> None:
-    parts = activation_parts_bytes(toys.job(), StreamingLayout(micro_batch_size=3), WAFER)
-    assert parts["activations"] == 8 * 3 * KEPT
+    held = activations(toys.job(), StreamingLayout(micro_batch_size=3), WAFER)
+    assert held.kept == 8 * 3 * KEPT
 
 
 @pytest.mark.parametrize(("group", "inputs"), [(1, 8), (2, 4), (3, 3), (8, 1)])
 def test_recompute_keeps_one_input_a_group_and_runs_one_group_again(
     toys: ModuleType, group: int, inputs: int
 ) -> None:
-    parts = activation_parts_bytes(toys.job(), StreamingLayout(recompute_layers=group), WAFER)
-    assert parts == {"activations": inputs * 2 * SBH, "working set": group * KEPT}
+    held = activations(toys.job(), StreamingLayout(recompute_layers=group), WAFER)
+    assert held == (inputs * 2 * SBH, group * KEPT, 0.0)
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) -> None:
@@ -86,8 +86,8 @@ def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(
     toys: ModuleType, group: int, unit: int
 ) -> None:
     layout = with_policy(StreamingLayout(), 3, group, spill=True)
-    assert activation_parts_bytes(toys.job(), layout, WAFER)["activations"] == 2 * 3 * unit
-    assert spilled_bytes(toys.job(), layout, WAFER) == 8 / max(1, group) * 3 * unit
+    held = activations(toys.job(), layout, WAFER)
+    assert (held.kept, held.spilled) == (2 * 3 * unit, 8 / max(1, group) * 3 * unit)
     beside = wafer_memory(toys.job(), layout, toys.wafer_cluster(), 3)[-1]
     assert (beside.place, beside.on_device) == ("activation servers", False)
 

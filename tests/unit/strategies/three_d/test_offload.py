@@ -24,7 +24,6 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys as plain_toys
-from perfsim.testing.independent import peak_live_bytes
 from perfsim.work.counts import parameters
 
 CPU = ParallelLayout(offload_optimizer="cpu")
@@ -128,7 +127,7 @@ def test_with_a_fast_host_the_step_is_that_without_offload(toys: ModuleType) -> 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("link_bytes_per_s", [1e8, 1e11])
 def test_activations_of_two_layers_are_on_the_device_and_copies_cost_their_bytes(
-    toys: ModuleType, recompute: Any, link_bytes_per_s: float
+    toys: ModuleType, peak_live_bytes: Any, recompute: Any, link_bytes_per_s: float
 ) -> None:
     layout = ParallelLayout(recompute=recompute, offload_activations="cpu")
     on = system(toys, link_bytes_per_s=link_bytes_per_s)

@@ -1,10 +1,11 @@
-"""An independent calculation of what a run holds."""
+"""A second way to the activations of a step: what is alive in its simulated run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
+import pytest
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.engine.trace import Trace
@@ -17,9 +18,6 @@ from perfsim.work.graph import owners_of, rank_of
 # live from the start of the task that writes it to the end of its last reader, or of its writer if nothing
 # reads it. Weights, gradients and optimizer states are not tensors of the graph, and neither calculation
 # contains the workspace of a kernel.
-
-SAVED = "saved"
-"""The tensor class of activations that a layer keeps for its backward."""
 
 
 def peak_live_bytes(trace: Trace, names: Collection[str] | None = None) -> dict[str, float]:
@@ -104,3 +102,9 @@ def _peak(born: Floats, dead: Floats, n_bytes: Floats) -> float:
 def _devices(graph: TaskGraph) -> list[str]:
     """Every owner of streams (a device or a store) in order of appearance."""
     return list(dict.fromkeys(owner for stream in graph.streams for owner in owners_of(stream)))
+
+
+@pytest.fixture(scope="session", name="peak_live_bytes")
+def _peak_live_bytes() -> Callable[..., dict[str, float]]:
+    """Peak of live bytes by device, of a trace and optionally of tensors with these names."""
+    return peak_live_bytes

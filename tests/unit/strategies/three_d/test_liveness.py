@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -11,9 +12,11 @@ from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
-from perfsim.testing.independent import SAVED, peak_live_bytes
 from perfsim.work import GraphBuilder, RankGroup, peer_classes, unfold
 
+Peaks = Callable[..., dict[str, float]]
+SAVED = "saved"
+"""The tensor class of activations that a layer keeps for its backward."""
 SMALL = {"num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 4096}
 
 
@@ -50,7 +53,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(("name", "p", "v", "m"), LAYOUTS)
 def test_closed_form_and_liveness_agree_stage_by_stage(
-    toys: ModuleType, name: str, p: int, v: int, m: int, recompute: str
+    toys: ModuleType, peak_live_bytes: Peaks, name: str, p: int, v: int, m: int, recompute: str
 ) -> None:
     layout = ParallelLayout(
         tensor=2,
@@ -67,7 +70,9 @@ def test_closed_form_and_liveness_agree_stage_by_stage(
 
 @pytest.mark.parametrize("layers", [(1, 3, 3, 1), (3, 1, 1, 3), (3, 2, 2, 1), (0, 4, 4, 0), (2, 3, 3, 0)])
 @pytest.mark.parametrize("m", [2, 4, 6, 10])
-def test_uneven_chunks_agree_too(toys: ModuleType, layers: tuple[int, ...], m: int) -> None:
+def test_uneven_chunks_agree_too(
+    toys: ModuleType, peak_live_bytes: Peaks, layers: tuple[int, ...], m: int
+) -> None:
     layout = ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="interleaved", layers_per_stage=layers)
     plan = planned(toys, layout, m, layers=8)
     alive = peak_live_bytes(run(toys, plan), {SAVED})
@@ -75,7 +80,7 @@ def test_uneven_chunks_agree_too(toys: ModuleType, layers: tuple[int, ...], m: i
 
 
 @pytest.mark.parametrize("exchange", ["ring", "all_to_all"])
-def test_context_ranks_agree_too(toys: ModuleType, exchange: str) -> None:
+def test_context_ranks_agree_too(toys: ModuleType, peak_live_bytes: Peaks, exchange: str) -> None:
     layout = ParallelLayout(pipeline=2, context=4, context_exchange=exchange)  # type: ignore[arg-type]
     job = toys.job(4, {"attention": "flash"})
     plan = toys.plan("3d", job, layout)
@@ -84,7 +89,9 @@ def test_context_ranks_agree_too(toys: ModuleType, exchange: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "p", "v", "m"), LAYOUTS)
-def test_all_that_is_alive_is_little_more(toys: ModuleType, name: str, p: int, v: int, m: int) -> None:
+def test_all_that_is_alive_is_little_more(
+    toys: ModuleType, peak_live_bytes: Peaks, name: str, p: int, v: int, m: int
+) -> None:
     """Three hidden activations of the layer at work, and what an interleaved neighbour sent early."""
     plan = planned(toys, ParallelLayout(pipeline=p, virtual_pipeline=v, schedule=name), m)
     trace = run(toys, plan)
@@ -96,7 +103,9 @@ def test_all_that_is_alive_is_little_more(toys: ModuleType, name: str, p: int, v
         assert total == pytest.approx(saved[device], rel=0.02)
 
 
-def test_a_tensor_lives_from_its_writers_start_to_its_last_readers_end(toys: ModuleType) -> None:
+def test_a_tensor_lives_from_its_writers_start_to_its_last_readers_end(
+    toys: ModuleType, peak_live_bytes: Peaks
+) -> None:
     builder = GraphBuilder()
     first = builder.task(toys.compute("first", writes=2, flop_like=10.0), "a/compute").tensor
     second = builder.task(toys.compute("second", flop_like=100.0), "a/compute", [first]).tensor
@@ -109,7 +118,7 @@ def test_a_tensor_lives_from_its_writers_start_to_its_last_readers_end(toys: Mod
     assert peak_live_bytes(trace, {"unknown"}) == {}
 
 
-def test_what_is_sent_lies_where_it_is_read(toys: ModuleType) -> None:
+def test_what_is_sent_lies_where_it_is_read(toys: ModuleType, peak_live_bytes: Peaks) -> None:
     builder = GraphBuilder()
     made = builder.task(toys.compute("made"), "a/compute").tensor
     sent = builder.task(toys.transfer("sent", RankGroup(0, 1, 2)), "a/send", [made]).tensor
@@ -121,7 +130,7 @@ def test_what_is_sent_lies_where_it_is_read(toys: ModuleType) -> None:
 @pytest.mark.parametrize(("sequence_parallel", "zero"), [(False, 0), (True, 1), (True, 2)])
 @pytest.mark.parametrize("marks", [None, {3: "unlike"}])
 def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
-    toys: ModuleType, sequence_parallel: bool, zero: int, marks: dict[int, str] | None
+    toys: ModuleType, peak_live_bytes: Peaks, sequence_parallel: bool, zero: int, marks: dict[int, str] | None
 ) -> None:
     """Joined streams are no devices: what they write lies with their members, and what is sent arrives."""
     layout = ParallelLayout(
@@ -145,26 +154,28 @@ def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
 DEPTHS = (1, 2, 4, 8)
 
 
-def of_all_stages(toys: ModuleType, p: int, layers: int) -> tuple[float, float]:
+def of_all_stages(toys: ModuleType, peak_live_bytes: Peaks, p: int, layers: int) -> tuple[float, float]:
     """Activations summed over the stages of 1F1B, by the closed form and in the run."""
     plan = planned(toys, ParallelLayout(pipeline=p), 8, layers)
     return sum(closed_form(plan)), sum(peak_live_bytes(run(toys, plan), {SAVED}).values())
 
 
 def test_for_a_fixed_model_activations_of_all_stages_grow_linearly_with_their_number(
-    toys: ModuleType,
+    toys: ModuleType, peak_live_bytes: Peaks
 ) -> None:
     """L T (p + 1) / 2: the micro-batches in flight grow with p while the layers of a stage shrink."""
-    sums = [of_all_stages(toys, p, layers=24) for p in DEPTHS]
+    sums = [of_all_stages(toys, peak_live_bytes, p, layers=24) for p in DEPTHS]
     first = sums[0][0]
     for p, (told, alive) in zip(DEPTHS, sums, strict=True):
         assert told == pytest.approx(first * (p + 1) / 2)
         assert alive == pytest.approx(told)
 
 
-def test_with_fixed_layers_a_stage_they_grow_with_the_square_of_the_stages(toys: ModuleType) -> None:
+def test_with_fixed_layers_a_stage_they_grow_with_the_square_of_the_stages(
+    toys: ModuleType, peak_live_bytes: Peaks
+) -> None:
     """Layers T p (p + 1) / 2: the model grows with the pipeline. Only so is a quoted O(N^2) right."""
-    sums = [of_all_stages(toys, p, layers=3 * p) for p in DEPTHS]
+    sums = [of_all_stages(toys, peak_live_bytes, p, layers=3 * p) for p in DEPTHS]
     first = sums[0][0]
     for p, (told, alive) in zip(DEPTHS, sums, strict=True):
         assert told == pytest.approx(first * p * (p + 1) / 2)
