@@ -245,13 +245,8 @@ def tangent(placed: PlacedCase) -> Tangent:
     for name, value in at.items():
         rise = log_step({**at, name: value * (1 + _STEP)}) - log_step({**at, name: value / (1 + _STEP)})
         slopes[name] = rise / (2 * float(np.log1p(_STEP)))
-<<<<<<< HEAD
-    device = gpu_calibration(placed)
-    scored = replace(scored_case(placed.case, placed.slowed * step_s), traits=Traits.of(placed.plan))
-=======
     device = device_calibration(placed)
-    scored = replace(scored_case(placed.case, placed.slowed * step_s), traits=traits_of_plan(placed.plan))
->>>>>>> main
+    scored = replace(scored_case(placed.case, placed.slowed * step_s), traits=Traits.of(placed.plan))
     return Tangent(scored, device.name, at, slopes, device.gemm.burst_fraction, placed.case.setting)
 
 

@@ -291,13 +291,8 @@ def validate_cases(
             for family, figures in families(runs).items()
         },
         "families_baseline": families(baseline),
-<<<<<<< HEAD
         "families_traits": {family: Traits.together(found) for family, found in traits.items() if found},
-        "sweeps": rankings(runs),
-=======
-        "families_traits": {family: traits_together(found) for family, found in traits.items() if found},
         "sweeps": _rankings(runs),
->>>>>>> main
         "without_release": _without_release(cases, read, catalog),
         "cases": [*map(_row, read, cases), *map(_row, unread)],
     }
