@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfsim.base.errors import InputError, PerfsimError, refused_values, within_floats
+from perfsim.base.errors import InputError, PerfsimError, UnknownNameError, refused_values, within_floats
 from perfsim.base.files import check_file, check_folder, must_exist, write_file
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.options import (
@@ -295,15 +296,34 @@ Examples:
 @click.argument("term", nargs=-1)
 def _explain(term: tuple[str, ...]) -> None:
     """Say what a TERM of reports and messages means, or list all terms."""
-    from perfsim.report.glossary import explained, terms
-
+    entries = _glossary()
     if not term:
-        print_lines(prose(f"perfsim explain TERM, where a term is one of: {', '.join(terms())}."))
+        print_lines(prose(f"perfsim explain TERM, where a term is one of: {', '.join(entries)}."))
         return
-    entries = explained(" ".join(term))
+    wanted = " ".join(term).casefold().replace("_", " ")
+    pattern = re.compile(rf"\b{re.escape(wanted)}s?\b")
+    known = [(name, meaning) for name, meaning in entries.items() if meaning]
+    named = [entry for entry in known if pattern.search(entry[0].casefold())]
+    found = named or [entry for entry in known if pattern.search(entry[1].casefold())]
+    if not found:
+        raise UnknownNameError("term", " ".join(term), list(entries))
     print_lines(
-        prose(*(f"{name}{'' if meaning.startswith('(') else ':'} {meaning}" for name, meaning in entries))
+        prose(*(f"{name}{'' if meaning.startswith('(') else ':'} {meaning}" for name, meaning in found))
     )
+
+
+def _glossary() -> dict[str, str]:
+    """Each term of `docs/glossary.md` with its meaning, as plain text, in its order."""
+    from perfsim.catalog import data_root
+
+    text = (data_root() / "docs" / "glossary.md").read_text("utf-8")
+    entries = {}
+    for name, body in re.findall(r"(?ms)^- \*\*(.+?)\*\*:?\s*(.*?)(?=^- \*\*|^#|\Z)", text):
+        linked = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(body.split()))
+        # Where a term is defined is for readers of the code.
+        meaning = re.sub(r"\s*\(`[a-z_.`, ]+`\)", "", linked)
+        entries[name] = meaning.replace("**", "").replace("`", "").strip()
+    return entries
 
 
 # `perfsim import`: files of other tools as YAML of perfsim.

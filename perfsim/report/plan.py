@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from perfsim.prediction.caveats import Caveat, rank
 from perfsim.prediction.prediction import document_of
 from perfsim.report import text
 from perfsim.report.document import plain, write_document
-from perfsim.report.table import Cell, Table
+from perfsim.report.table import Cell, Table, Value
 from perfsim.report.terminal import paragraph, paragraphs, table_lines
 from perfsim.strategies.plan import MEMORY
 from perfsim.studies.scaling import Matched
@@ -34,24 +34,26 @@ WIDER = 1.2
 def _plan_table(planned: Planned) -> Table:
     """The shortlist, the settings of each layout that differ from the first."""
     memory = text.memory_unit(*(entry.prediction.memory_capacity_bytes for entry in planned.shortlist))
-    timed = planned.best.time is not None
-    columns = {"": text.COUNT, "layout": None, "step": text.Unit("s"), "times the first": text.RATIO}
-    rows: list[list[Any]] = [
-        [
-            number,
-            text.layout_short(entry.layout)
-            if number == 1
-            else text.layout_settings(entry.differs) or "the same settings",
-            Cell(entry.step_time_s, entry.step_time_band_s),
-            entry.ratio,
-            entry.memory_left_bytes,
-            *([Cell(entry.time.time_s, entry.time.band_s)] if entry.time is not None else []),
-        ]
-        for number, entry in enumerate(planned.shortlist, start=1)
-    ]
-    return Table.of(
-        columns | {"memory left": memory} | ({"time": text.Unit("days", DAY_S)} if timed else {}), rows
-    )
+    columns: dict[str, tuple[text.Unit | None, Callable[[tuple[int, Entry]], Cell | Value]]] = {
+        "": (text.COUNT, lambda row: row[0]),
+        "layout": (None, lambda row: _layout(*row)),
+        "step": (text.Unit("s"), lambda row: Cell(row[1].step_time_s, row[1].step_time_band_s)),
+        "times the first": (text.RATIO, lambda row: row[1].ratio),
+        "memory left": (memory, lambda row: row[1].memory_left_bytes),
+    }
+    if planned.best.time is not None:
+        columns["time"] = text.Unit("days", DAY_S), lambda row: _time(row[1])
+    return Table.each(enumerate(planned.shortlist, start=1), columns)
+
+
+def _layout(number: int, entry: Entry) -> str:
+    if number == 1:
+        return text.layout_short(entry.layout)
+    return text.layout_settings(entry.differs) or "the same settings"
+
+
+def _time(entry: Entry) -> Cell | None:
+    return None if entry.time is None else Cell(entry.time.time_s, entry.time.band_s)
 
 
 def plan_lines(planned: Planned) -> list[str]:

@@ -150,11 +150,11 @@ def _why(result: StudyResult) -> Section:
         "computing where no wait takes a tenth of the step.",
         table=table,
         slug="why",
-        cards=list(differences(result)),
+        cards=list(_differences(result)),
     )
 
 
-def differences(result: StudyResult) -> Iterator[Card]:
+def _differences(result: StudyResult) -> Iterator[Card]:
     """What explains the ratio of the first two: speed, tokens, and the largest wait of the slower one."""
     if len(leaders := study.leaders(result)) < 2:
         return

@@ -22,21 +22,21 @@ from perfsim.studies.scaling import Match, Series
 from perfsim.studies.variants import Analysis, SweepResult, first_sentence
 from perfsim.version import __version__
 
-MAX_NAMED = 3
+_MAX_NAMED = 3
 """Variants that the headline names."""
-MAX_HEAD_ROWS = 8
+_MAX_HEAD_ROWS = 8
 MAX_ON_TERMINAL = 40
 """Rows of points or variants on a terminal; the report has all."""
-MAX_COLUMNS = 8
+_MAX_COLUMNS = 8
 """Variants that stand side by side in one table."""
-MAX_DIFFERENCES = 12
+_MAX_DIFFERENCES = 12
 """Values that differ, in a row of many variants."""
 
 
 # Tables.
 
 
-def points_table(result: SweepResult, *, feasible: bool = True) -> Table:
+def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     """The points, at most `MAX_ROWS`, with their answers or the reasons why they have none.
 
     With `feasible` false only the points without a plan, and no columns of answers.
@@ -133,7 +133,7 @@ def _production_notes(feasible: Sequence[PointResult]) -> list[str]:
 # The head of a page: one sentence, the best of each machine on one scale, and how sure it is.
 
 
-def head_of(result: SweepResult) -> Head:
+def _head(result: SweepResult) -> Head:
     """What stands above the sections."""
     analysis = result.analysis
     drawn_below = bool(analysis.variants) and not analysis.scalings
@@ -146,13 +146,13 @@ def head_of(result: SweepResult) -> Head:
         cards_note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
         command=result.command,
         digest=result.inputs_digest,
-        headline=headline(analysis),
+        headline=_headline(analysis),
         trust=trust_of(result.caveats),
         scale=scale if scale is not None and len(scale.rows) > 1 else None,
     )
 
 
-def headline(analysis: Analysis) -> str:
+def _headline(analysis: Analysis) -> str:
     """The answer in one short sentence; empty where no point has a plan."""
     if not analysis.feasible:
         return ""
@@ -161,7 +161,7 @@ def headline(analysis: Analysis) -> str:
     if analysis.variants and analysis.scalings:
         grown = ", ".join(
             f"{text.number(own.speedup(own.last))} times ({own.circumstance})"
-            for own in analysis.scalings[:MAX_NAMED]
+            for own in analysis.scalings[:_MAX_NAMED]
         )
         own = analysis.scalings[0]
         return f"From {own.first.num_devices:,} to {own.last.machine}, throughput grows {grown}."
@@ -176,7 +176,7 @@ def _most_change(analysis: Analysis) -> str:
     for change in (change for own in analysis.changes.values() for change in own[1:]):
         known = effects.get(change.point.variant, 1.0)
         effects[change.point.variant] = max(known, change.ratio, key=lambda ratio: max(ratio, 1 / ratio))
-    largest = sorted(effects.items(), key=lambda own: -max(own[1], 1 / own[1]))[:MAX_NAMED]
+    largest = sorted(effects.items(), key=lambda own: -max(own[1], 1 / own[1]))[:_MAX_NAMED]
     words = [
         f"{name} ({f'{text.number(ratio)} times as long' if ratio >= 2 else f'{100 * (ratio - 1):+.0f} %'})"
         for name, ratio in largest
@@ -223,7 +223,7 @@ def scale_of(analysis: Analysis) -> tuple[Table | None, str]:
         return None, ""
     one_target = len(analysis.targets) == 1
     winners = [min(group, key=_fastest_s) for group in analysis.targets if len(group) > 1]
-    chosen = (sorted(series, key=_fastest_s) if one_target else list(series))[:MAX_HEAD_ROWS]
+    chosen = (sorted(series, key=_fastest_s) if one_target else list(series))[:_MAX_HEAD_ROWS]
     shown = [member for member in series if member in chosen]
     words = ["Each machine at the number of devices that reaches the target first, at its best batch."]
     if not one_target:
@@ -246,23 +246,25 @@ def scale_of(analysis: Analysis) -> tuple[Table | None, str]:
 # The page: everything with a figure, then caveats, points without a plan, every point, inputs.
 
 
-def sweep_sections(result: SweepResult) -> list[Section]:
-    """The sections of the page in their order."""
+def sweep_page(result: SweepResult) -> tuple[str, list[Section], Head]:
+    """Title, sections and head of a sweep's report; sections without anything to say are left out."""
     sections = []
     if result.feasible:
         sections = [*drawn(result.analysis), *_policies(result.analysis), *_differences(result.analysis)]
     sections += caveats_section(result.caveats, result.verdict)
     if 0 < len(result.feasible) < len(result.points):
         lead = "For each of these points the reason says what would have to change."
-        table = points_table(result, feasible=False)
+        table = _points_table(result, feasible=False)
         sections.append(Section("Without a plan", lead, table=table, slug="without"))
-    every = points_table(result)
+    every = _points_table(result)
     lead = "Every point of the grid in its order, with and without a plan."
     topics = [(f"{len(every.rows):,} points", every)] if result.feasible else []
     table_of_all = None if result.feasible else every
     sections.append(Section("All points", lead, table=table_of_all, topics=topics, slug="points"))
     lead = "What every answer above rests on. To change an input, change the sweep's file and run it again."
-    return [*sections, Section("Inputs", lead, topics=assumptions_tables(result.assumptions), slug="inputs")]
+    topics = assumptions_tables(result.assumptions)
+    sections.append(Section("Inputs", lead, topics=topics, slug="inputs"))
+    return result.title, sections, _head(result)
 
 
 def _policies(analysis: Analysis) -> Iterator[Section]:
@@ -296,7 +298,7 @@ def _differences(analysis: Analysis) -> Iterator[Section]:
     table = Table.of(
         ["", *names], ([path, *(value or None for value in values)] for path, values in differing.items())
     )
-    if len(names) > MAX_COLUMNS:
+    if len(names) > _MAX_COLUMNS:
         table = Table.of(
             ("variant", f"relative to \u201c{names[0]}\u201d"),
             ((name, _changed(differing, place)) for place, name in enumerate(names[1:], start=1)),
@@ -312,8 +314,8 @@ def _changed(differing: Mapping[str, Sequence[str]], place: int) -> str:
         for path, values in differing.items()
         if values[place] != values[0]
     ]
-    left = len(own) - MAX_DIFFERENCES
-    return "; ".join([*own[:MAX_DIFFERENCES], *([f"{left} more"] if left > 0 else [])])
+    left = len(own) - _MAX_DIFFERENCES
+    return "; ".join([*own[:_MAX_DIFFERENCES], *([f"{left} more"] if left > 0 else [])])
 
 
 # Files.
@@ -321,7 +323,8 @@ def _changed(differing: Mapping[str, Sequence[str]], place: int) -> str:
 
 def write_sweep(result: SweepResult, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page. The same result gives the same bytes."""
-    page = write_page(result.title, sweep_sections(result), folder / "index.html", head=head_of(result))
+    title, sections, head = sweep_page(result)
+    page = write_page(title, sections, folder / "index.html", head=head)
     write_file(folder / "summary.json", sweep_text(result))
     return page
 

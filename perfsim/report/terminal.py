@@ -213,18 +213,18 @@ def row_lines(rows: Sequence[Mapping[str, str]], title: str) -> list[str]:
 def difference_lines(difference: Difference) -> list[str]:
     """How the time of each candidate moves, and what each changed input does alone."""
     heading = f"{difference.first} and {difference.second}: {len(difference.changes)} inputs differ"
-    moved = Table.of(
-        {"candidate": None, "before": TIME, "after": TIME, "times": RATIO, "together": RATIO},
-        (
-            (
-                own.before if own.before == own.after else f"{own.before} \u2192 {own.after}",
-                own.time_before_s,
-                own.time_after_s,
-                own.ratio,
-                own.remainder,
-            )
-            for own in difference.candidates
-        ),
+    moved = Table.each(
+        difference.candidates,
+        {
+            "candidate": (
+                None,
+                lambda own: own.before if own.before == own.after else f"{own.before} \u2192 {own.after}",
+            ),
+            "before": (TIME, lambda own: own.time_before_s),
+            "after": (TIME, lambda own: own.time_after_s),
+            "times": (RATIO, lambda own: own.ratio),
+            "together": (RATIO, lambda own: own.remainder),
+        },
     )
     lines = [*paragraph(heading), "", *table_lines(moved), *paragraphs(difference.missing)]
     if not difference.changes:
@@ -291,15 +291,15 @@ def gap_lines(gap: GapExplained) -> list[str]:
     )
     shown = [suspect for suspect in gap.suspects if suspect.explains >= LEAST_SHOWN]
     rest = [suspect.change for suspect in gap.suspects if suspect not in shown]
-    table = Table.of(
+    table = Table.each(
+        shown,
         {
-            "would explain it": None,
-            "if its rate is multiplied by": Unit(digits="{:.2f}".format),
-            "step": TIME,
-            "share of the gap": WHOLE_SHARE,
-            "deviations": Unit(digits="{:.1f}".format),
+            "would explain it": (None, lambda own: own.change),
+            "if its rate is multiplied by": (Unit(digits="{:.2f}".format), lambda own: own.factor),
+            "step": (TIME, lambda own: own.step_time_s),
+            "share of the gap": (WHOLE_SHARE, lambda own: own.explains),
+            "deviations": (Unit(digits="{:.1f}".format), lambda own: own.deviations),
         },
-        ((own.change, own.factor, own.step_time_s, own.explains, own.deviations) for own in shown),
         "Deviations: how unlikely a row is as the only cause, in standard deviations (1 is usual, 3 rare): "
         "how far such an input is usually off, and the rest of the gap over the errors on published runs.",
     )

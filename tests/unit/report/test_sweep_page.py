@@ -12,18 +12,17 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
+from perfsim.report.page import Section
 from perfsim.report.sweep import (
     MAX_ON_TERMINAL,
-    head_of,
-    headline,
-    points_table,
     scale_of,
     sweep_document,
     sweep_lines,
-    sweep_sections,
+    sweep_page,
     write_sweep,
 )
 from perfsim.report.sweep_figures import matches_table
+from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import Analysis, SweepResult
@@ -45,6 +44,14 @@ def answer(folder: Path, grid: str) -> SweepResult:
     path = folder / "tiny.yaml"
     path.write_text(SWEEP + grid, encoding="utf-8")
     return run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
+
+
+def sections_of(result: SweepResult) -> list[Section]:
+    return sweep_page(result)[1]
+
+
+def headline(result: SweepResult, points: list[PointResult]) -> str:
+    return sweep_page(replace(result, points=tuple(points)))[2].headline
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +112,7 @@ def test_the_report_is_the_same_bytes_each_time(result: SweepResult, tmp_path: P
 def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_inputs(
     result: SweepResult,
 ) -> None:
-    slugs = [section.anchor for section in sweep_sections(result)]
+    slugs = [section.anchor for section in sections_of(result)]
     maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
     curves = ["scaling", "equals", "equals-back", "cost", "efficiency", "step-time"]
     assert slugs == [*curves, *maps, "caveats", "without", "points", "inputs"]
@@ -113,7 +120,7 @@ def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_
 
 def maps_of(result: SweepResult) -> list[Any]:
     """The cells of every map of a page."""
-    sections = sweep_sections(result)
+    sections = sections_of(result)
     return [own.figure.data[0] for own in sections if own.figure and own.anchor.startswith("map")]
 
 
@@ -137,7 +144,7 @@ def test_machines_go_down_where_nothing_else_varies(tmp_path: Path) -> None:
 
 
 def test_a_point_without_a_plan_stands_in_the_table_with_its_reason(result: SweepResult) -> None:
-    table = points_table(result)
+    ((_, table),) = next(section for section in sections_of(result) if section.anchor == "points").topics
     rows = [dict(zip(table.heads(), row, strict=True)) for row in table.shown()]
     assert len(rows) == 10
     without = [row for row in rows if row["reason"]]
@@ -155,7 +162,7 @@ def test_the_table_of_equals_bounds_what_the_grid_cannot_tell(result: SweepResul
 def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> None:
     without = tuple(point for point in result.points if not point.feasible)
     alone = replace(result, points=without)
-    assert [section.anchor for section in sweep_sections(alone)] == ["points", "inputs"]
+    assert [section.anchor for section in sections_of(alone)] == ["points", "inputs"]
     assert "No point of the grid has a feasible plan" in " ".join(sweep_lines(alone))
 
 
@@ -170,7 +177,7 @@ variants:
 
 def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_change(tmp_path: Path) -> None:
     swept = answer(tmp_path, VARIANTS)
-    sections = {section.anchor: section for section in sweep_sections(swept)}
+    sections = {section.anchor: section for section in sections_of(swept)}
     assert list(sections) == [
         "variants",
         "scaling",
@@ -219,16 +226,16 @@ def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_chang
     assert [row[1].mark for row in scale.rows] == [True, False, True, False]
     assert "Targets differ" in note
     ones = [own for own in swept.points if own.num_devices == 1]
-    assert headline(Analysis(tuple(ones))) == "1 CS-2 is first to all 2 targets."
+    assert headline(swept, ones) == "1 CS-2 is first to all 2 targets."
     mixed = [own for own in swept.points if own not in ones or own.variant == "small" or own.system == "slow"]
     mixed = [own for own in mixed if (own.variant, own.num_devices) != ("small", 2)]
-    assert headline(Analysis(tuple(mixed))) == "1 to 2 CS-2 are first to all 2 targets."
+    assert headline(swept, mixed) == "1 to 2 CS-2 are first to all 2 targets."
     alone, note = scale_of(Analysis(tuple(point for point in swept.points if point.system == "cs-2")))
     assert alone is not None
     assert not any(row[1].mark for row in alone.rows)
     assert "Marked" not in note
     same_size = replace(swept, points=tuple(ones))
-    sections = {section.anchor: section for section in sweep_sections(same_size)}
+    sections = {section.anchor: section for section in sections_of(same_size)}
     assert sections["policies"].table is not None
     assert len(sections["policies"].table.rows) == 2
 
@@ -245,13 +252,13 @@ def test_the_page_names_a_command_that_reads_the_same_file(tmp_path: Path) -> No
 
 def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_path: Path) -> None:
     grid = "  batch_sizes: [[8]]\n"
-    (section,) = [own for own in sweep_sections(answer(tmp_path, grid)) if own.anchor == "cost"]
+    (section,) = [own for own in sections_of(answer(tmp_path, grid)) if own.anchor == "cost"]
     assert section.heading == "Time against device-days"
     priced = SWEEP.replace("system: cs-2, devices", "system: cs-2, price: {device_hour: 100}, devices")
     priced = priced.replace("      devices: [1, 4]", "      price: {device_hour: 50}\n      devices: [1, 4]")
     (tmp_path / "priced.yaml").write_text(priced + grid, encoding="utf-8")
     result = run_sweep(load_sweep(str(tmp_path / "priced.yaml")), tmp_path / "priced.sqlite", jobs=1)
-    (section,) = [own for own in sweep_sections(result) if own.anchor == "cost"]
+    (section,) = [own for own in sections_of(result) if own.anchor == "cost"]
     assert section.heading == "Time against cost"
     first = result.feasible[0]
     assert first.prediction.wall_s is not None
@@ -260,7 +267,7 @@ def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_pat
 
 
 def test_the_head_says_the_answer_in_one_sentence_and_nothing_twice(result: SweepResult) -> None:
-    head = head_of(result)
+    head = sweep_page(result)[2]
     assert head.headline.startswith("4 CS-2 reach the target first, in ")
     assert "the target first" not in head.verdict
     assert head.trust

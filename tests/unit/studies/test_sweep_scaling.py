@@ -15,7 +15,7 @@ from perfsim.base.errors import PlanError
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.prediction.question import Question
-from perfsim.report.sweep import sweep_document, sweep_sections
+from perfsim.report.sweep import sweep_document, sweep_page
 from perfsim.report.sweep_figures import equal_time, matches_table
 from perfsim.studies import batches
 from perfsim.studies.answers import PointResult
@@ -159,7 +159,7 @@ def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResu
     assert min(drawn[0].x) > 1.0, "what was faster than the smallest machine tried is left out"
     assert all(error.array is not None for error in (drawn[1].error_y, drawn[2].error_x))
     assert "4 devices of rival" in [row[0].value for row in matches_table(forward).rows]
-    slugs = [section.slug for section in sweep_sections(replace(result, points=(*own, *rivals)))]
+    slugs = [section.slug for section in sweep_page(replace(result, points=(*own, *rivals)))[1]]
     assert {"equals", "equals-back"} <= set(slugs)
 
 
