@@ -154,7 +154,7 @@ IN_FLIGHT = 2
 """Spilled tensors that the wafer still holds: one in use, one in transfer."""
 
 
-class Activations(NamedTuple):
+class _Activations(NamedTuple):
     """Bytes of the activations of one micro-batch of one device."""
 
     kept: float
@@ -165,7 +165,7 @@ class Activations(NamedTuple):
     """On the activation servers."""
 
 
-def activations(job: Job, layout: StreamingLayout, device: StreamedDevice) -> Activations:
+def activations(job: Job, layout: StreamingLayout, device: StreamedDevice) -> _Activations:
     """Bytes of the activations of one micro-batch of one device, and where they are."""
     part = device.layer_slice(job, layout.micro_batch_size)
     kinds = layer_kinds(job.model)
@@ -180,8 +180,8 @@ def activations(job: Job, layout: StreamingLayout, device: StreamedDevice) -> Ac
         # The group of consecutive layers, counted from the first, that keeps most.
         working = max(sum(layers[first : first + group]) for first in range(0, len(layers), group))
     if layout.spill:
-        return Activations(IN_FLIGHT * unit, working, kept)
-    return Activations(kept, working, 0.0)
+        return _Activations(IN_FLIGHT * unit, working, kept)
+    return _Activations(kept, working, 0.0)
 
 
 def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
@@ -241,7 +241,7 @@ def largest_micro_batch(
 ) -> int:
     """The largest micro-batch of a system that fits under a policy; 0 where none fits.
 
-    Activations are linear in the micro-batch, so this is a division.
+    _Activations are linear in the micro-batch, so this is a division.
     """
     single = StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill)
     free = system.device.memory.usable_bytes - stream_buffer_bytes(job, system)

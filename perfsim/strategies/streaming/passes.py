@@ -47,16 +47,16 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Blocks(Generic[T]):
+class _Blocks(Generic[T]):
     """One value per kind of block: the embedding, every kind of layer, the LM head."""
 
     values: tuple[T, ...]
     order: tuple[int, ...]
     """The index of the value of each block, in the order of the forward pass."""
 
-    def of(self, function: Callable[[T], R]) -> Blocks[R]:
+    def of(self, function: Callable[[T], R]) -> _Blocks[R]:
         """`function` of the value of each kind of block."""
-        return Blocks(tuple(map(function, self.values)), self.order)
+        return _Blocks(tuple(map(function, self.values)), self.order)
 
     @property
     def embedding(self) -> T:
@@ -73,7 +73,7 @@ class Blocks(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Block:
+class _Block:
     """A unit of streaming: the embedding, one layer, or the LM head."""
 
     name: str
@@ -93,12 +93,12 @@ class Block:
 
 
 @lru_cache(maxsize=512)
-def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Blocks[Block]:
+def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> _Blocks[_Block]:
     """The kinds of block of a model on a device; `positions` are the inputs of the LM head."""
     model = part.model
     counts = parameters(model)
     table = model.vocab_size * model.hidden_size
-    embedding = Block(
+    embedding = _Block(
         "embedding",
         "embedding",
         part,
@@ -107,7 +107,7 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Bloc
         embedding_kernels(part, "forward"),
         embedding_kernels(part, "backward"),
     )
-    head = Block(
+    head = _Block(
         "head",
         "head",
         part,
@@ -124,7 +124,7 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Bloc
         forward = (*attention_kernels(layer, "forward"), *mlp_kernels(layer, "forward"))
         backward = (*mlp_kernels(layer, "backward"), *attention_kernels(layer, "backward"))
         layers.append(
-            Block(
+            _Block(
                 LAYER if number == 0 else f"{LAYER} ({kind.words})",
                 LAYER,
                 layer,
@@ -136,7 +136,7 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Bloc
             )
         )
     order = (0, *(1 + distinct.index(kind) for kind in kinds), 1 + len(distinct))
-    return Blocks((embedding, *layers, head), order)
+    return _Blocks((embedding, *layers, head), order)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class BlockWorks:
 
 def block_works(
     plan: StreamingPlan, micro_batch_size: int | None = None, chunks: int = 1
-) -> Blocks[BlockWorks]:
+) -> _Blocks[BlockWorks]:
     """The work of each kind of block, split into `chunks`."""
     device = DEVICES[plan.topology.system.device.kind]
     part = device.layer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
@@ -189,7 +189,7 @@ def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
     return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
 
 
-def _works_of(block: Block, plan: StreamingPlan, chunks: int) -> BlockWorks:
+def _works_of(block: _Block, plan: StreamingPlan, chunks: int) -> BlockWorks:
     """The classes of work of one block."""
     job = plan.job
     layout = plan.layout
@@ -291,7 +291,7 @@ class _PassKind(NamedTuple):
 class _PassWorks(NamedTuple):
     """The work of a pass: that of each kind of block, and its samples."""
 
-    blocks: Blocks[BlockWorks]
+    blocks: _Blocks[BlockWorks]
     samples: Work
 
 

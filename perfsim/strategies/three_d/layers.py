@@ -183,7 +183,7 @@ def half_work(name: str, which: HalfPass, kernels: Kernels, *writes: TensorClass
 
 
 @lru_cache(maxsize=4096)
-def attention_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
+def _attention_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
     """The compute of an attention block; `mode` decides what its recompute runs again."""
     kernels = attention_recompute(part, mode) if which == "recompute" else attention_kernels(part, which)
     writes = _written(part, which)
@@ -193,7 +193,7 @@ def attention_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Wor
 
 
 @lru_cache(maxsize=4096)
-def mlp_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
+def _mlp_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
     """The compute of an MLP block; `mode` decides what its forward keeps and its recompute runs again."""
     kernels = mlp_recompute(part, mode) if which == "recompute" else mlp_kernels(part, which)
     writes = _written(part, which)
@@ -276,7 +276,7 @@ class Attention(Half):
     """Attention of a rank that has all positions of its sequences."""
 
     def works(self, which: HalfPass) -> Sequence[Work]:
-        return [attention_work(self.part, which, self.mode)]
+        return [_attention_work(self.part, which, self.mode)]
 
     def backward(
         self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()
@@ -295,7 +295,7 @@ class Mlp(Half):
         return bool(mlp_recompute(self.part, self.mode))
 
     def works(self, which: HalfPass) -> Sequence[Work]:
-        return [mlp_work(self.part, which, self.mode)]
+        return [_mlp_work(self.part, which, self.mode)]
 
 
 # The sums of the tensor group, and the layer.
@@ -322,7 +322,7 @@ BACKWARD = (Between("fc1.dgrad", "projection.dgrad"), Between("qkv.dgrad", "fc2.
 def _products(part: LayerSlice) -> Mapping[str, Kernel]:
     """The matrix products of a layer by name; with latent attention those up to all heads are its QKV."""
     passes: tuple[HalfPass, ...] = ("forward", "backward")
-    blocks = [attention_work, mlp_work]
+    blocks = [_attention_work, _mlp_work]
     if part.kind.experts:  # its sums are those of attention
         part = replace(part, kind=replace(part.kind, experts=False))
         blocks = blocks[:1]

@@ -101,7 +101,7 @@ class _Terms:
 # The passes of one micro-batch: layers, what is around them, and messages between pipeline ranks.
 
 
-class PassPrices(NamedTuple):
+class _PassPrices(NamedTuple):
     """Seconds of the parts of the passes of one micro-batch, shape (rows, 1).
 
     Those of a layer have a column for each kind of layer. They are 0 where a layout has no such work.
@@ -302,7 +302,7 @@ class Passes:
         splits, mode, sends, chunked = (key[first] for key in keys[-4:])
         self._kinds = len(kinds_of(job.model))
         self._ranks = shares.context
-        self._terms = _Terms((*PassPrices._fields, *_Parts._fields), self._kinds * len(first))
+        self._terms = _Terms((*_PassPrices._fields, *_Parts._fields), self._kinds * len(first))
         self._write(job, shares, splits, mode, sends, chunked)
         prices, parts = self._sums(costs.durations_s(self._terms.works))
         ring, ring_backward = _rings_s(self._ranks, parts)
@@ -314,7 +314,7 @@ class Passes:
             recompute=prices.recompute + np.where(mode >= full, forward, 0.0),
         )
         of_layers = [column.T for column in prices[:4]]
-        self._prices = PassPrices(*of_layers, *(column[-1][:, None] for column in prices[4:]))
+        self._prices = _PassPrices(*of_layers, *(column[-1][:, None] for column in prices[4:]))
         self._limited = self._limited_s(costs)
         self.sent = self._taken_by_sends(costs)
         """What a message between pipeline ranks takes of a device, shape (shares, 2)."""
@@ -370,12 +370,12 @@ class Passes:
             self._terms.add((*routed, *divided), partial(_routed_terms, job, which, roles), where)
         self._terms.add((number, *degrees), partial(_weights_terms, job), has_experts & split)
 
-    def _sums(self, values: Floats) -> tuple[PassPrices, _Parts]:
+    def _sums(self, values: Floats) -> tuple[_PassPrices, _Parts]:
         """What works add up to, given a value of each, in arrays of shape (kinds, shares)."""
         total = self._terms.sums(values)
         total = total.reshape(len(total), self._kinds, -1)
-        passes = len(PassPrices._fields)
-        return PassPrices(*total[:passes]), _Parts(*total[passes:])
+        passes = len(_PassPrices._fields)
+        return _PassPrices(*total[:passes]), _Parts(*total[passes:])
 
     def _limited_s(self, costs: Costs) -> tuple[Floats, Floats]:
         """Seconds of a layer of the last kind that units, and memory bandwidth, limit.
@@ -399,7 +399,7 @@ class Passes:
             shares[:, number] = costs.taken(work)
         return np.stack([getattr(self._sums(share)[0], role)[-1] for share in shares], axis=1)
 
-    def of(self, columns: Columns, rows: Ints) -> PassPrices:
+    def of(self, columns: Columns, rows: Ints) -> _PassPrices:
         """The prices of some layouts; `rows` are their places among all."""
         prices = taken(self._prices, self.of_row[rows])
         # Share of the neighbours in a pipeline that are on different nodes.
@@ -412,7 +412,7 @@ class Passes:
             send=far * across + (1 - far) * inside, farthest_send=np.where(far > 0, across, inside)
         )
 
-    def limits(self, passes: PassPrices, rows: Ints) -> tuple[Floats, Floats]:
+    def limits(self, passes: _PassPrices, rows: Ints) -> tuple[Floats, Floats]:
         """Shares of a layer's forward and backward that units and memory limit, shape (rows, 2) each."""
         forward, backward = (limited.take(self.of_row[rows], axis=0) for limited in self._limited)
         backward_s = (passes.backward + passes.weights)[:, -1:]
@@ -437,7 +437,7 @@ def _rings_s(ranks: Ints, part: _Parts) -> tuple[Floats, Floats]:
 # Communication over replicas, and the update, on the rank with most parameters.
 
 
-class DataPrices(NamedTuple):
+class _DataPrices(NamedTuple):
     """Seconds of communication over replicas, and of the update, on the rank with most parameters.
 
     Of shape (rows, 1) each.
@@ -472,7 +472,7 @@ class DataPrices(NamedTuple):
     """Summing the gradient of a tied embedding over the first and the last stage."""
 
 
-class Largest(NamedTuple):
+class _Largest(NamedTuple):
     """The rank of every layout with most parameters, shape (rows,) each; its replicas set the pace."""
 
     layers: Ints
@@ -522,7 +522,7 @@ def _straddling_stage(columns: Columns, node: int) -> Ints:
     return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
 
 
-def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
+def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> _Largest:
     """The rank of every layout with most parameters."""
     bucket = layers_per_bucket(job.recipe, sizes.layer.max(axis=1), columns.zero)
     of_key, of_row = distinct_rows((columns.tensor, columns.division, columns.expert, columns.expert_tensor))
@@ -536,7 +536,7 @@ def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
         for column in (ranks.layers, ranks.first, ranks.last)
     )
     chunk = -(-layers // columns.virtual)
-    return Largest(layers[of_row], first[of_row], last[of_row], chunk[of_row], bucket)
+    return _Largest(layers[of_row], first[of_row], last[of_row], chunk[of_row], bucket)
 
 
 class _Shapes(NamedTuple):
@@ -568,12 +568,12 @@ class _ReplicaKey(NamedTuple):
     last: int
     chunk: int
     bucket: int
-    """As in `Largest`."""
+    """As in `_Largest`."""
 
 
 def _data_prices(
-    job: Job, columns: Columns, largest: Largest, sizes: SliceBytes, stage: Ints, costs: Costs
-) -> DataPrices:
+    job: Job, columns: Columns, largest: _Largest, sizes: SliceBytes, stage: Ints, costs: Costs
+) -> _DataPrices:
     """The prices of every layout's replicas; `stage` is the pipeline rank on most nodes."""
     holds = columns.expert * columns.expert_tensor
     keys = (columns.tensor, columns.replicas, columns.shards, stage, columns.zero, columns.last_rank, holds)
@@ -593,9 +593,9 @@ def _data_prices(
     def terms_of(shape: int, *key: int) -> Named:
         return _data_terms(base, shapes[shape], _ReplicaKey(*key))
 
-    terms = _Terms(DataPrices._fields, len(columns))
+    terms = _Terms(_DataPrices._fields, len(columns))
     terms.add((of_row, *keys, *largest), terms_of)
-    return DataPrices(*terms.sums(costs.durations_s(terms.works))[:, :, None])
+    return _DataPrices(*terms.sums(costs.durations_s(terms.works))[:, :, None])
 
 
 @lru_cache(maxsize=4096)
