@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.base.errors import CatalogError
-from perfsim.catalog import Catalog, data_root, kinds, reader
+from perfsim.catalog import Catalog, data_root, reader
 from perfsim.catalog.yaml_tree import parse_yaml
 from perfsim.studies.loading import load_study
 
@@ -18,7 +18,7 @@ def test_thousands_of_unknown_keys_are_counted_and_only_the_shown_get_a_suggesti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(kinds, "did_you_mean", lambda word, _: asked.append(word) or "")
+    monkeypatch.setattr(reader, "did_you_mean", lambda word, _: asked.append(word) or "")
     path = tmp_path / "study.yaml"
     path.write_text("extends: gpt3_20b\n" + "".join(f"key_{number}: 1\n" for number in range(MANY)))
     with pytest.raises(CatalogError) as caught:
@@ -50,7 +50,7 @@ def test_a_refused_entry_of_a_list_is_one_complaint(tmp_path: Path) -> None:
 def test_a_description_extends_another_key_by_key() -> None:
     parent, _ = parse_yaml("a: {b: 1, c: {d: 2}}\ne: 3\n7: 4\nsources: {a: x, a.c: y, e: z, 7: w}")
     child, _ = parse_yaml("a: {c: 5}\nsources: {a.c: own}")
-    merged = reader.extend(child, parent)
+    merged = reader._extend(child, parent)
     assert merged.plain() == {
         "a": {"b": 1, "c": 5},
         "e": 3,
