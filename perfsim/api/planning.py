@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from perfsim.api.questions import Named, Rows, Tabular, asks, writing
 from perfsim.base.errors import InputError, within_floats
@@ -24,9 +24,6 @@ from perfsim.studies.shortlist import (
     plan_on,
 )
 from perfsim.studies.spec import ConvergenceSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 @asks("plan")

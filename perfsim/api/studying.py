@@ -90,6 +90,9 @@ def study(
     return StudyAnswer(**values_of(run.result), run=run)
 
 
+_OF_A_BATCH = ("global_batch_size", "batch_tokens", "step_time_s", "steps", "time_to_accuracy_s")
+
+
 @dataclass(frozen=True, repr=False)
 class StudyAnswer(StudyResult, Tabular):
     """The candidates of a study, each at its own best batch, and the sentence that compares them."""
@@ -129,11 +132,7 @@ class StudyAnswer(StudyResult, Tabular):
         return Rows(
             {
                 "candidate": candidate.label,
-                "global_batch_size": point.global_batch_size,
-                "batch_tokens": point.batch_tokens,
-                "step_time_s": point.step_time_s,
-                "steps": point.steps,
-                "time_to_accuracy_s": point.time_to_accuracy_s,
+                **{name: getattr(point, name) for name in _OF_A_BATCH},
                 "low_s": point.time_to_accuracy_band_s[0],
                 "high_s": point.time_to_accuracy_band_s[1],
             }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -59,10 +59,6 @@ from perfsim.studies.trials import (
     compare_studies,
     explain,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 OWN: dict[str, type[BaseModel]] = {
     "study": StudySpec,

@@ -225,26 +225,28 @@ def _in_range(
 
 
 def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension, usual: str) -> UnitError:
-    expected = _UNITS[dimension].meaning
-    for candidate, units in _UNITS.items():
-        if candidate != dimension and _value_in(number, unit, candidate) is not None:
-            message = f"{text!r} is {units.meaning}; {expected} is expected"
-            return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension, usual)}")
-    message = f"{text!r} has an unknown unit {unit!r}; {expected} is expected"
+    measured = (
+        units.meaning
+        for candidate, units in _UNITS.items()
+        if candidate != dimension and _value_in(number, unit, candidate) is not None
+    )
+    said = f"is {meaning}" if (meaning := next(measured, "")) else f"has an unknown unit {unit!r}"
+    message = f"{text!r} {said}; {_UNITS[dimension].meaning} is expected"
     return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension, usual)}")
 
 
 def _nearest_unit(unit: str, dimension: Dimension, usual: str) -> str:
     """The accepted unit most like `unit`, ignoring case first; `usual` where none is."""
     accepted = accepted_units(dimension)
-    folded = [name for name in accepted if name.casefold() == unit.casefold()]
-    if folded:
-        return folded[0]
     base, _, _ = unit.partition("/")
     # GB for a rate most likely means GB/s; then any unit with the same beginning.
-    for same in (lambda name: name.partition("/")[0] == base, lambda name: name.startswith(base)):
-        if rate := next(filter(same, accepted), None):
-            return rate
+    for alike in (
+        lambda name: name.casefold() == unit.casefold(),
+        lambda name: name.partition("/")[0] == base,
+        lambda name: name.startswith(base),
+    ):
+        if found := next(filter(alike, accepted), None):
+            return found
     return nearest(unit, accepted) or usual or _UNITS[dimension].usual
 
 
@@ -303,46 +305,34 @@ def _without_bits(text: str, dimension: Dimension) -> None:
     )
 
 
-def _validate(
-    value: Any,
-    info: ValidationInfo,
-    dimension: Dimension,
-    limits: tuple[float | None, float | None],
-    *,
-    bits: bool,
-) -> float:
-    """Validate a field: a quantity string always, a bare number only from Python code."""
-    from_yaml = bool(info.context and info.context.get("yaml"))
-    try:
-        if isinstance(value, str):
-            if not bits:
-                _without_bits(value, dimension)
-            return _in_range(parse_quantity(value, dimension), value, dimension, *limits)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            plain = _as_float(value)
-            if from_yaml:
-                raise _bare_number(plain, dimension)
-            text = f"{plain:g}"
-            return _in_range(_checked(plain, text, dimension), text, dimension, *limits)
-        raise _refusal(f"{value!r} is not a quantity", dimension)
-    except UnitError as error:
-        problem = error.problems[0]
-        context = {"message": problem.message, "help": problem.help}
-        raise PydanticCustomError("quantity", "{message}", context) from None
-
-
 def quantity(
     dimension: Dimension, least: float | None = None, most: float | None = None, *, bits: bool = True
 ) -> tuple[BeforeValidator, WithJsonSchema]:
     """Annotations that let a pydantic float field accept quantities of `dimension`, from `least` to `most`.
 
     The range is in SI units, by default the one of the dimension. Without `bits`, only bytes are accepted.
+    A quantity is text with its unit; Python code, but not YAML, may also pass a number.
     """
+    units = _UNITS[dimension]
 
     def read(value: Any, info: ValidationInfo) -> float:
-        return _validate(value, info, dimension, (least, most), bits=bits)
+        try:
+            if isinstance(value, str):
+                if not bits:
+                    _without_bits(value, dimension)
+                return _in_range(parse_quantity(value, dimension), value, dimension, least, most)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise _refusal(f"{value!r} is not a quantity", dimension)
+            plain = _as_float(value)
+            if info.context and info.context.get("yaml"):
+                raise _bare_number(plain, dimension)
+            text = f"{plain:g}"
+            return _in_range(_checked(plain, text, dimension), text, dimension, least, most)
+        except UnitError as error:
+            problem = error.problems[0]
+            context = {"message": problem.message, "help": problem.help}
+            raise PydanticCustomError("quantity", "{message}", context) from None
 
-    units = _UNITS[dimension]
     schema = {
         "type": "string",
         "description": f"{units.meaning}, with its unit",

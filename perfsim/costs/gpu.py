@@ -39,7 +39,7 @@ from perfsim.specs.calibration import (
     GpuCalibration,
     NarrowGemmConstants,
 )
-from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, HostSpec, SystemSpec
+from perfsim.specs.hardware import DeviceSpec, HostSpec, SystemSpec
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.specs.recipe import Recipe
 from perfsim.work import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
@@ -64,9 +64,10 @@ HOST_OPERATIONS = frozenset({*LOADS, STORE, *UPDATES})
 class HostCosts:
     """Prices offload on one system; CatalogError where it describes no host."""
 
-    def __init__(self, system: GpuClusterSpec, num_devices: int) -> None:
-        self.system = system
-        self.num_devices = num_devices
+    def __init__(self, topology: FatTree) -> None:
+        self.system = topology.system
+        self.num_devices = topology.num_devices
+        self.edges = topology.edges
 
     @property
     def host(self) -> HostSpec:
@@ -82,7 +83,8 @@ class HostCosts:
 
     def rate_bytes_per_s(self, op: str) -> float:
         """Bytes/s of a copy while all devices of the host make one."""
-        rate = min(self.host.link, self.host.memory.bandwidth / self.sharing)
+        sharing = self.sharing
+        rate = min(self.edges.rated["pcie"], self.edges.rated["dram"] / sharing)
         return min(rate, self.drives_bytes_per_s) if op.startswith("nvme") else rate
 
     @property
@@ -90,7 +92,7 @@ class HostCosts:
         """A device's share of the drives."""
         if self.host.nvme is None:
             raise CatalogError(f"{self.system.name} describes no local drives (node.host.nvme)")
-        return self.host.nvme.bandwidth / self.sharing
+        return self.edges.rated["nvme"] / self.sharing
 
     def duration_s(self, work: Work) -> float:
         """Seconds of one task: a copy of `comm_bytes`, or an update.
@@ -98,10 +100,17 @@ class HostCosts:
         The kernels of an update move its bytes in the host's memory, `comm_bytes` go to and from drives.
         """
         if work.op not in UPDATES:
-            return work.comm_bytes / self.rate_bytes_per_s(work.op)
-        memory = self.host.optimizer_fraction * self.host.memory.bandwidth / self.sharing
+            return self.latency_s(work.op) + work.comm_bytes / self.rate_bytes_per_s(work.op)
+        memory = self.host.optimizer_fraction * self.edges.rated["dram"] / self.sharing
         seconds = work.bytes_accessed / memory
-        return max(seconds, work.comm_bytes / self.drives_bytes_per_s) if work.comm_bytes else seconds
+        seconds = max(seconds, work.comm_bytes / self.drives_bytes_per_s) if work.comm_bytes else seconds
+        return self.latency_s(work.op) + seconds
+
+    def latency_s(self, op: str) -> float:
+        """Latency of the links that a copy or an update crosses."""
+        kinds = ["dram"] if op in UPDATES else ["pcie", "dram"]
+        kinds += ["nvme"] if op.startswith("nvme") else []
+        return sum(self.edges.usual.seconds[kind][op != STORE] for kind in kinds)
 
 
 MATRIX_CORE_ROW_BYTES = 16
@@ -266,7 +275,7 @@ class GpuCosts(GpuKernels, Costs):
         super().__init__(topology.system, recipe, topology.num_devices)
         self.topology = topology
         self.collectives = CollectiveModel.of_tree(topology)
-        self.host = HostCosts(topology.system, topology.num_devices)
+        self.host = HostCosts(topology)
         self._works: dict[Work, float] = {}
         self._bounds: dict[Work, Shares] = {}
         self._groups: dict[RankGroup, Group] = {}
@@ -298,10 +307,7 @@ class GpuCosts(GpuKernels, Costs):
                 alike.setdefault((*self._collective(work), work.fan_out), []).append(work)
         for (op, group, fan_out), members in alike.items():
             sizes = [work.comm_bytes for work in members]
-            if fan_out > 1:
-                seconds = self.collectives.dispatch_s(sizes, group, fan_out)
-            else:
-                seconds = self.collectives.time_s(op, sizes, group)
+            seconds = self.collectives.time_s(op, np.array(sizes), group, fan_out)
             for work, device_s in zip(members, seconds.tolist(), strict=True):
                 self._works[work] = self._with_host(self._exposed_s(work, device_s), COLLECTIVE_LAUNCHES)
         for work in new:
@@ -319,6 +325,21 @@ class GpuCosts(GpuKernels, Costs):
         units = min(MOST_TAKEN, self._taken(work, exchange_s * (chunks - 1)).units)
         beside_s = max(exchange_s, chunk_s + units * exchange_s)
         return max(0.0, chunk_s + (chunks - 1) * beside_s - self.kernel_s(product))
+
+    def latency_s(self, work: Work, /) -> float:
+        """What is left of a communication beside the time of its bytes: hops and the host.
+
+        Of a collective that a product partly hides, its bytes take the same share of what is exposed.
+        """
+        if work.op in HOST_OPERATIONS:
+            return self.host.latency_s(work.op)
+        op, group = self._collective(work)
+        alone = self.collectives.seconds(op, np.array([work.comm_bytes]), group, work.fan_out)
+        alone_s = float(alone.total_s[0])
+        if alone_s <= 0.0:
+            return self.duration_s(work)
+        bytes_s = float(alone.bytes_s[0]) / alone_s * self._exposed_s(work, alone_s)
+        return max(0.0, self.duration_s(work) - bytes_s)
 
     def wait_s(self, message_bytes: float) -> float:
         """Seconds that a pipeline rank loses as a pass begins, whose message has so many bytes."""

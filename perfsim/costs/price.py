@@ -68,6 +68,10 @@ class Costs(ABC):
         """
         return NONE
 
+    def latency_s(self, _work: Work, /) -> float:
+        """Seconds of a communication in which it uses no link: launches and hops, before its bytes."""
+        return 0.0
+
     def send_s(self, _ends: RankGroup, _n_bytes: float, /) -> float:
         """Seconds of one message between two ranks; InputError where messages have no price."""
         raise InputError("no message between two ranks has a price on this machine")

@@ -7,7 +7,7 @@ SwarmX, each GPU computes its slice of the batch, and gradients are summed on th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perfsim.base.errors import CatalogError
@@ -118,10 +118,22 @@ class StreamCosts:
             return self.update_s(work.comm_bytes, work.flop)
         if work.op not in STREAMS:
             return None
-        # A gradient goes up to MemoryX or SwarmX; only its last chunk shows the latency of the hops.
-        last = work.op in ("reduce", "reduce_in_tree")
-        latency_s = self.tree_latency_s(work.comm_bytes, "up") if last else 0.0
-        return work.comm_bytes / self.rate_bytes_per_s(work.op) + latency_s
+        return work.comm_bytes / self.rate_bytes_per_s(work.op) + self.latency_s(work)
+
+    def latency_s(self, work: Work) -> float:
+        """Seconds of a task that moves before its bytes use links.
+
+        The first weights of a layer are a broadcast of their own, and a gradient shows the latency of the
+        hops with its last chunk only.
+        """
+        if work.op in ("reduce", "reduce_in_tree"):
+            return self.tree_latency_s(work.comm_bytes, "up")
+        lane, way, kinds = STREAMS[work.op]
+        return 0.0 if lane == "link" else self._topology.slowest_s(way, *kinds) - self._described_s(kinds)
+
+    def _described_s(self, kinds: Sequence[str]) -> float:
+        """Latency of ports as the system describes it, which samples and spills do not show."""
+        return self.system.io_link.latency if "io" in kinds else 0.0
 
     def tree_latency_s(self, n_bytes: float, way: Way = "down") -> float:
         """First byte between MemoryX and the farthest system: the hops of its path and a chunk per level."""
@@ -132,7 +144,8 @@ class StreamCosts:
     def update_s(self, n_bytes: float, flop: float) -> float:
         """The optimizer on the servers that hold the layer: the longer of traffic and arithmetic."""
         arithmetic = self.system.memoryx.server.arithmetic
-        return max(n_bytes / self.bytes_per_s["dram"], flop / arithmetic / self.shares)
+        busy_s = max(n_bytes / self.bytes_per_s["dram"], flop / arithmetic / self.shares)
+        return self._topology.slowest_s("down", "dram") + busy_s
 
 
 # The roofline of weight streaming: the tokens from which compute hides the streaming of weights.
@@ -226,6 +239,10 @@ class WaferCosts(Costs):
             saved_s = self.zeros_saved * matrices / self.flop_per_s
         return work.share * (self.mesh.duration_s(work.kernels) - saved_s)
 
+    def latency_s(self, work: Work, /) -> float:
+        """Seconds before the bytes of a task that moves."""
+        return self.streams.latency_s(work) if work.op in STREAMS else 0.0
+
     def kernel_s(self, kernel: Kernel, /) -> float:
         """Seconds of one kernel on a wafer."""
         return self.mesh.kernel_s(kernel)
@@ -287,6 +304,10 @@ class StreamedGpuCosts(Costs):
     def __init__(self, topology: WaferTree, recipe: Recipe) -> None:
         self.kernels = GpuKernels(topology.system, recipe, topology.num_devices)
         self.streams = StreamCosts(topology)
+
+    def latency_s(self, work: Work, /) -> float:
+        """Seconds before the bytes of a task that moves."""
+        return self.streams.latency_s(work) if work.op in STREAMS else 0.0
 
     def kernel_s(self, kernel: Kernel, /) -> float:
         """Seconds of one kernel on a GPU."""

@@ -30,8 +30,11 @@ longest_path = _compiled(rules.longest_path)
 
 
 @_compiled
-def _push(times: Floats, tasks: Ints, size: int, time: float, task: int) -> None:
-    """Add an end to the heap; the columns have room for it."""
+def _with_end(times: Floats, tasks: Ints, size: int, time: float, task: int) -> tuple[Floats, Ints]:
+    """The heap of `size` ends with one more; its columns grow where they have no room."""
+    if size == len(times):
+        times = np.concatenate((times, np.empty(size)))
+        tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
     # The new end moves up from the last leaf while the end above it is later.
     at = size
     while at > 0:
@@ -43,6 +46,7 @@ def _push(times: Floats, tasks: Ints, size: int, time: float, task: int) -> None
         at = above
     times[at] = time
     tasks[at] = task
+    return times, tasks
 
 
 @_compiled
@@ -89,6 +93,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     stack = np.empty(count, dtype=np.int64)
     # Tasks at a rate that others may change: flows, and computations next to communication.
     left_s = np.zeros(count)
+    is_sending = np.zeros(count, dtype=np.bool_)
     rate = np.zeros(count)
     since_s = np.zeros(count)
     head = np.full(groups, NONE)
@@ -133,23 +138,30 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             num_ready -= 1
             task = stack[num_ready]
             kind = tables.kind[task]
-            # A task that takes part of a device changes the rates there, but only at the end of the instant:
-            # others that begin or end now may change them as well.
-            start_s[task] = now_s
-            events += 1
-            for at in range(tables.occupied.first[kind], tables.occupied.first[kind + 1]):
-                device = tables.occupied.values[at]
-                taken[device, 0] += tables.taken[kind, 0]
-                taken[device, 1] += tables.taken[kind, 1]
-                if not device_is_changed[device]:
-                    device_is_changed[device] = True
-                    changed_device[num_devices] = device
-                    num_devices += 1
+            if start_s[task] < 0.0:
+                # A task that takes part of a device changes the rates there, but only at the end of the
+                # instant: others that begin or end now may change them as well.
+                start_s[task] = now_s
+                events += 1
+                for at in range(tables.occupied.first[kind], tables.occupied.first[kind + 1]):
+                    device = tables.occupied.values[at]
+                    taken[device, 0] += tables.taken[kind, 0]
+                    taken[device, 1] += tables.taken[kind, 1]
+                    if not device_is_changed[device]:
+                        device_is_changed[device] = True
+                        changed_device[num_devices] = device
+                        num_devices += 1
+                # Its bytes use links once its latency has passed; until then only the heap knows the task.
+                if tables.latency_s[task] > 0.0:
+                    due_s[task] = now_s + tables.latency_s[task]
+                    times, tasks = _with_end(times, tasks, size, due_s[task], task)
+                    size += 1
+                    continue
             flow = tables.flow[kind]
             device = tables.device[kind]
             # Its first rate is not known yet, so such a task is in no group before the end of the instant.
             if flow != NONE or device != NONE:
-                left_s[task] = tables.duration_s[task]
+                left_s[task] = tables.duration_s[task] - tables.latency_s[task]
                 fresh[num_fresh] = task
                 num_fresh += 1
                 if flow != NONE:
@@ -160,10 +172,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                         num_changed += 1
             else:
                 due_s[task] = now_s + tables.duration_s[task]
-                if size == len(times):
-                    times = np.concatenate((times, np.empty(size)))
-                    tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
-                _push(times, tasks, size, due_s[task], task)
+                times, tasks = _with_end(times, tasks, size, due_s[task], task)
                 size += 1
         if size and times[0] <= now_s:
             size -= 1
@@ -172,6 +181,12 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             _pop(times, tasks, size)
             # An entry of the heap is stale if its task has got another rate since it was entered.
             if end_s[task] >= 0.0 or due_s[task] != at_s:
+                continue
+            if tables.latency_s[task] > 0.0 and not is_sending[task]:
+                is_sending[task] = True
+                due_s[task] = np.inf
+                stack[num_ready] = task
+                num_ready += 1
                 continue
             end_s[task] = now_s
             num_ended += 1
@@ -230,10 +245,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                     since_s[task] = now_s
                     rate[task] = speed
                     due_s[task] = now_s + max(0.0, left_s[task]) / speed
-                    if size == len(times):
-                        times = np.concatenate((times, np.empty(size)))
-                        tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
-                    _push(times, tasks, size, due_s[task], task)
+                    times, tasks = _with_end(times, tasks, size, due_s[task], task)
                     size += 1
                 task = after[task]
         num_devices = 0
@@ -263,10 +275,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                         due_s[task] = np.inf
                         if rate[task] > 0.0:
                             due_s[task] = now_s + max(0.0, left_s[task]) / rate[task]
-                            if size == len(times):
-                                times = np.concatenate((times, np.empty(size)))
-                                tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
-                            _push(times, tasks, size, due_s[task], task)
+                            times, tasks = _with_end(times, tasks, size, due_s[task], task)
                             size += 1
                     task = after[task]
         # What has begun at this instant gets its first rate, and joins its group.
@@ -290,11 +299,11 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                 before[head[group]] = task
             head[group] = task
             if rate[task] > 0.0:
-                due_s[task] = now_s + left_s[task] / rate[task]
-                if size == len(times):
-                    times = np.concatenate((times, np.empty(size)))
-                    tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
-                _push(times, tasks, size, due_s[task], task)
+                due_s[task] = now_s + max(0.0, left_s[task]) / rate[task]
+                if rate[task] == 1.0 and tables.latency_s[task] > 0.0:
+                    # One sum for what nothing slows: it ends as it does without links, to the bit.
+                    due_s[task] = max(now_s, start_s[task] + tables.duration_s[task])
+                times, tasks = _with_end(times, tasks, size, due_s[task], task)
                 size += 1
         num_fresh = 0
         # -------------------------------------------------- the next instant

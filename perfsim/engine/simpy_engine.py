@@ -3,7 +3,8 @@
 Every stream is a SimPy process. It carries out its tasks in program order and waits before each for the tasks
 of other streams that the task needs. Most tasks take their own time. Two kinds take longer when others run:
 
-- a *flow* shares links: all flows get max-min fair rates (`rules.fill`);
+- a *flow* first has a latency, in which it uses no link; then its bytes share links: all flows get max-min
+  fair rates (`rules.fill`);
 - a computation that compute units limit for a share c of its time, and memory bandwidth for a share m, while
   communication on its device takes the shares u of the units and h of the bandwidth, has the rate
 
@@ -49,8 +50,12 @@ class _EndOfInstant(Event):
 class Activity:
     """A task at a rate that others may change; 1 is its rate alone."""
 
-    def __init__(self, env: simpy.Environment, kind: int, duration_s: float) -> None:
+    def __init__(
+        self, env: simpy.Environment, kind: int, duration_s: float, alone: Event | None = None
+    ) -> None:
         self.env = env
+        self.alone = alone
+        """Its end if it begins at its rate alone and keeps it: one sum with a latency before, not two."""
         self.kind = kind
         self.left_s = duration_s
         self.rate = 0.0
@@ -67,8 +72,12 @@ class Activity:
         self.since_s = now_s
         self.rate = rate
         self._alarm = None
-        if rate > 0.0:
+        if rate == 1.0 and self.alone is not None:
+            self._alarm = self.env.timeout(0.0) if self.alone.processed else self.alone
+        elif rate > 0.0:
             self._alarm = self.env.timeout(max(0.0, self.left_s) / rate)
+        self.alone = None
+        if self._alarm is not None:
             self._alarm.callbacks.append(self._ring)
 
     def _ring(self, alarm: Event) -> None:
@@ -204,6 +213,7 @@ class Simulation:
         self.start_s = [-1.0] * len(tables.duration_s)
         self.end_s = [-1.0] * len(tables.duration_s)
         self._duration_s = tables.duration_s.tolist()
+        self._latency_s = tables.latency_s.tolist()
         self._kind = tables.kind.tolist()
         self._flow = tables.flow.tolist()
         self._device = tables.device.tolist()
@@ -261,8 +271,13 @@ class Simulation:
                 self._ended[task].succeed()
 
     def _communicate(self, task: int, kind: int) -> Waits:
-        """Send over links that others may use."""
-        flow = Activity(self.env, kind, self._duration_s[task])
+        """Send over links that others may use, after the latency."""
+        latency_s = self._latency_s[task]
+        alone = None
+        if latency_s > 0.0:
+            alone = self.env.timeout(self._duration_s[task])
+            yield self.env.timeout(latency_s)
+        flow = Activity(self.env, kind, self._duration_s[task] - latency_s, alone)
         self.links.change(self._flow[kind], flow, 1)
         self._close_instant()
         yield flow.done

@@ -31,11 +31,17 @@ class Flow(NamedTuple):
     `route` holds link ids, one entry each time a link is crossed. `bytes_per_s` is the nominal speed,
     reached when nothing else uses the links, and never exceeded. `weight` is how many identical flows
     this one stands for: each of them crosses the whole route at the same rate.
+
+    A flow has two parts: a latency, in which it uses no link, and then its bytes.
     """
 
     route: tuple[int, ...]
     bytes_per_s: float
     weight: int = 1
+    latency: float = 0.0
+    """Share of the time alone that is latency."""
+    late_s: float = 0.0
+    """Latency of links on the route that the time alone does not count."""
 
 
 class Beside(NamedTuple):
@@ -69,6 +75,8 @@ class Tables(NamedTuple):
 
     duration_s: Floats
     """Of every task, when nothing else uses its links or its device."""
+    latency_s: Floats
+    """The part of it before a task's bytes use links; 0 for tasks that are no flows."""
     stream: Ints
     missing: Ints
     """How many tasks every task waits for."""
@@ -124,9 +132,16 @@ def tables_of(
     for index, crossed in enumerate(counts):
         for link, times in crossed:
             on_link[link].append((index, times))
+    # A share and seconds by class of work: `late[work]` are (latency, late_s) of its flow.
+    late = np.zeros((works, 2))
+    for work, flow in flows.items():
+        late[work] = flow.latency, flow.late_s
+    share, late_s = late[graph.work].T
+    whole_s = np.asarray(duration_s, dtype=np.float64)
     slowed = _slowed(graph, stream_of_kind.tolist(), work_of_kind.tolist(), beside)
     return Tables(
-        duration_s=np.asarray(duration_s, dtype=np.float64),
+        duration_s=whole_s + late_s,
+        latency_s=share * whole_s + late_s,
         stream=graph.stream.astype(np.int64),
         missing=np.diff(graph.dependencies.start).astype(np.int64),
         waiting=Rows(graph.successors.start.astype(np.int64), graph.successors.values.astype(np.int64)),
@@ -153,6 +168,8 @@ def _check(flows: Sequence[Flow], num_links: int) -> None:
             raise GraphError(f"a flow cannot run at {flow.bytes_per_s} bytes/s")
         if flow.weight < 1:
             raise GraphError(f"a flow cannot stand for {flow.weight} flows")
+        if not 0.0 <= flow.latency <= 1.0 or flow.late_s < 0.0:
+            raise GraphError(f"a flow has no latency of {flow.latency} of its time and {flow.late_s} s")
 
 
 def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Beside | None) -> dict[str, Any]:

@@ -56,7 +56,6 @@ class _Removal:
     tasks: Callable[[TaskGraph], Bools] | None = None
     """Tasks that take no time, if other tasks of their class do."""
     change: Change = lambda _, __: None
-    one_tier: bool = False
     alone: bool = False
     """Communication takes nothing from the compute that runs at the same time."""
     constants: tuple[str, ...] = ()
@@ -84,9 +83,6 @@ class _WithoutMechanism(GpuCosts):
         if self.removal.kernel(kernel):
             return 0.0
         return super().kernel_s(kernel) * self.removal.factor(kernel, self)
-
-    def group(self, ranks: RankGroup) -> Group:
-        return Group.inside_node(ranks.size) if self.removal.one_tier else super().group(ranks)
 
 
 def _of_category(category: str) -> Callable[[Work], bool]:
@@ -130,6 +126,10 @@ class _GemmWithoutWaves(GemmModel):
         tile = self._candidates
         tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
         return replace(geometry, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
+
+
+def _in_a_node(ranks: RankGroup) -> Group:
+    return Group.inside_node(ranks.size)
 
 
 def _no_waves(costs: GpuCosts) -> GemmModel:
@@ -199,7 +199,9 @@ def _recomputed_collectives(graph: TaskGraph) -> Bools:
 REMOVALS = (
     _Removal("tensor-parallel collectives", "free", work=_of_category("tensor_communication")),
     _Removal("collectives of recompute", "free", tasks=_recomputed_collectives),
-    _Removal("hierarchical collectives", "every group inside one node", one_tier=True),
+    _Removal(
+        "hierarchical collectives", "every group inside one node", change=_put(group=lambda _: _in_a_node)
+    ),
     _Removal(
         "data-parallel and FSDP traffic",
         "free",

@@ -49,13 +49,13 @@ from perfsim.evidence.step_fit import (
     OUTLIER,
     Constants,
     WaferFit,
-    gpu_calibration,
+    device_calibration,
     predict_with,
     recorded_constants,
     release_of,
     step_with,
 )
-from perfsim.prediction.bands import BandWidths, Traits, traits_of_plan, traits_together, unlikeness
+from perfsim.prediction.bands import BandWidths, Traits
 
 ALL = "all runs"
 """The row over all groups, each predicted with itself left out."""
@@ -221,7 +221,7 @@ def _wafers_left_out(logs: Sequence[StepCase], catalog: Catalog) -> list[Leaving
         for case in left:
             step = evaluate_case(case, catalog, without)
             run = scored_case(case, step.step_time_s)
-            runs.append(replace(run, traits=traits_of_plan(step.plan), left_out=release))
+            runs.append(replace(run, traits=Traits.of(step.plan), left_out=release))
         constants = {"efficiency": without.efficiency[release]}
         rows.append(LeftOut(release, _WAFER, tuple(runs), {}, constants))
     predicted = {run.id: run for row in rows for run in row.runs}
@@ -245,8 +245,8 @@ def tangent(placed: PlacedCase) -> Tangent:
     for name, value in at.items():
         rise = log_step({**at, name: value * (1 + _STEP)}) - log_step({**at, name: value / (1 + _STEP)})
         slopes[name] = rise / (2 * float(np.log1p(_STEP)))
-    device = gpu_calibration(placed)
-    scored = replace(scored_case(placed.case, placed.slowed * step_s), traits=traits_of_plan(placed.plan))
+    device = device_calibration(placed)
+    scored = replace(scored_case(placed.case, placed.slowed * step_s), traits=Traits.of(placed.plan))
     return Tangent(scored, device.name, at, slopes, device.gemm.burst_fraction, placed.case.setting)
 
 
@@ -485,8 +485,8 @@ def _points(runs: Sequence[Scored]) -> list[float]:
         for run, own in known:
             if run.left_out != group:
                 traits.setdefault(run.family, []).append(own)
-        families[group] = [traits_together(alike) for alike in traits.values()]
-    return [min(unlikeness(own, family)[0] for family in families[run.left_out]) for run, own in known]
+        families[group] = [Traits.together(alike) for alike in traits.values()]
+    return [min(own.unlikeness(family)[0] for family in families[run.left_out]) for run, own in known]
 
 
 def _unshared(runs: Sequence[Scored], widths: Floats) -> float:

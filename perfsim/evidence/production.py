@@ -170,18 +170,24 @@ def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
         "source": published.source,
         "runs": [row for run in published.runs if (row := _row(run, published, steps))["against"]],
         "efficiencies": [_efficiency(claim, largest, published) for claim in published.efficiencies],
-        "explanations": [row for claim in bounds for row in explanations(claim, largest, published)],
+        "explanations": [row for claim in bounds for row in _explanations(claim, largest, published)],
     }
 
 
 def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]) -> dict[str, Any]:
     """Tokens a second and system of a run over each earlier run on one system, with a band."""
     against = []
-    rate, run_width = _rate_and_width(steps[run.name])
+
+    def rate_and_width(step: Evaluation) -> tuple[float, float]:
+        """Also the log half-width that two runs of one machine do not share."""
+        unshared = accuracy_of(step.plan, step.hidden_communication_fraction).unshared_error
+        return step.tokens_per_s / step.plan.topology.num_devices, math.log1p(unshared)
+
+    rate, run_width = rate_and_width(steps[run.name])
     for base in published.runs[: published.runs.index(run)]:
         if base.systems > 1:
             continue
-        base_rate, base_width = _rate_and_width(steps[base.name])
+        base_rate, base_width = rate_and_width(steps[base.name])
         measured = run.ratio / base.ratio
         predicted = rate / base_rate
         width = math.hypot(run_width, base_width)
@@ -198,17 +204,16 @@ def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]
     return {"name": run.name, "systems": run.systems, "batch_per_system": batch, "against": against}
 
 
-def _rate_and_width(step: Evaluation) -> tuple[float, float]:
-    """Tokens a second and system, and the log half-width that two runs of one machine do not share."""
-    unshared = accuracy_of(step.plan, step.hidden_communication_fraction).unshared_error
-    return step.tokens_per_s / step.plan.topology.num_devices, math.log1p(unshared)
-
-
 def _efficiency(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> dict[str, Any]:
     """A published efficiency next to the efficiency and the band of a run with the same batch per system."""
     fewer, more = (published.step(run, systems=count) for count in (claim.fewer, claim.systems))
     predicted = fewer.step_time_s / more.step_time_s
-    lost = _lost(more) - _lost(fewer)
+
+    def lost(step: Evaluation) -> float:
+        """Half-width in log time of what a number of systems may lose."""
+        widths = (each.log_width for each in unknowns_of(step.plan) if each.code == "devices-outside")
+        return sum(widths)
+
     return {
         "name": claim.name,
         "fewer": claim.fewer,
@@ -217,20 +222,15 @@ def _efficiency(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> d
         "least": claim.least,
         "predicted": predicted,
         "predicted_for": run.name,
-        "allowed": predicted * math.exp(-lost),
+        "allowed": predicted * math.exp(lost(fewer) - lost(more)),
         "source": claim.source,
     }
 
 
-def _lost(step: Evaluation) -> float:
-    """Half-width in log time of what a number of systems may lose."""
-    return sum(unknown.log_width for unknown in unknowns_of(step.plan) if unknown.code == "devices-outside")
-
-
-def explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
+def _explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
     """What each cause alone would have to be for a step as slow as a published efficiency says.
 
-    Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`.
+    Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`; none without a tree.
     """
     system = published.system
     if not isinstance(system, WaferClusterSpec):
@@ -241,20 +241,19 @@ def explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> 
     tree = system.swarmx
     slower = 1.0 / claim.efficiency
 
-    def step_s(changes: Mapping[str, float]) -> float:
-        changed = system.with_(**{f"swarmx.{name}": value for name, value in changes.items()})
+    def step_s(path: str, value: float) -> float:
+        changed = system.with_(**{path: value})
         layout = more.plan.layout
         return published.step(run, systems=claim.systems, system=changed, layout=layout).step_time_s
 
-    hop = _factor(lambda factor: step_s({"hop_latency": tree.hop_latency * factor}), limit_s)
-    link = _factor(lambda factor: step_s({"bandwidth": tree.bandwidth / factor}), limit_s)
-    spread = (slower - 1.0) / _expected_maximum(claim.systems)
+    hop = _factor(lambda factor: step_s("swarmx.hop_latency", tree.hop_latency * factor), limit_s)
+    link = _factor(lambda factor: step_s("swarmx.bandwidth", tree.bandwidth / factor), limit_s)
+    # Blom's approximation of the expected maximum, within 5 %.
+    maximum = NormalDist().inv_cdf((claim.systems - 0.375) / (claim.systems + 0.25))
+    spread = (slower - 1.0) / maximum
+    later_s = (limit_s - fewer.step_time_s, more.step_time_s - fewer.step_time_s)
     rows = {
-        "gradients add up later": (
-            limit_s - fewer.step_time_s,
-            more.step_time_s - fewer.step_time_s,
-            "seconds",
-        ),
+        "gradients add up later": (*later_s, "seconds"),
         "a hop of the tree takes longer": (tree.hop_latency * hop, tree.hop_latency, "seconds"),
         "links of the tree are slower": (tree.bandwidth / link, tree.bandwidth, "bytes_per_s"),
         "one system is slower": (slower - 1.0, 0.0, "fraction"),
@@ -265,11 +264,6 @@ def explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> 
         {**shared, "cause": cause, "needed": needed, "in_model": in_model, "unit": unit}
         for cause, (needed, in_model, unit) in rows.items()
     ]
-
-
-def _expected_maximum(count: int) -> float:
-    """Expected maximum of so many standard normal values, by Blom's approximation (within 5 %)."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
 def _factor(step_s: Callable[[float], float], limit_s: float) -> float:

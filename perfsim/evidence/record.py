@@ -17,7 +17,7 @@ from perfsim.evidence.cases import StepCase, case_question, public_cases, read_c
 from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut, fitted_widths, left_out
 from perfsim.evidence.production import healthy_tokens_per_s, production_runs
 from perfsim.prediction import bands
-from perfsim.prediction.bands import SHARDED, UNKNOWN, BandWidths, Reached, alone, recorded_errors
+from perfsim.prediction.bands import SHARDED, BandWidths, Reached, alone, recorded_errors
 from perfsim.studies import answers as study_answers
 from perfsim.work.counts import model_flop_per_step, parameters
 
@@ -36,17 +36,18 @@ def record_of(
 ) -> list[dict[str, Any]]:
     """The record of the results of `perfsim validate`, over the cases that can be predicted.
 
-    `outside` has, by file, its runs as predicted when they are left out of the fit. Without it, since that
-    takes minutes, the recorded figures are kept, with the bands they give. A file of too few families takes
-    the growth of its bands from a file before it, or from the record.
+    `outside` has, by file, its runs as predicted when they are left out of the fit; their scores and the
+    bands that they give are only in the entry of a file that is in it. A file of too few families takes the
+    growth of its bands from a file before it, or from the record.
     """
     outside = outside or {}
     results = [result for result in results if result["file"] in KINDS]
     entries: list[dict[str, Any]] = []
     widths = _widths_of_many(recorded_errors())
     for result in results:
-        file = result["file"]
-        kind, strategy = KINDS[file]
+        kind, strategy = KINDS[result["file"]]
+        leaving = outside.get(result["file"])
+        outside_of = {} if leaving is None else {**leaving.families, ALL: leaving.summary}
         # The traits of all families on a kind of system: those on record, and in their place the new ones.
         traits = {
             family["family"]: family
@@ -59,7 +60,7 @@ def record_of(
         families = [
             {
                 "family": family,
-                **_figures(figures, result["families_baseline"][family], _scores(file, family, outside)),
+                **_figures(figures, result["families_baseline"][family], outside_of.get(family)),
                 **result["families_traits"][family],
                 "hidden_communication": round(figures["hidden_communication"], _DIGITS),
                 "alone": alone(family, traits),
@@ -67,18 +68,18 @@ def record_of(
             for family, figures in result["families"].items()
             if figures["n"] and family in result["families_traits"]
         ]
-        whole = _figures(result["summary_predicted"], result["baseline"], _scores(file, ALL, outside))
+        whole = _figures(result["summary_predicted"], result["baseline"], outside_of.get(ALL))
         entries.append(
             {
                 "system_kind": kind,
                 "strategy": strategy,
-                "family": f"studies/validation/{file}",
+                "family": f"studies/validation/{result['file']}",
                 **whole,
                 "families": families,
-                **_bands(file, kind, widths, outside),
+                **(_bands(leaving, widths) if leaving else {}),
             }
         )
-        widths = _widths_of_many(entries) or widths
+        widths = _widths_of_many(entry for entry in entries if "band" in entry) or widths
     return entries
 
 
@@ -89,20 +90,9 @@ def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
     )
 
 
-def _recorded(file: str) -> list[dict[str, Any]]:
-    """The entries on record of a file: one or none."""
-    return [entry for entry in recorded_errors() if str(entry["family"]).endswith(f"/{file}")]
-
-
-def _bands(
-    file: str, kind: str, widths: BandWidths | None, outside: Mapping[str, LeavingOut]
-) -> dict[str, Any]:
+def _bands(leaving: LeavingOut, widths: BandWidths | None) -> dict[str, Any]:
     """The widths of bands, and for each group left out its constants and the widths that the others give."""
-    if file not in outside:
-        alike = [entry for entry in recorded_errors() if entry["system_kind"] == kind]
-        known = next(iter([*_recorded(file), *alike]), {"band": UNKNOWN.as_dict(), "left_out": []})
-        return {name: known[name] for name in ("band", "left_out")}
-    runs = outside[file].runs
+    runs = leaving.runs
     left_out = [
         {
             "group": row.family,
@@ -110,30 +100,21 @@ def _bands(
             "constants": row.constants,
             "band": fitted_widths([run for run in runs if run.left_out != row.family], widths).as_dict(),
         }
-        for row in outside[file].groups
+        for row in leaving.groups
     ]
     return {"band": fitted_widths(runs, widths).as_dict(), "left_out": left_out}
 
 
-def _scores(file: str, family: str, outside: Mapping[str, LeavingOut]) -> _Figures:
-    """Score of the left-out runs of a family: the new one, else the recorded one, else an error of 1."""
-    if file in outside:
-        return outside[file].summary if family == ALL else outside[file].families[family]
-    entries = _recorded(file)
-    rows = {row["family"]: row for entry in entries for row in entry["families"]}
-    row = rows.get(family, entries[0] if entries else {})
-    return {name: row.get(f"held_out_{name}", 1.0) for name in ("median_ape", "p90_ape")}
-
-
-def _figures(summary: _Figures, baseline: _Figures, outside: _Figures) -> dict[str, Any]:
-    return {
+def _figures(summary: _Figures, baseline: _Figures, outside: _Figures | None) -> dict[str, Any]:
+    figures = {
         "n": summary["n"],
         "median_ape": round(summary["median_ape"], _DIGITS),
         "p90_ape": round(summary["p90_ape"], _DIGITS),
-        "held_out_median_ape": round(outside["median_ape"], _DIGITS),
-        "held_out_p90_ape": round(outside["p90_ape"], _DIGITS),
-        "baseline_median_ape": round(baseline["median_ape"], _DIGITS),
     }
+    if outside is not None:
+        figures["held_out_median_ape"] = round(outside["median_ape"], _DIGITS)
+        figures["held_out_p90_ape"] = round(outside["p90_ape"], _DIGITS)
+    return figures | {"baseline_median_ape": round(baseline["median_ape"], _DIGITS)}
 
 
 def production_record(catalog: Catalog) -> list[dict[str, Any]]:

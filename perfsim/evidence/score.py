@@ -51,8 +51,6 @@ from perfsim.prediction.bands import (
     accuracy_of,
     left_out_of,
     recorded_errors,
-    traits_of_plan,
-    traits_together,
 )
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
@@ -177,7 +175,7 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
     """The summary of each family, with its ranking of layouts."""
     result = {}
     for family, runs in _by_family(cases).items():
-        ranked = rankings(runs)
+        ranked = _rankings(runs)
         result[family] = {
             **summary(runs),
             "kendall_tau": float(np.mean([sweep["kendall_tau"] for sweep in ranked])) if ranked else None,
@@ -193,7 +191,7 @@ def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
     return found
 
 
-def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
+def _rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
     """Rankings of sweeps with at least four scored layouts: Kendall's tau-a, regret and the two choices.
 
     `chosen` is the case predicted as fastest, `best` the one measured as fastest; repeats of a layout are
@@ -293,8 +291,8 @@ def validate_cases(
             for family, figures in families(runs).items()
         },
         "families_baseline": families(baseline),
-        "families_traits": {family: traits_together(found) for family, found in traits.items() if found},
-        "sweeps": rankings(runs),
+        "families_traits": {family: Traits.together(found) for family, found in traits.items() if found},
+        "sweeps": _rankings(runs),
         "without_release": _without_release(cases, read, catalog),
         "cases": [*map(_row, read, cases), *map(_row, unread)],
     }
@@ -307,7 +305,7 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
         question = case_question(case, catalog)
         run = replace(run, ideal_s=_ideal_s(case, question))
         plan = plan_of(question)
-        run = replace(run, traits=traits_of_plan(plan))
+        run = replace(run, traits=Traits.of(plan))
         found = evaluate(plan, question.costs)
     except LimitError:
         raise

@@ -165,7 +165,7 @@ class _Owners:
         )
 
 
-def gpu_calibration(placed: PlacedCase) -> GpuCalibration:
+def device_calibration(placed: PlacedCase) -> GpuCalibration:
     """The calibration of a case's device. Raises InputError unless it is a calibrated GPU."""
     return _Owners.of(placed).device
 

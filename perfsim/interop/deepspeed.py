@@ -14,7 +14,7 @@ from typing import Any
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.interop import tool
 from perfsim.interop.huggingface import model_beside
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values
 from perfsim.specs.layout import ParallelLayout
 
@@ -189,16 +189,13 @@ ROWS: tuple[Row, ...] = (
     tool.lacks("layout.sequence_parallel", "sequence parallelism of the norms"),
     tool.lacks("runtime.attention", "{} attention, which the model's code chooses"),
     tool.TF32_PRODUCTS,
-    tool.reduced_otherwise(*WIRES),
+    tool.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, *WIRES)),
 )
 
 
 def _recognise(document: Any) -> bool:
-    return (
-        isinstance(document, Mapping)
-        and any(name in document for name in SIGNS)
-        and "num_layers" not in document
-    )
+    names = names_in(document, "")
+    return not names.isdisjoint(SIGNS) and "num_layers" not in names
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from perfsim.base.errors import InputError, Problem, refused_values
 from perfsim.base.spec import CatalogSpec
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.interop import CHAKRA, GAP, READ, tool_named
-from perfsim.interop.source import Gap, Source
+from perfsim.interop.source import SYNTAXES, Gap, Source, Syntax
 from perfsim.interop.tool import Reading, Step
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.layout_text import text_of
@@ -32,12 +32,6 @@ SHOWN_KEYS = 24
 """Keys that were not used and stand in the text; JSON has all of them."""
 USUAL_NAMES = ("config", "params", "model", "train", "config.json")
 """Names of files that tell nothing; the folder's name is taken."""
-PARSERS: Mapping[str, Callable[[Source], Any]] = {
-    "json": Source.as_json,
-    "yaml": Source.as_yaml,
-    "toml": Source.as_toml,
-    "text": lambda source: source.text,
-}
 LAYOUT_FIELDS = (
     *("tensor", "pipeline", "data", "virtual_pipeline", "sequence_parallel", "zero_stage", "schedule"),
     "layers_per_stage",
@@ -199,7 +193,7 @@ def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
     """The format of a file and all that it says."""
     if format_name:
         chosen = tool_named(format_name)
-        documents = _documents(source, chosen.syntaxes) or [PARSERS[chosen.syntaxes[0]](source)]
+        documents = _documents(source, chosen.syntaxes) or [source.parsed(chosen.syntaxes[0])]
         recognised = [document for document in documents if chosen.recognise(document)]
         return format_name, chosen.read(source, (recognised or documents)[0])
     matches = _matches(source)
@@ -227,7 +221,7 @@ def format_of(path: Path) -> str:
 
 def _matches(source: Source) -> dict[str, Any]:
     """The formats that recognise a file, with its document in their syntax."""
-    parsed = {syntax: _documents(source, (syntax,)) for syntax in PARSERS}
+    parsed = {syntax: _documents(source, (syntax,)) for syntax in SYNTAXES}
     matches: dict[str, Any] = {}
     for name in READ:
         for document in (document for syntax in tool_named(name).syntaxes for document in parsed[syntax]):
@@ -236,12 +230,12 @@ def _matches(source: Source) -> dict[str, Any]:
     return matches
 
 
-def _documents(source: Source, syntaxes: Sequence[str]) -> list[Any]:
+def _documents(source: Source, syntaxes: Sequence[Syntax]) -> list[Any]:
     """The document in each syntax in which the file can be parsed."""
     documents = []
     for syntax in syntaxes:
         try:
-            documents.append(PARSERS[syntax](source))
+            documents.append(source.parsed(syntax))
         except InputError:
             continue
     return documents
@@ -249,10 +243,10 @@ def _documents(source: Source, syntaxes: Sequence[str]) -> list[Any]:
 
 def _syntax_problems(source: Source) -> Sequence[Problem]:
     """Why the file is not of the syntax that its name or first character promises."""
-    begins_as = "json" if source.text.lstrip().startswith("{") else "text"
-    by_name = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+    begins_as: Syntax = "json" if source.text.lstrip().startswith("{") else "text"
+    by_name: dict[str, Syntax] = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
     try:
-        PARSERS[by_name.get(source.path.suffix, begins_as)](source)
+        source.parsed(by_name.get(source.path.suffix, begins_as))
     except InputError as error:
         return error.problems
     return ()

@@ -17,7 +17,7 @@ from perfsim.base.sizes import MOST_LAYERS, MOST_WIDTH
 from perfsim.catalog import default_catalog
 from perfsim.interop import tool
 from perfsim.interop.nearest_model import Nearest
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Reading, Row, Tool, Values
 
 Fields = Mapping[str, Any]
@@ -169,7 +169,7 @@ def _bert_parts(settings: Settings, values: Values) -> dict[str, int]:
     hidden: int = values["model.hidden_size"]
     types = settings.integer("type_vocab_size", default=2, least=0)
     parts = {"token types": types * hidden, "a norm of the embedding": 2 * hidden}
-    named = str(settings.values.get("architectures", ""))
+    named = str(settings.raw("architectures"))
     if "MaskedLM" in named or "PreTraining" in named or "BertLMHead" in named:
         vocab: int = values["model.vocab_size"]
         parts["the masked-language head's own layer"] = hidden * hidden + 3 * hidden + vocab
@@ -369,7 +369,7 @@ BLOCKS: tuple[Row, ...] = (
 
 def _window(settings: Settings, values: Values, family: str) -> tuple[int | None, int | None]:
     """The window and how often a layer attends to all positions; a gap where the layers follow no pattern."""
-    listed = isinstance(settings.values.get("sliding_window"), (list, str))
+    listed = isinstance(settings.raw("sliding_window"), (list, str))
     if listed or not settings.flag("use_sliding_window", default=True):
         return None, None
     window = settings.integer("sliding_window", "window_size", least=0)
@@ -390,18 +390,16 @@ def _window(settings: Settings, values: Values, family: str) -> tuple[int | None
 
 # ----------------------------------------------------------------------------------------- reading
 def _recognise(document: Any) -> bool:
-    if not isinstance(document, Mapping):
-        return False
-    inner = next((document[name] for name in TEXT if isinstance(document.get(name), Mapping)), document)
-    named = "model_type" in document or "architectures" in document
-    width = any(name in inner for name in HIDDEN.split())
-    return width and (named or any(name in inner for name in LAYERS.split()))
+    names = names_in(document, *TEXT, "")
+    signs = names_in(document, "") & {"model_type", "architectures"} or names & {*LAYERS.split()}
+    return bool(signs) and not names.isdisjoint(HIDDEN.split())
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     """The shape of a config.json. Raises InputError for what is missing or out of range."""
     section = next((name for name in TEXT if isinstance(document.get(name), Mapping)), "")
-    settings = Settings.of(source, document[section] if section else document)
+    settings = Settings.of(source, document, {"": (f"{section}.",)} if section else None)
+    settings.used.update(METADATA)
     family = settings.text("model_type") or _family_of(document)
     if family in OTHER_KINDS:
         source.refuse(
@@ -426,19 +424,10 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         settings.gap("layers that predict further tokens, which the count leaves out")
     if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
         settings.gap("attention and MLP that read the same input, each by its own norm")
-    model = values.model
-    name = settings.text("_name_or_path").rstrip("/").split("/")[-1]
     if section:
         settings.gap(f"what stands outside `{section}`: encoders of images and sound")
-        others = Settings.of(source, {key: value for key, value in document.items() if key != section})
-        others.ignore(*METADATA)
-        settings = Settings(
-            source,
-            {**{f"{section}.{key}": value for key, value in settings.values.items()}, **others.values},
-            used={*(f"{section}.{key}" for key in settings.used), *others.used},
-            gaps=settings.gaps,
-        )
-    return Reading(settings, model, name=name)
+    name = settings.text("_name_or_path").rstrip("/").split("/")[-1]
+    return Reading(settings, values.model, name=name)
 
 
 def _family_of(document: Mapping[str, Any]) -> str:
@@ -464,14 +453,13 @@ def model_beside(source: Source) -> Nearest | None:
         path = Path(source.model)
         if path.suffix == ".json" and path.is_file():
             other = Source.read(path)
-            return _read(other, other.as_json()).model
+            return _read(other, other.parsed("json")).model
         described = {"name", "description", "sources", "assumed", "released"}
         known = default_catalog().model(source.model)
         return Nearest(known.model_dump(exclude=described, exclude_none=True), {})
     folder = source.path.resolve().parent
-    usual = [folder / name for name in USUAL if (folder / name).is_file()]
     others = sorted(folder.glob("*.json"))[:MOST_FILES]
-    for paths in (usual, others):
+    for paths in ([folder / name for name in USUAL], others):
         found = [model for path in paths if path != source.path.resolve() and (model := _model_of(path))]
         if len(found) == 1:
             return found[0]
@@ -481,7 +469,7 @@ def model_beside(source: Source) -> Nearest | None:
 def _model_of(path: Path) -> Nearest | None:
     try:
         source = Source.read(path)
-        document = source.as_json()
+        document = source.parsed("json")
         return _read(source, document).model if _recognise(document) else None
     except (InputError, OSError):
         return None

@@ -520,7 +520,7 @@ RECIPE: tuple[Row, ...] = (
         "products in {}; bf16 is written, and --fp8-recipe or --fp4-format has others",
         unless=(*WIDE_OR_FP16, "bf16", "fp8"),
     ),
-    tool.reduced_otherwise("fp32", "bf16"),
+    tool.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32", "bf16")),
     tool.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
     tool.noted(
         "overlap_moe_expert_parallel_comm: all-to-alls beside the compute of another micro-batch; predicted "

@@ -14,7 +14,7 @@ import yaml
 
 from perfsim.base.sizes import MOST_WIDTH
 from perfsim.interop import tool
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values
 from perfsim.specs.streaming_layout import StreamingLayout
 
@@ -238,21 +238,14 @@ ROWS: tuple[Row, ...] = (
 
 # ----------------------------------------------------------------------------------------- reading
 def _recognise(document: Any) -> bool:
-    if not isinstance(document, Mapping):
-        return False
-    model = _first_phase(document).get("model")
-    trainer = _first_phase(document).get("trainer")
-    if isinstance(trainer, Mapping) and isinstance(trainer.get("init"), Mapping):
-        model = trainer["init"].get("model", model)
-    if not isinstance(model, Mapping):
-        return False
-    inner = model["config"] if isinstance(model.get("config"), Mapping) else model
-    return "num_heads" in inner and ("filter_size" in inner or "hidden_size" in inner)
+    places = ("trainer.init.model.config", "trainer.init.model", "model.config", "model")
+    names = names_in(_first_phase(document), *places)
+    return "num_heads" in names and not names.isdisjoint(("filter_size", "hidden_size"))
 
 
-def _first_phase(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def _first_phase(document: Any) -> Any:
     """The document, or the first of the phases that `trainer` lists."""
-    phases = document.get("trainer")
+    phases = document.get("trainer") if isinstance(document, Mapping) else None
     if isinstance(phases, list) and phases and isinstance(phases[0], Mapping):
         return phases[0] if "trainer" in phases[0] else {"trainer": phases[0]}
     return document

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.interop.megatron import ROWS, read_settings
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Reading, Tool
 
 ROOTS = (
@@ -32,12 +32,8 @@ SIGNS = {"tensor_model_parallel_size", "_target_", "encoder_seq_length", "kv_cha
 
 def _recognise(document: Any) -> bool:
     """Whether this is a dump of NeMo or Megatron-Bridge."""
-    if not isinstance(document, Mapping) or not isinstance(document.get("model"), Mapping):
-        return False
-    model = document["model"]
-    inner = model["config"] if isinstance(model.get("config"), Mapping) else model
-    names = {str(name) for name in inner}
-    return "num_layers" in names and bool(names & SIGNS)
+    names = names_in(document, "model.config", "model")
+    return "num_layers" in names and not names.isdisjoint(SIGNS)
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES, MOST_VOCABULARY, MOST_WIDTH
 from perfsim.interop import tool
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Reading, Row, Tool, Values
 
 SIGNS = ("pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb")
@@ -163,10 +163,8 @@ ROWS: tuple[Row, ...] = (
 
 
 def _recognise(document: Any) -> bool:
-    if not isinstance(document, Mapping):
-        return False
-    keys = {str(key).replace("-", "_") for key in document}
-    return {"num_layers", "hidden_size", "num_attention_heads"} <= keys and bool(keys & set(SIGNS))
+    names = {name.replace("-", "_") for name in names_in(document, "")}
+    return {"num_layers", "hidden_size", "num_attention_heads"} <= names and not names.isdisjoint(SIGNS)
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:

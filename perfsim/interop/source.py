@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar, overload
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, overload
 
 import yaml
 
@@ -27,6 +27,8 @@ MOST_DEPTH = 60
 MOST_KEYS = 100_000
 """Of a file with its aliases written out."""
 MOST_EXCERPT = 160
+Syntax = Literal["json", "yaml", "toml", "text"]
+SYNTAXES: tuple[Syntax, ...] = get_args(Syntax)
 
 
 @dataclass(frozen=True)
@@ -76,50 +78,28 @@ class Source:
             place = match.start()
         return self.text.count("\n", 0, place) + 1
 
-    # -------------------------------------------------------------------------------- parsers
-    def as_json(self) -> Any:
-        """The document of a JSON file. Raises InputError for malformed JSON and infinite numbers."""
-        self._refuse_long()
-        try:
-            return json.loads(self.text, parse_constant=self._not_finite)
-        except json.JSONDecodeError as error:
-            self.refuse(f"malformed JSON: {error.msg}", line=error.lineno)
-        except RecursionError:
-            self.refuse(f"nested more than {MOST_DEPTH} levels deep")
-        except ValueError as error:
-            self.refuse(f"malformed JSON: {error}")
+    def parsed(self, syntax: Syntax) -> Any:
+        """The document of a file in a syntax. Raises InputError for one that is malformed, at its line.
 
-    def as_toml(self) -> Any:
-        """The document of a TOML file. Raises InputError for malformed TOML."""
-        self._refuse_long()
-        try:
-            return tomllib.loads(self.text)
-        except RecursionError:
-            self.refuse(f"nested more than {MOST_DEPTH} levels deep")
-        except ValueError as error:
-            match = re.search(r"at line (\d+)", str(error))
-            self.refuse(f"malformed TOML: {error}", line=int(match[1]) if match else 0)
-
-    def as_yaml(self) -> Any:
-        """The document of a YAML file; other tools' tags, anchors and repeated keys are allowed.
-
-        Raises InputError for malformed YAML, several documents and deep nesting.
+        So are infinite numbers in JSON, and deep nesting. YAML may have other tools' tags, anchors and
+        repeated keys, but not several documents.
         """
-        self._refuse_long()
+        if syntax == "text":
+            return self.text
+        if len(self.text) > MOST_CHARACTERS:
+            self.refuse(f"{len(self.text)} characters; a file of settings has at most {MOST_CHARACTERS}")
         try:
+            if syntax == "json":
+                return json.loads(self.text, parse_constant=self._not_finite)
+            if syntax == "toml":
+                return tomllib.loads(self.text)
             self._check_depth(yaml.parse(self.text, Loader=_Loader))
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506  # a SafeLoader without objects
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            self.refuse(
-                f"malformed YAML: {error.problem or error.context}", line=mark.line + 1 if mark else 0
-            )
-        except yaml.reader.ReaderError as error:
-            line = self.text.count("\n", 0, error.position) + 1
-            code = error.character if isinstance(error.character, int) else ord(error.character[:1])
-            self.refuse(f"malformed YAML: the character U+{code:04X} is not allowed", line=line)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            self.refuse(f"malformed YAML: {error}")
+        except RecursionError:
+            self.refuse(f"nested more than {MOST_DEPTH} levels deep")
+        except (ValueError, TypeError, OverflowError, yaml.YAMLError) as error:
+            words, line = _fault(error)
+            self.refuse(f"malformed {syntax.upper()}: {words}", line=line)
 
     def _check_depth(self, events: Iterator[yaml.Event]) -> None:
         depth = 0
@@ -129,12 +109,23 @@ class Source:
                 mark = event.start_mark
                 self.refuse(f"nested more than {MOST_DEPTH} levels deep", line=mark.line + 1 if mark else 0)
 
-    def _refuse_long(self) -> None:
-        if len(self.text) > MOST_CHARACTERS:
-            self.refuse(f"{len(self.text)} characters; a file of settings has at most {MOST_CHARACTERS}")
-
     def _not_finite(self, name: str) -> NoReturn:
         self.refuse(f"{name} is not a finite number", line=self.line_of(name))
+
+
+def _fault(error: Exception) -> tuple[str, int]:
+    """What a parser complains of, and at which line; 0 for the file as a whole."""
+    match error:
+        case json.JSONDecodeError():
+            return error.msg, error.lineno
+        case yaml.MarkedYAMLError():
+            mark = error.problem_mark or error.context_mark
+            return str(error.problem or error.context), mark.line + 1 if mark else 0
+        case yaml.reader.ReaderError():
+            code = error.character if isinstance(error.character, int) else ord(error.character[:1])
+            return f"the character U+{code:04X} is not allowed", 0
+    told = re.search(r"at line (\d+)", str(error))
+    return str(error), int(told[1]) if told else 0
 
 
 class _Loader(yaml.SafeLoader):
@@ -365,6 +356,17 @@ def _leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> It
             yield from _leaves(value, f"{path}.", depth + 1)
         else:
             yield path, value
+
+
+def names_in(document: Any, *paths: str) -> set[str]:
+    """The keys of the mapping at the first of these dotted paths that leads to one; else none."""
+    for path in paths:
+        found = document
+        for part in filter(None, path.split(".")):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        if isinstance(found, Mapping):
+            return {str(name) for name in found}
+    return set()
 
 
 def _kind(value: Any) -> str:

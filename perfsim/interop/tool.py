@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
 from perfsim.interop.nearest_model import Beyond, Nearest, nearest_model
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, Syntax
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
@@ -339,11 +339,6 @@ TF32_PRODUCTS = lacks(
 """The gap of tools that leave TF32 to PyTorch."""
 
 
-def reduced_otherwise(*wires: str) -> Row:
-    """The gap of a tool that reduces gradients only in these precisions."""
-    return lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, *wires))
-
-
 # ------------------------------------------------------------------ settings that several tools have
 _VARIANTS: Mapping[str, str] = {
     **{name: name for name in OPTIMIZERS},
@@ -401,8 +396,7 @@ class Tool:
     """What its files are, as comments of an imported description say."""
     sign: str
     """What its files are recognised by, for messages."""
-    syntaxes: tuple[str, ...]
-    """json, yaml, toml, text."""
+    syntaxes: tuple[Syntax, ...]
     recognise: Callable[[Any], bool]
     """Whether a parsed document (or the text) is of this format."""
     read: Callable[[Source, Any], Reading]

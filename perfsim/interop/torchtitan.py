@@ -20,7 +20,7 @@ from perfsim.base.sizes import MOST_POSITIONS
 from perfsim.interop import tool
 from perfsim.interop.huggingface import LLAMA, model_beside
 from perfsim.interop.nearest_model import Nearest, nearest_model
-from perfsim.interop.source import Settings, Source
+from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values, Write
 from perfsim.specs.layout import ParallelLayout
 
@@ -271,7 +271,7 @@ ROWS: tuple[Row, ...] = (
         unless=(True,),
         when=lambda c: c.layout.tensor > 1,
     ),
-    tool.reduced_otherwise("fp32"),
+    tool.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32")),
     tool.TF32_PRODUCTS,
     tool.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
     tool.lacks("recipe.dropout", "dropout; its models have none"),
@@ -283,13 +283,9 @@ def _recognise(document: Any) -> bool:
     """Whether this is a job's TOML or JSON, or a log with a printed configuration."""
     if isinstance(document, str):
         return PRINTED.search(document) is not None
-    if not isinstance(document, Mapping) or not isinstance(document.get("training"), Mapping):
-        return False
-    training = document["training"]
-    others = ("parallelism", "activation_checkpoint", "experimental", "job")
-    return ("seq_len" in training or "local_batch_size" in training) and any(
-        name in document for name in others
-    )
+    others = {"parallelism", "activation_checkpoint", "experimental", "job"}
+    sizes = names_in(document, "training") & {"seq_len", "local_batch_size"}
+    return bool(sizes and names_in(document, "") & others)
 
 
 def _read(source: Source, document: Any) -> Reading:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from perfsim.base.arrays import Ints
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.gpu import LOADS, STORE, GpuCosts, HostCosts
 from perfsim.costs.wafer import StreamingRoof
@@ -28,7 +29,7 @@ from perfsim.machines.machine import (
     measured_on,
 )
 from perfsim.network import FatTree
-from perfsim.network.collectives import CollectiveModel, tree_rounds, wire_factor
+from perfsim.network.collectives import CollectiveModel, num_steps, tree_rounds, wire_factor
 from perfsim.network.topology import route_around
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec
@@ -100,8 +101,8 @@ class _FatTreeNetwork(Network):
         self.collectives = CollectiveModel.of_tree(tree)
         self.may_bind = tree.may_bind.copy()
         self.may_bind[tree.ports] |= ports
-        self.counts_ports = bool(self.may_bind[tree.ports].any())
-        self.host = HostCosts(tree.system, tree.num_devices)
+        self.counts_ports = bool(self.may_bind[tree.ports].any() or self.late_s[tree.ports].any())
+        self.host = HostCosts(tree)
 
     def of_graph(self, graph: TaskGraph, /) -> _FatTreeNetwork:
         """The network with its NVLink ports where communications that may overlap can fill one."""
@@ -113,10 +114,16 @@ class _FatTreeNetwork(Network):
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
         load = self._loaded(work, peers, ports=self.counts_ports)
-        may_bind = self.may_bind[load.links] if load is not None else np.zeros(1, dtype=bool)
-        if load is None or not may_bind.any():
+        if load is None:
             return None
-        return Traffic(load.links[may_bind], load.times[may_bind], load.bytes_per_s)
+        may_bind = self.may_bind[load.links]
+        if work.op in COPIES:
+            # Ranks of several stages count on the links of one: these bind only where one copy fills them.
+            away = self.tree.edges.kind[load.links] == self.tree.edges.kinds.index("pcie")
+            may_bind &= ~away | (self.capacities[load.links] < load.bytes_per_s)
+        if not may_bind.any() and not load.late_s:
+            return None
+        return replace(load, links=load.links[may_bind], times=load.times[may_bind])
 
     def load(self, work: Work, peers: Ints, /) -> Traffic | None:
         return self._loaded(work, peers, ports=True)
@@ -133,16 +140,20 @@ class _FatTreeNetwork(Network):
     def _copies(self, work: Work, width: int) -> Traffic:
         """Copies of the peers on a host: on their own links, and together on its memory or drives.
 
-        Ranks of other stages are on the same host where a stage has fewer.
+        Ranks of other stages are on the same host where a stage has fewer. The slowest links of the system
+        stand for all, since all devices wait for them.
         """
         edges = self.tree.edges
+        back = work.op != STORE
         count = min(self.host.sharing, width)
-        media = ("dram", "nvme") if work.op.startswith("nvme") else ("dram",)
-        shared = [int(edges.of_kind(kind)[0]) for kind in media]
-        away = edges.of_kind("pcie")[: 2 * count : 2]
-        crossed = np.concatenate([away if work.op == STORE else away ^ 1, shared])
-        times = np.repeat([1, count], [len(away), len(shared)])
-        return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op))
+        kinds = ("pcie", "dram", "nvme") if work.op.startswith("nvme") else ("pcie", "dram")
+        links = [edges.of_kind(kind)[back::2] for kind in kinds]
+        slowest = [own[np.argsort(edges.bytes_per_s[own], kind="stable")] for own in links]
+        shared = [int(own[0]) & ~1 for own in slowest[1:]]
+        crossed = np.concatenate([slowest[0][:count], shared])
+        times = np.repeat([1, count], [len(slowest[0][:count]), len(shared)])
+        late_s = sum(float(edges.late_s[own].max()) for own in links)
+        return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op), late_s)
 
     def _is_inside(self, groups: Ints) -> bool:
         nodes = self.tree.node_of[groups]
@@ -180,20 +191,61 @@ class _FatTreeNetwork(Network):
             target = np.concatenate([np.roll(groups, -shift, axis=1).ravel() for shift in shifts])
         else:
             source, target, spare, within = _ring_hops(groups, tree.node_of)
-        links = tree.crossings(source, target)
-        if tree.edges.dead:
-            links = self._around(links, source, target)
         passed = tree.ports[within[:0] if tree.full_mesh else within]
+        links, hop_s = self._hops(source, target)
+        late_s = self._late_s(work, groups, hop_s, passed)
         extra = np.concatenate([tree.nics[spare].ravel(), passed.ravel()])
-        links = np.append(links[links >= 0], extra[self.capacities[extra] > 0.0])
+        links = np.append(links, extra[self.capacities[extra] > 0.0])
         crossed, times = np.unique(links, return_counts=True)
         if inside:
-            return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed)
+            return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed, late_s)
         # A ring has its share of the NICs, or of the ports that all rings pass. Ports count at their rated
         # speed, as in prices: a port that is slower is for the flows to share.
         passes = times[np.isin(crossed, tree.ports)].max(initial=1)
         port_bytes_per_s = tree.edges.rated["scale_up"] / passes
-        return Traffic(crossed, times, float(min(tree.nic_share_bytes_per_s, port_bytes_per_s)))
+        rate = float(min(tree.nic_share_bytes_per_s, port_bytes_per_s))
+        return Traffic(crossed, times, rate, late_s)
+
+    def _hops(self, source: Ints, target: Ints) -> tuple[Ints, float]:
+        """The links of all hops, and how much later than priced the latest hop is.
+
+        A hop over a dead link takes a detour, whose latency does not count.
+        """
+        tree = self.tree
+        edges = tree.edges
+        rows = tree.crossings(source, target)
+        if not edges.dead and not self.late_s.any():
+            return rows[rows >= 0], 0.0
+        late_s = np.where(rows >= 0, self.late_s[rows], 0.0).sum(axis=1)
+        broken = ((rows >= 0) & (self.capacities[rows] <= 0.0)).any(axis=1)
+        links = [rows[~broken][rows[~broken] >= 0]]
+        for hop in np.flatnonzero(broken).tolist():
+            detour = route_around(tree, int(source[hop]), int(target[hop]), edges.dead)
+            links.append(tree.counted[detour])
+        return np.concatenate(links), float(late_s.max(initial=0.0))
+
+    @cached_property
+    def late_s(self) -> Floats:
+        """How much later than priced each link is; a bundle counts as late as its latest link."""
+        late_s = self.tree.edges.late_s.copy()
+        for links, _ in self.tree.bundles():
+            late_s[links[:, 0]] = late_s[links].max(axis=1)
+        return late_s
+
+    def _late_s(self, work: Work, groups: Ints, hop_s: float, passed: Ints) -> float:
+        """Latency that late hops add to groups of ranks: in each step that of the latest.
+
+        A ring between nodes passes ports inside them (`passed`) as well.
+        """
+        inside_s = float(self.late_s[passed].max(axis=0, initial=0.0).sum())
+        if not hop_s + inside_s or work.kind is not Kind.COMM_COLL or "." in work.op:
+            return hop_s
+        op = cast(CollectiveOp, work.op)
+        shape = self.tree.group_shape(groups[0].tolist())
+        across = num_steps(op, shape.nodes if shape.nodes > 1 else shape.size)
+        if op in ("send_recv", "all_to_all") and shape.nodes > 1:
+            across = 1
+        return across * hop_s + (num_steps(op, shape.size) - num_steps(op, shape.nodes)) * inside_s
 
     def sent_bytes(self, work: Work, /) -> float:
         """Bytes of a class of work on a link that it crosses once; the rings across nodes share a message."""
@@ -211,15 +263,6 @@ class _FatTreeNetwork(Network):
         """Inside a node the rate depends on the size of a message."""
         inside = self.counts_ports and work.group is not None and self._may_be_inside(work.group)
         return (super()._alike(work), work.comm_bytes if inside else None)
-
-    def _around(self, links: Ints, source: Ints, target: Ints) -> Ints:
-        """The links of all routes; routes over dead links take a detour."""
-        tree = self.tree
-        broken = ((links >= 0) & (self.capacities[links] <= 0.0)).any(axis=1)
-        rest = [links[~broken].ravel()]
-        for a, b in zip(source[broken].tolist(), target[broken].tolist(), strict=True):
-            rest.append(tree.counted[route_around(tree, a, b, tree.edges.dead)])
-        return np.concatenate(rest)
 
     def places(self) -> dict[int, Hashable]:
         """The leaf of each rank where uplinks are thin, and the rank where a link of its node is slow."""

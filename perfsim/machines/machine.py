@@ -54,6 +54,8 @@ class Traffic:
     links: Ints
     times: Ints
     bytes_per_s: float
+    late_s: float = 0.0
+    """Latency of its links that prices do not count."""
 
 
 def groups_like(group: RankGroup, peers: Ints) -> Ints:

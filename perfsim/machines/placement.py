@@ -103,9 +103,13 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
         crossed.row_of_value[hot].tolist(), crossed.values[hot].tolist(), times[hot].tolist(), strict=True
     ):
         loads.setdefault(row, {})[link] = count
+    for row, flow in enumerate(distinct):
+        if flow.late_s:
+            loads.setdefault(row, {})
     routes, kept = _routes(list(loads.values()), capacities.tolist())
     flow_of_row = {
-        row: Flow(route, distinct[row].bytes_per_s) for row, route in zip(loads, routes, strict=True)
+        row: Flow(route, distinct[row].bytes_per_s, late_s=distinct[row].late_s)
+        for row, route in zip(loads, routes, strict=True)
     }
     flows = {work: flow_of_row[row] for work, row in row_of_work.items() if row in flow_of_row}
     return SharedLinks(flows, kept) if flows else NOTHING_SHARED

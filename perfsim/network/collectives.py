@@ -120,7 +120,7 @@ def _reached(places: int, chosen: int) -> float:
 # Seconds of a collective.
 
 
-class _Seconds(NamedTuple):
+class Seconds(NamedTuple):
     """Time of messages of several sizes: what is latency, and what their bytes take."""
 
     latency_s: Floats
@@ -130,15 +130,15 @@ class _Seconds(NamedTuple):
     def total_s(self) -> Floats:
         return self.latency_s + self.bytes_s
 
-    def chosen(self, other: _Seconds, where: Bools) -> _Seconds:
+    def chosen(self, other: Seconds, where: Bools) -> Seconds:
         """The other time for some of the messages."""
-        return _Seconds(*(np.where(where, b, a) for a, b in zip(self, other, strict=True)))
+        return Seconds(*(np.where(where, b, a) for a, b in zip(self, other, strict=True)))
 
-    def fastest(self, other: _Seconds) -> _Seconds:
+    def fastest(self, other: Seconds) -> Seconds:
         """For each message the shorter of two times."""
         return self.chosen(other, other.total_s < self.total_s)
 
-    def slowest(self, other: _Seconds) -> _Seconds:
+    def slowest(self, other: Seconds) -> Seconds:
         """For each message the longer of two times."""
         return self.chosen(other, other.total_s > self.total_s)
 
@@ -154,6 +154,8 @@ class CollectiveModel:
     node: NodeSpec
     nic_share_bytes_per_s: float
     fabric: FatTreeSpec | None = None
+    late_s: tuple[float, float] = (0.0, 0.0)
+    """Latency of a hop inside and between nodes beyond what is described, where constants were measured."""
 
     @classmethod
     def of_node(cls, node: NodeSpec, fabric: FatTreeSpec | None = None) -> CollectiveModel:
@@ -162,48 +164,48 @@ class CollectiveModel:
 
     @classmethod
     def of_tree(cls, tree: FatTree) -> CollectiveModel:
-        """The model of a fat tree, with the rated capacities and the latencies of its links."""
+        """The model of a fat tree, with the rated capacities and latencies of its links.
+
+        A message between nodes is taken to cross leaves where there are several.
+        """
         node = tree.system.node
         rated = tree.edges.usual
-        links = {"nic": node.nic.model_copy(update={"latency": 2.0 * rated.seconds["nic"][1]})}
+        scale_up = {}
         if "scale_up" in rated.seconds:  # a single device of a mesh has no links
-            hops = 1.0 if tree.full_mesh else 2.0
-            latency_s = hops * rated.seconds["scale_up"][0]
-            inside = {"bandwidth": rated.bytes_per_s["scale_up"], "latency": latency_s}
-            links["scale_up"] = node.scale_up.model_copy(update=inside)
-        return cls(node.model_copy(update=links), tree.nic_share_bytes_per_s, tree.system.fabric)
+            scale_up = {"bandwidth": rated.bytes_per_s["scale_up"]}
+        late_s = tree.late_s("scale_up"), tree.late_s("host", "nic", "uplink")
+        links = {"scale_up": node.scale_up.model_copy(update=scale_up)}
+        return cls(node.model_copy(update=links), tree.nic_share_bytes_per_s, tree.system.fabric, late_s)
 
     @overload
-    def time_s(self, op: CollectiveOp, n_bytes: float, group: Group) -> float: ...
+    def time_s(self, op: CollectiveOp, n_bytes: float, group: Group, fan_out: int = 1) -> float: ...
     @overload
-    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group) -> Floats: ...
-    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group) -> float | Floats:
+    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group, fan_out: int = 1) -> Floats: ...
+    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group, fan_out: int = 1) -> float | Floats:
         """Seconds from the last rank's arrival to the end; 0 for one rank or no bytes.
 
         `n_bytes` is the whole message as in nccl-tests: the buffer of an all-reduce, broadcast or
-        send, the gathered result, the scattered input, all that one rank holds in an all-to-all.
+        send, the gathered result, the scattered input, all that one rank holds in an all-to-all. With a
+        `fan_out`, every item of an all-to-all goes to so many members, one copy a rank and node, and counts
+        once for each of these members; inside and between nodes overlap.
         """
-        size = np.asarray(n_bytes, dtype=float)
-        if group.size == 1:
-            seconds = np.zeros(size.shape)
-        else:
-            seconds = np.where(size > 0, self._of_messages(op, size, group).total_s, 0.0)
-        return float(seconds) if size.ndim == 0 else seconds
+        seconds = self.seconds(op, np.asarray(n_bytes, dtype=float), group, fan_out).total_s
+        return float(seconds) if seconds.ndim == 0 else seconds
 
-    def dispatch_s(self, n_bytes: ArrayLike, group: Group, fan_out: int) -> Floats:
-        """Seconds of an all-to-all in which every item goes to `fan_out` members, one copy a rank and node.
-
-        `n_bytes` counts an item once for each of these members. Inside and between nodes overlap.
-        """
-        size = np.asarray(n_bytes, dtype=float)
+    def seconds(self, op: CollectiveOp, n_bytes: Floats, group: Group, fan_out: int = 1) -> Seconds:
+        """The parts of `time_s`."""
         if group.size == 1:
-            return np.zeros(size.shape)
+            return Seconds(np.zeros(n_bytes.shape), np.zeros(n_bytes.shape))
+        busy = self._of_messages(op, n_bytes, group) if fan_out < 2 else self._copied(n_bytes, group, fan_out)
+        return Seconds(*(np.where(n_bytes > 0, part, 0.0) for part in busy))
+
+    def _copied(self, n_bytes: Floats, group: Group, fan_out: int) -> Seconds:
         to_ranks = _reached(group.size, fan_out) / fan_out
+        busy = self._inside("all_to_all", n_bytes * to_ranks, group.most_per_node)
+        if group.nodes == 1:
+            return busy
         to_nodes = _reached(group.nodes, fan_out) * (group.nodes - 1) / group.nodes / fan_out
-        busy = self._inside("all_to_all", size * to_ranks, group.most_per_node)
-        if group.nodes > 1:
-            busy = self._send(size * to_nodes).slowest(busy)
-        return np.where(size > 0, busy.total_s, 0.0)
+        return self._send(n_bytes * to_nodes).slowest(busy)
 
     def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
         """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
@@ -237,26 +239,27 @@ class CollectiveModel:
         lanes = max(1, size - 1) if self.node.full_mesh and op != "send_recv" else 1
         return lanes * self.node.scale_up.bandwidth
 
-    def _lines(self, op: CollectiveOp, ranks: int, size: int) -> list[_Seconds]:
+    def _lines(self, op: CollectiveOp, ranks: int, size: int) -> list[Seconds]:
         """Seconds of each protocol inside a node with some ranks of a group of this size, for one byte."""
         link = self.node.scale_up
         rate = self._port_bytes_per_s(op, ranks)
         steps = num_steps(op, ranks)
         wire = wire_factor(op, size)
         if link.calibration is None or op not in link.calibration.collectives:
-            return [_Seconds(np.asarray(steps * link.latency), np.asarray(wire / rate))]
+            latency_s = steps * (link.latency + self.late_s[0])
+            return [Seconds(np.asarray(latency_s), np.asarray(wire / rate))]
         # On a link so many times faster than the measured one, or on one that carries less.
         measured = link.calibration.measured_on_bytes_per_s
         faster = 1.0 if measured is None else max(1.0, rate / measured)
         lines = []
         for segment in link.calibration.collectives[op]:
-            latency_s = segment.latency_base_s + steps * segment.latency_per_step_s
+            latency_s = segment.latency_base_s + steps * (segment.latency_per_step_s + self.late_s[0])
             local = 0.0 if segment.local_bytes_per_s is None else 1 / segment.local_bytes_per_s
             s_per_byte = wire / min(faster * segment.bandwidth_bytes_per_s, rate) + local
-            lines.append(_Seconds(np.asarray(latency_s), np.asarray(s_per_byte)))
+            lines.append(Seconds(np.asarray(latency_s), np.asarray(s_per_byte)))
         return lines
 
-    def _of_messages(self, op: CollectiveOp, n_bytes: Floats, group: Group) -> _Seconds:
+    def _of_messages(self, op: CollectiveOp, n_bytes: Floats, group: Group) -> Seconds:
         if group.nodes == 1:
             busy = self._inside(op, n_bytes, group.size)
         elif op == "send_recv":
@@ -266,42 +269,42 @@ class CollectiveModel:
         else:
             # NCCL runs trees across nodes for all-reduces only.
             protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
-            busy = reduce(_Seconds.fastest, (self._protocol(p, op, n_bytes, group) for p in protocols))
+            busy = reduce(Seconds.fastest, (self._protocol(p, op, n_bytes, group) for p in protocols))
         return busy.fastest(self._in_network(n_bytes, group)) if op == "all_reduce" else busy
 
-    def _inside(self, op: CollectiveOp, n_bytes: Floats, size: int) -> _Seconds:
+    def _inside(self, op: CollectiveOp, n_bytes: Floats, size: int) -> Seconds:
         """Inside a node; nothing for one rank."""
         if size == 1:
-            return _Seconds(np.zeros(n_bytes.shape), np.zeros(n_bytes.shape))
-        lines = [_Seconds(line.latency_s, n_bytes * line.bytes_s) for line in self._lines(op, size, size)]
-        return reduce(_Seconds.fastest, lines)
+            return Seconds(np.zeros(n_bytes.shape), np.zeros(n_bytes.shape))
+        lines = [Seconds(line.latency_s, n_bytes * line.bytes_s) for line in self._lines(op, size, size)]
+        return reduce(Seconds.fastest, lines)
 
-    def _send(self, n_bytes: Floats, times: float = 1.0) -> _Seconds:
+    def _send(self, n_bytes: Floats, times: float = 1.0) -> Seconds:
         """What a device sends to other nodes, so many times as long."""
-        latency_s = np.asarray(times * self._network.send_recv_latency_s)
-        return _Seconds(latency_s, times * (n_bytes / self._nic_bytes_per_s))
+        latency_s = np.asarray(times * (self._network.send_recv_latency_s + self.late_s[1]))
+        return Seconds(latency_s, times * (n_bytes / self._nic_bytes_per_s))
 
-    def _in_network(self, n_bytes: Floats, group: Group) -> _Seconds:
+    def _in_network(self, n_bytes: Floats, group: Group) -> Seconds:
         """An all-reduce in switches, where data passes each link once each way; inf without such switches."""
         fabric = self.fabric
         hops = 2
-        hop_s = 0.0
+        hop_s = self.late_s[0]
         spec = self.node.in_network
         link_bytes_per_s = self.node.scale_up.bandwidth
         if group.nodes > 1:
             spec = None if fabric is None else fabric.in_network
             link_bytes_per_s = group.fewest_per_node * self._nic_bytes_per_s
         if spec is None or not spec.enabled:
-            return _Seconds(np.asarray(np.inf), n_bytes)
+            return Seconds(np.asarray(np.inf), n_bytes)
         if group.nodes > 1 and fabric is not None:
             hops = 2 * _levels(group.nodes, max(2, fabric.nodes_per_leaf))
-            hop_s = self.node.nic.latency + fabric.switch_latency
+            hop_s = self.node.nic.latency + fabric.switch_latency + self.late_s[1]
         latency_s = np.asarray(spec.latency + hops * hop_s)
-        return _Seconds(latency_s, n_bytes / min(spec.bandwidth, link_bytes_per_s))
+        return Seconds(latency_s, n_bytes / min(spec.bandwidth, link_bytes_per_s))
 
     def _protocol(
         self, protocol: NetworkProtocol, op: CollectiveOp, n_bytes: Floats, group: Group
-    ) -> _Seconds:
+    ) -> Seconds:
         if protocol.algorithm == "tree":
             sent = DOUBLE_TREE_WIRE_FACTOR
             intra_steps = 2 * (group.most_per_node - 1)
@@ -311,14 +314,15 @@ class CollectiveModel:
             inter_steps = num_steps(op, group.nodes)
             intra_steps = num_steps(op, group.size) - inter_steps
         latency_s = protocol.latency_base_s
-        latency_s += intra_steps * protocol.intra_step_s + inter_steps * protocol.inter_step_s
+        latency_s += intra_steps * (protocol.intra_step_s + self.late_s[0])
+        latency_s += inter_steps * (protocol.inter_step_s + self.late_s[1])
         # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth, of which a
         # protocol with flags among its data carries a fraction on every link.
         s_per_byte = sent / self._bus_bytes_per_s(group)
         if group.most_per_node > 1:
             inside = min(float(line.bytes_s) for line in self._lines(op, group.most_per_node, group.size))
             s_per_byte = max(s_per_byte, inside)
-        return _Seconds(np.asarray(latency_s), n_bytes * s_per_byte / protocol.bandwidth_fraction)
+        return Seconds(np.asarray(latency_s), n_bytes * s_per_byte / protocol.bandwidth_fraction)
 
     def _bus_bytes_per_s(self, group: Group) -> float:
         """Bus bandwidth between nodes: that of the emptiest, less if data crosses the host bridge."""
@@ -329,7 +333,7 @@ class CollectiveModel:
             return share
         return min(share, limit * group.fewest_per_node)
 
-    def _all_to_all_across(self, n_bytes: Floats, group: Group) -> _Seconds:
+    def _all_to_all_across(self, n_bytes: Floats, group: Group) -> Seconds:
         """Every rank sends 1/size to every other rank; transfers inside and across nodes overlap."""
         kept = n_bytes * (group.most_per_node / group.size)
         sent = n_bytes * (1 - group.fewest_per_node / group.size)

@@ -105,23 +105,35 @@ class FatTree(Topology):
             Part.of(above, self._leaf_cables(), np.concatenate(of_leaf, axis=1)),
         ]
 
+    @cached_property
+    def _latencies_s(self) -> dict[str, tuple[float, float]]:
+        """Latencies there and back by kind of link, as the system describes them; other kinds add none."""
+        node = self.system.node
+        switch_s = self.system.fabric.switch_latency
+        inside_s = node.scale_up.latency / (1 if self.full_mesh else 2)
+        return {
+            "scale_up": (inside_s, inside_s),
+            "host": (0.0, 0.0),
+            "nic": (node.nic.latency / 2 + switch_s, node.nic.latency / 2),
+            "uplink": (switch_s, switch_s),
+        }
+
     def _node_cables(self) -> Iterator[Cable]:
         """The links of a node: inside it, to its leaf, and to its hosts."""
         node = self.system.node
         nic_bytes_per_s = node.inter_node_bytes_per_s / self.nics_per_node
         up = node.scale_up
+        seconds = self._latencies_s
         for gpu in range(self._gpus):
-            if not self.full_mesh:
-                half_s = up.latency / 2
-                yield Cable(f"gpu{gpu}", "nvswitch", "scale_up", up.bandwidth, (half_s, half_s))
-            for other in range(gpu + 1, self._gpus if self.full_mesh else 0):
-                yield Cable(f"gpu{gpu}", f"gpu{other}", "scale_up", up.bandwidth, (up.latency, up.latency))
+            others = (
+                [f"gpu{other}" for other in range(gpu + 1, self._gpus)] if self.full_mesh else ["nvswitch"]
+            )
+            for other in others:
+                yield Cable(f"gpu{gpu}", other, "scale_up", up.bandwidth, seconds["scale_up"])
             own = gpu * self.nics_per_node // self.devices_per_node
             yield Cable(f"gpu{gpu}", f"nic{own}", "host", nic_bytes_per_s)
-        half_s = node.nic.latency / 2
-        to_leaf_s = (half_s + self.system.fabric.switch_latency, half_s)
         for nic in range(self.nics_per_node):
-            yield Cable(f"nic{nic}", "leaf", "nic", nic_bytes_per_s, to_leaf_s)
+            yield Cable(f"nic{nic}", "leaf", "nic", nic_bytes_per_s, seconds["nic"])
         if node.host is None:
             return
         for gpu in range(self._gpus):
@@ -135,10 +147,9 @@ class FatTree(Topology):
         fabric = self.system.fabric
         up = fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
         for spine in range(self.spines):
-            seconds = (fabric.switch_latency, fabric.switch_latency)
-            yield Cable("leaf", f"spine{spine}", "uplink", up / self.spines, seconds)
+            yield Cable("leaf", f"spine{spine}", "uplink", up / self.spines, self._latencies_s["uplink"])
 
-    def _bundles(self) -> Iterator[tuple[Ints, bool]]:
+    def bundles(self) -> Iterator[tuple[Ints, bool]]:
         """The uplinks of a leaf: adaptive routing spreads its messages over all of them."""
         if self.spines:
             yield self.uplinks, False
@@ -208,9 +219,18 @@ class FatTree(Topology):
         """A rank's share of the NICs of its node, one direction, at their rated capacity."""
         return self.edges.rated["nic"] * self.nics_per_node / self.devices_per_node
 
+    def late_s(self, *kinds: str) -> float:
+        """Rated latency of a hop over links of these kinds, there and back, beyond what is described."""
+        described = self._latencies_s
+        rated = self.edges.usual.seconds
+        late_s = [
+            rated[kind][way] - described[kind][way] for kind in kinds if kind in rated for way in (0, 1)
+        ]
+        return math.fsum(late_s) / (2 if self.full_mesh and kinds == ("scale_up",) else 1)
+
     @cached_property
     def may_bind(self) -> Bools:
-        """Links that can slow what crosses them; NVLink ports and links to hosts only below rated capacity.
+        """Links that can slow what crosses them; NVLink ports only below rated capacity.
 
         A link between a GPU and its NIC carries no more than the NIC, so it does not count unless it is
         slower.
@@ -220,15 +240,14 @@ class FatTree(Topology):
         nics = self.nics.ravel()
         binding[hosts] = self.edges.bytes_per_s[hosts] < self.edges.bytes_per_s[nics]
         binding[self.ports.ravel()] = False
-        binding[self.edges.of_kind("pcie")] = False
         binding[self.edges.slow] = True
         return binding
 
     @cached_property
     def slow_nodes(self) -> frozenset[int]:
-        """Nodes with a link that has less than its rated capacity."""
+        """Nodes with a link that has less than its rated capacity, or more than its rated latency."""
         own = np.concatenate([self.ports, self.hosts, self.nics], axis=1)
-        slow = np.isin(own, self.edges.slow).any(axis=1)
+        slow = (np.isin(own, self.edges.slow) | (self.edges.late_s[own] > 0.0)).any(axis=1)
         return frozenset(self.node_of[slow].tolist())
 
     def has_thin_uplinks(self, *, rated: bool = False) -> bool:

@@ -202,6 +202,17 @@ class Edges:
         return np.flatnonzero(self.bytes_per_s < rated[self.kind])
 
     @cached_property
+    def late_s(self) -> Floats:
+        """Latency of every link beyond what is rated."""
+        return np.maximum(0.0, self.seconds - self.rated_s)
+
+    @cached_property
+    def rated_s(self) -> Floats:
+        """Latency of every link that is rated for its kind and direction."""
+        rated = np.array([self.usual.seconds[kind] for kind in self.kinds])
+        return np.asarray(rated[self.kind, np.arange(len(self)) % 2])
+
+    @cached_property
     def dead(self) -> frozenset[int]:
         """Ids of the links without capacity."""
         return frozenset(np.flatnonzero(self.bytes_per_s == 0.0).tolist())
@@ -269,7 +280,7 @@ class Topology(ABC):
         """The parts of the network; by default one, the whole."""
         return [Part.of(self.vertices, self._cables(), np.arange(len(self.vertices))[None])]
 
-    def _bundles(self) -> Iterator[tuple[Ints, bool]]:
+    def bundles(self) -> Iterator[tuple[Ints, bool]]:
         """Links that carry together what crosses them, a bundle a row; whether each waits for its slowest."""
         yield from ()
 
@@ -297,7 +308,7 @@ class Topology(ABC):
     def counted(self) -> Ints:
         """The link that each link counts as: itself, its way back if they share one, its bundle's first."""
         counted = self.edges.medium.copy()
-        for links, _ in self._bundles():
+        for links, _ in self.bundles():
             counted[links] = counted[links[:, :1]]
         return counted
 
@@ -306,7 +317,7 @@ class Topology(ABC):
         """Bytes/s of every link; the first of a bundle has the capacity of all of them."""
         carried = self.edges.bytes_per_s
         capacities = carried.copy()
-        for links, waits in self._bundles():
+        for links, waits in self.bundles():
             together = [len(row) * min(row) if waits else math.fsum(row) for row in carried[links].tolist()]
             capacities[links[:, 0]] = together
         return capacities
@@ -333,15 +344,48 @@ class Topology(ABC):
         A kind of link is rated at the most common capacity of its edges, which prices assume; an edge below
         it slows what crosses it. Without `rate` prices stay, so that all changed edges act like that.
         """
-        values = {}
-        for link, capacity in bytes_per_s.items():
-            for way in (link,) if self.edges.duplex[link] else (link, link ^ 1):
-                values[way] = {"bytes_per_s": capacity}
+        changes = {link: {"bytes_per_s": capacity} for link, capacity in bytes_per_s.items()}
+        return self._changed(changes, rate=rate)
+
+    def with_graph(self, graph: nx.MultiDiGraph[str], *, rate: bool = True) -> Self:
+        """The network that a changed copy of `graph` describes; `rate` as in `with_capacities`.
+
+        An edge that is removed carries nothing. One that is added runs next to the first between its ends:
+        both together have the sum of their capacities and the lower latency. Raises InputError for a cable
+        where the machine has none, since no message takes it.
+        """
+        values: dict[int, dict[str, float]] = {link: {"bytes_per_s": 0.0} for link in range(len(self.edges))}
+        for a, b, link, data in graph.edges(keys=True, data=True):
+            known = [int(str(key)) for key in self.graph.get_edge_data(a, b, default={})]
+            if not known:
+                raise InputError(
+                    f"no message crosses a cable from {a} to {b}: {self.system.name} has none there"
+                )
+            own = {name: float(data[name]) for name in ("bytes_per_s", "seconds")}
+            first = values[int(link) if link in known else min(known)]
+            first["seconds"] = min(own["seconds"], first.get("seconds", np.inf))
+            first["bytes_per_s"] += own["bytes_per_s"]
+        usual = self.graph.edges
+        changed = {
+            link: row
+            for link, row in values.items()
+            if any(usual[(*self.ends(link), link)][name] != value for name, value in row.items())
+        }
+        return self._changed(changed, rate=rate)
+
+    def _changed(self, changes: Mapping[int, Mapping[str, float]], *, rate: bool) -> Self:
+        """The network with other values of edges; a part for each run of copies that stay equal."""
+        values: dict[int, dict[str, float]] = {}
+        for link, row in changes.items():
+            values.setdefault(link, {}).update(row)
+            if not self.edges.duplex[link] and "bytes_per_s" in row:
+                values.setdefault(link ^ 1, {})["bytes_per_s"] = row["bytes_per_s"]
         parts: list[Part] = []
         first = 0
         for part in self.parts:
             after = first + part.num_links
-            parts += part.changed({link - first: values[link] for link in values if first <= link < after})
+            own = {link - first: values[link] for link in values if first <= link < after}
+            parts += part.changed(own)
             first = after
         twin = type(self)(self.system, self.num_devices)
         vars(twin).update(parts=parts, usual=None if rate else self.edges.usual)

@@ -126,7 +126,7 @@ class WaferTree(Topology):
             for number in range(feeders.per_system):
                 yield Cable(f"cs{rank}/activations{number}", f"cs{rank}/port", "feed", feeders.bandwidth)
 
-    def _bundles(self) -> Iterator[tuple[Ints, bool]]:
+    def bundles(self) -> Iterator[tuple[Ints, bool]]:
         """The weight servers, and the activation servers of each system.
 
         Layers wait for the slowest weight server: those that are sharded over all of them, and those on one
@@ -141,7 +141,7 @@ class WaferTree(Topology):
 
     # ---------------------------------------------------------------------------------- latencies
     def latency_s(self, way: Way) -> float:
-        """Latency between MemoryX and the farthest system."""
+        """Latency between the memory of MemoryX's servers and the farthest system."""
         edges = self.edges
         at = np.arange(self.num_devices)
         total_s = np.zeros(self.num_devices)
@@ -153,4 +153,8 @@ class WaferTree(Topology):
         for _ in range(len(self.tree_levels) + 2):
             total_s += edges.seconds[links[at]]
             at = parent[at]
-        return float(total_s.max())
+        return float(total_s.max()) + self.slowest_s(way, "server", "dram")
+
+    def slowest_s(self, way: Way, *kinds: str) -> float:
+        """Latency over one link of each kind, the slowest."""
+        return sum(float(self.edges.seconds[self.ways(way, kind)].max()) for kind in kinds)

@@ -79,28 +79,61 @@ class Traits:
     experts: bool = False
     """Whether the model has experts."""
 
+    @classmethod
+    def of(cls, plan: Plan) -> Traits:
+        """The traits of a plan."""
+        device = plan.system.device
+        layout = plan.layout
+        sharded = layout.zero_stage == SHARDED
+        peaks = [device.peak[name] for name in SIXTEEN_BIT if name in device.peak] or device.peak.values()
+        return cls(
+            constants=device.constants,
+            peak_flop_per_s=max(peaks),
+            memory_bytes_per_s=device.memory.bandwidth,
+            precision=class_of(plan.job.recipe.precision),
+            sharded=sharded,
+            tensor=layout.tensor > 1,
+            pipeline=layout.pipeline > 1,
+            parameters=float(parameters(plan.job.model).total),
+            num_devices=plan.topology.num_devices,
+            shards=layout.data if sharded else 1,
+            micro_batch_size=layout.micro_batch_size,
+            experts=plan.job.model.experts is not None,
+        )
 
-def traits_of_plan(plan: Plan) -> Traits:
-    """The traits of a plan."""
-    device = plan.system.device
-    layout = plan.layout
-    precision = plan.job.recipe.precision
-    sharded = layout.zero_stage == SHARDED
-    peaks = [device.peak[name] for name in SIXTEEN_BIT if name in device.peak] or device.peak.values()
-    return Traits(
-        constants=device.constants,
-        peak_flop_per_s=max(peaks),
-        memory_bytes_per_s=device.memory.bandwidth,
-        precision=class_of(precision),
-        sharded=sharded,
-        tensor=layout.tensor > 1,
-        pipeline=layout.pipeline > 1,
-        parameters=float(parameters(plan.job.model).total),
-        num_devices=plan.topology.num_devices,
-        shards=layout.data if sharded else 1,
-        micro_batch_size=layout.micro_batch_size,
-        experts=plan.job.model.experts is not None,
-    )
+    @staticmethod
+    def together(runs: Sequence[Traits]) -> dict[str, Any]:
+        """The traits of a family: values that occur in its runs, and ranges."""
+        values = {name: sorted({getattr(run, name) for run in runs}) for name in ("constants", *_KINDS)}
+        ranges = {name: sorted(getattr(run, name) for run in runs) for name in ("peak_flop_per_s", *_SIZES)}
+        return {**values, **{name: [sizes[0], sizes[-1]] for name, sizes in ranges.items()}}
+
+    def unlikeness(self, family: Mapping[str, Any]) -> tuple[float, tuple[str, ...]]:
+        """Unlikeness of a family in points, and the differences in words."""
+        points = 0.0
+        words = []
+        other_chip = _outside(self.peak_flop_per_s, *family["peak_flop_per_s"])
+        if self.constants not in family["constants"]:
+            points += _CHIP
+            words.append(f"measured on {' and '.join(family['constants'])} instead of {self.constants}")
+        elif other_chip > SAME_CHIP:
+            points += _CHIP
+            words.append(f"{self.constants} was measured on a chip whose peak differs {other_chip:.1f} times")
+        elif family.get("alone"):
+            points += _ALONE
+            words.append(f"the only family of runs on {self.constants}")
+        for name, (weight, label) in _KINDS.items():
+            in_plan = getattr(self, name)
+            if in_plan not in family[name]:
+                points += weight
+                said = f"{label} {in_plan}" if isinstance(in_plan, str) else label
+                words.append(f"{said} only in {'this plan' if in_plan else 'the family'}")
+        for name, (weight, label) in _SIZES.items():
+            factor = _outside(getattr(self, name), *family[name])
+            if factor > 1.0:
+                points += weight * math.log10(factor)
+                words.append(f"{label} outside its range by a factor of {factor:.1f}")
+        return points, tuple(words)
 
 
 def class_of(precision: str) -> str:
@@ -108,45 +141,11 @@ def class_of(precision: str) -> str:
     return "16-bit" if PRECISIONS[precision].is_16_bit else precision
 
 
-def traits_together(runs: Sequence[Traits]) -> dict[str, Any]:
-    """The traits of a family: values that occur in its runs, and ranges."""
-    values = {name: sorted({getattr(run, name) for run in runs}) for name in ("constants", *_KINDS)}
-    ranges = {name: sorted(getattr(run, name) for run in runs) for name in ("peak_flop_per_s", *_SIZES)}
-    return {**values, **{name: [sizes[0], sizes[-1]] for name, sizes in ranges.items()}}
-
-
 def alone(name: str, families: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether no other of some families has a device of this one; of one family alone nothing is said."""
     others = [family for other, family in families.items() if other != name]
     devices = set(families[name]["constants"])
     return bool(others) and all(devices.isdisjoint(family["constants"]) for family in others)
-
-
-def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[str, ...]]:
-    """Unlikeness of a family in points, and the differences in words."""
-    points = 0.0
-    words = []
-    other_chip = _outside(traits.peak_flop_per_s, *family["peak_flop_per_s"])
-    if traits.constants not in family["constants"]:
-        points += _CHIP
-        words.append(f"measured on {' and '.join(family['constants'])} instead of {traits.constants}")
-    elif other_chip > SAME_CHIP:
-        points += _CHIP
-        words.append(f"{traits.constants} was measured on a chip whose peak differs {other_chip:.1f} times")
-    elif family.get("alone"):
-        points += _ALONE
-        words.append(f"the only family of runs on {traits.constants}")
-    for name, (weight, label) in _KINDS.items():
-        in_plan = getattr(traits, name)
-        if in_plan not in family[name]:
-            points += weight
-            words.append(_kind_in_words(label, in_plan))
-    for name, (weight, label) in _SIZES.items():
-        factor = _outside(getattr(traits, name), *family[name])
-        if factor > 1.0:
-            points += weight * math.log10(factor)
-            words.append(f"{label} outside its range by a factor of {factor:.1f}")
-    return points, tuple(words)
 
 
 _CHIP = 3.0
@@ -165,12 +164,6 @@ _SIZES = {
     "shards": (1.0, "replicas that share parameters"),
     "micro_batch_size": (1.0, "micro-batch"),
 }
-
-
-def _kind_in_words(label: str, in_plan: bool | str) -> str:
-    if isinstance(in_plan, str):
-        return f"{label} {in_plan} only in this plan"
-    return f"{label} {'only in this plan' if in_plan else 'only in the family'}"
 
 
 def _outside(value: float, low: float, high: float) -> float:
@@ -281,10 +274,6 @@ class BandWidths:
     experts: float = 1.0
     """How many times as wide the band of a model with experts is at no unlikeness."""
 
-    def of_experts(self, factor: float) -> BandWidths:
-        """The widths for a model with experts: at no unlikeness `factor` times as wide."""
-        return replace(self, base=self.base * factor)
-
     def log_width(self, unlikeness: float, unknown: float = 0.0) -> float:
         """Half-width in log time at so many points of unlikeness, with that of what no run shows."""
         return math.hypot(self.base, self.slope * unlikeness, unknown)
@@ -357,6 +346,10 @@ class Accuracy:
     """The part of it that remains in the ratio of two runs of one machine."""
 
 
+_ERRORS = ("median_ape", "p90_ape", "held_out_p90_ape", "baseline_median_ape")
+"""Figures of a family that `Accuracy` has as they are."""
+
+
 def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
     """The errors of the family of published runs most like a plan, and the plan's band.
 
@@ -364,7 +357,7 @@ def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accurac
     `without` names a group of runs of which the answer knows nothing.
     """
     unknowns = [*unknowns_of(plan), *hidden_of(plan, share, without=without).unknown()]
-    return nearest(plan.system.kind, traits_of_plan(plan), without, unknowns)
+    return nearest(plan.system.kind, Traits.of(plan), without, unknowns)
 
 
 def unknowns_of(plan: Plan) -> list[Unknown]:
@@ -439,10 +432,7 @@ def nearest(
             strategy="",
             family="no published run",
             n=0,
-            median_ape=UNKNOWN_ERROR,
-            p90_ape=UNKNOWN_ERROR,
-            held_out_p90_ape=UNKNOWN_ERROR,
-            baseline_median_ape=UNKNOWN_ERROR,
+            **dict.fromkeys(_ERRORS, UNKNOWN_ERROR),
             likeness=f"no published run on a {system_kind} is recorded: an error of a factor of two is "
             "assumed",
             step_time_error=UNKNOWN.error(0.0),
@@ -450,25 +440,21 @@ def nearest(
         )
     family, whole = min(
         families,
-        key=lambda pair: (round(unlikeness(traits, pair[0])[0], 9), -pair[0]["n"], pair[0]["family"]),
+        key=lambda pair: (round(traits.unlikeness(pair[0])[0], 9), -pair[0]["n"], pair[0]["family"]),
     )
     left_out = left_out_of(system_kind, without)
     widths = BandWidths(**(whole["band"] if left_out is None else left_out["band"]))
     if traits.experts:
         widest = max(entry["band"].get("experts", 1.0) for _, entry in families)
-        widths = widths.of_experts(widths.experts if left_out else widest)
-    points, differences = unlikeness(traits, family)
+        widths = replace(widths, base=widths.base * (widths.experts if left_out else widest))
+    points, differences = traits.unlikeness(family)
     differences += tuple(unknown.words for unknown in unknowns)
     beyond = math.hypot(*(unknown.log_width for unknown in unknowns))
     unshared = math.hypot(*(unknown.log_width for unknown in unknowns if not unknown.shared))
     return Accuracy(
         strategy=whole["strategy"],
         family=family["family"],
-        n=family["n"],
-        median_ape=family["median_ape"],
-        p90_ape=family["p90_ape"],
-        held_out_p90_ape=family["held_out_p90_ape"],
-        baseline_median_ape=family["baseline_median_ape"],
+        **{name: family[name] for name in ("n", *_ERRORS)},
         likeness="; ".join(differences) or "the same device, parallelism and range of sizes",
         unlikeness=points,
         step_time_error=widths.error(points, beyond),

@@ -210,6 +210,15 @@ class _StepCosts(Costs):
         op = cast(CollectiveOp, name)
         return self.whole.duration_s(_whole(work, op)) / num_steps(op, work.group.size)
 
+    def latency_s(self, work: Work, /) -> float:
+        algorithm, _, name = work.op.partition(".")
+        if work.group is None or algorithm not in ALGORITHMS:
+            return self.whole.latency_s(work)
+        if algorithm == "ring":
+            op = cast(CollectiveOp, name)
+            return self.whole.latency_s(_whole(work, op)) / num_steps(op, work.group.size)
+        return self.whole.latency_s(replace(work, op="send_recv", group=_ends(work.group, (0, 1))))
+
     def taken(self, work: Work, /) -> Shares:
         """What a step takes of a device: that of its collective, or of a message in a round of a tree."""
         algorithm, _, name = work.op.partition(".")
@@ -234,12 +243,12 @@ def expanded(evaluation: Evaluation, text: str) -> Evaluation:
     Raises InputError for a collective that the step does not have or the algorithm cannot run.
     """
     plan = evaluation.plan
-    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, parse_expansion(text))
+    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, _parse_expansion(text))
     step = replace(evaluation.step, placed=place(graph, plan.topology), costs=costs)
     return replace(evaluation, graph=graph, step=step, trace=step.run())
 
 
-def parse_expansion(text: str) -> dict[str, str]:
+def _parse_expansion(text: str) -> dict[str, str]:
     """Algorithms by name of the collective. Raises InputError for an unknown algorithm."""
     algorithms = {}
     for item in filter(None, (part.strip() for part in text.split(","))):

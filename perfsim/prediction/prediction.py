@@ -34,7 +34,7 @@ from perfsim.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class _Scaling:
     """The user's cluster calibration, which multiplies step times."""
 
     name: str
@@ -79,7 +79,7 @@ class Prediction:
     """Use of the network by kind of link: `scale_up` (NVLink ports), `nic`, `uplink`, `io`, ..."""
     simulated: Simulated | None = None
     """What the simulation consisted of; None where only values are known."""
-    cluster_calibration: Scaling | None = None
+    cluster_calibration: _Scaling | None = None
     """What steps measured on the user's own cluster multiply the time by; None without them."""
     perturbed: Perturbed | None = None
     """The step with waits and slow devices; None for a healthy step."""
@@ -170,7 +170,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
     cluster = evaluation.cluster
     cluster_calibration = None
     if cluster is not None:
-        cluster_calibration = Scaling(cluster.name, cluster.scale, cluster.note)
+        cluster_calibration = _Scaling(cluster.name, cluster.scale, cluster.note)
     return Prediction(
         model=plan.job.model.name,
         strategy=plan.strategy,
@@ -260,7 +260,7 @@ def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
         simulated=Simulated(**document["simulated"]) if document["simulated"] else None,
         training=Training(**document["training"]) if document["training"] else None,
         caveats=tuple(Caveat(**caveat) for caveat in document["caveats"]),
-        cluster_calibration=Scaling(**scaling) if scaling else None,
+        cluster_calibration=_Scaling(**scaling) if scaling else None,
         perturbed=_perturbed_from(document["perturbed"]),
     )
 

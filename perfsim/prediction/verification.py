@@ -382,7 +382,7 @@ def _differences(expected: Mapping[Key, _Whole], found: _Found) -> Iterator[tupl
 
 
 def _unsummed(graph: TaskGraph) -> Iterator[tuple[str, int]]:
-    """Tasks with a part of a sum that no collective of as many ranks adds up before others read it."""
+    """Tasks with a part of a sum that no collective of as many ranks adds up."""
     works = graph.works
     needs = np.array(
         [
@@ -413,9 +413,7 @@ def _unsummed(graph: TaskGraph) -> Iterator[tuple[str, int]]:
         reached[writer[added == parts]] = True
         while (more := writer[same & reached[reader] & ~reached[writer]]).size:
             reached[more] = True
-        read: Bools = np.zeros(len(graph), dtype=bool)
-        read[writer] = True
-        lost = (needs[graph.work] == parts) & ~reached & read
+        lost = (needs[graph.work] == parts) & ~reached
         for task in np.flatnonzero(lost).tolist():
             yield f"{works[graph.work[task]].name} is not summed over {parts} ranks", int(graph.block[task])
 

@@ -74,7 +74,7 @@ def why(run: Evaluation) -> Why:
     graph = step.placed.graph
     costs = step.costs
     step_s = run.trace.step_time_s
-    parts = causes_s(run.trace)
+    parts = _causes_s(run.trace)
     machine = machine_of(plan.system)
     roof = machine.roof(plan, graph, costs, step.duration_s)
     waits = sorted((cause for cause in parts if cause != "compute"), key=lambda cause: -parts[cause])
@@ -95,7 +95,7 @@ def why(run: Evaluation) -> Why:
     return Why(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
 
 
-def causes_s(trace: Trace) -> dict[str, float]:
+def _causes_s(trace: Trace) -> dict[str, float]:
     """Seconds of the step by cause: compute, and exposed waits.
 
     Where weights are streamed, a weight stall between two steps counts as the update bubble, since the first
@@ -333,7 +333,7 @@ HOST_DEVIATION = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class _Suspect:
     """An input that may not be as described, and the step with it changed."""
 
     change: str
@@ -363,7 +363,7 @@ class GapExplained:
     """Model FLOPs over what all devices could do in the measured step; above 1 no device is so fast."""
     trained: str
     """Recipe, sequence and framework in words."""
-    suspects: tuple[Suspect, ...]
+    suspects: tuple[_Suspect, ...]
     """The likeliest first."""
 
     @property
@@ -421,14 +421,14 @@ class _Trial:
         """Whether a change has a plan, with another step than the predicted one."""
         return step_s is not None and abs(step_s / self.predicted_s - 1.0) >= CLOSE / 10
 
-    def suspect(self, change: str, factor: float | None, step_s: float, prior: float) -> Suspect:
+    def suspect(self, change: str, factor: float | None, step_s: float, prior: float) -> _Suspect:
         left = math.log(self.measured_s / step_s)
         explains = 1.0 - left / self.gap if self.gap else 0.0
         deviations = math.hypot(prior, left / self.spread)
         suffices = abs(left) <= BAND_DEVIATIONS * self.spread
-        return Suspect(change, factor, step_s, explains, deviations, suffices)
+        return _Suspect(change, factor, step_s, explains, deviations, suffices)
 
-    def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> Iterator[Suspect]:
+    def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> Iterator[_Suspect]:
         """A rate at the factor that comes nearest to the measured step; none where it does nothing."""
         factor = 0.5 if self.gap > 0 else 2.0
         step_s = self.step_s(changed(factor))
@@ -445,7 +445,7 @@ class _Trial:
         yield self.suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
 
 
-def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
+def _rates(asked: Question, trial: _Trial) -> Iterator[_Suspect]:
     """Rates of the machine and of its host, each at the factor that explains most."""
     for words, template, deviation in machine_of(asked.system).rates:
         path = template.format(precision=asked.recipe.precision)
@@ -474,7 +474,7 @@ def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
     yield from trial.rate(words, faster_host, HOST_DEVIATION)
 
 
-def _settings(asked: Question, trial: _Trial) -> Iterator[Suspect]:
+def _settings(asked: Question, trial: _Trial) -> Iterator[_Suspect]:
     """Settings of recipe, runtime and layout, each as it may have been instead."""
     for words, question in _changes(asked):
         step_s = trial.step_s(question)

@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass
-class Oracle:
+class _Oracle:
     """Serial training, partitioned among ranks as a compiler of a graph partitions it."""
 
     compiler: Compiler
@@ -122,7 +122,7 @@ class Executor:
     def __init__(self, program: Program, unfolded: Unfolded, compiler: Compiler) -> None:
         self.program = program
         self.initial = compiler.initial
-        self.oracle = Oracle(compiler)
+        self.oracle = _Oracle(compiler)
         self.task = unfolded.task.tolist()
         self.members = _members(unfolded, program.width)
         for instance, task in enumerate(self.task):

@@ -24,8 +24,8 @@ from perfsim.work.unfold import meeting_of
 #
 # A data dependency is removed although the tensor is still read; a buffer is reused before it is free; a
 # collective has a wrong group; a task that computes or reduces gradients does nothing; the update precedes
-# the reduction; a message is priced for other bytes than it moves. Dependencies that others imply are left
-# in place, because their removal changes nothing.
+# the reduction; a message is priced for other bytes than it moves, or said to be of other weights.
+# Dependencies that others imply are left in place, because their removal changes nothing.
 
 IDLE = "wait"
 """The operation that does nothing."""
@@ -48,6 +48,7 @@ def mutations(subject: Subject) -> Iterator[Mutation]:
     """Every fault of every kind in a graph."""
     for make in (missing_dependencies, early_buffers, wrong_groups, skipped_gradients, _early_updates):
         yield from make(subject)
+    yield from _wrong_notes(subject)
     yield from wrong_prices(subject)
 
 
@@ -133,6 +134,21 @@ def _early_updates(subject: Subject) -> Iterator[Mutation]:
         if removed:
             description = f"{task_name(graph, task)} waits for no gradient"
             yield Mutation("update before reduction", description, subject.lacking(removed))
+
+
+def _wrong_notes(subject: Subject) -> Iterator[Mutation]:
+    """Let each reduction or gather over replicas say that it is of experts if it is not, and the other way.
+
+    Sums over groups of replicas are of what was reduced in a group, whatever they say.
+    """
+    graph = subject.graph
+    for task in graph.tasks():
+        work = task.work
+        if work.category == "data_communication" and work.writes[0].name != "gradient_shards":
+            said = "other weights than those of experts" if work.experts else "experts"
+            mutated = _with_work(graph, task.id, replace(work, experts=not work.experts))
+            description = f"{task_name(graph, task)} is said to be of {said}"
+            yield Mutation("wrong note", description, replace(subject, graph=mutated))
 
 
 def wrong_prices(subject: Subject) -> Iterator[Mutation]:

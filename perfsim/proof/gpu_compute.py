@@ -160,7 +160,6 @@ class GpuCompute(Compiler):
     def perform(self, operation: Operation) -> None:
         """A task that each rank runs alone."""
         task = self.task
-        self.needs(operation.needs)
         now = self._present(task)
         blocks = blocks_named(now, operation.reads)
         targets = self._targets_of(now, operation)
@@ -272,9 +271,3 @@ class GpuCompute(Compiler):
                 total = total + f.pop(later, 0.0)
             sums.append(old + total if target.adds else total)
         return sums
-
-    def needs(self, count: int) -> None:
-        """Refuse a task with fewer operands than its operation has."""
-        if len(self.task.reads) < count:
-            detail = f"it reads {len(self.task.reads)} tensors, {self.task.work.op} needs {count}"
-            raise self.refuse("its operands", detail)

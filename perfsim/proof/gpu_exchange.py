@@ -179,12 +179,12 @@ def _qkv_backward(at: At) -> Weighed:
 IN_PARTS = {
     **passes("attention.qkv", Operation(_qkv, reads=("own", "embedding")), *FORWARD),
     **passes("attention.block", Operation(_block, reads=()), *FORWARD),
-    **passes("attention.output", Operation(_output, needs=2, quantity="attention"), *FORWARD),
-    **passes("attention.output", Operation(_output_backward, needs=2), *BACKWARD),
-    **passes("attention.block", Operation(_block_backward, needs=2, reads=()), *BACKWARD),
+    **passes("attention.output", Operation(_output, quantity="attention"), *FORWARD),
+    **passes("attention.output", Operation(_output_backward), *BACKWARD),
+    **passes("attention.block", Operation(_block_backward, reads=()), *BACKWARD),
     **passes(
         "attention.qkv",
-        Operation(_qkv_backward, "backward", 4, ("own", "embedding"), "gradient", begins=False),
+        Operation(_qkv_backward, "backward", ("own", "embedding"), "gradient", begins=False),
         *BACKWARD,
     ),
 }
@@ -196,7 +196,6 @@ class GpuExchange(GpuCompute):
 
     def ring_shift(self, task: Task) -> None:
         """Every rank sends to the next; what it sends is named by the tensor that it writes."""
-        self.needs(1)
         contents = task.work.writes[0].name
 
         def sent(rank: int, source: Any, *done: tuple[Floats, ...]) -> _Travelling:
@@ -219,7 +218,6 @@ class GpuExchange(GpuCompute):
 
     def all_to_all(self, task: Task) -> None:
         """Exchange heads against positions: to all positions of some heads, or back."""
-        self.needs(1)
         gathers = task.work.writes[0].name == "heads"
         cut, joined = (HEADS, POSITIONS) if gathers else (POSITIONS, HEADS)
 
@@ -241,7 +239,6 @@ class GpuExchange(GpuCompute):
     # ------------------------------------------------------------------------------------ rows
     def rows_trade(self, task: Task) -> None:
         """An all-to-all: rows to the ranks of their experts, or back to where they came from."""
-        self.needs(1)
         route = self.cell("route of experts")
 
         def there(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
@@ -264,7 +261,6 @@ class GpuExchange(GpuCompute):
 
     def rows_gather(self, task: Task) -> None:
         """Peers that share experts gather one another's rows."""
-        self.needs(1)
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             sent = [inputs[0] for inputs in values]
@@ -278,7 +274,6 @@ class GpuExchange(GpuCompute):
 
     def rows_scatter(self, task: Task) -> None:
         """The sum of what peers made of the rows, for each its own."""
-        self.needs(1)
 
         def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             total = summed([inputs[0].values for inputs in values])

@@ -97,12 +97,12 @@ class GpuCompiler(GpuExchange):
         else:
             raise self.unknown(key, [*COMPUTE, *OPERATIONS])
 
-    def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
+    def handle(self, position: int = 0, *places: int) -> list[Cell]:
         """Activations that leave for the host use two buffers in turn, those that return two more."""
         made = self.task.work.writes[position]
         number = self.task.writes[position]
         if self.layout.offload_activations == "none" or made.name != SAVED or not made.n_bytes:
-            return super().handle(position, *places, label=label)
+            return super().handle(position, *places)
         returns = self.task.work.name == ACTIVATIONS
         cells = self.in_turn(f"slot of {'returned' if returns else 'leaving'} activations")
         self.handles[number] = tuple(cells)
@@ -137,7 +137,6 @@ class GpuCompiler(GpuExchange):
         Gradients of weights that come with a tensor are summed too, and added to those of their block, or
         passed on to a task that does.
         """
-        self.needs(1)
         op = task.work.op
         info = self.partial.get(task.reads[0], Partial(None))
         axis = HIDDEN if info.statistics or (op == "all_gather" and info.axis == HIDDEN) else SEQUENCE
@@ -174,7 +173,6 @@ class GpuCompiler(GpuExchange):
     # --------------------------------------------------------------------------- between stages
     def send(self, task: Task) -> None:
         """Send the tensor, or this peer's part of it, to the same peer of the next stage."""
-        self.needs(1)
         operand, (_, target) = self.operand(task.reads[0]), self._ends(task)
         peers = self.layout.tensor
         shares = not self.layout.sequence_parallel and self.layout.tensor > 1
@@ -267,7 +265,6 @@ class GpuCompiler(GpuExchange):
         scatters = task.work.op == "reduce_scatter"
         in_groups = scatters and self.layout.shards < self.layout.replicas
         if across:
-            self.needs(1)
             blocks = self.scatters[task.reads[0]]
             tag = int(self.graph.tag[self.graph.writer[task.reads[0]]])
         else:

@@ -136,7 +136,7 @@ def once(run: Run, x: Node) -> Node:
     return run.add(np.zeros_like(x.value), [x], lambda _, d: ([np.zeros_like(d)], []))
 
 
-def moved(run: Run, x: Node, there: Callable[[Floats], Floats], back: Callable[[Floats], Floats]) -> Node:
+def _moved(run: Run, x: Node, there: Callable[[Floats], Floats], back: Callable[[Floats], Floats]) -> Node:
     """A linear map without weights, such as another shape."""
     return run.add(there(x.value), [x], lambda _, d: ([back(d)], []))
 
@@ -152,7 +152,7 @@ def piece(run: Run, x: Node, start: int, stop: int, axis: int = -1) -> Node:
         whole[tuple(where)] = d
         return whole
 
-    return moved(run, x, lambda value: value[tuple(where)], back)
+    return _moved(run, x, lambda value: value[tuple(where)], back)
 
 
 def joined(run: Run, *parts: Node) -> Node:
@@ -164,7 +164,7 @@ def joined(run: Run, *parts: Node) -> Node:
 
 def repeated(run: Run, x: Node, count: int) -> Node:
     """One head for all."""
-    return moved(
+    return _moved(
         run,
         x,
         lambda value: np.repeat(value, count, axis=HEADS),
@@ -174,13 +174,13 @@ def repeated(run: Run, x: Node, count: int) -> Node:
 
 def split_heads(run: Run, x: Node, count: int) -> Node:
     """(n, s, heads * d) to (n, heads, s, d)."""
-    return moved(run, x, lambda value: _split(value, count), _merged)
+    return _moved(run, x, lambda value: _split(value, count), _merged)
 
 
 def merge_heads(run: Run, x: Node) -> Node:
     """(n, heads, s, d) to (n, s, heads * d)."""
     count = x.value.shape[HEADS]
-    return moved(run, x, _merged, lambda d: _split(d, count))
+    return _moved(run, x, _merged, lambda d: _split(d, count))
 
 
 def _split(x: Floats, count: int) -> Floats:
@@ -236,7 +236,7 @@ def linear(run: Run, x: Node, name: str, *, closes: bool = False) -> Node:
     run.products[name] = y
 
     def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-        gradients: Gradients = [(name, lambda: outer(x.value, d))]
+        gradients: Gradients = [(name, lambda: _outer(x.value, d))]
         if biased:
             gradients.append((bias, lambda: d.reshape(-1, d.shape[-1]).sum(axis=0)))
         return [d @ w[name].T], gradients
@@ -244,7 +244,7 @@ def linear(run: Run, x: Node, name: str, *, closes: bool = False) -> Node:
     return run.add(y, [x], back)
 
 
-def outer(x: Floats, dy: Floats) -> Floats:
+def _outer(x: Floats, dy: Floats) -> Floats:
     """Sum over tokens of x (k) times dy (n)."""
     return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
@@ -301,7 +301,7 @@ def rotated(run: Run, x: Node) -> Node:
             [a * cosine - b * turns, a * turns + b * cosine, value[..., 2 * half :]], axis=-1
         )
 
-    return moved(run, x, lambda value: turned(value, 1.0), lambda d: turned(d, -1.0))
+    return _moved(run, x, lambda value: turned(value, 1.0), lambda d: turned(d, -1.0))
 
 
 @lru_cache(maxsize=64)
@@ -316,7 +316,7 @@ def core(
     """Scores, softmax, weighted values: on own positions, or on others of heads from `first_head` on."""
     share = run.share
     own = share.places if places is None else places
-    p = softmax(scores(q.value, k.value, (own, own), share, first_head))
+    p = _softmax(scores(q.value, k.value, (own, own), share, first_head))
     context = run.kept.get("context")
     if context is None:
         context = p @ of_groups(v.value, share)
@@ -356,7 +356,7 @@ def _folded(dx: Floats, share: Share) -> Floats:
     return np.asarray(dx.reshape(n, -1, share.heads // share.groups, s, d).sum(axis=2))
 
 
-def softmax(x: Floats) -> Floats:
+def _softmax(x: Floats) -> Floats:
     """Softmax over the last axis."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
@@ -401,14 +401,14 @@ class Routing(NamedTuple):
 
 def probabilities(run: Run, logits: Node) -> Node:
     """Softmax over the last axis."""
-    p = softmax(logits.value)
+    p = _softmax(logits.value)
     return run.add(p, [logits], lambda _, d: ([p * (d - (d * p).sum(axis=-1, keepdims=True))], []))
 
 
 def slots(run: Run, z: Node, k: int) -> Node:
     """A row for every slot of a token."""
     n, s, hidden = z.value.shape
-    return moved(
+    return _moved(
         run,
         z,
         lambda value: np.repeat(value.reshape(-1, hidden), k, axis=0),
@@ -522,7 +522,7 @@ def logits(run: Run, z: Node) -> Node:
     made[..., _real_rows(run.share) :] = -np.inf
 
     def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-        gradients: Gradients = [("head_words", lambda: outer(d, z.value))]
+        gradients: Gradients = [("head_words", lambda: _outer(d, z.value))]
         if biased:
             gradients.append(("head_bias", lambda: d.reshape(-1, d.shape[-1]).sum(axis=0)))
         return [d @ w["head_words"]], gradients

@@ -45,7 +45,7 @@ def latent_of(model: TransformerConfig) -> LatentAttention:
     return model.latent_attention
 
 
-def experts_of(model: TransformerConfig) -> Experts:
+def _experts_of(model: TransformerConfig) -> Experts:
     """The experts of a model that has some."""
     if model.experts is None:
         raise ValueError(f"{model.name} has no experts")
@@ -71,10 +71,10 @@ AXES: Mapping[str, _Axis] = {
     "c": _Axis(lambda model: latent_of(model).kv_lora_rank + latent_of(model).qk_rope_head_dim),
     "p": _Axis(_of_pairs, "tensor"),
     "f": _Axis(lambda model: model.ffn_hidden_size, "tensor"),
-    "e": _Axis(lambda model: experts_of(model).num_experts, "expert"),
-    "r": _Axis(lambda model: experts_of(model).num_experts),  # what the router chooses from
-    "u": _Axis(lambda model: experts_of(model).ffn_hidden_size, "expert_tensor"),
-    "w": _Axis(lambda model: experts_of(model).shared_ffn_hidden_size),
+    "e": _Axis(lambda model: _experts_of(model).num_experts, "expert"),
+    "r": _Axis(lambda model: _experts_of(model).num_experts),  # what the router chooses from
+    "u": _Axis(lambda model: _experts_of(model).ffn_hidden_size, "expert_tensor"),
+    "w": _Axis(lambda model: _experts_of(model).shared_ffn_hidden_size),
 }
 """Every axis of a model's parameters."""
 
@@ -126,12 +126,12 @@ def _of_layer(model: TransformerConfig, kind: LayerKind) -> dict[str, str]:
     if not kind.experts:
         return axes | _products(_halves("", "hf", model), bias=model.bias)
     products = {"router": "hr"}
-    if experts_of(model).shared_ffn_hidden_size:
+    if _experts_of(model).shared_ffn_hidden_size:
         products |= _halves("shared_", "hw", model)
     return axes | _products(products, bias=model.has_expert_bias)
 
 
-def axes_of(model: TransformerConfig, block: int) -> dict[str, str]:
+def _axes_of(model: TransformerConfig, block: int) -> dict[str, str]:
     """The tensors of a block by name, each with its axes."""
     if block >= EXPERTS:
         return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
@@ -238,9 +238,9 @@ class Share:
 
     def axes(self, block: int) -> dict[str, str]:
         """The tensors of a block with their axes; of a layer with its experts if they are in its block."""
-        axes = axes_of(self.model, block)
+        axes = _axes_of(self.model, block)
         together = self.whole_layers and 0 <= block < EXPERTS and layer_kinds(self.model)[block].experts
-        return axes | axes_of(self.model, EXPERTS + block) if together else axes
+        return axes | _axes_of(self.model, EXPERTS + block) if together else axes
 
     def cut(self, whole: Weights, block: int) -> Weights:
         """The rank's part of each named tensor of a block; what is too short for all ranks is padded."""

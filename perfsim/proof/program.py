@@ -84,7 +84,7 @@ class Message(NamedTuple):
     """The message of a communication, with its elements as nccl-tests count them."""
 
     content: Literal[
-        "activations", "statistics", "gradients", "parameters", "table", "kept", "exchanged", "shards", "rows"
+        "activations", "statistics", "gradients", "parameters", "table", "exchanged", "shards", "rows"
     ]
     elements: Callable[[Values, tuple[Any, ...]], int]
     """From the values that a rank reads and those that it writes."""
@@ -218,17 +218,11 @@ class Compiler(ABC):
     def share(self, rank: int) -> Share:
         """The share of the model that a rank has."""
 
-    def tokens(self, ahead: int = 0) -> Callable[[int], tuple[Ints, Ints]]:
-        """Inputs and targets of the present micro-batch by rank; a module reads them `ahead` tokens later."""
-        inputs, targets = self.training.words(self.step, ahead)
-        tag = self.task.tag
-
-        def of_rank(rank: int) -> tuple[Ints, Ints]:
-            rows = self.rows(rank, tag)
-            places = self.places(rank)
-            return inputs[rows][:, places], targets[rows][:, places]
-
-        return of_rank
+    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
+        """Inputs and targets of a micro-batch on a rank; a module reads them `ahead` tokens later."""
+        inputs, targets = self.training.words(step, ahead)
+        rows, places = self.rows(rank, microbatch), self.places(rank)
+        return inputs[rows][:, places], targets[rows][:, places]
 
     def places(self, _rank: int) -> Ints | slice:
         """The positions of each sample that a rank has: all, unless others share its sequences."""
@@ -273,13 +267,13 @@ class Compiler(ABC):
         """The cells of all tensors that the present task writes, on its own device."""
         return [cell for position in range(len(self.task.writes)) for cell in self.handle(position)]
 
-    def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
+    def handle(self, position: int = 0, *places: int) -> list[Cell]:
         """The cells of a tensor that the present task writes, by default on its own device."""
         number = self.task.writes[position]
         cells = [Cell(place, "tensor", number) for place in (places or (self.place,))]
         self.handles[number] = tuple(cells)
         for cell in cells:
-            self.program.labels[cell] = label or self.task.work.writes[position].name
+            self.program.labels[cell] = self.task.work.writes[position].name
         return cells
 
     def in_turn(self, name: str, slots: int = 2, parts: int = 1) -> list[Cell]:

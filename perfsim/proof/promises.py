@@ -6,9 +6,9 @@ less, where a warm-up that is too short makes neighbours wait.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -41,17 +41,20 @@ ROUNDING = 1.0
 """Elements of rounding for each shard of a tensor that does not divide evenly."""
 
 
-class Prices(Protocol):
+class Prices(ABC):
     """How a plan's graph counts bytes and elements."""
 
+    @abstractmethod
     def bytes_per_element(self, message: Message) -> float:
         """Bytes of an element."""
 
-    def counted(self, message: Message, elements: int, work: Work, /) -> float:
+    @abstractmethod
+    def counted(self, message: Message, elements: int, work: Work) -> float:
         """Executed elements as the graph counts them."""
 
-    def rounding(self, message: Message) -> float:
+    def rounding(self, _: Message) -> float:
         """Elements by which they may differ, because tensors do not divide evenly into shards."""
+        return ROUNDING
 
 
 def mispriced(prices: Prices, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
@@ -69,39 +72,28 @@ def mispriced(prices: Prices, program: Program, moved: Mapping[int, int]) -> Ite
 
 
 @dataclass(frozen=True)
-class StreamingPrices:
+class StreamingPrices(Prices):
     """Rules for graphs of weight streaming."""
 
     plan: StreamingPlan
 
     def bytes_per_element(self, message: Message) -> float:
-        """Bytes of an element."""
-        if message.content == "statistics":
-            return STATISTIC_BYTES
-        if message.content == "parameters":
-            return self.plan.topology.system.weight_bytes
-        if message.content in ("gradients", "table", "shards"):
-            return self.plan.topology.system.gradient_bytes
-        return self.plan.job.recipe.element_bytes
+        system = self.plan.topology.system
+        of_content = {"parameters": system.weight_bytes, "gradients": system.gradient_bytes}
+        return of_content.get(message.content, self.plan.job.recipe.element_bytes)
 
-    def counted(self, message: Message, elements: int, _work: Work, /) -> float:
-        """Executed elements as the graph counts them."""
+    def counted(self, message: Message, elements: int, _: Work) -> float:
         head = Share(self.plan.job.model, self.plan.job.seq_length).layouts[HEAD]
         return elements - (head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
 
-    def rounding(self, message: Message) -> float:
-        """Elements by which they may differ."""
-        return ROUNDING * (self.plan.layout.data if message.content == "table" else 1)
-
 
 @dataclass(frozen=True)
-class GpuPrices:
+class GpuPrices(Prices):
     """Rules for graphs of GPU strategies."""
 
     plan: ThreeDPlan
 
     def bytes_per_element(self, message: Message) -> float:
-        """Bytes of an element."""
         if message.content == "statistics":
             return STATISTIC_BYTES
         if message.content in ("gradients", "table", "shards"):
@@ -109,7 +101,6 @@ class GpuPrices:
         return self.plan.job.recipe.element_bytes
 
     def counted(self, message: Message, elements: int, work: Work) -> float:
-        """Executed elements as the graph counts them."""
         layout = self.plan.layout
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)

@@ -139,8 +139,6 @@ class Operation(NamedTuple):
     kind: Literal["forward", "backward", "weights"] = "forward"
     """A forward makes the tensors that the task writes, a backward the gradient of its input and those of
     weights, a pass of its own for weights only these."""
-    needs: int = 1
-    """Operands."""
     reads: tuple[str, ...] = ("own",)
     """Weights: of its own block, its experts, or of the other end of the model if it is of a module."""
     quantity: str = ""
@@ -172,10 +170,8 @@ class At:
     @cached_property
     def tokens(self) -> tuple[Ints, Ints]:
         """Inputs and targets of the micro-batch; those of a module are later."""
-        compiler = self.now.compiler
-        rows, places = compiler.rows(self.rank, self.now.task.tag), compiler.places(self.rank)
-        inputs, targets = compiler.training.words(self.now.step, self.now.ahead)
-        return inputs[rows][:, places], targets[rows][:, places]
+        now = self.now
+        return now.compiler.tokens(self.rank, now.step, now.task.tag, now.ahead)
 
     @property
     def routing(self) -> Routing:
@@ -217,12 +213,12 @@ class At:
 # ------------------------------------------------------------------------------ ends of the model
 
 
-def embedding_forward(at: At) -> tuple[Any, ...]:
+def _embedding_forward(at: At) -> tuple[Any, ...]:
     """Look up the words."""
     return (at.run(partial(lookup, tokens=at.tokens[0])).value,)
 
 
-def embedding_backward(at: At) -> Gradients:
+def _embedding_backward(at: At) -> Gradients:
     """Gradients of words and positions."""
     return word_gradients(plain(at.x[0]), at.tokens[0], at.share)
 
@@ -244,14 +240,14 @@ def _loss_backward(at: At, part: Part, of_tokens: Floats) -> Weighed:
     return dy, gradients
 
 
-def head_forward(at: At) -> tuple[Any, ...]:
+def _head_forward(at: At) -> tuple[Any, ...]:
     """Statistics of the softmax; modules may be between the model's last layer and its LM head."""
     part, of_peer = _scores(at, at.take("output of the model", at.x[0]), "head_norm")
     at.keep("scores", part)
     return (of_peer,)
 
 
-def head_backward(at: At) -> Weighed:
+def _head_backward(at: At) -> Weighed:
     """The backward of loss and LM head, from the statistics of all words."""
     return _loss_backward(at, at.take("scores"), at.x[0])
 
@@ -273,7 +269,7 @@ def attention_begin(at: At) -> Attention:
     return Attention(before, at.run(heads, x, kept=kept), joint, results=kept)
 
 
-def attention_forward(at: At) -> tuple[Any, ...]:
+def _attention_forward(at: At) -> tuple[Any, ...]:
     """An attention block; a recompute repeats it, or its core alone."""
     kept = at.x[0].attention if isinstance(at.x[0], Kept) else None
     made: Attention = at.keep("attention", (kept or attention_begin(at)).with_core(at.w, at.share))
@@ -295,7 +291,7 @@ def output_backward(at: At) -> tuple[Floats, Gradients]:
     return d_context, gradients
 
 
-def attention_backward(at: At) -> Weighed:
+def _attention_backward(at: At) -> Weighed:
     """The backward of an attention block."""
     d_context, of_output = output_backward(at)
     d_heads, _ = attention_of(at).core.backward(at.w, d_context)
@@ -354,13 +350,13 @@ def _begin(at: At) -> tuple[Any, Floats, Gradients]:
     return kept, by_loss, gradients
 
 
-def mlp_forward(at: At) -> tuple[Any, ...]:
+def _mlp_forward(at: At) -> tuple[Any, ...]:
     """An MLP block."""
     part = at.run(mlp, _input_of_layer(at), at.x[0], kept=at.kept("attention").results)
     return _end(at, part.value, part)
 
 
-def mlp_backward(at: At) -> Weighed:
+def _mlp_backward(at: At) -> Weighed:
     """The backward of an MLP block."""
     part, dy, gradients = _begin(at)
     if at.share.model.norms_per_layer == 1:
@@ -369,26 +365,26 @@ def mlp_backward(at: At) -> Weighed:
     return dx, own + gradients
 
 
-def router_forward(at: At) -> tuple[Any, ...]:
+def _router_forward(at: At) -> tuple[Any, ...]:
     """Norm, router, and a row for every slot of a token."""
     part = at.run(router, at.own(_input_of_layer(at)), at.x[0])
     _, routing = at.keep("router", (part, at.routing))
     return (Rows(part.values[2], routing.expert.ravel()),)
 
 
-def shared_forward(at: At) -> tuple[Any, ...]:
+def _shared_forward(at: At) -> tuple[Any, ...]:
     """Shared experts, while rows travel."""
     return (at.keep("shared", at.run(shared, at.kept("router")[0].values[1])).value,)
 
 
-def experts_forward(at: At) -> tuple[Any, ...]:
+def _experts_forward(at: At) -> tuple[Any, ...]:
     """The rank's experts on the rows that arrived."""
     rows: Rows = at.x[0]
     part = at.keep("experts", at.run(partial(experts, expert=rows.expert), rows.values))
     return (Rows(part.value, rows.expert),)
 
 
-def combine_forward(at: At) -> tuple[Any, ...]:
+def _combine_forward(at: At) -> tuple[Any, ...]:
     """Rows summed to tokens."""
     of_router, routing = at.take("router")
     total, _, _, p = of_router.values
@@ -397,7 +393,7 @@ def combine_forward(at: At) -> tuple[Any, ...]:
     return _end(at, part.value, Block(routing, of_router, at.take("experts"), at.take("shared"), part))
 
 
-def combine_backward(at: At) -> tuple[Any, ...]:
+def _combine_backward(at: At) -> tuple[Any, ...]:
     """Gradients of rows from those of tokens."""
     block, dy, by_loss = _begin(at)
     d, _ = block.combine.backward(at.w, at.own(dy))
@@ -405,7 +401,7 @@ def combine_backward(at: At) -> tuple[Any, ...]:
     return (Rows(d[0], block.routing.expert.ravel()),)
 
 
-def shared_backward(at: At) -> tuple[Any, ...]:
+def _shared_backward(at: At) -> tuple[Any, ...]:
     """Backward of shared experts, while gradients of rows travel."""
     block, d, gradients = at.kept("backward")
     (dz,), own = block.shared.backward(at.w, d[3])
@@ -413,14 +409,14 @@ def shared_backward(at: At) -> tuple[Any, ...]:
     return (dz,)
 
 
-def experts_backward(at: At) -> Weighed:
+def _experts_backward(at: At) -> Weighed:
     """Backward of the rank's experts."""
     rows: Rows = at.x[0]
     (dx,), gradients = at.kept("backward")[0].experts.backward(at.w, rows.values)
     return Rows(dx, rows.expert), gradients
 
 
-def router_backward(at: At) -> Weighed:
+def _router_backward(at: At) -> Weighed:
     """Gradient of the block's input, and those of router, norm and shared experts.
 
     Tensor peers have their own positions, so these gradients are summands that the next collective sums.
@@ -431,13 +427,13 @@ def router_backward(at: At) -> Weighed:
     return dx, own + gradients
 
 
-def weight_pass(at: At) -> Gradients:
+def _weight_pass(at: At) -> Gradients:
     """Weight gradients from what input gradients left."""
     gradients: Gradients = at.x[0] + at.take("gradients", [])
     return gradients
 
 
-def hand_on(at: At) -> tuple[Any, ...]:
+def _hand_on(at: At) -> tuple[Any, ...]:
     """Pass the tensor to the next stage of the same device."""
     return (at.x[0],)
 
@@ -450,44 +446,44 @@ def passes(name: str, operation: Operation, *others: str) -> dict[str, Operation
 FORWARD = ("forward", "recompute")
 BACKWARD = ("backward", "dgrad")
 OF_ENDS: Mapping[str, Operation] = {
-    "embedding.forward": Operation(embedding_forward, needs=0, quantity="hidden"),
-    "head.forward": Operation(head_forward),
-    **passes("head", Operation(head_backward, "backward", quantity="gradient", loss=True), *BACKWARD),
-    "embedding.backward": Operation(embedding_backward, "weights", reads=()),
+    "embedding.forward": Operation(_embedding_forward, quantity="hidden"),
+    "head.forward": Operation(_head_forward),
+    **passes("head", Operation(_head_backward, "backward", quantity="gradient", loss=True), *BACKWARD),
+    "embedding.backward": Operation(_embedding_backward, "weights", reads=()),
 }
 """Operations of embedding and LM head."""
 OF_LAYERS: Mapping[str, Operation] = {
     **passes(
-        "attention", Operation(attention_forward, reads=("own", "embedding"), quantity="attention"), *FORWARD
+        "attention", Operation(_attention_forward, reads=("own", "embedding"), quantity="attention"), *FORWARD
     ),
-    **passes("mlp", Operation(mlp_forward, reads=("own", "head"), quantity="hidden"), *FORWARD),
+    **passes("mlp", Operation(_mlp_forward, reads=("own", "head"), quantity="hidden"), *FORWARD),
     **passes(
         "attention",
-        Operation(attention_backward, "backward", 2, ("own", "embedding"), "gradient", begins=False),
+        Operation(_attention_backward, "backward", ("own", "embedding"), "gradient", begins=False),
         *BACKWARD,
     ),
     **passes(
         "mlp",
-        Operation(mlp_backward, "backward", 2, ("own", "head"), "middle", ("own", "head"), loss=True),
+        Operation(_mlp_backward, "backward", ("own", "head"), "middle", ("own", "head"), loss=True),
         *BACKWARD,
     ),
-    **passes("router", Operation(router_forward), *FORWARD),
-    **passes("shared_experts", Operation(shared_forward, needs=0), *FORWARD),
-    **passes("experts", Operation(experts_forward, reads=("experts",)), *FORWARD),
-    **passes("combine", Operation(combine_forward, reads=("own", "head"), quantity="hidden"), *FORWARD),
-    **passes("combine", Operation(combine_backward, needs=2, reads=("own", "head"), loss=True), *BACKWARD),
-    **passes("shared_experts", Operation(shared_backward, needs=0), *BACKWARD),
+    **passes("router", Operation(_router_forward), *FORWARD),
+    **passes("shared_experts", Operation(_shared_forward), *FORWARD),
+    **passes("experts", Operation(_experts_forward, reads=("experts",)), *FORWARD),
+    **passes("combine", Operation(_combine_forward, reads=("own", "head"), quantity="hidden"), *FORWARD),
+    **passes("combine", Operation(_combine_backward, reads=("own", "head"), loss=True), *BACKWARD),
+    **passes("shared_experts", Operation(_shared_backward), *BACKWARD),
     **passes(
-        "experts", Operation(experts_backward, "backward", reads=("experts",), adds=("experts",)), *BACKWARD
+        "experts", Operation(_experts_backward, "backward", reads=("experts",), adds=("experts",)), *BACKWARD
     ),
     **passes(
-        "router", Operation(router_backward, "backward", quantity="middle", adds=("own", "head")), *BACKWARD
+        "router", Operation(_router_backward, "backward", quantity="middle", adds=("own", "head")), *BACKWARD
     ),
-    "attention.wgrad": Operation(weight_pass, "weights", reads=(), begins=False),
-    "mlp.wgrad": Operation(weight_pass, "weights", reads=(), adds=("own", "head")),
-    "head.wgrad": Operation(weight_pass, "weights", reads=()),
-    "experts.wgrad": Operation(weight_pass, "weights", reads=(), adds=("own", "experts", "head")),
-    "stage.hand_on": Operation(hand_on, reads=()),
+    "attention.wgrad": Operation(_weight_pass, "weights", reads=(), begins=False),
+    "mlp.wgrad": Operation(_weight_pass, "weights", reads=(), adds=("own", "head")),
+    "head.wgrad": Operation(_weight_pass, "weights", reads=()),
+    "experts.wgrad": Operation(_weight_pass, "weights", reads=(), adds=("own", "experts", "head")),
+    "stage.hand_on": Operation(_hand_on, reads=()),
 }
 """Operations of layers, whose halves are tasks."""
 

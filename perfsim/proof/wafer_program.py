@@ -145,13 +145,13 @@ class WaferCompiler(Compiler):
 
         self.add([*self.operands(), *source], [*self.handle(), *target], per_rank(run), message=message)
 
-    def samples(self, _: Task) -> None:
+    def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
-        tokens = self.tokens()
+        step = self.step
         operands = self.operands()
         (self.sample_slot,) = self.in_turn("slot of samples", self.prefetch)
         writes = [*self.handle(), self.sample_slot]
-        self.add(operands, writes, per_rank(lambda rank, *_: (None, tokens(rank))))
+        self.add(operands, writes, per_rank(lambda rank, *_: (None, self.tokens(rank, step, task.tag))))
 
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""

@@ -160,11 +160,9 @@ def markdown(title: str, sections: Sequence[Section], head: Head | None = None) 
 
 # The page as HTML. The same input gives the same bytes: ids are fixed and nothing carries the time.
 
-DIGITS = 12
+_DIGITS = 12
 """Of a digest; the whole one is in the JSON."""
-LONGEST_PLAIN = 50_000
-"""Characters of a figure's JSON above which it is compressed."""
-PLOT_CONFIG = {
+_PLOT_CONFIG = {
     "responsive": True,
     "displaylogo": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
@@ -189,7 +187,7 @@ def render_page(title: str, sections: Sequence[Section], *, head: Head | None = 
         head=head,
         scale=_scale(head.scale) if head.scale is not None else None,
         version=__version__,
-        digest=head.digest[:DIGITS],
+        digest=head.digest[:_DIGITS],
         sections=[(section, _plot(section)) for section in sections],
         plotly_js=Markup(plotly_source()) if has_plots else "",  # noqa: S704  # Plotly's own source
     )
@@ -231,32 +229,18 @@ def linked(text: str) -> Markup:
 
 
 def _plot(section: Section) -> Markup:
-    """The figure's div and script, empty without a figure; Plotly escapes `<`, `>` and `/` in its JSON.
-
-    A figure of many bars is compressed, and `page.js` draws it.
-    """
+    """The figure's div, and its JSON compressed for `page.js`, which draws it; empty without a figure."""
     figure = section.figure
     if figure is None:
         return Markup()
     div_id = f"figure-{section.anchor}"
-    height = f"{figure.layout.height}px"
-    document = f'{{"figure":{figure.to_json()},"config":{json.dumps(PLOT_CONFIG)}}}'
-    if len(document) > LONGEST_PLAIN:
-        packed = base64.b64encode(zlib.compress(document.encode(), 9)).decode()
-        text = (
-            f'<div id="{div_id}" class="plotly-graph-div" style="height:{height}; width:100%;"></div>'
-            f'<script type="text/plain" data-figure="{div_id}">{packed}</script>'
-        )
-        return Markup(text)  # noqa: S704  # an id of ours and base64
-    text = figure.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        div_id=div_id,
-        config=PLOT_CONFIG,
-        default_width="100%",
-        default_height=height,
+    document = f'{{"figure":{figure.to_json()},"config":{json.dumps(_PLOT_CONFIG)}}}'
+    packed = base64.b64encode(zlib.compress(document.encode(), 9)).decode()
+    text = (
+        f'<div id="{div_id}" class="plotly-graph-div" style="height:{figure.layout.height}px; width:100%;">'
+        f'</div><script type="text/plain" data-figure="{div_id}">{packed}</script>'
     )
-    return Markup(text)  # noqa: S704
+    return Markup(text)  # noqa: S704  # an id of ours and base64
 
 
 def _scale(table: Table) -> dict[str, Any] | None:

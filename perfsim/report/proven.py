@@ -17,20 +17,13 @@ def proof_lines(answer: Mapping[str, Any]) -> list[str]:
         for strategy, proven in answer["strategies"].items()
         for layout in proven["layouts"]
     ]
-    table = Table.of(
-        {
-            "strategy": None,
-            "layout": None,
-            **dict.fromkeys(("ranks", "tasks", "orders"), COUNT),
-            "error": Unit(digits="{:.1e}".format),
-        },
+    counts = {name: (name, COUNT) for name in ("ranks", "tasks", "orders")}
+    error = Unit(digits="{:.1e}".format)
+    table = Table.read(
+        {"strategy": ("strategy", None), "layout": ("layout", None), **counts, "error": ("error", error)},
         (
-            (
-                strategy,
-                *(layout[name] for name in ("layout", "ranks", "tasks", "orders")),
-                layout["max_relative_error"] if layout["passed"] else "WRONG",
-            )
-            for strategy, layout in proofs
+            {**own, "strategy": strategy, "error": own["max_relative_error"] if own["passed"] else "WRONG"}
+            for strategy, own in proofs
         ),
     )
     faults = [
@@ -59,15 +52,13 @@ def mutations_page(answer: Mapping[str, Any]) -> str:
     """The page of `perfsim prove --mutations`."""
     sample = "every fault" if answer["every"] == 1 else f"one fault in {answer['every']}"
     command = f"perfsim prove {answer['target']} --mutations FILE --every {answer['every']}"
-    counts = {"inserted": COUNT, "detected": COUNT}
-    kinds = Table.of(
-        {"fault": None, **counts},
-        ((name, count["injected"], count["caught"]) for name, count in sorted(answer["kinds"].items())),
+    counts = {"inserted": ("injected", COUNT), "detected": ("caught", COUNT)}
+    kinds = Table.read(
+        {"fault": ("name", None), **counts},
+        ({"name": name, **count} for name, count in sorted(answer["kinds"].items())),
     )
-    keys = ("strategy", "layout", "injected", "caught")
-    layouts = Table.of(
-        {"strategy": None, "layout": None, **counts},
-        ([own[key] for key in keys] for own in answer["layouts"]),
+    layouts = Table.read(
+        {"strategy": ("strategy", None), "layout": ("layout", None), **counts}, answer["layouts"]
     )
     survivors = [
         *(

@@ -84,7 +84,7 @@ states."""
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class _Axis:
     """What the package knows about one field of `ParallelLayout`, besides its rules (`three_d/legal.py`)."""
 
     help: str
@@ -108,7 +108,7 @@ def _axis(
     group: str = "",
 ) -> Any:
     """A field of the layout with its row of `AXES`."""
-    axis = Axis(help_text, short, default, degree, divides, group)
+    axis = _Axis(help_text, short, default, degree, divides, group)
     return field(default=default, metadata={"axis": axis})
 
 
@@ -266,5 +266,5 @@ class ParallelLayout:
         return {"num_microbatches": num_microbatches, **{name: values[name] for name in shown}}
 
 
-AXES: Mapping[str, Axis] = {known.name: known.metadata["axis"] for known in fields(ParallelLayout)}
+AXES: Mapping[str, _Axis] = {known.name: known.metadata["axis"] for known in fields(ParallelLayout)}
 """Every field of a layout on GPUs, by name."""

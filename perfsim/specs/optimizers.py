@@ -14,7 +14,7 @@ SCALE_BLOCK = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class _Optimizer:
     """What the package knows about one optimizer."""
 
     moments: int
@@ -39,8 +39,8 @@ class Optimizer:
     modelzoo: str | None
 
 
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    "adam": Optimizer(  # 1412.6980
+OPTIMIZERS: Mapping[str, _Optimizer] = {
+    "adam": _Optimizer(  # 1412.6980
         moments=2,
         matrix_moments=2,
         moment_bytes=None,
@@ -54,7 +54,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         torchtitan="Adam",
         modelzoo="Adam",
     ),
-    "adamw": Optimizer(
+    "adamw": _Optimizer(
         moments=2,
         matrix_moments=2,
         moment_bytes=None,
@@ -68,7 +68,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         torchtitan="AdamW",
         modelzoo="AdamW",
     ),
-    "adam8bit": Optimizer(  # 2110.02861
+    "adam8bit": _Optimizer(  # 2110.02861
         moments=2,
         matrix_moments=2,
         moment_bytes=1.0 + 4.0 / SCALE_BLOCK,
@@ -82,7 +82,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         torchtitan=None,
         modelzoo=None,
     ),
-    "muon": Optimizer(  # 2502.16982; Adam updates what is no matrix of a layer
+    "muon": _Optimizer(  # 2502.16982; Adam updates what is no matrix of a layer
         moments=2,
         matrix_moments=1,
         moment_bytes=None,
@@ -96,7 +96,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         torchtitan=None,
         modelzoo=None,
     ),
-    "sgd": Optimizer(
+    "sgd": _Optimizer(
         moments=1,
         matrix_moments=1,
         moment_bytes=None,

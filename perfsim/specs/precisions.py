@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionRow:
+class _Precision:
     """What the package knows about one precision."""
 
     bytes: float
@@ -32,34 +32,32 @@ class PrecisionRow:
         return self.bytes == 2.0
 
 
-def _wide(n_bytes: float) -> PrecisionRow:
-    return PrecisionRow(bytes=n_bytes, peak_of=None, stand_ins=(), cast_reads_bytes=2.0)
+def _wide(n_bytes: float) -> _Precision:
+    return _Precision(bytes=n_bytes, peak_of=None, stand_ins=(), cast_reads_bytes=2.0)
 
 
-PRECISIONS: Mapping[str, PrecisionRow] = {
+PRECISIONS: Mapping[str, _Precision] = {
     "fp32": _wide(4.0),
     "tf32": _wide(4.0),
     "fp16": _wide(2.0),
     "bf16": _wide(2.0),
     # One scale for a tensor, known from earlier steps.
-    "fp8": PrecisionRow(bytes=1.0, peak_of=None, stand_ins=("fp8_block",), cast_reads_bytes=2.0),
+    "fp8": _Precision(bytes=1.0, peak_of=None, stand_ins=("fp8_block",), cast_reads_bytes=2.0),
     # One scale for a row. Rows and columns are scaled and written in separate passes, each with a search.
-    "fp8_rowwise": PrecisionRow(
-        bytes=1.0, peak_of="fp8", stand_ins=("fp8", "fp8_block"), cast_reads_bytes=8.0
-    ),
+    "fp8_rowwise": _Precision(bytes=1.0, peak_of="fp8", stand_ins=("fp8", "fp8_block"), cast_reads_bytes=8.0),
     # One scale for 128 numbers.
-    "fp8_block": PrecisionRow(
+    "fp8_block": _Precision(
         bytes=1.0 + 1 / 32, peak_of="fp8", stand_ins=("mxfp8", "fp8"), cast_reads_bytes=2.0
     ),
     # One scale for 32 numbers.
-    "mxfp8": PrecisionRow(
+    "mxfp8": _Precision(
         bytes=1.0 + 1 / 32, peak_of="fp8", stand_ins=("fp8_block", "fp8"), cast_reads_bytes=2.0
     ),
     # One scale for 16 numbers, found by reading them once more.
-    "nvfp4": PrecisionRow(
+    "nvfp4": _Precision(
         bytes=0.5 + 1 / 16, peak_of=None, stand_ins=("mxfp4", "fp8_block"), cast_reads_bytes=4.0
     ),
-    "mxfp4": PrecisionRow(
+    "mxfp4": _Precision(
         bytes=0.5 + 1 / 32, peak_of=None, stand_ins=("nvfp4", "fp8_block"), cast_reads_bytes=2.0
     ),
 }

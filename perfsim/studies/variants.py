@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Self
 
 from perfsim.convergence.time_to_accuracy import split_speedup
@@ -68,12 +68,11 @@ class Change:
     @property
     def is_same_work(self) -> bool:
         """Whether both train one model on one batch."""
+        models = [
+            dict(_leaves(own.study.model.model_dump(mode="json"), "")) for own in (self.base, self.point)
+        ]
         same_tokens = self.base.target_time.batch_tokens == self.point.target_time.batch_tokens
-        return same_tokens and _flat(self.base.study.model) == _flat(self.point.study.model)
-
-
-def _flat(spec: Any) -> dict[str, str]:
-    return dict(_leaves(spec.model_dump(mode="json"), ""))
+        return same_tokens and models[0] == models[1]
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -295,13 +294,8 @@ class Analysis:
                 "runtime": runtime,
                 "system": first.candidate.system,
             }
-            columns.append(
-                {
-                    f"{root}.{path}": value
-                    for root, part in parts.items()
-                    for path, value in _flat(part).items()
-                }
-            )
+            leaves = (_leaves(part.model_dump(mode="json"), root) for root, part in parts.items())
+            columns.append(dict(chain.from_iterable(leaves)))
         paths = dict.fromkeys(path for values in columns for path in values)
         rows = {path: [values.get(path, "") for values in columns] for path in paths}
         return {path: values for path, values in rows.items() if len(set(values)) > 1}

@@ -22,6 +22,7 @@ from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.network import Topology, WaferTree
 from perfsim.prediction.planner import Search
+from perfsim.prediction.verification import SamplingSpec, verify
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.recipe import Job
@@ -29,7 +30,6 @@ from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, TaskGraph
-from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
 MOST_LAYOUTS = 200
 """Layouts of each case that are planned, spread over all that a strategy lists."""
@@ -37,7 +37,6 @@ MOST_PLANS = 6
 """Plans of each case that are simulated, spread over all of its layouts."""
 SCREENING_TOLERANCE = 0.15
 """Allowed relative difference between the closed form and the simulation."""
-FLOP_TOLERANCE = 0.01
 
 FUSED = {"attention": "flash", "dropout": False}
 NARROW = {"hidden_size": 1024, "ffn_hidden_size": 4096}
@@ -112,8 +111,6 @@ class Case:
     job: Job
     topology: Topology
     costs: Costs
-    skips_masked: bool = True
-    """Whether fused attention skips masked positions, as GPU kernels do."""
 
     @cached_property
     def layouts(self) -> list[Layout]:
@@ -165,7 +162,7 @@ def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
     job = toys.job(**fields)
     if strategy.system_kind == "wafer-cluster":
         wafers = WaferTree(toys.wafer_cluster(**({} if hosted else memory)), devices)
-        return Case(name, strategy, job, wafers, WaferCosts(wafers, job.recipe), skips_masked=False)
+        return Case(name, strategy, job, wafers, WaferCosts(wafers, job.recipe))
     cluster = toys.gpu_cluster(**memory, host=toys.host(drives=1e13) if hosted else None)
     costs = toys.ToyCosts(cluster, devices=devices)
     return Case(name, strategy, job, toys.topology(devices, cluster), costs)
@@ -248,30 +245,12 @@ def _other_systems_are_refused(case: Case) -> None:
 
 
 # ---------------------------------------------------------------------------------------- graph
-def _all_flop_are_done(case: Case) -> None:
-    """All ranks together perform the FLOPs of the model and of the recompute."""
+def _all_products_are_the_models(case: Case) -> None:
+    """All ranks together compute the model's products, in every pass, with its shapes, sums and FLOPs."""
     for plan in case.plans:
-        graph = case.graph(plan)
-        recompute = plan.layout.recompute
-        share = plan.recomputed_share
-        done = graph.flop / len(graph.step_ends)
-        once = model_flop_per_step(case.job)
-        if case.skips_masked:
-            once -= _masked_flop(case.job, recompute, share)
-        # A full recompute may stop before the last linear, whose result no backward reads.
-        least = once + recompute_flop_per_step(case.job, recompute, stops_early=True, share=share)
-        most = once + recompute_flop_per_step(case.job, recompute, share=share)
-        within = least * (1 - FLOP_TOLERANCE) <= done <= most * (1 + FLOP_TOLERANCE)
-        _require(within, f"{plan.layout} does {done:.4g} FLOPs a step, not {least:.4g} to {most:.4g}")
-
-
-def _masked_flop(job: Job, recompute: str, share: float) -> float:
-    """FLOPs that fused attention skips (the causal half) less those it repeats (scores, backward)."""
-    if job.runtime.attention == "standard":
-        return 0.0
-    matmul = 2.0 * job.seq_length * job.model.hidden_size * job.model.num_layers * job.tokens_per_step
-    forwards = 1 + share if recompute == "full" else 1
-    return forwards * matmul * (2 - 2 / 2) + matmul * (4 - 5 / 2)
+        verified = verify(case.graph(plan), case.job, plan.layout, SamplingSpec(tasks=1))
+        wrong = ("it multiplies nothing",) if verified is None else verified.failed
+        _require(not wrong, f"{plan.layout}: {'; '.join(wrong)}")
 
 
 def _the_same_plan_gives_the_same_graph(case: Case) -> None:
@@ -377,7 +356,7 @@ PROMISES: Mapping[str, Promise] = {
         _the_screening_agrees_with_the_plans,
         _memory_is_itemised,
         _other_systems_are_refused,
-        _all_flop_are_done,
+        _all_products_are_the_models,
         _the_same_plan_gives_the_same_graph,
         _more_steps_can_be_written,
         _tasks_name_their_layer,

@@ -10,7 +10,7 @@ from perfsim.base.errors import GraphError
 from perfsim.costs.gpu import HOST_OPERATIONS, HostCosts
 from perfsim.costs.price import Costs
 from perfsim.machines import build_topology
-from perfsim.network import Topology
+from perfsim.network import FatTree, Topology
 from perfsim.prediction.question import Question
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import (
@@ -40,7 +40,7 @@ from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, 
 GIB = 2.0**30
 
 
-def link(bytes_per_s: float, latency_s: float) -> LinkSpec:
+def _link(bytes_per_s: float, latency_s: float) -> LinkSpec:
     """A link without a calibration."""
     return LinkSpec(name="link", bandwidth=bytes_per_s, latency=latency_s)
 
@@ -72,7 +72,7 @@ def gpu_cluster(
             compute_units=108,
         ),
         node=NodeSpec(
-            devices=gpus, scale_up=link(300e9, 1e-6), nics=nics, nic=link(nic_bytes_per_s, 2e-6), host=host
+            devices=gpus, scale_up=_link(300e9, 1e-6), nics=nics, nic=_link(nic_bytes_per_s, 2e-6), host=host
         ),
         fabric=FatTreeSpec(nodes_per_leaf=20, switch_latency=1e-7),
     )
@@ -105,7 +105,7 @@ def wafer_cluster(
             calibration=calibration,
         ),
         io_ports=12,
-        io_link=link(stream_bytes_per_s / 12, 1e-6),
+        io_link=_link(stream_bytes_per_s / 12, 1e-6),
         # Ten weight servers together stream and update at these rates.
         memoryx=MemoryXSpec(
             servers=10,
@@ -249,7 +249,7 @@ class ToyCosts(Costs):
         if work.kind.is_communication:
             return self._communication_s(work)
         if work.op in HOST_OPERATIONS:
-            return HostCosts(self.system, self.devices).duration_s(work)
+            return HostCosts(FatTree(self.system, self.devices)).duration_s(work)
         seconds = 0.0
         for kernel in work.kernels:
             moving_s = kernel.bytes_accessed / self.system.device.memory.bandwidth

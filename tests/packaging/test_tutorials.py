@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 
 def blocks(name: str) -> list[Block]:
-    """The blocks of a document, without the answer that test_readme_sample.py compares with its command's."""
+    """The blocks of a document, without the answer that test_readme.py compares with its command's."""
     text = re.sub(
         r"<!-- sample:start -->.*<!-- sample:end -->", "", (ROOT / name).read_text("utf-8"), flags=re.DOTALL
     )

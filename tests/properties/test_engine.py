@@ -38,9 +38,12 @@ flows = st.dictionaries(
         st.lists(st.integers(0, LINKS - 1), min_size=1, max_size=2, unique=True).map(tuple),
         st.sampled_from([0.7, 1.0]),
         st.integers(1, 2),
+        st.sampled_from([0.0, 0.25, 1 / 3, 1.0]),
+        st.just(0.0),
     ),
     min_size=1,
 )
+late = st.sampled_from([0.0, 0.5, 1 / 7])
 SCARCE = np.array([1.0, 1.3])
 AMPLE = np.array([1e3, 1e3])
 
@@ -139,6 +142,7 @@ def test_both_engines_give_the_same_bits_with_ties_flows_and_loads(
     graph = builder.build()
     durations = drawn_durations(data, len(graph), values)
     beside = beside_of(data)
+    taken = {work: flow._replace(late_s=data.draw(late)) for work, flow in taken.items()}
     runs = []
     for engine in ("simpy", "fast"):
         with limited(Limits(engine=engine)):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from perfsim.base.arrays import Floats
+from perfsim.base.errors import DeadlockError, InputError
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs
 from perfsim.machines import build_topology, costs_for, network_of
@@ -187,3 +188,92 @@ def test_a_slower_kind_of_link_raises_the_prices_of_what_loads_it_and_no_others(
                 assert rise > 0, (kind, work.name)
             elif not loads and work.op != "broadcast":
                 assert rise == 0, (kind, work.name)
+
+
+# ------------------------------------------------------- the graph as a user of networkx changes it
+LATE_S = 1.0
+SOME = 0.3
+
+
+def of_catalogue(toys: ModuleType, name: str, layout: Layout, **changes: object) -> Case:
+    """A small machine of this kind, with a switch above each node."""
+    system = default_catalog().system(name, **changes)
+    strategy_name = "3d" if isinstance(system, GpuClusterSpec) else "weight-streaming"
+    return _case(toys, strategy_name, layout, system)
+
+
+SMALL_NODES = {"node.devices": 2, "node.nics": 2, "node.server": None, "fabric.nodes_per_leaf": 1}
+CATALOGUE = {
+    "A100": ("dgx-a100-80gb", ParallelLayout(tensor=2, pipeline=2), SMALL_NODES),
+    "A100 with offload": (
+        "dgx-a100-80gb",
+        ParallelLayout(tensor=2, data=2, zero_stage=1, offload_optimizer="cpu"),
+        {**SMALL_NODES, "node.host.devices": 2},
+    ),
+    "NVL72": ("gb200-nvl72", ParallelLayout(tensor=2, data=2), SMALL_NODES),
+    "CS-2": (
+        "cs-2",
+        StreamingLayout(data=3, micro_batch_size=2),
+        {"swarmx.fan_out": 2, "memoryx.servers": 2, "memoryx.weights_in": "flash"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_an_edge_that_is_changed_removed_or_added_changes_the_answer(toys: ModuleType, name: str) -> None:
+    system, layout, changes = CATALOGUE[name]
+    case = of_catalogue(toys, system, layout, **changes)
+    topology = case.topology
+    usual = case.step_s(topology)
+    largest, _ = case.asked
+    crossed = 0
+    for a, b, link in list(topology.graph.edges(keys=True)):
+        alike = [link]
+        if topology.edges.kinds[topology.edges.kind[link]] in ("pcie", "dram"):  # the slowest stands for all
+            alike = np.flatnonzero(topology.edges.kind == topology.edges.kind[link])[link % 2 :: 2]
+        used = bool(largest[topology.counted[alike]].any())
+        crossed += used
+        late = topology.graph.copy()
+        late.edges[a, b, link]["seconds"] += LATE_S
+        late_s = case.step_s(topology.with_graph(late))
+        cut = topology.graph.copy()
+        cut.remove_edge(a, b, link)
+        shared = topology.graph.copy()
+        data = dict(shared.edges[a, b, link])
+        shared.edges[a, b, link]["bytes_per_s"] = SOME * data["bytes_per_s"]
+        shared.add_edge(a, b, key="more", **(data | {"bytes_per_s": (1 - SOME) * data["bytes_per_s"]}))
+        assert case.step_s(topology.with_graph(shared)) == pytest.approx(usual, rel=1e-9), (a, b)
+        if not used:
+            assert late_s == pytest.approx(usual, rel=1e-9), (a, b)
+            continue
+        if topology.edges.duplex[link]:
+            assert late_s > usual + LATE_S / 2, (a, b)
+        try:
+            cut_s = case.step_s(topology.with_graph(cut))
+        except (InputError, DeadlockError):
+            continue
+        # A host carries short messages around a port as fast, since the latency of detours does not count.
+        least = 1.0 if topology.graph.edges[a, b, link]["kind"] == "scale_up" else 1.0 + 1e-9
+        assert cut_s >= least * usual, (a, b)
+    assert crossed > len(topology.edges) / 2
+
+
+def test_a_thousandfold_latency_of_all_links_of_a_kind_is_priced(toys: ModuleType) -> None:
+    system, layout, changes = CATALOGUE["A100"]
+    case = of_catalogue(toys, system, layout, **changes)
+    for kind in ("scale_up", "nic", "uplink"):
+        late = case.topology.graph.copy()
+        for a, b, link, data in case.topology.graph.edges(keys=True, data=True):
+            if data["kind"] == kind:
+                late.edges[a, b, link]["seconds"] *= 1000
+        slow = case.topology.with_graph(late)
+        assert slow.edges.late_s.max() == 0.0, "rated anew"
+        assert case.step_s(slow) > 1.01 * case.step_s(case.topology), kind
+
+
+def test_a_cable_where_the_machine_has_none_is_refused(toys: ModuleType) -> None:
+    topology = fat_tree(toys, ParallelLayout(data=4), gpus=2, nics=2, thin=1.0).topology
+    graph = topology.graph.copy()
+    graph.add_edge("node0/gpu0", "node1/gpu0", key="new", bytes_per_s=1e9, seconds=0.0)
+    with pytest.raises(InputError, match=r"cable from node0/gpu0 to node1/gpu0: .* has none there"):
+        topology.with_graph(graph)

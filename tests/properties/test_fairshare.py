@@ -33,7 +33,9 @@ def networks(draw: st.DrawFn, most_flows: int = 7) -> tuple[list[float], list[St
     capacities = draw(st.lists(quarters, min_size=1, max_size=4))
     links = st.integers(0, len(capacities) - 1)
     routes = draw(st.lists(st.lists(links, max_size=4).map(tuple), min_size=1, max_size=3))
-    flows = st.builds(Flow, st.sampled_from(routes), quarters, st.integers(1, 3))
+    latency = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+    late = st.sampled_from([0.0, 0.25, 1.5])
+    flows = st.builds(Flow, st.sampled_from(routes), quarters, st.integers(1, 3), latency, late)
     starts = st.integers(0, 12).map(lambda n: n / 4)
     durations = st.one_of(st.just(0.0), quarters)
     started = st.builds(Started, flows, starts, durations)
@@ -61,9 +63,15 @@ def slow_rates(routes: Sequence[Sequence[int]], caps: Sequence[float], room: Seq
 
 
 def slow_ends(capacities: Sequence[float], started: Sequence[Started]) -> list[float]:
-    """End of every flow; each of the `weight` identical ones is followed on its own."""
+    """End of every flow; each of the `weight` identical ones is followed on its own, after its latency."""
     owner = [i for i, one in enumerate(started) for _ in range(one.flow.weight)]
-    left = [started[i].duration_s * started[i].flow.bytes_per_s for i in owner]
+    left = [
+        (1 - one.flow.latency) * one.duration_s * one.flow.bytes_per_s for one in (started[i] for i in owner)
+    ]
+    started = [
+        one._replace(start_s=one.start_s + one.flow.latency * one.duration_s + one.flow.late_s)
+        for one in started
+    ]
     ends = [0.0] * len(started)
     todo = set(range(len(owner)))
     now = 0.0
@@ -123,4 +131,4 @@ def test_without_contention_a_flow_ends_at_its_start_plus_its_duration_to_the_bi
     started = [Started(one.flow, one.start_s / 3, one.duration_s / 7) for one in started]
     enough = [sum(one.flow.weight * len(one.flow.route) * one.flow.bytes_per_s for one in started) + 1.0]
     ends = run(toys, "simpy", enough * len(capacities), started)
-    assert ends == [one.start_s + one.duration_s for one in started]
+    assert ends == [one.start_s + (one.duration_s + one.flow.late_s) for one in started]

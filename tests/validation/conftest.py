@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pickle
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from perfsim.evidence.accuracy_page import AccuracyPage, accuracy_page
 from perfsim.evidence.cases import public_cases
 from perfsim.evidence.score import validate_file
+from perfsim.prediction.bands import recorded_errors
 
 Once = Callable[[str, Callable[[], Any]], Any]
 
@@ -52,3 +54,18 @@ def results(scores: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
 def page(once: Once, results: list[dict[str, Any]]) -> AccuracyPage:
     """The accuracy page, with every group of runs left out of a fit."""
     return once("accuracy page", lambda: accuracy_page(public_cases(), results, leaves_out=True))
+
+
+@pytest.fixture(scope="session")
+def must_be_recorded() -> Callable[[list[dict[str, Any]]], None]:
+    """Compares entries without runs left out with those on record."""
+
+    def compare(entries: list[dict[str, Any]]) -> None:
+        known = {entry["family"]: entry for entry in recorded_errors()}
+        for entry in json.loads(json.dumps(entries)):
+            kept = known[entry["family"]]
+            assert entry == {key: kept[key] for key in entry} | {"families": entry["families"]}
+            for family, row in zip(entry["families"], kept["families"], strict=True):
+                assert family == {key: row[key] for key in family}
+
+    return compare

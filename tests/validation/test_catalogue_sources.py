@@ -9,6 +9,13 @@ import pytest
 
 from perfsim.catalog import KINDS, Catalog, data_root, load_mapping
 from perfsim.catalog.reader import values
+from perfsim.specs.calibration import (
+    MOST_STANDARD_ERROR,
+    Calibration,
+    CollectiveCalibration,
+    FitRecord,
+    GpuCalibration,
+)
 from perfsim.specs.model import TransformerConfig
 
 CATALOG = Catalog([data_root()])
@@ -18,6 +25,7 @@ DESCRIBED = [kind for kind in KINDS if kind not in ("study", "calibration", "fra
 ENTRIES = [(kind, name) for kind in DESCRIBED for name in CATALOG.names(kind)]
 FITTED = ("calibration", "framework")
 CALIBRATIONS = [(kind, name) for kind in FITTED for name in CATALOG.names(kind)]
+PLAIN_VERBS = ("gemm", "collective", "framework", "wafer")
 FAMILY = ["gpt3_xl", "gpt3_6p7b", "gpt3_13b", "gpt3_20b", "gpt3_175b"]
 MODEL_NUMBERS = {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"}
 
@@ -56,17 +64,46 @@ def test_every_value_has_a_registered_source_or_a_reason(entry: tuple[str, str])
 
 
 @pytest.mark.parametrize("entry", CALIBRATIONS, ids=entry_id)
-def test_every_fitted_constant_has_a_fit_record_or_a_source_or_a_reason(entry: tuple[str, str]) -> None:
-    kind, name = entry
-    calibration = CATALOG.load(kind, name)
-    fitted = calibration.fit
-    for row in CATALOG.describe(name, kind):
-        if row.path in STRUCTURE or row.path.startswith("fit.") or row.path == "peak_profile":
-            continue
-        of_fit = any(row.path == key or row.path.startswith(f"{key}.") for key in fitted)
-        assert of_fit or row.source_or_assumption, f"{name}: {row.path} has no fit, source or reason"
-    for source_id in [*calibration.sources.values(), *(fit.table for fit in fitted.values())]:
+def test_every_constant_has_a_source_or_a_reason_or_a_fit_that_determines_it(entry: tuple[str, str]) -> None:
+    calibration: Calibration = CATALOG.load(*entry)
+    assert calibration.constants()
+    assert calibration.unaccounted() == []
+    paths = [*calibration.constants(), *calibration.model_fields_set]
+    for key in (*calibration.sources, *calibration.assumed):
+        assert any(path == key or path.startswith(f"{key}.") for path in paths), key
+    for record in calibration.fit.values():
+        assert all(error >= 0 for error in record.standard_errors.values())
+        assert record.command.startswith(tuple(f"perfsim calibrate {verb} " for verb in PLAIN_VERBS))
+    for source_id in [*calibration.sources.values(), *(fit.table for fit in calibration.fit.values())]:
         CATALOG.source(source_id)
+
+
+@pytest.mark.parametrize(("link", "rate"), [("nvlink3", 300e9), ("nvlink4", 450e9)])
+def test_a_bandwidth_at_the_line_rate_is_said_to_be_the_links(link: str, rate: float) -> None:
+    calibration = CATALOG.calibration(link)
+    fitted = {path for path in calibration.constants() if path.startswith(tuple(calibration.fit))}
+    at_rate = [path for path in fitted if calibration.constants()[path] == rate]
+    assert at_rate
+    assert all("line rate" in calibration.assumed[path] for path in at_rate)
+
+
+def test_a_constant_known_worse_than_to_a_third_is_found() -> None:
+    calibration = CATALOG.calibration("a100-sxm4")
+    assert isinstance(calibration, GpuCalibration)
+    record = calibration.fit["gemm"]
+    worse = {**record.standard_errors, "launch_s": MOST_STANDARD_ERROR}
+    fits = {**calibration.fit, "gemm": record.model_copy(update={"standard_errors": worse})}
+    assert calibration.model_copy(update={"fit": fits}).unaccounted() == ["gemm.launch_s"]
+
+
+def test_a_source_of_the_whole_group_does_not_excuse_a_fitted_constant() -> None:
+    calibration = CATALOG.calibration("nvlink3")
+    assert isinstance(calibration, CollectiveCalibration)
+    key = "collectives.all_reduce"
+    assert key in calibration.sources
+    without = FitRecord(command="", table="", points=1, median_ape=0.0, p90_ape=0.0)
+    missing = calibration.model_copy(update={"fit": {**calibration.fit, key: without}}).unaccounted()
+    assert f"{key}.long.local_bytes_per_s" in missing
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=entry_id)

@@ -12,7 +12,6 @@ import pytest
 from perfsim.catalog import default_catalog, parse_file
 from perfsim.evidence.cases import CaseFile, public_cases
 from perfsim.evidence.record import record_of
-from perfsim.prediction.bands import recorded_errors
 
 PATHS = {path.name: path for path in public_cases()}
 
@@ -48,11 +47,11 @@ def test_wafer_runs_beat_one_constant(wafers: dict[str, Any]) -> None:
         assert wafers["summary"][figure] < wafers["baseline"][figure]
 
 
-def test_what_is_recorded_of_wafers_is_what_is_met(wafers: dict[str, Any]) -> None:
+def test_what_is_recorded_of_wafers_is_what_is_met(
+    wafers: dict[str, Any], must_be_recorded: Callable[[list[dict[str, Any]]], None]
+) -> None:
     """Stale after a change of the model: run `perfsim validate --record`."""
-    assert record_of([wafers]) == [
-        each for each in recorded_errors() if each["system_kind"] == "wafer-cluster"
-    ]
+    must_be_recorded(record_of([wafers]))
 
 
 def test_published_ratios_stand_beside_the_logs_and_change_no_score(wafers: dict[str, Any]) -> None:
@@ -99,9 +98,3 @@ def _tau(runs: list[tuple[float, float]]) -> float:
         ((a[0] > b[0]) - (a[0] < b[0])) * ((a[1] > b[1]) - (a[1] < b[1])) for a, b in combinations(runs, 2)
     ]
     return sum(signs) / len(signs)
-
-
-@pytest.mark.slow
-def test_what_is_recorded_of_gpus_is_what_is_met(gpus: dict[str, Any]) -> None:
-    """Stale after a change of the model: run `perfsim validate --record`."""
-    assert record_of([gpus]) == [each for each in recorded_errors() if each["family"].endswith("/gpu.yaml")]

@@ -86,7 +86,7 @@
   narrow.addEventListener("change", foldAll);
   foldAll();
 })();
-// Figures of many bars come compressed.
+// Figures come compressed.
 const drawn = Promise.all([...document.querySelectorAll("script[data-figure]")].map(async (script) => {
   const packed = Uint8Array.from(atob(script.textContent), (letter) => letter.charCodeAt(0));
   const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));

@@ -424,7 +424,7 @@ def offloaded_memory(
         replace(use, parts_bytes={part: float(column[number]) for part, column in states.device.items()})
         for number, use in enumerate(uses)
     )
-    devices = HostCosts(topology.system, topology.num_devices).sharing
+    devices = HostCosts(topology).sharing
     tiers = (("host memory", states.cpu, host.memory), ("drives", states.nvme, host.nvme))
     return left + tuple(
         MemoryUse(
@@ -506,7 +506,7 @@ def _shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) ->
     host = topology.system.node.host
     if host is None:
         return on_device, off_device
-    sharing = HostCosts(system, topology.num_devices).sharing
+    sharing = HostCosts(topology).sharing
     for rows in blocks_of(len(columns)):
         some = columns.rows(rows)
         ranks = some.ranks()

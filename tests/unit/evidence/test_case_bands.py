@@ -10,7 +10,7 @@ import pytest
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import StepCase, case_question, evaluate_case
 from perfsim.evidence.score import CaseBand, case_band, validate_cases
-from perfsim.prediction.bands import BandWidths, left_out_of, nearest, recorded_errors, traits_of_plan
+from perfsim.prediction.bands import BandWidths, Traits, left_out_of, nearest, recorded_errors
 from perfsim.prediction.planner import plan_of
 from perfsim.testing.toys import SMALLEST, published_run
 
@@ -37,7 +37,7 @@ def band_of(asked: StepCase) -> CaseBand:
 def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_runs() -> None:
     asked = case()
     band = band_of(asked)
-    accuracy = nearest("gpu-cluster", traits_of_plan(plan_of(case_question(asked, Catalog()))))
+    accuracy = nearest("gpu-cluster", Traits.of(plan_of(case_question(asked, Catalog()))))
     assert band.left_out_s is None
     assert band.unlikeness == accuracy.unlikeness > 0.0
     assert math.sqrt(band.low_s * band.high_s) == pytest.approx(evaluate_case(asked, Catalog()).step_time_s)

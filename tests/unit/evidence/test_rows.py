@@ -151,3 +151,42 @@ def test_a_table_has_wafers_beside_gpus_refused_rows_and_memory(tmp_path: Path) 
     peak_gib = table["cases"][0]["predicted_peak_gib"]
     assert table["memory"]["n"] == 1
     assert table["memory"]["median"] == pytest.approx(abs(peak_gib / 2.0 - 1.0))
+
+
+SEVERAL_NODES = {"num_devices": 512, "inter_node": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"system": {"device": "a100-sxm4-80gb"}, "training": {"precision": "fp8"}},
+            "computes no fp8; it has ",
+        ),
+        ({"system": SEVERAL_NODES}, "512 devices in nodes of 8 without inter_node, which means one node"),
+        (
+            {
+                "system": {"device": "cs-2", "num_devices": 2, "devices_per_node": None},
+                "parallel": {"tensor": 2},
+            },
+            "cs-2 divides the batch and nothing else, not tensor 2",
+        ),
+        ({"training": {"lm_head_positions": 99999}}, "lm_head_positions 99999 is more than seq_length"),
+    ],
+)
+def test_a_run_that_contradicts_itself_is_failed_in_words_and_never_ends_the_table(
+    tmp_path: Path, changes: dict[str, dict[str, Any]], said: str
+) -> None:
+    row = ROW | {section: {**ROW[section], **values} for section, values in changes.items()}
+    table = validate_file(written(tmp_path / "mine.yaml", row))
+    (failed,) = table["failed"]
+    assert said in failed["error"].splitlines()[0]
+    assert table["cases"][0]["predicted_s"] is None
+    assert table["families_traits"].keys() <= table["families"].keys()
+
+
+@pytest.mark.parametrize("row", [ROW, {"id": "good", "family": "mine", "points": [[8, 9.0], [16, 10.0]]}])
+def test_of_two_cases_of_one_name_the_second_is_refused(tmp_path: Path, row: dict[str, Any]) -> None:
+    table = validate_file(written(tmp_path / "mine.yaml", row, row))
+    (failed,) = [each for each in table["failed"] if "has the same id" in each["error"]]
+    assert (table["count"], failed["line"]) == (2, 4)

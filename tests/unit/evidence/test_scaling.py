@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.evidence.production import (
-    ScalingFile,
-    explanations,
-    published_scaling,
-    scaling_comparison,
-)
+from perfsim.evidence.production import ScalingFile, published_scaling, scaling_comparison
 from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS
 
 CATALOG = ps.Catalog()
@@ -96,8 +91,3 @@ def test_only_systems_of_different_speeds_are_near_what_is_assumed(compared: dic
     assert hop["needed"] > 500 * hop["in_model"]
     assert link["needed"] < link["in_model"] / 5
     assert rows["speeds of systems differ (standard deviation)"]["needed"] == pytest.approx(0.056, abs=0.001)
-
-
-def test_a_bound_on_a_machine_without_a_tree_has_no_explanation(published: ScalingFile) -> None:
-    elsewhere = published.model_copy(update={"system": CATALOG.systems["dgx-a100-80gb"]})
-    assert explanations(published.efficiencies[0], published.runs[-1], elsewhere) == []

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.evidence.score import Scored, families, one_constant, rankings, summary
+from perfsim.base.errors import PlanError
+from perfsim.catalog import Catalog
+from perfsim.evidence import score
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.score import Scored, families, one_constant, summary, validate_cases
+from perfsim.strategies import Plan
+from perfsim.testing.toys import published_run
 
 
 def scored(
@@ -115,14 +123,72 @@ def test_the_one_constant_is_the_best_there_is(pairs: list[tuple[float, float]])
     assert best <= min(mape(float(efficiency)) for efficiency in np.geomspace(0.005, 200, 400)) + 1e-9
 
 
-def test_a_ranking_names_the_layout_that_is_chosen_and_the_one_that_is_best() -> None:
-    runs = [(1.0, 1.4), (1.2, 1.0), (2.0, 2.0), (3.0, 3.0)]
+# ------------------------------------------------------------------------- the table of a file
+def case(name: str = "a", **changes: Any) -> StepCase:
+    """A run of a small model on two wafers."""
+    system = {"device": "cs-2", "num_devices": 2, "software_release": "r1.7"}
+    row = published_run(id=name, system=system, strategy="weight-streaming", parallel={"data": 2}, **changes)
+    return StepCase.model_validate(row)
+
+
+@pytest.fixture
+def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds by case id; a case that is not in it has no plan."""
+    known: dict[str, float] = {}
+
+    def run(plan: Plan, _costs: object) -> SimpleNamespace:
+        name = plan.job.model.name
+        if name not in known:
+            raise PlanError("no plan fits")
+        return SimpleNamespace(step_time_s=known[name], hidden_communication_fraction=0.25)
+
+    monkeypatch.setattr(score, "evaluate", run)
+    monkeypatch.setattr(score, "case_band", lambda *_: None)
+    return known
+
+
+def test_predictions_are_scored_beside_the_baseline(predictions: dict[str, float]) -> None:
+    predictions |= {"a": 1.1, "b": 0.7}
+    table = validate_cases([case("a"), case("b")], Catalog())
+    assert (table["count"], table["failed"]) == (2, [])
+    assert table["summary"]["mape"] == pytest.approx(0.2)
+    assert table["summary"]["bias"] == pytest.approx(-0.1)
+    assert table["baseline"]["mape"] == pytest.approx(0.0), "two equal cases, one constant"
+    assert [row["error"] for row in table["cases"]] == pytest.approx([0.1, -0.3])
+    assert table["families"]["toys"]["n"] == 2
+
+
+def test_a_case_without_prediction_stands_under_failed_and_counts_as_1(
+    predictions: dict[str, float],
+) -> None:
+    predictions["a"] = 1.1
+    table = validate_cases([case("a"), case("b")], Catalog())
+    assert table["failed"] == [{"id": "b", "error": "no plan fits"}]
+    assert table["summary"]["mape"] == pytest.approx(0.55)
+    assert table["summary_predicted"]["mape"] == pytest.approx(0.1)
+    assert table["cases"][1]["predicted_s"] is None
+    assert [row["hidden_communication"] for row in table["cases"]] == [0.25, None]
+    assert table["families"]["toys"]["hidden_communication"] == 0.25
+
+
+def test_evidence_c_is_predicted_and_shown_but_not_scored(predictions: dict[str, float]) -> None:
+    predictions |= {"a": 1.1, "c": 9.0}
+    table = validate_cases([case("a"), case("c", evidence="C")], Catalog())
+    assert table["summary"]["mape"] == pytest.approx(0.1)
+    assert table["cases"][1]["error"] == pytest.approx(8.0)
+
+
+def test_a_sweep_names_the_layout_that_is_chosen_and_the_one_that_is_best(
+    predictions: dict[str, float],
+) -> None:
+    points = {"a": (1.0, 1.4), "b": (1.2, 1.0), "c": (2.0, 2.0), "d": (3.0, 3.0)}
+    predictions |= {name: predicted for name, (_, predicted) in points.items()}
     cases = [
-        Scored(f"run{number}", "f", "A", "s", str(number), measured, predicted)
-        for number, (measured, predicted) in enumerate(runs)
+        case(name, sweep="s", measured={"step_time_s": measured_s}, training={"micro_batch_size": number})
+        for number, (name, (measured_s, _)) in enumerate(points.items(), 1)
     ]
-    (found,) = rankings(cases)
-    assert (found["chosen"], found["best"], found["layouts"]) == ("run1", "run0", 4)
+    (found,) = validate_cases(cases, Catalog())["sweeps"]
+    assert (found["chosen"], found["best"], found["layouts"]) == ("b", "a", 4)
     assert found["regret"] == pytest.approx(0.2)
     assert found["kendall_tau"] == pytest.approx(4 / 6)
-    assert rankings(cases[:3]) == [], "three layouts are too few"
+    assert validate_cases(cases[:3], Catalog())["sweeps"] == [], "three layouts are too few"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +16,17 @@ from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import data_root, default_catalog
 from perfsim.costs.gemm import GemmModel
 from perfsim.evidence.collective_fit import link_calibration, read_collective_tables
-from perfsim.evidence.fitting import delivered, need_more_than, read_table, source_of
+from perfsim.evidence.fitting import (
+    Loss,
+    account,
+    cluster_of,
+    delivered,
+    log_jacobian,
+    need_more_than,
+    profile,
+    read_table,
+    source_of,
+)
 from perfsim.evidence.gemm_fit import gpu_calibration
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
@@ -256,3 +268,102 @@ def test_an_output_that_cannot_be_used_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         read_collective_tables([written(tmp_path, OLD.replace(before, after), name)])
+
+
+# The script that users run on their GPU writes the table that `perfsim calibrate gemm` reads.
+
+
+def measured(repository: Path, modules: Path) -> subprocess.CompletedProcess[str]:
+    """The script, run with the PyTorch that lies in `modules`."""
+    return subprocess.run(
+        [sys.executable, repository / "hardware" / "measure_gemms.py"],
+        env={**os.environ, "PYTHONPATH": str(modules)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_writes_every_shape_with_microseconds(repository: Path, tmp_path: Path) -> None:
+    done = measured(repository, repository / "tests" / "samples" / "no_gpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("\n180 of 180\n")
+    table = tmp_path / "gemms.csv"
+    table.write_text(done.stdout)
+    rows = read_table(table, ("m", "n", "k", "time_us"))
+    assert len({(row["m"], row["n"], row["k"]) for row in rows}) == len(rows) == 180
+    largest = rows[-1]
+    assert (largest["m"], largest["n"], largest["k"]) == ("32768", "16384", "16384")
+    assert float(largest["time_us"]) == pytest.approx(4 + 1e6 * 2 * 32768 * 16384**2 / (0.7 * 1600e12), 1e-4)
+
+
+def test_without_a_gpu_or_pytorch_it_says_what_is_missing(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
+    done = measured(repository, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "measure_gemms.py needs a GPU; PyTorch finds none here\n"
+    (tmp_path / "torch.py").write_text("raise ImportError\n")
+    assert "needs PyTorch, which is not installed here" in measured(repository, tmp_path).stderr
+
+
+# Standard errors are right where a closed form exists, and honest where nothing was measured.
+
+
+def least_squares(error: np.ndarray, cluster: np.ndarray) -> Loss:
+    return Loss(error, np.ones_like(error), cluster)
+
+
+def test_the_error_of_a_mean_is_the_spread_over_the_root_of_the_rows() -> None:
+    error = np.random.default_rng(0).normal(0, 0.1, 400)
+    error -= error.mean()
+    found = account(["scale"], np.ones((400, 1)), least_squares(error, np.arange(400)))
+    assert found.errors["scale"] == pytest.approx(error.std(ddof=1) / 20, rel=0.01)
+    assert not found.assumed
+
+
+def test_rows_that_err_together_count_once() -> None:
+    error = np.random.default_rng(0).normal(0, 0.1, 100)
+    error -= error.mean()
+    alone = account(["scale"], np.ones((100, 1)), least_squares(error, np.arange(100)))
+    cluster = np.repeat(np.arange(100), 9)
+    repeated = account(["scale"], np.ones((900, 1)), least_squares(np.repeat(error, 9), cluster))
+    assert repeated.errors == alone.errors
+
+
+def test_of_two_constants_that_rows_cannot_tell_apart_one_is_held() -> None:
+    error = np.random.default_rng(0).normal(0, 0.1, 400)
+    first = np.ones(400)
+    jacobian = np.stack([first, first + 1e-4 * error[::-1]], axis=1)
+    found = account(["one", "other"], jacobian, least_squares(error, np.arange(400)))
+    assert len(found.errors) == 1
+    assert next(iter(found.errors.values())) < 0.01
+    assert "not determined" in next(iter(found.assumed.values()))
+
+
+def test_a_constant_that_no_row_depends_on_is_an_assumption() -> None:
+    jacobian = np.stack([np.ones(50), np.zeros(50)], axis=1)
+    error = np.random.default_rng(0).normal(0, 0.1, 50)
+    found = account(["used", "idle"], jacobian, least_squares(error, np.arange(50)))
+    assert list(found.errors) == ["used"]
+    assert found.assumed["idle"].startswith("no row of the table depends on it")
+
+
+def test_the_jacobian_of_a_power_law_is_its_exponents() -> None:
+    def predict(logs: np.ndarray) -> np.ndarray:
+        return np.array([2 * logs[0] - logs[1], 0.5 * logs[1]])
+
+    found = log_jacobian(predict, np.array([0.3, 0.7]))
+    assert found == pytest.approx(np.array([[2.0, -1.0], [0.0, 0.5]]), abs=1e-9)
+
+
+def test_a_profile_is_wide_where_the_loss_does_not_change() -> None:
+    cluster = np.arange(100)
+    noise = np.random.default_rng(0).normal(0, 0.1, 100)
+    assert profile(lambda step: (noise + step) ** 2, cluster) <= 0.05
+    assert profile(lambda step: noise**2, cluster) == float("inf")
+
+
+def test_rows_equal_in_all_columns_are_one_cluster() -> None:
+    found = cluster_of(np.array([1.0, 1.0, 2.0, 1.0]), np.array([5.0, 6.0, 5.0, 5.0]))
+    assert found[0] == found[3]
+    assert len(set(found.tolist())) == 3

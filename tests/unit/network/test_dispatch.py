@@ -18,7 +18,7 @@ N_BYTES = 1e12
 def copies(group: Group, chosen: int) -> float:
     """Copies of an item that travel, from the time on the links that limit."""
     node = NodeSpec(devices=8, scale_up=FAST, nics=8, nic=SLOW)
-    seconds = float(CollectiveModel.of_node(node).dispatch_s(N_BYTES, group, chosen))
+    seconds = float(CollectiveModel.of_node(node).time_s("all_to_all", N_BYTES, group, chosen))
     if group.nodes > 1:
         return chosen * seconds * SLOW.bandwidth / N_BYTES
     return chosen * seconds * FAST.bandwidth / N_BYTES * group.size / (group.size - 1)
@@ -35,12 +35,8 @@ def test_one_copy_crosses_to_each_other_node_that_has_some_of_the_members() -> N
     assert copies(Group.even(8, 4), 8) == pytest.approx(3 * (1 - 0.75**8))
 
 
-def test_a_single_copy_of_every_item_is_an_all_to_all_without_its_slowdown() -> None:
-    node = default_catalog().system("dgx-h100").node
-    model = CollectiveModel.of_node(node)
-    group = Group.inside_node(8)
-    assert model.dispatch_s(1e8, group, 1) == pytest.approx(model.time_s("all_to_all", 1e8, group))
+def test_copies_a_node_save_what_an_all_to_all_sends_to_it_again() -> None:
+    model = CollectiveModel.of_node(default_catalog().system("dgx-h100").node)
     several = Group.even(8, 4)
-    assert model.dispatch_s(1e8, several, 1) < model.time_s("all_to_all", 1e8, several)
-    assert model.dispatch_s(1e8, several, 8) < 0.6 * model.dispatch_s(1e8, several, 1)
-    assert float(model.dispatch_s(0.0, several, 8)) == 0.0
+    assert model.time_s("all_to_all", 1e8, several, 8) < 0.6 * model.time_s("all_to_all", 1e8, several)
+    assert model.time_s("all_to_all", 0.0, several, 8) == 0.0

@@ -129,22 +129,29 @@ def test_what_is_written_is_what_is_read(
     assert default_catalog().calibration(str(tmp_path / "ours.yaml")) == fit_cluster([path])
 
 
-def test_too_few_steps_are_refused_with_what_to_do(measured: Callable[..., Path]) -> None:
-    with pytest.raises(CatalogError, match="measured steps: 1; at least 2 are needed") as caught:
-        fit_cluster([measured(case("one", 1, 1.0))])
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([("one", 1, 1.0, {})], "measured steps: 1; at least 2 are needed"),
+        ([("one", 1, 1.0, {}), ("one", 1, 1.0, {})], "2 cases are called one"),
+        (
+            [("one", 1, 1.0, {}), ("b", 8, 1.0, {"system": {"device": "dgx-h100", "num_devices": 8}})],
+            "a scale belongs to one device",
+        ),
+        (
+            [("one", 1, 1.0, {}), ("wrong", 8, 1.0, {"parallel": {"data": 3}})],
+            "case wrong cannot be predicted",
+        ),
+        ([("one", 1, 1e5, {}), ("two", 2, 1e5, {})], r"times as long as predicted; .* is 0\.2 to 5"),
+        *(([("one", 1, wrong, {}), ("two", 1, 1.0, {})], "step_time_s") for wrong in (0, -1, "fast")),
+    ],
+)
+def test_steps_that_make_no_scale_are_refused_at_their_place(
+    measured: Callable[..., Path], steps: list[tuple[str, int, Any, dict[str, Any]]], message: str
+) -> None:
+    with pytest.raises(CatalogError, match=message) as caught:
+        fit_cluster([measured(*(case(name, n, s, **changes) for name, n, s, changes in steps))])
     assert caught.value.problems[0].line > 0
-    assert "another model, batch or number of devices" in caught.value.problems[0].help
-
-
-def test_one_step_written_twice_does_not_count_as_two(measured: Callable[..., Path]) -> None:
-    with pytest.raises(CatalogError, match="2 cases are called one"):
-        fit_cluster([measured(case("one", 1, 1.0), case("one", 1, 1.0))])
-
-
-def test_steps_of_two_devices_are_refused(measured: Callable[..., Path]) -> None:
-    other = case("other", 8, 1.0, system={"device": "dgx-h100", "num_devices": 8})
-    with pytest.raises(CatalogError, match="a scale belongs to one device"):
-        fit_cluster([measured(case("one", 1, 1.0), other)])
 
 
 def test_steps_on_the_system_of_a_file_have_its_network(
@@ -162,18 +169,6 @@ def test_steps_on_the_system_of_a_file_have_its_network(
     inside, same, slow, fast = (step.predicted_s for step in fit_cluster([measured(*cases)]).cases)
     assert inside == same
     assert slow > 1.5 * fast
-
-
-def test_a_step_that_cannot_be_predicted_is_named(measured: Callable[..., Path]) -> None:
-    wrong = case("wrong", 8, 1.0, parallel={"data": 3})
-    with pytest.raises(CatalogError, match="case wrong cannot be predicted"):
-        fit_cluster([measured(case("one", 1, 1.0), wrong)])
-
-
-@pytest.mark.parametrize("seconds", [0, -1, "fast"])
-def test_a_measured_time_is_a_positive_number(measured: Callable[..., Path], seconds: Any) -> None:
-    with pytest.raises(CatalogError, match="step_time_s"):
-        fit_cluster([measured(case("one", 1, seconds), case("two", 1, 1.0))])
 
 
 # --------------------------------------------------------------------------------- using a scale
@@ -252,11 +247,3 @@ def test_another_scale_is_another_question(scaled_study: Path) -> None:
     other = candidate.cluster_calibration.model_copy(update={"scale": 1.3})
     candidates = (candidate.model_copy(update={"cluster_calibration": other}),)
     assert Digests().of(spec.model_copy(update={"candidates": candidates})) != Digests().of(spec)
-
-
-def test_a_scale_beyond_what_a_factor_mends_is_refused(
-    measured: Callable[..., Path], predicted: list[float]
-) -> None:
-    cases = [case("a", 1, predicted[0] * 1e6), case("b", 2, predicted[1] * 1e6)]
-    with pytest.raises(CatalogError, match=r"times as long as predicted; .* is 0\.2 to 5"):
-        fit_cluster([measured(*cases)])

@@ -12,7 +12,7 @@ from perfsim.costs.wafer import WaferCosts, roof_tokens
 from perfsim.machines import build_topology, costs_for, strategy_for
 from perfsim.prediction.prediction import prediction_of
 from perfsim.prediction.run import Evaluation, evaluate
-from perfsim.prediction.why import causes_s
+from perfsim.prediction.why import why
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -40,7 +40,7 @@ GPUS = [
 )
 def test_causes_add_up_to_the_step(point: dict[str, Any]) -> None:
     run = ps.predict(**point).run
-    parts = causes_s(run.trace)
+    parts = why(run).parts_s
     assert sum(parts.values()) == pytest.approx(run.step_time_s, rel=1e-9)
     assert all(seconds >= 0 for seconds in parts.values())
 
@@ -56,7 +56,7 @@ def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_what_it_waits_fo
 def test_the_wait_between_two_steps_is_the_update_bubble_and_not_streaming() -> None:
     """At 64 sequences a system almost nothing but the first weights of a step is waited for."""
     run = ps.predict(model="gpt3_xl", system="cs-2", devices=1, strategy="weight-streaming", batch=64).run
-    parts = causes_s(run.trace)
+    parts = why(run).parts_s
     assert parts["exposed streaming"] < 0.002 * run.step_time_s
     assert parts["update bubble"] > 4 * parts["exposed streaming"]
 
@@ -93,7 +93,7 @@ def run_at(system: WaferClusterSpec, sequences: int, length: int) -> Evaluation:
 
 
 def exposed_s(run: Evaluation) -> float:
-    return causes_s(run.trace).get("exposed streaming", 0.0)
+    return why(run).parts_s.get("exposed streaming", 0.0)
 
 
 def test_the_roof_of_a_cs_2_at_peak_is_49867_tokens() -> None:

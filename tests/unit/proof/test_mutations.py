@@ -34,6 +34,7 @@ KINDS = {
     "gradient skipped",
     "update before reduction",
     "bytes priced wrong",
+    "wrong note",
 }
 FEW = {
     "zero 2, overlapped": Case("3d", ParallelLayout(tensor=2, data=2, zero_stage=2), 2, overlap=True),

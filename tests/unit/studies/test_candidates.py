@@ -22,10 +22,11 @@ from perfsim.report.study_page import study_document, study_page, write_study_pa
 from perfsim.specs.layout import ParallelLayout
 from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import COVERED_ONCE, Production, StudyResult, recorded
+from perfsim.studies.axes import load_sweep
 from perfsim.studies.batches import suggested_batches, target_of
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import Answered, run_study
-from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.spec import CandidateSpec, StudySpec, runtime_of
 
 HEAD = """\
 name: layouts
@@ -84,6 +85,27 @@ def test_several_layouts_of_one_machine_are_told_apart_everywhere(tmp_path: Path
     assert answer.ratio(labels[1], labels[0]).ratio > 0
     answer.save(tmp_path / "out")
     assert len(list((tmp_path / "out").glob("trace_*"))) == 3
+
+
+def test_runtimes_of_one_machine_are_told_apart_in_a_study_and_in_a_sweep(tmp_path: Path) -> None:
+    other = f"{GPUS}, runtime: {{extends: megatron_2021, name: fused, attention: flash}}"
+    path = written(tmp_path, GPUS, other, more="runtime: megatron_2021")
+    plain, fused = study(path).candidates
+    assert fused.label == f"{plain.label}, fused"
+    assert fused.step_time_s < plain.step_time_s
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        "title: t\nstudy: small.yaml\ngrid: {runtime.overlap_tensor: [false, true]}\n", encoding="utf-8"
+    )
+    points = load_sweep(str(grid)).points
+    assert [tuple(point.settings.items()) for point in points] == [
+        (("runtime", name), ("runtime.overlap_tensor", overlaps))
+        for name in ("megatron_2021", "fused")
+        for overlaps in (False, True)
+    ]
+    runtimes = [runtime_of(point.study, point.candidate) for point in points]
+    assert [runtime.overlap_tensor for runtime in runtimes] == [False, True] * 2
+    assert [runtime.attention for runtime in runtimes] == ["standard", "standard", "flash", "flash"]
 
 
 def test_batches_that_a_layout_cannot_run_are_left_out_with_the_reason(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_entries_have_other_degrees_or_micro_batches_and_say_what_differs(planne
 
 def test_every_screened_layout_is_in_the_error_or_refused_for_a_reason(planned: Planned) -> None:
     layouts = sum(count for reason, count in planned.refused.items() if reason != DIVISIBILITY)
-    assert planned.within + layouts == planned.search.screened
+    assert planned.within + layouts == planned.search.screening.screened
     assert planned.refused[DOMINATED] > 0
     assert planned.within >= len(planned.shortlist)
 

@@ -121,7 +121,7 @@ class EstimatesTwice(Data):
         (LosesLayouts, PROMISES["the_screening_agrees_with_the_plans"]),
         (ForgetsMemory, PROMISES["memory_is_itemised"]),
         (RunsAnywhere, PROMISES["other_systems_are_refused"]),
-        (SkipsWork, PROMISES["all_flop_are_done"]),
+        (SkipsWork, PROMISES["all_products_are_the_models"]),
         (WritesOneStep, PROMISES["more_steps_can_be_written"]),
         (WritesAnotherGraphEachTime, PROMISES["the_same_plan_gives_the_same_graph"]),
         (NamesNoBlock, PROMISES["tasks_name_their_layer"]),
