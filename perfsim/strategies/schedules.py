@@ -441,22 +441,22 @@ def _zero_bubble_s(
 CHUNKS = 2
 
 
-def _held_in(order: Order, enough: Callable[[Numbers], Numbers]) -> InFlight:
-    """What ranks hold at the possible peaks of an order of two chunks.
+def _held_in(order: Callable[[int, int, int], StageOrder], enough: Callable[[Numbers], Numbers]) -> InFlight:
+    """What ranks hold at the possible peaks of their `order` of two chunks (rank, pipeline, micro-batches).
 
     Micro-batches beyond those that are `enough` for a number of ranks do not change the peak. Ranks with
     fewer possible peaks repeat their first.
     """
 
-    @lru_cache(maxsize=1024)
-    def peaks(pipeline: int, microbatches: int) -> list[tuple[tuple[float, float], ...]]:
-        return [held_at_peak(stage, CHUNKS) for stage in order(pipeline, CHUNKS, microbatches)]
+    @lru_cache(maxsize=4096)
+    def peaks(rank: int, pipeline: int, microbatches: int) -> tuple[tuple[float, float], ...]:
+        return held_at_peak(order(rank, pipeline, microbatches), CHUNKS)
 
     def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers) -> tuple[Held, ...]:
         rank, width, count = np.broadcast_arrays(stage, pipeline, np.minimum(microbatches, enough(pipeline)))
         most = int(max(width.max(initial=0), count.max(initial=0))) + 1
         keys, of_key = np.unique((rank * most + width) * most + count, return_inverse=True)
-        found = [peaks(key // most % most, key % most)[key // most**2] for key in keys.tolist()]
+        found = [peaks(key // most**2, key // most % most, key % most) for key in keys.tolist()]
         moments = max(map(len, found), default=0)
         table = np.array([(*of_rank, *of_rank[:1] * (moments - len(of_rank))) for of_rank in found])
         at = of_key.reshape(rank.shape)
@@ -674,7 +674,10 @@ def _long_paths(share: int, p: Numbers) -> tuple[tuple[_Counts, _Counts], ...]:
 def _in_controlled_memory(name: str, share: int) -> Schedule:
     """`v-half` or `v-min`; more than p + 1 micro-batches do not change the peak (tried to 20 ranks)."""
     order = partial(_controlled, share)
-    in_flight = _held_in(order, lambda pipeline: pipeline + 1)
+    in_flight = _held_in(
+        lambda rank, pipeline, microbatches: order(pipeline, CHUNKS, microbatches)[rank],
+        lambda pipeline: pipeline + 1,
+    )
     traits: frozenset[Trait] = frozenset(("splits_backward", "v_shaped", "fills_only"))
     return Schedule(name, order, in_flight, partial(_controlled_bubble_s, share), CHUNKS, traits)
 
@@ -718,7 +721,7 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule(
             "zbv",
             _zbv,
-            _held_in(_zbv, lambda pipeline: 2 * pipeline),
+            _held_in(_zbv_rank, lambda pipeline: 2 * pipeline),
             _zbv_bubble_s,
             CHUNKS,
             frozenset(("splits_backward", "v_shaped", "skewed")),

@@ -333,15 +333,17 @@ class Passes:
         degrees = [every(key) for key in shares.slice_keys]
         split = every(splits) > 0
         modes = every(mode)
-        runs: dict[_Run, Bools | None] = {"whole": None, "split": split}
-        runs |= {run: modes == MODES.index(run) for run in ("selective", "full")}
-        runs["early"] = modes == len(MODES)
-        for run, where in runs.items():
+        full = MODES.index("full")
+        selective = modes == MODES.index("selective")
+        # Of a recompute that stops early only the MLP differs from a full one.
+        runs: dict[_Run, Bools | None] = {"whole": None, "split": split, "selective": selective}
+        for run, where in (runs | {"full": modes >= full}).items():
             terms.add((number, *degrees[:5]), partial(_half_terms, base, "attention", run), where)
+        for run, where in (runs | {"full": modes == full, "early": modes > full}).items():
             dense = ~has_experts if where is None else where & ~has_experts
             terms.add((number, *degrees[:4]), partial(_half_terms, base, "mlp", run), dense)
         if has_experts.any():
-            self._write_experts(base, number, has_experts, degrees, split, modes >= MODES.index("full"))
+            self._write_experts(base, number, has_experts, degrees, split, modes >= full)
         last = number == len(kinds) - 1
         node = self._topology.devices_per_node
         node = node if self._topology.num_devices > node else 0
@@ -566,9 +568,12 @@ class _ReplicaKey(NamedTuple):
     layers: int
     first: int
     last: int
-    chunk: int
     bucket: int
-    """As in `_Largest`."""
+    """Layers of a bucket of overlapped reductions; 0 without overlap."""
+    rest: int
+    """Layers of the last such bucket."""
+    ahead: int
+    """Layers of a bucket whose parameters are gathered beside forwards; 0: none is."""
 
 
 def _data_prices(
@@ -576,7 +581,16 @@ def _data_prices(
 ) -> _DataPrices:
     """The prices of every layout's replicas; `stage` is the pipeline rank on most nodes."""
     holds = columns.expert * columns.expert_tensor
-    keys = (columns.tensor, columns.replicas, columns.shards, stage, columns.zero, columns.last_rank, holds)
+    full, rest = np.divmod(largest.chunk, largest.bucket)
+    overlaps = int(job.runtime.overlap_grad_reduce)
+    gathers = int(job.runtime.overlap_param_gather)
+    keys = (
+        *(columns.tensor, columns.replicas, columns.shards, stage, columns.zero, columns.last_rank, holds),
+        *(largest.layers, largest.first, largest.last),
+        overlaps * np.where(full > 0, largest.bucket, 0),
+        overlaps * rest,
+        gathers * np.minimum(largest.bucket, largest.chunk),
+    )
     base = Job(job.model, job.recipe, 1)
     share = Counter(kind_numbers(job.model)) or Counter([0])
     weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
@@ -594,7 +608,7 @@ def _data_prices(
         return _data_terms(base, shapes[shape], _ReplicaKey(*key))
 
     terms = _Terms(_DataPrices._fields, len(columns))
-    terms.add((of_row, *keys, *largest), terms_of)
+    terms.add((of_row, *keys), terms_of)
     return _DataPrices(*terms.sums(costs.durations_s(terms.works))[:, :, None])
 
 
@@ -602,8 +616,6 @@ def _data_prices(
 def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
     zero = key.zero
     data = key.data
-    chunk = key.chunk
-    bucket = key.bucket
     begins = shapes.both if key.last and key.first else shapes.embedding
     ends = begins if key.first else shapes.head if key.last else 0.0
     layer = Held(shapes.layer, shapes.experts)
@@ -633,17 +645,16 @@ def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
         ends_of_pipeline = RankGroup(0, key.last_rank * key.tensor * data, 2)
         grad_bytes = state_bytes(job.recipe).reduced / replicas.gradient_shards
         tie = [tied_embedding_work(group, ends_of_pipeline, grad_bytes)]
-    overlaps = job.runtime.overlap_grad_reduce
     scatters = zero >= GRADIENTS_SHARDED
     updates_shard = 0 < zero < SHARDED
-    ahead = min(bucket, chunk) if job.runtime.overlap_param_gather else 0
+    ahead = key.ahead
     return {
         "reduce": reduce(whole),
         "gather": gather(whole, updates_shard and not ahead),
         "update": [replicas.optimizer_work()],
-        "reduce_ends": reduce(Held(ends), overlaps),
-        "reduce_bucket": reduce(layer * bucket, overlaps and chunk >= bucket),
-        "reduce_rest": reduce(layer * (chunk % bucket), overlaps),
+        "reduce_ends": reduce(Held(ends), job.runtime.overlap_grad_reduce),
+        "reduce_bucket": reduce(layer * key.bucket),
+        "reduce_rest": reduce(layer * key.rest),
         "reduce_layer": reduce(layer, scatters),
         "reduce_embedding": reduce(Held(shapes.embedding), scatters),
         "reduce_head": reduce(Held(shapes.head), scatters),
