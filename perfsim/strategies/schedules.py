@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -278,6 +278,12 @@ class Schedule:
         """Whether the schedule has a trait."""
         return trait in self.traits
 
+    def __reduce__(self) -> tuple[Callable[..., Schedule], tuple[object, ...]]:
+        """A row of the table travels to other processes by its name, another schedule by its fields."""
+        if SCHEDULES.get(self.name) is self:
+            return _row, (self.name,)
+        return Schedule, tuple(getattr(self, known.name) for known in fields(self))
+
     def chunks_problem(self, virtual: int) -> str:
         """The problem with a number of chunks per rank; empty where there is none."""
         if self.chunks in (None, virtual):
@@ -289,6 +295,11 @@ class Schedule:
     def placement(self, pipeline: int, virtual: int) -> Placement:
         """The placement of virtual stages on ranks."""
         return Placement(pipeline, virtual, self.has("v_shaped"))
+
+
+def _row(name: str) -> Schedule:
+    """The row of a name."""
+    return SCHEDULES[name]
 
 
 # Without a split backward: GPipe, 1F1B and interleaved 1F1B.

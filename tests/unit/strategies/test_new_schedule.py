@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,8 @@ def test_a_new_schedule_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert prediction.layout["schedule"] == "eager"
     assert prediction.breakdown_s["bubble"] > 0
+
+
+def test_every_schedule_of_the_table_travels_to_another_process() -> None:
+    for known in SCHEDULES.values():
+        assert pickle.loads(pickle.dumps(known)) is known  # noqa: S301
