@@ -76,7 +76,9 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
             return emitted["emitted"].splitlines()
         return [*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])]
 
-    document = lambda: run_document(prediction) | sampling | emitted  # noqa: E731
+    def document() -> dict[str, Any]:
+        return run_document(prediction) | sampling | emitted
+
     return Answer(document, lines, lambda: must_be_right([sampled] if sampled else []))
 
 

@@ -45,7 +45,7 @@ class Meter:
         self.owner = os.getpid()
         self.counts_items = False
         self.before = self.ended = self.total = 0
-        """Tasks that ended in earlier simulations, those of the present one, and all that it has."""
+        """Tasks that ended in earlier simulations, tasks that ended in the present one, and all its tasks."""
         self.bar: Progress | None = None
         self.row: TaskID | None = None
 

@@ -327,9 +327,9 @@ class GpuCosts(GpuKernels, Costs):
         return max(0.0, chunk_s + (chunks - 1) * beside_s - self.kernel_s(product))
 
     def latency_s(self, work: Work, /) -> float:
-        """What is left of a communication beside the time of its bytes: hops and the host.
+        """Latency of a communication, without the time of its bytes: hops and the host.
 
-        Of a collective that a product partly hides, its bytes take the same share of what is exposed.
+        Where a product hides a part of a collective, its bytes have the same share of what stays exposed.
         """
         if work.op in HOST_OPERATIONS:
             return self.host.latency_s(work.op)

@@ -233,7 +233,7 @@ class _FatTreeNetwork(Network):
         return late_s
 
     def _late_s(self, work: Work, groups: Ints, hop_s: float, passed: Ints) -> float:
-        """Latency that late hops add to groups of ranks: in each step that of the latest.
+        """Latency that late hops add to groups of ranks: each step waits for the latest hop.
 
         A ring between nodes passes ports inside them (`passed`) as well.
         """

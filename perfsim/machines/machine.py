@@ -226,7 +226,7 @@ class Machine(ABC):
         Rate("arithmetic of the devices", "device.peak.{precision}", 0.1),
         Rate("device memory", "device.memory.bandwidth", 0.1),
     )
-    """Rates that may explain a measured step; those of every kind."""
+    """Rates that may explain a measured step, on machines of every kind."""
     recompute_modes: ClassVar[tuple[Recompute, ...]] = ()
     """Modes of recomputation that any of its layouts may have."""
     more: ClassVar[str] = "more devices"

@@ -396,8 +396,8 @@ class Topology(ABC):
     def links_by_ends(self) -> dict[frozenset[str], list[int]]:
         """Ids of all links, both directions, by their ends.
 
-        A device at the far side of its port names the links on both sides: `swarmx/0/0-cs1` are those of
-        `cs1/port`.
+        A device at the far side of its port names the links on both sides: `swarmx/0/0-cs1` names the links
+        of `cs1/port`.
         """
         ends: dict[frozenset[str], list[int]] = {}
         for link in range(len(self.edges)):

@@ -168,7 +168,7 @@ class GpuCompute(Compiler):
         frame = self.cell(f"{FRAME} {task.tag}", 0)
         loss = [self.cell(f"loss[{task.tag}]")] if operation.loss and now.has_loss else []
         first = len(operands) + len(blocks)
-        # A pass for weights reads those of norms with the tensor that was summed over the tensor peers.
+        # A pass for weights reads gradients of norms together with the tensor that tensor peers summed.
         travels = self.layout.tensor > 1 and task.work.op.endswith("wgrad")
 
         def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
@@ -215,7 +215,7 @@ class GpuCompute(Compiler):
         return []
 
     def _targets_of(self, now: Present, operation: Operation) -> list[_Target]:
-        """The blocks to whose gradients a task adds: those of a split backward are in a task of their own.
+        """The blocks to whose gradients a task adds; a split backward adds them in a task of its own.
 
         The first task of a micro-batch begins them where they are reduced after every one. A reduction must
         follow.
@@ -258,7 +258,7 @@ class GpuCompute(Compiler):
         before: Values,
         f: Frame,
     ) -> list[Floats]:
-        """The gradients of blocks with those that a task makes; those of words wait for the embedding."""
+        """Add what a task makes to the gradients of blocks; gradients of words wait for the embedding."""
         layouts = self.share(rank).layouts
         made = list(evaluated(gradients))
         later = EMBEDDING, "words of modules"

@@ -50,7 +50,7 @@ class _Pair(NamedTuple):
 
 
 class _Travelling(NamedTuple):
-    """A message of a ring: keys and values, the gradients of those before them, or both."""
+    """A message of a ring: keys and values, the gradients of earlier keys and values, or both."""
 
     pair: _Pair | None
     gradients: tuple[Floats, ...] | None = None

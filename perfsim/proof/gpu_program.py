@@ -2,7 +2,7 @@
 
 Gradients of weights that every tensor peer holds whole are sums over the peers: they travel with a gradient
 of activations (`Summand`) to its collective, which sums both. Tasks of their own sum the norm of all
-gradients; without them an optimizer knows only those of its rank. With offload the host has weights,
+gradients; without them an optimizer knows only its own rank's gradients. With offload the host has weights,
 moments and the sum of the gradients that left the device. A copy of gradients clears those on the device; a
 copy of weights overwrites them there.
 """
@@ -134,8 +134,8 @@ class GpuCompiler(GpuExchange):
     def over_peers(self, task: Task) -> None:
         """Sum over the tensor peers, or put their parts together; each gets the whole or its part.
 
-        Gradients of weights that come with a tensor are summed too, and added to those of their block, or
-        passed on to a task that does.
+        Gradients of weights that come with a tensor are summed too. They are added to their block's
+        gradients, or passed on to a task that adds them.
         """
         op = task.work.op
         info = self.partial.get(task.reads[0], Partial(None))

@@ -25,7 +25,7 @@ from perfsim.proof.parameters import Share, Weights
 Gradients = list[tuple[str, Callable[[], Floats]]]
 """Gradients of weights by their names, computed when they are called."""
 _Back = Callable[[Weights, Floats], tuple[Sequence[Floats], Gradients]]
-"""From the weights and the gradient of what was made to those of inputs and of weights."""
+"""Takes the weights and the gradient of the result; gives the gradients of inputs and weights."""
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 HEADS = 1
@@ -66,7 +66,7 @@ class Part(NamedTuple):
         return self.outputs[0].value
 
     def backward(self, weights: Weights, *gradients: Floats) -> tuple[list[Floats], Gradients]:
-        """The gradients of the inputs and of weights, from those of the outputs."""
+        """The gradients of inputs and weights, from the gradients of the outputs."""
         arrived: dict[Node, Floats] = {}
         for node, gradient in zip(self.outputs, gradients, strict=True):
             arrived[node] = arrived[node] + gradient if node in arrived else gradient
@@ -550,7 +550,7 @@ def statistics(scored: Floats, targets: Ints, share: Share) -> Floats:
 
 
 def merged_statistics(parts: list[Floats]) -> Floats:
-    """The statistics of all words from those of each peer: log-sum-exp in parts."""
+    """The statistics of all words, joined from each peer's words: log-sum-exp in parts."""
     most = np.max([part[0] for part in parts], axis=0)
     total = sum(part[1] * np.exp(part[0] - most) for part in parts)
     return np.stack([most, np.asarray(total), np.sum([part[2] for part in parts], axis=0)])

@@ -85,7 +85,7 @@ def _norm(name: str, axis: str, model: TransformerConfig) -> dict[str, str]:
 
 
 def _products(axes: Mapping[str, str], *, bias: bool) -> dict[str, str]:
-    """Matrices, and their biases along the columns; those of experts have one for each expert."""
+    """Matrices, and their biases along the columns; a matrix of experts has one bias for each expert."""
     biases = {f"{name}_bias": f"{of[:-2]}{of[-1]}" for name, of in axes.items()} if bias else {}
     return {**axes, **biases}
 
@@ -335,7 +335,7 @@ class _BlockLayout:
 
 
 class _Layouts:
-    """The layouts of all blocks for one rank; those of equal layers are one."""
+    """The layouts of all blocks for one rank; equal layers share one layout."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
@@ -357,6 +357,6 @@ def blocks(model: TransformerConfig) -> list[int]:
 
 
 def with_experts(blocks: Mapping[int, Weights], block: int, share: Share) -> Weights:
-    """The named tensors of a block, with those of a layer's experts if the share has them in it."""
+    """The named tensors of a block, with its experts' tensors if the share keeps whole layers."""
     experts = blocks.get(EXPERTS + block, {}) if share.whole_layers and block >= 0 else {}
     return blocks[block] | experts

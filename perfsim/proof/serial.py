@@ -67,7 +67,7 @@ def adam(weights: Floats, gradient: Floats, moments: Moments) -> tuple[Floats, M
 
 
 LOSS_WEIGHT = 0.3
-"""Of the mean loss of all modules beside that of the model itself [2412.19437 4.2]."""
+"""Weight of the mean loss of all modules; the model's own loss has weight 1 [2412.19437 4.2]."""
 STEPS = 2
 """The second step begins with the updated weights of the first."""
 
@@ -266,7 +266,7 @@ class _Serial:
         return dx
 
     def keep(self, block: int, gradients: Gradients) -> None:
-        """Add gradients to those of the blocks that have the weights, the layer's or the ends."""
+        """Add gradients to the blocks that own the weights: a layer, its experts, or an end of the model."""
         for number in {block, EXPERTS + block, EMBEDDING, HEAD}:
             of_block = self.record.weight_gradients.setdefault(number, {})
             for name, value in evaluated(
@@ -291,8 +291,8 @@ class _Serial:
 def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -> Record:
     """Loss and all gradients of one step.
 
-    A module of multi-token prediction reads the output of the one before it, the first one that of the last
-    layer.
+    A module of multi-token prediction reads the output of the module before it; the first module reads the
+    last layer.
     """
     record = Record(np.zeros(training.batch))
     run = _Serial(training, weights, step, record)

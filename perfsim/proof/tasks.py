@@ -56,7 +56,7 @@ Weighed = tuple[Any, Gradients]
 
 
 class Summand(NamedTuple):
-    """A gradient and those of weights that every tensor peer holds whole: both are summed over peers."""
+    """A gradient, and gradients of weights that every tensor peer holds whole: peers sum both."""
 
     values: Floats
     gradients: Floats
@@ -137,8 +137,8 @@ class Operation(NamedTuple):
     run: Callable[[At], Any]
     """Makes what `kind` says."""
     kind: Literal["forward", "backward", "weights"] = "forward"
-    """A forward makes the tensors that the task writes, a backward the gradient of its input and those of
-    weights, a pass of its own for weights only these."""
+    """A forward makes the tensors that the task writes. A backward makes the gradients of its input and
+    weights. A separate pass for weights makes only the gradients of weights."""
     reads: tuple[str, ...] = ("own",)
     """Weights: of its own block, its experts, or of the other end of the model if it is of a module."""
     quantity: str = ""
@@ -169,13 +169,13 @@ class At:
 
     @cached_property
     def tokens(self) -> tuple[Ints, Ints]:
-        """Inputs and targets of the micro-batch; those of a module are later."""
+        """Inputs and targets of the micro-batch; a module of multi-token prediction has later words."""
         now = self.now
         return now.compiler.tokens(self.rank, now.step, now.task.tag, now.ahead)
 
     @property
     def routing(self) -> Routing:
-        """The experts of the tokens, at the rank's own positions among those of its tensor peers."""
+        """The experts of the tokens at the rank's own positions."""
         compiler = self.now.compiler
         places = self.own(np.array(self.share.places)[None])[0]
         whole = compiler.training.routing(self.now.step, self.now.block)
@@ -338,7 +338,7 @@ def _end(at: At, y: Floats, block: Part | Block) -> tuple[Any, ...]:
 
 
 def _begin(at: At) -> tuple[Any, Floats, Gradients]:
-    """An MLP as it was repeated or kept, the gradient of its output, and those of weights by a loss."""
+    """An MLP as recomputed or kept, the gradient of its output, and the gradients of weights from a loss."""
     kept = at.take("mlp") or at.x[1].mlp
     dy = plain(at.x[0])
     if not at.now.ahead:
@@ -394,7 +394,7 @@ def _combine_forward(at: At) -> tuple[Any, ...]:
 
 
 def _combine_backward(at: At) -> tuple[Any, ...]:
-    """Gradients of rows from those of tokens."""
+    """Gradients of rows from gradients of tokens."""
     block, dy, by_loss = _begin(at)
     d, _ = block.combine.backward(at.w, at.own(dy))
     at.keep("backward", (block, d, by_loss))
@@ -489,6 +489,6 @@ OF_LAYERS: Mapping[str, Operation] = {
 
 
 def blocks_named(now: Present, names: Sequence[str]) -> list[int]:
-    """The blocks that an operation names; those of the model's ends are for modules only."""
+    """The blocks that an operation names; only modules use the model's ends."""
     number = {"own": now.block, "experts": EXPERTS + now.block, "embedding": EMBEDDING, "head": HEAD}
     return [number[name] for name in names if now.ahead or name in ("own", "experts")]

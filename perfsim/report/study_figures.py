@@ -577,7 +577,7 @@ def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figu
 
 
 def _lanes(bars: Sequence[TimelineBar]) -> list[str]:
-    """The lanes in the order of their first bars, those of a device that computes below its computation."""
+    """The lanes in the order of their first bars; a device's other lanes follow its computation."""
     lanes = list(dict.fromkeys(bar.lane for bar in bars))
 
     def home(lane: str) -> str:
@@ -620,7 +620,7 @@ def _told(bar: TimelineBar) -> str:
 
 
 def _timeline_table(candidate: CandidateResult) -> Table:
-    """Busy seconds by lane and category, of all bars and not only of those drawn."""
+    """Busy seconds by lane and category, of all bars, drawn or not."""
     busy: dict[tuple[str, str], list[TimelineBar]] = {}
     for bar in candidate.timeline:
         busy.setdefault((bar.lane, bar.category), []).append(bar)

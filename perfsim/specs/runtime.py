@@ -27,8 +27,8 @@ class Runtime(CatalogSpec):
     """Results that full recompute keeps besides each layer's input: qkv is MaxText's `save_qkv_proj`."""
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
-    """Whether ZeRO 1 and 2 gather the parameters of a bucket beside the first forward of those before it,
-    instead of all of them after the update (Megatron-LM's `--overlap-param-gather`)."""
+    """Whether ZeRO 1 and 2 gather the parameters of a bucket during the first forward pass of the bucket
+    before it, instead of gathering all of them after the update (Megatron-LM's `--overlap-param-gather`)."""
     dispatcher: Dispatcher | None = None
     """How rows travel to experts; None: as the framework usually does."""
     grouped_products: bool = True

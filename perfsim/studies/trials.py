@@ -165,7 +165,7 @@ class Change:
     before: str
     after: str
     ratios: tuple[float | None, ...]
-    """By candidate: time with this change alone over that of the first study; None without an answer."""
+    """By candidate: time with this change alone, over the first study's time; None without an answer."""
     reason: str = ""
     """Why it could not be tried alone."""
 
@@ -179,7 +179,7 @@ class Moved:
     time_before_s: float
     time_after_s: float
     remainder: float | None = None
-    """Ratio that is left when those of all single changes are divided out: what they do together."""
+    """The ratio divided by the ratios of all single changes: what the changes do only together."""
 
     @property
     def ratio(self) -> float:
@@ -314,8 +314,10 @@ def _ratios(
     if len(after) != last - first:
         return "it changes the number of candidates"
     for other, (_, old), (_, new) in zip(range(first, last), before[first:last], after, strict=True):
-        answered = old is not None and new is not None
-        ratios[other] = new.time_to_accuracy_s / old.time_to_accuracy_s if answered else None  # type: ignore[union-attr]
+        if old is None or new is None:
+            ratios[other] = None
+        else:
+            ratios[other] = new.time_to_accuracy_s / old.time_to_accuracy_s
     return ratios
 
 

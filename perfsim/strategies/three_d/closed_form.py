@@ -47,7 +47,7 @@ def estimate_steps_s(
 
 
 def _lost(taken: Floats, bound: Floats) -> Floats:
-    """Seconds that compute loses per second of a communication hidden beside it, shape (rows, 1).
+    """Seconds that compute loses per second of a communication hidden behind it, shape (rows, 1).
 
     While a communication that takes shares u and h of a device runs, compute of which compute units limit a
     share c of the time and memory bandwidth a share m progresses at rate 1 / (1 + g), with g = c u / (1 - u)
@@ -96,7 +96,7 @@ class _Steps:
         gather, reduce = replicas.taken[:, state]
         forward, backward = passes.limits(self.passes, rows)
         self.slower_send = _lost(passes.sent[passes.of_row[rows]], (forward + backward) / 2)
-        """Seconds that compute loses for each second of a message, a gather or a reduction beside it."""
+        """Seconds that compute loses for each second of a message, a gather or a reduction next to it."""
         self.slower_gather = _lost(gather, forward)
         self.slower_gather_backward = _lost(gather, backward)
         self.slower_reduce = _lost(reduce, backward)
@@ -170,9 +170,9 @@ class _Steps:
     def _pass_times(self) -> PassTimes:
         """Seconds of one micro-batch through all chunks of every rank, shape (rows, ranks) each.
 
-        Under ZeRO 3 compute and communication overlap, so the longer of the two counts, compute with what it
-        loses beside communication; the gather of embedding and LM head and of the first layer is exposed, and
-        so are the last reductions. Sums over groups that shard have a stream of their own.
+        Under ZeRO 3 compute and communication overlap, so the longer of the two counts; compute includes what
+        it loses next to communication. The gathers of the embedding, the LM head and the first layer are
+        exposed, and so are the last reductions. Sums over groups that shard have a stream of their own.
         """
         ranks = self.ranks
         passes = self.passes
@@ -206,7 +206,7 @@ class _Steps:
         )
 
     def _lost_beside_reductions(self, times: PassTimes, wait_s: Floats) -> Floats:
-        """Seconds of one micro-batch that backwards lose beside the reductions of ZeRO 2.
+        """Seconds of one micro-batch that backwards lose next to the reductions of ZeRO 2.
 
         A backward that waits for buffers waits less when it computes more slowly.
         """
@@ -274,7 +274,7 @@ class _Steps:
 
     # ------------------------------------------------------------------------------ pipeline
     def _bare_microbatches(self) -> Floats:
-        """Micro-batches whose forwards have no backward beside them in which their transfers could hide.
+        """Micro-batches whose forwards have no backward next to them that could hide their transfers.
 
         An interleaved rank fills its pipeline with (v - 1) p chunks of forwards; where there is one group of
         micro-batches all forwards run first. A rank's next chunk then waits for the same micro-batch to come
@@ -333,7 +333,7 @@ class _Steps:
     def _reduction_s(self, last_group_s: Floats) -> Floats:
         """Exposed gradient reduction: all of it, or what remains after the last backward; shape (rows,).
 
-        What backwards lose beside the rest of it counts as well.
+        What backwards lose next to the rest of it counts as well.
 
         With overlap, a bucket is reduced while earlier layers run backward. The gradients of embedding and LM
         head are complete only at the end, so their reduction is exposed. The chunks of an interleaved rank

@@ -386,7 +386,7 @@ class StagePass:
         return [self.template.port("freed0")] if follows else []
 
     def _complete(self, gradient: int, inputs: Sequence[int]) -> int:
-        """End the pass with all weight gradients: that of the embedding from its `inputs`, and reductions."""
+        """End the pass with all weight gradients, the embedding's from its `inputs`, and with reductions."""
         stage = self.stage
         if stage.first:
             room = self._room_of_embedding_and_head()
@@ -400,8 +400,8 @@ class StagePass:
     def _leave(self, reduction: Reduction, gradient: int) -> None:
         """Reduce embedding and LM head, and output the reductions that free buffers for the next pass.
 
-        `freed0` is the last of all, `freed{i}` that of the i-th layer from the end, or the last of all in a
-        pass with fewer layers.
+        `freed0` is the last of all. `freed{i}` is the last of the i-th layer from the end, or the last of
+        all in a pass with fewer layers.
         """
         last = list(self.reduced)
         if works := reduction.embedding_and_head:

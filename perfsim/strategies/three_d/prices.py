@@ -139,14 +139,14 @@ class _Parts(NamedTuple):
     block: Floats
     """Attention to a rank's own keys and values where context ranks form a ring."""
     later: Floats
-    """Attention to those of another rank, and the sum with earlier results."""
+    """Attention to another rank's keys and values, and the sum with earlier results."""
     block_backward: Floats
     later_backward: Floats
     exchange: Floats
     """A message with keys and values, or with their gradients."""
     exchange_both: Floats
     host: Floats
-    """What the host does in a pass of a layer with experts, beside all after the router."""
+    """What the host does in a pass of a layer with experts, while the device does all after the router."""
     hosted: Floats
     """The device's part of that, forward."""
     hosted_backward: Floats
@@ -517,7 +517,7 @@ class OverReplicas:
 
 
 def _straddling_stage(columns: Columns, node: int) -> Ints:
-    """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
+    """A pipeline rank whose replicas are on more nodes than the first rank's, else 0; shape (rows,)."""
     width = columns.tensor * columns.replicas
     stage = np.maximum(1, node // width)
     nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
