@@ -364,21 +364,36 @@ def residuals(table: Table) -> go.Figure:
     spreads = {name: median(map(abs, own.values("error"))) for name, own in families.items()}
     ranked = sorted(families, key=spreads.__getitem__)
     labels = {name: f"{draw.esc(name)} ({len(families[name].rows)})" for name in ranked}
-    symbols = []
-    colours = []
-    for error, allowed, evidence in zip(
-        table.values("error"), table.column("allowed"), table.texts("evidence"), strict=True
-    ):
-        out = allowed.band is not None and not allowed.band[0] <= error <= allowed.band[1]
-        symbols.append(("diamond" if out else "circle") + ("-open" if evidence == "C" else ""))
-        colours.append(draw.VERMILLION if out else draw.BLUE)
-    marks = draw.marks(
-        "a run",
-        [100.0 * error for error in table.values("error")],
-        [labels[family] for family in table.texts("family")],
-        {"symbol": symbols, "color": colours, "size": 9, "opacity": 0.8},
-        draw.hovers(table, "measured", "predicted", "error"),
-    )
+    errors = table.values("error")
+    lanes_of_runs = [labels[family] for family in table.texts("family")]
+    hovers = draw.hovers(table, "measured", "predicted", "error")
+    weak = [evidence == "C" for evidence in table.texts("evidence")]
+    outside = [
+        allowed.band is not None and not allowed.band[0] <= error <= allowed.band[1]
+        for error, allowed in zip(errors, table.column("allowed"), strict=True)
+    ]
+
+    def runs(name: str, symbol: str, colour: str, *, out: bool) -> go.Scatter:
+        # The legend has the first mark: a scored run comes first.
+        shown = sorted(
+            (row for row, is_out in enumerate(outside) if is_out is out), key=lambda row: weak[row]
+        )
+        return draw.marks(
+            name,
+            [100.0 * errors[row] for row in shown],
+            [lanes_of_runs[row] for row in shown],
+            {
+                "symbol": [symbol + ("-open" if weak[row] else "") for row in shown],
+                "color": colour,
+                "size": 9,
+                "opacity": 0.8,
+            },
+            [hovers[row] for row in shown],
+        )
+
+    marks = [runs("a run", "circle", draw.BLUE, out=False)]
+    if any(outside):
+        marks.append(runs("a run outside its band", "diamond", draw.VERMILLION, out=True))
     middles = [100.0 * median(families[name].values("error")) for name in ranked]
     told = [f"median {middle:+.1f} %" for middle in middles]
     lanes = []
@@ -399,7 +414,7 @@ def residuals(table: Table) -> go.Figure:
     return draw.rows(
         "Predicted over measured, minus 1, by family (%)",
         rows,
-        [*([pale] if lanes else []), marks, draw.limits("median of the family", middles, rows, told)],
+        [*([pale] if lanes else []), *marks, draw.limits("median of the family", middles, rows, told)],
         draw.axis("error of the step time (%)", zeroline=True, zerolinecolor=draw.INK),
         30,
         barmode="overlay",
