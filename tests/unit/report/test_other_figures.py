@@ -75,10 +75,11 @@ def test_a_family_has_the_errors_that_its_bands_allow_and_a_run_outside_its_band
         ("in", "megatron", "A", 10.0, 11.0, 0.1, (8.8, 13.75)),
         ("out", "megatron", "C", 20.0, 14.0, -0.3, (11.2, 17.5)),
     ]
-    bands, drawn, _ = residuals(runs(banded)).data
+    bands, inside, outside, _ = residuals(runs(banded)).data
     assert list(bands.base) == pytest.approx([-20.0])
     assert list(bands.x) == pytest.approx([45.0])
-    assert sorted(drawn.marker.symbol) == ["circle", "diamond-open"]
+    assert sorted([*inside.marker.symbol, *outside.marker.symbol]) == ["circle", "diamond-open"]
+    assert (inside.name, outside.name) == ("a run", "a run outside its band")
 
 
 def test_the_table_of_runs_begins_with_the_worst() -> None:
