@@ -334,17 +334,20 @@ class _BlockLayout:
         return slice(start, start + lengths[names.index(name)])
 
 
-class _Layouts:
-    """The layouts of all blocks for one rank; equal layers share one layout."""
+class _Layouts(dict[int, _BlockLayout]):
+    """The layouts of blocks for one rank, made when first asked for; equal layers share one layout."""
 
     def __init__(self, share: Share) -> None:
-        self.share = share
+        super().__init__()
+        self._share = share
+        self._kinds = layer_kinds(share.model)
         self._made: dict[object, _BlockLayout] = {}
 
-    def __getitem__(self, block: int) -> _BlockLayout:
-        key: object = layer_kinds(self.share.model)[block] if 0 <= block < EXPERTS else min(block, EXPERTS)
+    def __missing__(self, block: int) -> _BlockLayout:
+        key: object = self._kinds[block] if 0 <= block < EXPERTS else min(block, EXPERTS)
         if key not in self._made:
-            self._made[key] = _BlockLayout(self.share, block)
+            self._made[key] = _BlockLayout(self._share, block)
+        self[block] = self._made[key]
         return self._made[key]
 
 
