@@ -12,6 +12,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.engine.limits import present_limits
+from perfsim.proof.compute import ComputeCompiler
 from perfsim.proof.parameters import Weights, with_experts
 from perfsim.proof.program import (
     BROKEN,
@@ -22,7 +23,6 @@ from perfsim.proof.program import (
     Action,
     Cell,
     Claim,
-    Compiler,
     Fault,
     FaultError,
     Program,
@@ -58,7 +58,7 @@ class Outcome:
 class _Oracle:
     """Serial training, partitioned among ranks as a compiler of a graph partitions it."""
 
-    compiler: Compiler
+    compiler: ComputeCompiler
     _cache: dict[tuple[Claim, int], Floats] = field(default_factory=dict)
 
     @cached_property
@@ -107,7 +107,7 @@ class _Oracle:
     def error(self, claim: Claim, rank: int, value: Floats) -> float:
         """Largest difference over the largest expected entry; infinite for another shape."""
         expected = self.expected(claim, rank)
-        actual = np.asarray(getattr(value, "values", value))
+        actual = np.asarray(next(iter(value.values())) if isinstance(value, dict) else value)
         if actual.shape != expected.shape or not np.isfinite(actual).all():
             return float("inf")
         if not expected.size:
@@ -119,7 +119,7 @@ class _Oracle:
 class Executor:
     """Runs all ranks of an unfolded graph with their buffers."""
 
-    def __init__(self, program: Program, unfolded: Unfolded, compiler: Compiler) -> None:
+    def __init__(self, program: Program, unfolded: Unfolded, compiler: ComputeCompiler) -> None:
         self.program = program
         self.initial = compiler.initial
         self.oracle = _Oracle(compiler)

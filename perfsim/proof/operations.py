@@ -11,10 +11,10 @@ computed when they are called for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,55 +32,13 @@ HEADS = 1
 """The axis of heads in queries, keys and values: (samples, heads, positions, width)."""
 
 
-def evaluated(gradients: Gradients) -> Iterator[tuple[str, Floats]]:
-    """The gradients of weights, computed now."""
-    return ((name, gradient()) for name, gradient in gradients)
-
-
 @dataclass(eq=False, slots=True)
 class Node:
     """What an operation made, from which others, and its backward."""
 
     value: Floats
-    parents: tuple[Node, ...] = ()
+    parents: Sequence[Node] = ()
     back: _Back | None = None
-
-
-class Part(NamedTuple):
-    """Operations that were carried out, from their inputs to their outputs."""
-
-    inputs: tuple[Node, ...]
-    outputs: tuple[Node, ...]
-    nodes: list[Node]
-    products: dict[str, Floats]
-    """What every linear made, in their order."""
-
-    @property
-    def values(self) -> tuple[Floats, ...]:
-        """What it made."""
-        return tuple(node.value for node in self.outputs)
-
-    @property
-    def value(self) -> Floats:
-        """What it made, if that is one array."""
-        return self.outputs[0].value
-
-    def backward(self, weights: Weights, *gradients: Floats) -> tuple[list[Floats], Gradients]:
-        """The gradients of inputs and weights, from the gradients of the outputs."""
-        arrived: dict[Node, Floats] = {}
-        for node, gradient in zip(self.outputs, gradients, strict=True):
-            arrived[node] = arrived[node] + gradient if node in arrived else gradient
-        of_weights: Gradients = []
-        for node in reversed(self.nodes):
-            gradient_of_node = arrived.get(node)
-            if gradient_of_node is None or node.back is None:
-                continue
-            inputs, made = node.back(weights, gradient_of_node)
-            of_weights += made
-            for parent, value in zip(node.parents, inputs, strict=True):
-                arrived[parent] = arrived[parent] + value if parent in arrived else value
-        zeros = np.zeros_like
-        return [arrived[node] if node in arrived else zeros(node.value) for node in self.inputs], of_weights
 
 
 @dataclass
@@ -91,31 +49,17 @@ class Run:
     share: Share
     kept: Mapping[str, Floats] = field(default_factory=dict)
     """What linears and the core made before; a recompute does not compute it again."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """What has no gradient: `tokens`, `targets`, the `routing` of tokens, the `expert` of rows."""
     nodes: list[Node] = field(default_factory=list)
     products: dict[str, Floats] = field(default_factory=dict)
-
-    def part(self, function: Callable[..., Node | tuple[Node, ...]], *values: Floats | Node) -> Part:
-        """Carry out a function of nodes."""
-        inputs = tuple(value if isinstance(value, Node) else Node(value) for value in values)
-        made = function(self, *inputs)
-        return Part(inputs, made if isinstance(made, tuple) else (made,), self.nodes, self.products)
+    """What every linear made, in their order."""
 
     def add(self, value: Floats, parents: Sequence[Node], back: _Back) -> Node:
         """A node that was made from others."""
-        node = Node(value, tuple(parents), back)
+        node = Node(value, parents, back)
         self.nodes.append(node)
         return node
-
-
-def run_part(
-    function: Callable[..., Node | tuple[Node, ...]],
-    weights: Weights,
-    share: Share,
-    *values: Floats,
-    kept: Mapping[str, Floats] | None = None,
-) -> Part:
-    """Carry out a function of nodes on a rank."""
-    return Run(weights, share, kept or {}).part(function, *values)
 
 
 # ------------------------------------------------------------------------------ sums and shapes
@@ -310,13 +254,11 @@ def _angles(places: tuple[int, ...], half: int) -> tuple[Floats, Floats]:
     return np.cos(angle), np.sin(angle)
 
 
-def core(
-    run: Run, q: Node, k: Node, v: Node, places: tuple[int, ...] | None = None, first_head: int = 0
-) -> Node:
-    """Scores, softmax, weighted values: on own positions, or on others of heads from `first_head` on."""
+def core(run: Run, q: Node, k: Node, v: Node) -> Node:
+    """Scores, softmax, weighted values: on own positions, or on given ones of heads from `first_head` on."""
     share = run.share
-    own = share.places if places is None else places
-    p = _softmax(scores(q.value, k.value, (own, own), share, first_head))
+    places = run.given.get("places", share.places)
+    p = _softmax(scores(q.value, k.value, (places, places), share, run.given.get("first_head", 0)))
     context = run.kept.get("context")
     if context is None:
         context = p @ of_groups(v.value, share)
@@ -416,8 +358,9 @@ def slots(run: Run, z: Node, k: int) -> Node:
     )
 
 
-def weighted(run: Run, outputs: Node, p: Node, routing: Routing) -> Node:
+def weighted(run: Run, outputs: Node, p: Node) -> Node:
     """Rows summed to tokens with the probabilities of their experts; a dropped row has weight zero."""
+    routing: Routing = run.given["routing"]
     rows = outputs.value.reshape(*routing.expert.shape, -1)
     weights = np.take_along_axis(p.value, routing.expert, axis=-1) * routing.keeps
 
@@ -430,9 +373,11 @@ def weighted(run: Run, outputs: Node, p: Node, routing: Routing) -> Node:
     return run.add(np.asarray((rows * weights[..., None]).sum(axis=-2)), [outputs, p], back)
 
 
-def experts(run: Run, rows: Node, expert: Ints) -> Node:
+def experts(run: Run, rows: Node) -> Node:
     """The rank's experts on rows for them: its part of the width of every expert."""
-    w, share = run.weights, run.share
+    w = run.weights
+    share = run.share
+    expert = run.given["expert"]
     x = rows.value
     own = [(local, np.flatnonzero(expert == number)) for local, number in enumerate(share.own_experts)]
     adds = share.expert_tensor.number == 0
@@ -482,35 +427,31 @@ def _of_biases(pairs: Sequence[tuple[Floats, Floats]]) -> Floats:
 # ------------------------------------------------------------------------------ words
 
 
-def lookup(run: Run, tokens: Ints) -> Node:
+def lookup(run: Run) -> Node:
     """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
-    share, table = run.share, run.weights["words"]
-    local = tokens - share.first_row
+    share = run.share
+    table = run.weights["words"]
+    learned = "positions" in run.weights
+    local = run.given["tokens"] - share.first_row
     held = (local >= 0) & (local < share.rows)
     x = np.where(held[..., None], table[np.where(held, local, 0)], 0.0)
-    if share.leads and "positions" in run.weights:
+    if share.leads and learned:
         x = x + run.weights["positions"][list(share.places)]
 
-    return run.add(x, [], lambda _, d: ([], word_gradients(d, tokens, share)))
+    def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+        def of_words() -> Floats:
+            words = np.zeros((share.rows, d.shape[-1]))
+            np.add.at(words, local[held], d[held])
+            return words
 
+        def of_positions() -> Floats:
+            positions = np.zeros((share.seq_length, d.shape[-1]))
+            positions[list(share.places)] = d.sum(axis=0)
+            return positions
 
-def word_gradients(d: Floats, tokens: Ints, share: Share) -> Gradients:
-    """The gradients of the tables of words and positions, from that of embeddings."""
-    local = tokens - share.first_row
-    held = (local >= 0) & (local < share.rows)
+        return [], [("words", of_words), *([("positions", of_positions)] if learned else [])]
 
-    def of_words() -> Floats:
-        words = np.zeros((share.rows, d.shape[-1]))
-        np.add.at(words, local[held], d[held])
-        return words
-
-    def of_positions() -> Floats:
-        positions = np.zeros((share.seq_length, d.shape[-1]))
-        positions[list(share.places)] = d.sum(axis=0)
-        return positions
-
-    learned = share.model.position_embedding == "learned"
-    return [("words", of_words), *([("positions", of_positions)] if learned else [])]
+    return run.add(x, [], back)
 
 
 def logits(run: Run, z: Node) -> Node:

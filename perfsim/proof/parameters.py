@@ -305,6 +305,10 @@ class _BlockLayout:
                 result[self.parts[name]] += value.ravel()
         return result
 
+    def gradient(self, gradients: Iterable[tuple[str, Callable[[], Floats]]]) -> Floats:
+        """The flat vector of gradients, computed now; those of other blocks' weights are left out."""
+        return self.flat((name, gradient()) for name, gradient in gradients if name in self.parts)
+
     @lru_cache(maxsize=64)  # noqa: B019 - layouts live as long as the program that made them
     def _shard_index(self, shards: int) -> Ints:
         """Row d: positions of shard d's entries in the flat vector; `size` marks padding."""

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.parameters import Place, Share
-from perfsim.proof.serial import SmallTraining
+from perfsim.base.arrays import Floats
 from perfsim.work import Task, TaskGraph, block_name
 from perfsim.work.graph import rank_of
 
@@ -75,6 +73,11 @@ SHARED = -1
 START = -1
 """The writer of initial values."""
 
+Tensor = dict[str, Any]
+"""A tensor of the graph: its arrays by name."""
+UNPRICED = ("weights", "expert", "places")
+"""What of a tensor its message is not priced for: gradients of weights that are summed with it, the experts
+of rows, and the positions of keys."""
 Values = Sequence[Any]
 Kernel = Callable[[Sequence[int], Sequence[Values]], list[tuple[Any, ...]]]
 """From the participating ranks (as offsets) and the values each reads to the values each writes."""
@@ -175,9 +178,8 @@ def task_name(graph: TaskGraph, task: Task) -> str:
 class Compiler(ABC):
     """Compiles a graph task by task; subclasses implement the operations."""
 
-    def __init__(self, graph: TaskGraph, training: SmallTraining) -> None:
+    def __init__(self, graph: TaskGraph) -> None:
         self.graph = graph
-        self.training = training
         self.program = Program(graph)
         self.last_writer: dict[Cell, int] = {}
         self.handles: dict[int, tuple[Cell, ...]] = {}
@@ -185,83 +187,51 @@ class Compiler(ABC):
         self.turns: dict[tuple[int, str], int] = {}
         """Buffers with a name that were used so far on each device."""
         self.task: Task
+        self.place = SHARED
+        """The device of the present task."""
         self.step = 0
 
     def compile(self) -> Program:
         """Compile every task in the order of ids."""
+        places = {stream: rank_of(stream) for stream in self.graph.streams}
         for task in self.graph.tasks():
             self.task = task
+            rank = places[task.stream]
+            self.place = SHARED if rank is None else rank
             while self.step < len(self.graph.step_ends) and task.id >= self.graph.step_ends[self.step]:
                 self.step += 1
             try:
                 self.translate(task)
             except BROKEN as error:
+                cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
+                names = [self.program.tensor(cell) for cell in cells]
+                names = names or [tensor.name for tensor in task.work.writes] or ["its operands"]
                 name = task_name(self.graph, task)
-                raise failure("refused", name, self._touched(task), "cannot be executed", error) from None
+                detail = "cannot be executed"
+                raise failure("refused", name, ", ".join(names[:2]), detail, error) from None
         return self.program
-
-    def _touched(self, task: Task) -> str:
-        """Tensors that a task reads, or else writes, in words."""
-        cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
-        names = [self.program.tensor(cell) for cell in cells] or [tensor.name for tensor in task.work.writes]
-        return ", ".join(names[:2]) or "its operands"
 
     @abstractmethod
     def translate(self, task: Task) -> None:
         """Add the action of one task."""
 
     @abstractmethod
-    def rows(self, rank: int, microbatch: int) -> Ints:
-        """The samples of the batch that a rank has in a micro-batch."""
-
-    @abstractmethod
-    def share(self, rank: int) -> Share:
-        """The share of the model that a rank has."""
-
-    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
-        """Inputs and targets of a micro-batch on a rank; a module reads them `ahead` tokens later."""
-        inputs, targets = self.training.words(step, ahead)
-        rows, places = self.rows(rank, microbatch), self.places(rank)
-        return inputs[rows][:, places], targets[rows][:, places]
-
-    def places(self, _rank: int) -> Ints | slice:
-        """The positions of each sample that a rank has: all, unless others share its sequences."""
-        return slice(None)
-
-    def sharding(self, _rank: int, _block: int) -> Place:
-        """Among how many ranks a block's states are sharded, and which shard a rank has: by default one."""
-        return Place()
-
-    @abstractmethod
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
-
-    @property
-    def place(self) -> int:
-        """The device of the present task."""
-        rank = rank_of(self.task.stream)
-        return SHARED if rank is None else rank
 
     def refuse(self, tensor: str, detail: str) -> FaultError:
         """The error that the present task cannot be executed."""
         return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
 
-    def unknown(self, operation: str, known: Sequence[str]) -> FaultError:
-        """The error that the present task's operation is not known."""
-        detail = f"the executor knows no operation {operation!r}; known: {', '.join(known)}"
-        return self.refuse("its operation", detail)
+    def operands(self, *, anywhere: bool = False) -> list[Cell]:
+        """The cells of all tensors that the present task reads; they must be on its own device."""
+        return [self._operand(handle, anywhere=anywhere) for handle in self.task.reads]
 
-    def operand(self, handle: int, *, anywhere: bool = False) -> Cell:
-        """The cell of a tensor that the present task reads; it must be on the task's own device."""
-        cells = self.handles.get(handle, ())
-        for cell in cells:
+    def _operand(self, handle: int, *, anywhere: bool) -> Cell:
+        for cell in self.handles.get(handle, ()):
             if cell.place in (self.place, SHARED) or self.place == SHARED or anywhere:
                 return cell
         raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
-
-    def operands(self, *, anywhere: bool = False) -> list[Cell]:
-        """The cells of all tensors that the present task reads."""
-        return [self.operand(handle, anywhere=anywhere) for handle in self.task.reads]
 
     def results(self) -> list[Cell]:
         """The cells of all tensors that the present task writes, on its own device."""
@@ -283,11 +253,28 @@ class Compiler(ABC):
         first = number % slots * parts
         return [Cell(self.place, name, first + part) for part in range(parts)]
 
-    def wait(self, _: Task) -> None:
-        """A task that does nothing."""
-        operands = self.operands()
+    def copy(
+        self,
+        source: Sequence[Cell] = (),
+        target: Sequence[Cell] = (),
+        *,
+        hands_on: bool = False,
+        anywhere: bool = False,
+        message: Message | None = None,
+    ) -> None:
+        """Copy the last buffers read to as many targets; the task's own tensor gets the last if it `hands_on`.
+
+        Without source and target it is a task that does nothing.
+        """
         results = self.results()
-        self.add(operands, results, per_rank(lambda *_: (None,) * len(results)))
+        count = len(target)
+
+        def run(_: int, *values: Any) -> tuple[Any, ...]:
+            given = values[-1] if hands_on else None
+            return (*(given for _ in results), *values[len(values) - count :])
+
+        reads = [*self.operands(anywhere=anywhere), *source]
+        self.add(reads, [*results, *target], per_rank(run), message=message)
 
     def add(
         self,
@@ -309,14 +296,21 @@ class Compiler(ABC):
         self.program.actions.append(action)
 
 
+def elements(value: Any) -> int:
+    """Elements of an array, or of the arrays of a tensor that travel at a price."""
+    if isinstance(value, dict):
+        return sum(int(array.size) for name, array in value.items() if name not in UNPRICED)
+    return int(value.size)
+
+
 def first_read(inputs: Values, _: tuple[Any, ...]) -> int:
     """Elements of the first value read: the message of a reduction."""
-    return int(inputs[0].size)
+    return elements(inputs[0])
 
 
 def first_made(_: Values, made: tuple[Any, ...]) -> int:
     """Elements of the first value written: the message of a gather or a send."""
-    return int(made[0].size)
+    return elements(made[0])
 
 
 def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
@@ -329,7 +323,7 @@ def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
 # Collectives on arrays: from one array per member to one array per member.
 
 
-def summed(parts: list[Floats]) -> Floats:
+def summed(parts: Sequence[Floats]) -> Floats:
     """The sum of a reduction, in the order of the ranks."""
     total = parts[0].copy()
     for part in parts[1:]:

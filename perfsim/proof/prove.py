@@ -18,9 +18,10 @@ from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
+from perfsim.proof.compute import ComputeCompiler
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, order_in_time, random_order
-from perfsim.proof.program import BROKEN, Compiler, Fault, FaultError, Program, failure, origin
+from perfsim.proof.program import BROKEN, Fault, FaultError, Program, failure, origin
 from perfsim.proof.promises import held_unlike_promised, mispriced
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
@@ -102,7 +103,7 @@ class Subject:
     without: Collection[Edge] = ()
 
     @cached_property
-    def compiled(self) -> tuple[Program, Compiler]:
+    def compiled(self) -> tuple[Program, ComputeCompiler]:
         """The graph as a program; FaultError if it cannot be executed."""
         compiler = prover(self.plan.system.kind).compiler(self.graph, self.training, self.plan)
         return compiler.compile(), compiler

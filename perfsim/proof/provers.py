@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 from perfsim.base.errors import InputError, Problem
 from perfsim.network import Topology
-from perfsim.proof.gpu_program import GpuCompiler
-from perfsim.proof.program import Compiler
+from perfsim.proof.gpu import GpuCompiler
+from perfsim.proof.compute import ComputeCompiler
 from perfsim.proof.promises import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
-from perfsim.proof.wafer_program import WaferCompiler
+from perfsim.proof.wafer import WaferCompiler
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
@@ -72,7 +72,7 @@ class _Prover(Protocol):
     def parts(self, layout: Any) -> Parts:
         """What the small model has to divide into."""
 
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: Any) -> Compiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: Any) -> ComputeCompiler:
         """The compiler of a graph into a program."""
 
     def prices(self, plan: Any) -> Prices:
@@ -124,7 +124,7 @@ class _GpuProver:
         positions = layout.tensor * layout.context * halves
         return Parts(heads, positions, layout.context > 1, layout.expert, layout.expert_tensor)
 
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> ComputeCompiler:
         return GpuCompiler(graph, training, plan)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
@@ -174,7 +174,7 @@ class _StreamingProver:
     def parts(self, layout: StreamingLayout) -> Parts:
         return Parts(layout.tensor, layout.tensor)
 
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> Compiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> ComputeCompiler:
         """The executor of streamed graphs; a device holds as many layers as are prefetched."""
         system = plan.topology.system
         blocks = plan.job.model.num_layers + 2

@@ -11,24 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.operations import evaluated
+from perfsim.base.arrays import Ints
+from perfsim.proof.compute import COMPUTE, ComputeCompiler, Operation, Target
 from perfsim.proof.parameters import WORDS, Share, with_experts
 from perfsim.proof.program import (
     SHARED,
     Cell,
     Claim,
-    Compiler,
     Message,
+    Tensor,
     Values,
     first_made,
     first_read,
     per_rank,
     summed,
 )
-from perfsim.proof.serial import LayerRun, Moments, SmallTraining, adam
-from perfsim.proof.tasks import FORWARD, OF_ENDS, At, Frame, Operation, Present, Weighed, passes
-from perfsim.specs.model import layer_kinds
+from perfsim.proof.serial import Moments, SmallTraining, adam
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
 
@@ -36,20 +34,19 @@ ROOM = 2
 """Buffers of a wafer for tensors that leave it, and for tensors that return."""
 
 
-class WaferCompiler(Compiler):
+class WaferCompiler(ComputeCompiler):
     """Compiles graphs of `weight-streaming`.
 
     A wafer has `slots` buffers for arriving weights.
     """
 
     def __init__(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan, slots: int) -> None:
-        super().__init__(graph, training)
+        super().__init__(graph, training, plan.job.runtime)
         self.layout = plan.layout
-        self.runtime = plan.job.runtime
         self.slots = slots
         self.prefetch = plan.topology.system.activation_servers.prefetch
         out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
-        self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
+        self.leaving = {handle: Cell(0, "slot of leaving inputs", n % ROOM) for n, handle in enumerate(out)}
         """The buffer of each tensor that will be spilled."""
         self.returned: dict[int, Cell] = {}
         self.sample_slot = Cell(0, "slot of samples")
@@ -59,18 +56,19 @@ class WaferCompiler(Compiler):
         """Gradients of embedding and LM head by block, for a word table that both share."""
         self.staged: set[int] = set()
         """Tensors with weights that were read from MemoryX's flash into its DRAM."""
-        self.partial_sums: set[int] = set()
+        self.sums: set[int] = set()
         """Tensors with gradients of earlier micro-batches."""
 
     def translate(self, task: Task) -> None:
         """Add the action of one task; an unknown operation is refused by name."""
         op = task.work.op
         if op in COMPUTE:
-            self.perform(COMPUTE[op])
+            self.compute(task, COMPUTE[op])
         elif op in OPERATIONS:
             OPERATIONS[op](self, task)
         else:
-            raise self.unknown(op, [*COMPUTE, *OPERATIONS])
+            detail = f"the executor knows no operation {op!r}; known: {', '.join([*COMPUTE, *OPERATIONS])}"
+            raise self.refuse("its operation", detail)
 
     # ---------------------------------------------------------------------------------- shares
     def rows(self, rank: int, microbatch: int) -> Ints:
@@ -90,19 +88,16 @@ class WaferCompiler(Compiler):
         """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
         staged = any(handle in self.staged for handle in task.reads)
         source = [] if staged else [Cell(SHARED, "weights", task.block)]
-        self._copy(source, last=True, message=self._parameters(task))
-
-    def _parameters(self, task: Task) -> Message:
-        return Message("parameters", first_made, (task.block,))
+        self.copy(source, hands_on=True, message=Message("parameters", first_made, (task.block,)))
 
     def flash_read(self, task: Task) -> None:
         """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
         if task.work.category == "update":
-            self._copy([Cell(SHARED, "moments in flash", task.block)], [Cell(SHARED, "moments", task.block)])
+            self.copy([Cell(SHARED, "moments in flash", task.block)], [Cell(SHARED, "moments", task.block)])
             return
         self.staged.add(task.writes[0])
         source = [Cell(SHARED, "weights in flash", task.block)]
-        self._copy(source, last=True, message=self._parameters(task))
+        self.copy(source, hands_on=True, message=Message("parameters", first_made, (task.block,)))
 
     def flash_write(self, task: Task) -> None:
         """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
@@ -110,40 +105,24 @@ class WaferCompiler(Compiler):
         if task.block == EMBEDDING and self.training.model.tied_embeddings:
             made.append(("weights", HEAD))
         source = [Cell(SHARED, name, block) for name, block in made]
-        self._copy(source, [Cell(SHARED, f"{name} in flash", block) for name, block in made])
+        self.copy(source, [Cell(SHARED, f"{name} in flash", block) for name, block in made])
 
     def spill(self, task: Task) -> None:
         """Move a group's kept activations off the wafer: its input, or all activations of a layer."""
         if self.layout.recompute_layers:
-            slot = Cell(self.place, "slot of leaving inputs", self.leaving[task.reads[0]])
-            self._copy([slot], last=True, message=Message("activations", first_made))
+            slot = self.leaving[task.reads[0]]
+            self.copy([slot], hands_on=True, message=Message("activations", first_made))
         else:
-            self._copy([self.kept()], [Cell(self.place, "spilled activations", task.block)])
+            self.copy([self.frame()], [Cell(self.place, "spilled activations", task.block)])
 
     def fetch(self, task: Task) -> None:
         """Bring a group's spilled activations back."""
         if self.layout.recompute_layers:
             (slot,) = self.in_turn("slot of returning inputs", ROOM)
             self.returned[task.writes[0]] = slot
-            self._copy([], [slot], last=True, message=Message("activations", first_made))
+            self.copy([], [slot], hands_on=True, message=Message("activations", first_made))
         else:
-            self._copy([Cell(self.place, "spilled activations", task.block)], [self.kept()])
-
-    def _copy(
-        self,
-        source: Sequence[Cell] = (),
-        target: Sequence[Cell] = (),
-        *,
-        last: bool = False,
-        message: Message | None = None,
-    ) -> None:
-        """Copy buffers; with `last`, the task's own tensor gets the last value read."""
-        count = len(target)
-
-        def run(_: int, *values: Any) -> tuple[Any, ...]:
-            return (values[-1] if last else None, *values[len(values) - count :])
-
-        self.add([*self.operands(), *source], [*self.handle(), *target], per_rank(run), message=message)
+            self.copy([Cell(self.place, "spilled activations", task.block)], [self.frame()])
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
@@ -156,16 +135,16 @@ class WaferCompiler(Compiler):
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""
         place = task.work.group.start if task.work.group else 0
-        number = self.in_turn("slot of weights", self.slots)[0].number
-        slot = self.slot_of[task.block] = Cell(place, "slot of weights", number)
+        (slot,) = self.in_turn("slot of weights", self.slots)
+        self.slot_of[task.block] = slot._replace(place=place)
         group = self._group(task)
 
-        def run(rank: int, weights: Floats) -> tuple[Any, ...]:
-            return None, weights.copy() if rank in group else None
+        def run(rank: int, weights: Any) -> tuple[Any, ...]:
+            return None, weights if rank in group else None
 
         message = Message("parameters", first_read, (task.block,))
-        results = [*self.handle(0, place), slot]
-        self.add([self.operand(task.reads[0])], results, per_rank(run), joined=True, message=message)
+        results = [*self.handle(0, place), self.slot_of[task.block]]
+        self.add(self.operands(), results, per_rank(run), joined=True, message=message)
 
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
@@ -231,51 +210,43 @@ class WaferCompiler(Compiler):
         self.add([*operands, *states], writes, per_rank(run), claims=[] if alone else claims)
 
     # --------------------------------------------------------------------------------- compute
-    def perform(self, operation: Operation) -> None:
-        """A task that each wafer runs; a backward adds gradients of earlier micro-batches on the wafer."""
-        task = self.task
-        slot = self.slot_of.get(task.block)
-        if slot is None:
-            raise self.refuse("its weights", "nothing streamed them to this wafer")
-        now = Present(self, task, self.step, self.runtime, "none", lambda _, values: values)
-        layout = self.whole.layouts[task.block]
-        operands = self.operands()
-        results = self.results()
-        frame = self.kept()
+    def compute(self, task: Task, operation: Operation) -> None:
+        """A task that each wafer runs.
+
+        The embedding takes the samples out of their slot. The input of a group is kept in a slot while it
+        leaves, and read from another once it is back; of layers that run again nothing else is kept.
+        """
         samples = Cell(self.place, "samples", EMBEDDING)
         begins = task.work.op == "embedding.forward"
-        of_samples = [self.sample_slot if begins else samples] if task.block in WORDS else []
+        reads = [self.sample_slot if begins else samples] if task.block in WORDS else []
+        reads += [self.returned[handle] for handle in task.reads if handle in self.returned]
         leaves = task.work.op.endswith("forward") and task.writes[0] in self.leaving
-        out = [Cell(self.place, "slot of leaving inputs", self.leaving[task.writes[0]])] if leaves else []
-        back = [self.returned[handle] for handle in task.reads if handle in self.returned]
-        loss = [Cell(self.place, f"loss[{task.tag}]", HEAD)] if operation.loss else []
-        earlier = [place for place, handle in enumerate(task.reads) if handle in self.partial_sums]
-        if operation.kind != "forward":
-            self.partial_sums.add(task.writes[1])
-        keeps = task.work.op != "layer.forward" or not self.layout.recompute_layers
-        count = len(operands)
+        out = [self.leaving[task.writes[0]]] if leaves else []
+        forgets = task.work.op == "layer.forward" and self.layout.recompute_layers > 0
+        writes = [*([samples] if begins else []), *out, *([self.frame()] if forgets else [])]
 
-        def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
-            f: Frame = dict(values[count + 1])
-            made = operation.run(At(now, rank, layout.views(values[count]), values[1:count], f))
-            if operation.kind != "forward":
-                dx, gradients = (None, made) if operation.kind == "weights" else made
-                sums = layout.flat(evaluated(gradients))
-                made = dx, sum((values[place] for place in earlier), sums)
-            given = [values[count + 2]] if begins else []
-            losses = [f.pop((now.block, "loss")) for _ in loss]
-            return (*made, f if keeps else {}, *given, *losses, *(made[0] for _ in out))
+        def also(read: Values, made: Sequence[Tensor | None]) -> list[Any]:
+            given = [read[0]] if begins else []
+            return [*given, *(made[0] for _ in out), *([{}] if forgets else [])]
 
-        reads = [*operands, slot, frame, *of_samples, *back]
-        writes = [*results, frame, *([samples] if begins else []), *loss, *out]
-        claim = now.claim(operation)
-        claims = [(0, claim)] if claim else []
-        claims += [(len(results) + 1, now.loss) for _ in loss]
-        self.add(reads, writes, per_rank(kernel), claims=claims)
+        self.perform(operation, reads, writes, also)
 
-    def kept(self) -> Cell:
+    def weights(self, block: int) -> Cell:
+        """The slot in which a block's weights arrived."""
+        if block not in self.slot_of:
+            raise self.refuse("its weights", "nothing streamed them to this wafer")
+        return self.slot_of[block]
+
+    def frame(self) -> Cell:
         """Buffer of the activations that the present block keeps."""
         return Cell(self.place, "activations", self.task.block)
+
+    def targets(self, operation: Operation, blocks: Sequence[int]) -> list[Target]:
+        """The tensor of gradients, with those of earlier micro-batches that are on the wafer."""
+        earlier = [handle for handle in self.task.reads if handle in self.sums]
+        self.sums.add(self.task.writes[1])
+        before = Cell(self.place, "tensor", earlier[0]) if earlier else None
+        return [Target(block, before, Cell(self.place, "tensor", self.task.writes[1])) for block in blocks]
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
@@ -290,27 +261,8 @@ class WaferCompiler(Compiler):
         raise KeyError(cell)
 
 
-def _layer_forward(at: At) -> tuple[Any, ...]:
-    """One layer forward or recomputed."""
-    routed = layer_kinds(at.share.model)[at.now.block].experts
-    made = LayerRun.run(at.w, at.x[0], at.routing if routed else None, at.share)
-    return (at.keep("layer", made).feed_forward.value,)
-
-
-def _layer_backward(at: At) -> Weighed:
-    """One layer backward: gradients of its input and its weights."""
-    dx, _middle, gradients = at.take("layer").backward(at.w, at.x[0])
-    return dx, gradients
-
-
-COMPUTE = {
-    **OF_ENDS,
-    **passes("layer", Operation(_layer_forward, quantity="hidden"), *FORWARD),
-    "layer.backward": Operation(_layer_backward, "backward", quantity="gradient"),
-}
-"""What compute tasks do, by their operation (`Work.op`); add new ones here."""
 OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
-    "wait": WaferCompiler.wait,
+    "wait": lambda compiler, _: compiler.copy(),
     "memoryx_read": WaferCompiler.read_store,
     "flash_read": WaferCompiler.flash_read,
     "flash_write": WaferCompiler.flash_write,

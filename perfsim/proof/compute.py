@@ -1,0 +1,560 @@
+"""What compute tasks do on a rank: parts of layers, embedding and LM head, forward and backward.
+
+A tensor of the graph is a bundle of named arrays (`Tensor`), so that a collective sums, cuts or joins all of
+them alike. What one task leaves to another of the same micro-batch, besides tensors of the graph, is in the
+frame of their device: each block as far as it was carried out.
+
+The layer of a module of multi-token prediction begins with embeddings and a projection, and ends with LM
+head and loss. Both are parts of its attention and MLP tasks, which read the tables of embedding and LM head
+and add to their gradients; embedding and LM head are on the same rank. The LM head of the model itself
+reads the output of the last layer before the modules.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfsim.base.arrays import Floats, Ints
+from perfsim.proof.operations import Gradients, Routing, loss_gradient, losses, statistics
+from perfsim.proof.parameters import EXPERTS, Place, Share, Weights
+from perfsim.proof.parts import ATTENTION, FEED_FORWARD, Block
+from perfsim.proof.program import Cell, Claim, Compiler, Tensor, Values, per_rank
+from perfsim.proof.serial import SmallTraining
+from perfsim.specs.runtime import Runtime
+from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
+
+Made = tuple[Sequence[Tensor | None], Gradients]
+"""The tensors that a task writes, and gradients of weights to add."""
+Frame = dict[Any, Any]
+"""What tasks of a micro-batch leave to one another on a rank: blocks by their number, and some by name."""
+MODEL_OUTPUT = "output of the model"
+MODEL_GRADIENT = "gradient by the model's own loss"
+LATER_WORDS = "gradients of words by modules"
+OF_ROUTER = "gradients of weights around experts"
+
+
+class Present:
+    """A compute task: when it runs, on which micro-batch and block."""
+
+    def __init__(self, compiler: ComputeCompiler, task: Task, step: int, mode: str) -> None:
+        model = compiler.training.model
+        self.compiler = compiler
+        self.task = task
+        self.step = step
+        self.mode = mode
+        """The recompute mode of its layer."""
+        self.block = task.block
+        self.again = task.work.op.endswith("recompute")
+        """Whether it repeats a forward."""
+        self.ahead = max(0, self.block - model.num_layers + 1) if self.block >= 0 else 0
+        """By how many tokens the inputs of its module are later; 0 if it is of none."""
+
+    def claim(self, quantity: str) -> Claim | None:
+        """What serial training says of the first tensor that it makes; None: nothing."""
+        model = self.compiler.training.model
+        # That of the last layer has gradients by modules too; a core alone is not repeated up to its sum.
+        partly = self.again and self.mode == "selective"
+        if not quantity or partly or (self.block == HEAD and model.mtp_num_layers > 0):
+            return None
+        of_ends = {("hidden", EMBEDDING): 0, ("gradient", HEAD): model.num_layers}
+        number = of_ends.get((quantity, self.block), self.block + (quantity == "hidden"))
+        return Claim(quantity, number, self.step, self.task.tag)
+
+
+@dataclass
+class At:
+    """A compute task on a rank: its weights, its operands in the graph, and its frame."""
+
+    now: Present
+    rank: int
+    share: Share
+    w: Weights
+    operands: Sequence[Tensor]
+    frame: Frame
+
+    def arrived(self, name: str) -> Any:
+        """An array of the first operand that has it; KeyError if none has."""
+        for tensor in self.operands:
+            if tensor and name in tensor:
+                return tensor[name]
+        raise KeyError(f"no tensor that it reads has {name}")
+
+    @property
+    def saved(self) -> Block | None:
+        """What the forward of its layer kept, if it reads that."""
+        return next((tensor["saved"] for tensor in self.operands if tensor and "saved" in tensor), None)
+
+    @property
+    def block(self) -> Block:
+        """Its block as far as it was carried out, with what the forward kept."""
+        block: Block = self.frame.setdefault(self.now.block, Block())
+        if saved := self.saved:
+            block.parts = saved.parts | block.parts
+        return block
+
+    @property
+    def words(self) -> tuple[Any, Any]:
+        """Inputs and targets of the micro-batch; a module has later words."""
+        now = self.now
+        return now.compiler.tokens(self.rank, now.step, now.task.tag, now.ahead)
+
+    def own(self, values: Floats) -> Floats:
+        """The rank's own positions of values of all positions of its tensor peers."""
+        return self.now.compiler.own(self.rank, values)
+
+
+class Operation(NamedTuple):
+    """What tasks of a kind do on a rank."""
+
+    run: Callable[[At, Operation], Made]
+    parts: tuple[str, ...] = ()
+    """In the order of the forward."""
+    takes: tuple[str, ...] = ("hidden",)
+    """Arrays that it takes from its operands."""
+    gives: tuple[str, ...] = ("hidden",)
+    """Arrays of the first tensor that it writes."""
+    begin: Callable[[At, Block], None] | None = None
+    """What it does before its parts."""
+    end: Callable[[At, Block], None] | None = None
+    reads: tuple[str, ...] = ("own",)
+    """Weights: of its own block, its experts, or of the other end of the model if it is of a module."""
+    adds: tuple[str, ...] = ()
+    """The blocks to whose gradients it adds, named as in `reads`; else a later task of the block adds them."""
+    begins: bool = True
+    """Whether it is the first of a micro-batch that makes gradients of its block."""
+    loss: bool = False
+    """Whether the loss is a part of it, in a block with an LM head."""
+    quantity: str = ""
+    """What serial training calls the first tensor that it makes."""
+
+
+# ------------------------------------------------------------------------------ forward
+
+
+def forward(at: At, operation: Operation) -> Made:
+    """Carry out parts on what arrived."""
+    now = at.now
+    block = at.frame[now.block]
+    for name in operation.takes:
+        block.values[name] = at.arrived(name)
+    if operation.begin:
+        operation.begin(at, block)
+    given: dict[str, Any] = {"expert": block.values.get("expert")}
+    if now.block < 0 or now.ahead:
+        given["tokens"], given["targets"] = at.words
+    if "routing" in block.values:
+        given["routing"] = block.values["routing"]
+    block.forward(operation.parts, at.w, at.share, given)
+    if operation.end:
+        operation.end(at, block)
+    tensors: list[Tensor | None] = [{name: block.values[name] for name in operation.gives}]
+    if operation.quantity == "hidden" and not now.again and len(now.task.writes) > 1:
+        tensors.append({"saved": _save(at, block)})
+    return tensors, []
+
+
+def _save(at: At, block: Block) -> Block:
+    """What a layer keeps for its backward; the scores of a module stay in the frame."""
+    del at.frame[at.now.block]
+    if at.now.ahead:
+        block.values["statistics"] = statistics(block.values["scores"], at.words[1], at.share)
+        scores = {name: block.values[name] for name in ("scores", "statistics")}
+        at.frame[at.now.block] = Block(scores, {"scores": block.parts["scores"]})
+    return block.saved(at.now.mode, at.now.compiler.runtime)
+
+
+def enter(at: At, operation: Operation) -> Made:
+    """Begin a block with what arrived, or repeat it from what was saved.
+
+    The first module also keeps the output of the model's own last layer for the model's LM head.
+    """
+    now = at.now
+    block = Block()
+    if saved := at.saved:
+        module = at.frame.get(now.block, Block())  # its scores are not repeated
+        block = Block(saved.values | module.values, saved.parts | module.parts, saved.results)
+    elif "hidden" in operation.takes:
+        block.values["hidden"] = at.arrived("hidden")
+        if now.ahead == 1:
+            at.frame[MODEL_OUTPUT] = block.values["hidden"]
+        elif now.block == HEAD:
+            block.values["hidden"] = at.frame.pop(MODEL_OUTPUT, block.values["hidden"])
+        block.values["before"] = block.values["hidden"]
+    at.frame[now.block] = block
+    return forward(at, operation._replace(takes=()))
+
+
+def _softmax(at: At, block: Block) -> None:
+    """The statistics of the softmax over this peer's words."""
+    block.values["statistics"] = statistics(block.values["scores"], at.words[1], at.share)
+
+
+def _route(at: At, block: Block) -> None:
+    """Choose the experts of the tokens at the rank's own positions."""
+    now = at.now
+    routing = now.compiler.routing(at.rank, now.step, now.block, now.task.tag)
+    block.values |= {"routing": routing, "expert": routing.expert.ravel()}
+
+
+def _route_own(at: At, block: Block) -> None:
+    """Route a rank's own positions, where tensor peers divide them."""
+    block.values["hidden"] = at.own(block.values["hidden"])
+    _route(at, block)
+
+
+def _route_layer(at: At, block: Block) -> None:
+    """Route the tokens of a whole layer, if it has experts."""
+    if "router" in at.w:
+        _route(at, block)
+
+
+# ------------------------------------------------------------------------------ backward
+
+
+def backward(at: At, operation: Operation) -> Made:
+    """Go back through parts from the gradients that arrived.
+
+    Gradients of weights wait for a task of their block that adds some; experts have a block of their own.
+    """
+    block = at.block
+    for name in operation.takes:
+        block.gradients[name] = at.arrived(name)
+    if operation.begin:
+        operation.begin(at, block)
+    made = block.backward(operation.parts, at.w)
+    if operation.end:
+        operation.end(at, block)
+    given = {name: block.gradients.pop(name) for name in operation.gives} or None
+    if operation.adds == ("experts",):
+        return [given], made
+    block.of_weights += made
+    return [given], block.take_weights() if operation.adds else []
+
+
+def _by_loss(at: At, block: Block) -> None:
+    """The loss, and its gradient by the scores."""
+    training = at.now.compiler.training
+    count = training.num_later_tokens if at.now.ahead else training.num_tokens
+    of_tokens = block.gradients.pop("statistics", block.values.get("statistics"))
+    scored = block.values["scores"]
+    block.gradients["scores"] = loss_gradient(scored, of_tokens, at.words[1], count, at.share)
+    at.frame["loss"] = losses(of_tokens, count).sum()
+
+
+def _from_output(at: At, block: Block) -> None:
+    """The gradient of a layer's output, which in a module the loss adds to.
+
+    What arrives at the last module is the gradient of the model's own last layer by the model's own loss.
+    """
+    now = at.now
+    if now.ahead:
+        _by_loss(at, block)
+        if now.ahead == now.compiler.training.model.mtp_num_layers:
+            at.frame[MODEL_GRADIENT] = block.gradients.pop("hidden")
+        block.of_weights += block.backward(("scores",), at.w)
+    if now.compiler.training.model.norms_per_layer == 1:
+        block.values["output gradient"] = block.gradients["hidden"]
+
+
+def _from_tokens(at: At, block: Block) -> None:
+    """The gradient of the output of experts, at a rank's own positions."""
+    _from_output(at, block)
+    block.values.pop("output gradient", None)
+    block.gradients["hidden"] = at.own(block.gradients["hidden"])
+    _route(at, block)
+    block.gradients["expert"] = block.values["expert"]
+
+
+def to_attention(at: At, block: Block) -> None:
+    """The gradient of what attention made; it is that of its residual too, unless the MLP is beside it."""
+    block.gradients["attended"] = block.values.get("output gradient", block.gradients["hidden"])
+    residual(at, block)
+
+
+def residual(at: At, block: Block) -> None:
+    """The gradient that passes attention by enters the sum over tensor peers once."""
+    if not at.share.leads:
+        del block.gradients["hidden"]
+
+
+def leave(at: At, block: Block) -> None:
+    """End the backward of a layer; the first module hands on what the model's own loss says of its input."""
+    if at.now.ahead == 1:
+        block.gradients["hidden"] = block.gradients["hidden"] + at.frame.pop(MODEL_GRADIENT)
+    block.parts = {}
+    block.values = {}
+
+
+def _weight_pass(at: At, _: Operation) -> Made:
+    """Weight gradients from what input gradients left."""
+    return [None], at.arrived("of weights") + at.frame.pop((OF_ROUTER, at.now.block), [])
+
+
+def _hand_on(at: At, _: Operation) -> Made:
+    """Pass the tensor to the next stage of the same device."""
+    return [at.operands[0]], []
+
+
+def passes(name: str, operation: Operation, *others: str) -> dict[str, Operation]:
+    """An operation in some passes."""
+    return {f"{name}.{other}": operation for other in others}
+
+
+FORWARD = ("forward", "recompute")
+BACKWARD = ("backward", "dgrad")
+ALSO_EMBEDDING = ("own", "embedding")
+ALSO_HEAD = ("own", "head")
+ROWS = ("rows", "expert")
+MLP = ("mlp", "scores")
+COMPUTE: Mapping[str, Operation] = {
+    "embedding.forward": Operation(enter, ("lookup",), (), quantity="hidden"),
+    "head.forward": Operation(enter, ("scores",), gives=("statistics",), end=_softmax),
+    **passes(
+        "head",
+        Operation(backward, ("scores",), ("statistics",), begin=_by_loss, adds=("own",), loss=True, quantity="gradient"),
+        *BACKWARD,
+    ),
+    "embedding.backward": Operation(backward, ("lookup",), gives=(), reads=(), adds=("own",)),
+    **passes(
+        "attention",
+        Operation(enter, ATTENTION, gives=("attended",), reads=ALSO_EMBEDDING, quantity="attention"),
+        *FORWARD,
+    ),
+    **passes("mlp", Operation(forward, MLP, ("attended",), reads=ALSO_HEAD, quantity="hidden"), *FORWARD),
+    **passes(
+        "attention",
+        Operation(
+            backward,
+            ATTENTION,
+            begin=to_attention,
+            end=leave,
+            reads=ALSO_EMBEDDING,
+            adds=("own",),
+            begins=False,
+            quantity="gradient",
+        ),
+        *BACKWARD,
+    ),
+    **passes(
+        "mlp",
+        Operation(
+            backward, ("mlp",), begin=_from_output, reads=ALSO_HEAD, adds=ALSO_HEAD, loss=True, quantity="middle"
+        ),
+        *BACKWARD,
+    ),
+    **passes("router", Operation(forward, ("router",), ("attended",), ROWS, _route_own), *FORWARD),
+    **passes("shared_experts", Operation(forward, ("shared",), (), ("shared",)), *FORWARD),
+    **passes("experts", Operation(forward, ("experts",), ROWS, ROWS, reads=("experts",)), *FORWARD),
+    **passes(
+        "combine",
+        Operation(forward, ("combine", "scores"), ("rows",), reads=ALSO_HEAD, quantity="hidden"),
+        *FORWARD,
+    ),
+    **passes(
+        "combine", Operation(backward, ("combine",), gives=ROWS, begin=_from_tokens, reads=ALSO_HEAD, loss=True), *BACKWARD
+    ),
+    **passes("shared_experts", Operation(backward, ("shared",), (), ()), *BACKWARD),
+    **passes(
+        "experts",
+        Operation(backward, ("experts",), ROWS, ROWS, reads=("experts",), adds=("experts",)),
+        *BACKWARD,
+    ),
+    **passes(
+        "router", Operation(backward, ("router",), ("rows",), quantity="middle", adds=ALSO_HEAD), *BACKWARD
+    ),
+    "attention.wgrad": Operation(_weight_pass, reads=(), adds=("own",), begins=False),
+    "mlp.wgrad": Operation(_weight_pass, reads=(), adds=ALSO_HEAD),
+    "head.wgrad": Operation(_weight_pass, reads=(), adds=("own",)),
+    "experts.wgrad": Operation(_weight_pass, reads=(), adds=("own", "experts", "head")),
+    "stage.hand_on": Operation(_hand_on, reads=()),
+    **passes(
+        "layer",
+        Operation(enter, (*ATTENTION, *FEED_FORWARD), begin=_route_layer, quantity="hidden"),
+        *FORWARD,
+    ),
+    "layer.backward": Operation(
+        backward, (*ATTENTION, *FEED_FORWARD), adds=("own",), end=leave, quantity="gradient"
+    ),
+}
+"""What compute tasks do, by their operation (`Work.op`); add new ones here."""
+
+
+class Target(NamedTuple):
+    """The gradient of a block that a task adds to: what was there before, if anything, and the sum."""
+
+    block: int
+    before: Cell | None
+    after: Cell
+    adds: bool = True
+
+
+class Partial(NamedTuple):
+    """A tensor of which each tensor peer has a summand or a part: the claim about the whole."""
+
+    claim: Claim | None
+    carries: int | None = None
+    """The block of which gradients are summed with it."""
+    later: bool = False
+    """Whether a task of its own adds them to the block's, not the collective."""
+    of_words: bool = False
+    """Whether it has the statistics of a softmax over words."""
+    axis: int | None = None
+    """The axis along which it is split, if it is."""
+
+
+class ComputeCompiler(Compiler):
+    """Compiles compute tasks; subclasses say where weights, gradients and frames are."""
+
+    peers = 1
+    """Ranks that share every product."""
+    rings = False
+    """Whether keys and values of shared sequences go around a ring."""
+
+    def __init__(self, graph: TaskGraph, training: SmallTraining, runtime: Runtime) -> None:
+        super().__init__(graph)
+        self.training = training
+        self.runtime = runtime
+        self.partial: dict[int, Partial] = {}
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def sharding(self, _rank: int, _block: int) -> Place:
+        """Among how many ranks a block's states are sharded, and which shard a rank has: by default one."""
+        return Place()
+
+    @abstractmethod
+    def rows(self, rank: int, microbatch: int) -> Ints:
+        """The samples of the batch that a rank has in a micro-batch."""
+
+    @abstractmethod
+    def share(self, rank: int) -> Share:
+        """The share of the model that a rank has."""
+
+    @abstractmethod
+    def weights(self, block: int) -> Cell:
+        """The buffer from which the present task reads a block's weights."""
+
+    @abstractmethod
+    def frame(self) -> Cell:
+        """The buffer of what the present task's micro-batch keeps."""
+
+    @abstractmethod
+    def targets(self, operation: Operation, blocks: Sequence[int]) -> list[Target]:
+        """The gradients to which the present task adds those of `blocks`."""
+
+    def mode_of(self, _block: int) -> str:
+        """The recompute mode of a layer."""
+        return "none"
+
+    def places(self, _rank: int) -> Ints | slice:
+        """The positions of each sample that a rank has: all, unless others share its sequences."""
+        return slice(None)
+
+    def own(self, _rank: int, values: Floats) -> Floats:
+        """A rank's own positions of values, if they are of all positions of its tensor peers."""
+        return values
+
+    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
+        """Inputs and targets of a micro-batch on a rank; a module reads them `ahead` tokens later."""
+        key = ("tokens", rank, step, microbatch, ahead)
+        if key not in self._known:
+            rows = self.rows(rank, microbatch)
+            places = self.places(rank)
+            inputs, targets = self.training.words(step, ahead)
+            self._known[key] = inputs[rows][:, places], targets[rows][:, places]
+        words: tuple[Ints, Ints] = self._known[key]
+        return words
+
+    def routing(self, rank: int, step: int, block: int, microbatch: int) -> Routing:
+        """The routing of the tokens of a micro-batch at a rank's own positions."""
+        key = ("routing", rank, step, block, microbatch)
+        if key not in self._known:
+            places = self.own(rank, np.array(self.share(rank).places)[None])[0]
+            whole = self.training.routing(step, block)
+            self._known[key] = whole.of(self.rows(rank, microbatch), places)
+        routing: Routing = self._known[key]
+        return routing
+
+    def perform(
+        self,
+        operation: Operation,
+        also_reads: Sequence[Cell] = (),
+        also_writes: Sequence[Cell] = (),
+        also: Callable[[Values, Sequence[Tensor | None]], list[Any]] = lambda *_: [],
+    ) -> None:
+        """A task that each rank runs alone; `also` makes what it writes besides, from what it reads besides."""
+        task = self.task
+        now = Present(self, task, self.step, self.mode_of(task.block))
+        number = {"own": now.block, "experts": EXPERTS + now.block, "embedding": EMBEDDING, "head": HEAD}
+
+        def named(names: Sequence[str]) -> list[int]:
+            """The blocks that an operation names; only modules use the model's ends."""
+            return [number[name] for name in names if now.ahead or name in ("own", "experts")]
+
+        blocks = named(operation.reads)
+        splits = bool(operation.adds) and task.work.op.endswith("dgrad")
+        targets = [] if splits or not operation.adds else self.targets(operation, named(operation.adds))
+        operands = self.operands()
+        results = [cell for cell in self.results() if all(cell != target.after for target in targets)]
+        frame = self.frame()
+        loss = [Cell(self.place, f"loss[{task.tag}]", now.block)]
+        loss = loss if operation.loss and (now.ahead or now.block == HEAD) else []
+        count = len(operands)
+        first = count + len(blocks)
+        before = {}
+        reads = [*operands, *map(self.weights, blocks), frame]
+        for place, target in enumerate(targets):
+            if target.before is not None:
+                before[place] = len(reads)
+                reads.append(target.before)
+        last = len(reads)
+        claim = now.claim(operation.quantity)
+        sums = bool(operation.adds) and bool(operation.quantity) and self.peers > 1
+        travels = self.peers > 1 and task.work.op.endswith("wgrad")
+        of_layer = now.block >= 0
+
+        def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
+            share = self.share(rank)
+            layouts = share.layouts
+            w: Weights = {}
+            for block, flat in zip(blocks, values[count:first], strict=True):
+                w |= layouts[block].views(flat)
+            f: Frame = dict(values[first])
+            at = At(now, rank, share.of_layer(now.block) if of_layer else share, w, values[:count], f)
+            tensors, gradients = operation.run(at, operation)
+            made = [*tensors, *([None] * (len(results) - len(tensors)))]
+            if sums:
+                layout = layouts[now.block]
+                summed = [pair for pair in gradients if pair[0] in layout.summed]
+                gradients = [pair for pair in gradients if pair[0] not in layout.summed]
+                made[0] = {**made[0], "weights": layout.gradient(summed)}
+            if splits and len(made) > 1:
+                made[1] = {"of weights": gradients}
+            elif splits:
+                f[OF_ROUTER, now.block] = gradients
+            if now.ahead and targets and targets[0].block == now.block:
+                f[LATER_WORDS] = f.get(LATER_WORDS, 0.0) + layouts[EMBEDDING].gradient(gradients)
+            totals = []
+            for place, target in enumerate(targets):
+                total = layouts[target.block].gradient(gradients)
+                if target.block == EMBEDDING:
+                    total = total + f.pop(LATER_WORDS, 0.0)
+                if travels and not place:
+                    total = total + values[count - 1]["weights"]
+                totals.append(values[before[place]] + total if target.adds and place in before else total)
+            losses = [np.asarray(f.pop("loss")) for _ in loss]
+            return (*made, f, *losses, *totals, *also(values[last:], made))
+
+        writes = [*results, frame, *loss, *(target.after for target in targets), *also_writes]
+        claims = []
+        if self.peers == 1:
+            claims += [(0, claim)] if claim else []
+        elif claim or sums or operation.gives == ("statistics",):
+            of_words = operation.gives == ("statistics",)
+            self.partial[task.writes[0]] = Partial(claim, task.block if sums else None, splits, of_words)
+        claims += [(len(results) + 1, Claim("loss", now.block, self.step, task.tag)) for _ in loss]
+        self.add([*reads, *also_reads], writes, per_rank(kernel), claims=claims)

@@ -1,0 +1,746 @@
+"""GPU strategies as programs: effects of collectives, sends, copies and updates on buffers.
+
+Gradients of weights that every tensor peer holds whole are sums over the peers: they travel with a gradient
+of activations to its collective, which sums both. Tasks of their own sum the norm of all gradients; without
+them an optimizer knows only its own rank's gradients. With offload the host has weights, moments and the sum
+of the gradients that left the device. A copy of gradients clears those on the device; a copy of weights
+overwrites them there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfsim.base.arrays import Floats, Ints
+from perfsim.costs.gpu import UPDATES
+from perfsim.proof.compute import COMPUTE, ComputeCompiler, Operation, Partial, Target
+from perfsim.proof.exchange import (
+    IN_PARTS,
+    all_to_all,
+    ring_shift,
+    rows_back,
+    rows_gathered,
+    rows_scattered,
+    rows_there,
+)
+from perfsim.proof.operations import merged_statistics
+from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
+from perfsim.proof.parts import OPERATORS
+from perfsim.proof.program import (
+    CLIPPED,
+    NORM,
+    Cell,
+    Claim,
+    Message,
+    Tensor,
+    Values,
+    elements,
+    first_made,
+    first_read,
+    per_rank,
+    pieces,
+    summed,
+)
+from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
+from perfsim.specs.layout import ContextExchange
+from perfsim.specs.model import layer_kinds
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
+from perfsim.strategies.three_d.emission import ThreeDPlan
+from perfsim.strategies.three_d.offload import ACTIVATIONS, SAVED
+from perfsim.work import (
+    EMBEDDING,
+    EMBEDDING_AND_HEAD,
+    HEAD,
+    WAIT_OF_EXPERTS,
+    WHOLE_DEVICE,
+    Kind,
+    Task,
+    TaskGraph,
+)
+
+FRAME = "activations of micro-batch"
+HOST_WEIGHTS = "host weights"
+HOST_GRADIENT = "host gradient"
+SEQUENCE = 1
+HIDDEN = 2
+"""The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
+ENDS = (EMBEDDING, HEAD)
+
+
+def places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> tuple[int, ...]:
+    """The positions of a sequence on one of the ranks that share it.
+
+    In a ring, one part from each end, so that causal attention is equal work; else consecutive ones.
+    """
+    parts = 2 * ranks if exchange == "ring" else ranks
+    numbers = (rank, parts - 1 - rank) if exchange == "ring" else (rank,)
+    size = length // parts
+    return tuple(place for part in numbers for place in range(part * size, (part + 1) * size))
+
+
+class _Update(NamedTuple):
+    """The update of a block on one device: whether of a shard, its gradient, its weights and moments."""
+
+    block: int
+    shard: bool
+    gradient: Cell
+    states: tuple[Cell, Cell]
+    clears: tuple[Cell, ...]
+    """Buffers of gradients that are zero afterwards."""
+
+
+class GpuCompiler(ComputeCompiler):
+    """Compiles graphs of `3d`, of its special cases and of ZeRO."""
+
+    def __init__(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> None:
+        super().__init__(graph, training, plan.job.runtime)
+        layout = self.layout = plan.layout
+        self.peers = layout.tensor
+        self.rings = layout.context_exchange == "ring"
+        framework = self.runtime.stack
+        by_operator = framework is not None and framework.selective != "core"
+        self.mode = OPERATORS if layout.recompute == "selective" and by_operator else layout.recompute
+        self.recomputed = {task.block for task in graph.tasks() if task.work.category == "recompute"}
+        """Layers whose activations are computed again."""
+        stage = layout.zero_stage
+        self.scattered = stage == SHARDED or (stage == GRADIENTS_SHARDED and layout.replicas > 1)
+        """Whether gradients are reduced after every micro-batch (ZeRO 2 and 3)."""
+        self.leaves = self.scattered and layout.offload_optimizer != "none"
+        """Whether the shards of a reduction go to the host, which sums them."""
+        period = math.lcm(layout.tensor * layout.context, layout.expert * layout.expert_tensor)
+        self.shares = [self._share(rank) for rank in range(period)]
+        self.slot_of: dict[tuple[int, int], Cell] = {}
+        """Slot of the gathered weights of a block."""
+        self.bucket_of: dict[tuple[int, int], Cell] = {}
+        self.first_in: dict[Cell, int] = {}
+        """The block whose gradients a bucket of ZeRO 2 holds first."""
+        self.homes: dict[int, list[int]] = {}
+        """Blocks of each device."""
+        self.pending: dict[int, dict[int, None]] = {}
+        """Blocks of each device whose gradients wait for their reduction."""
+        self.reductions: dict[int, dict[int, Cell]] = {}
+        """Where every reduction leaves the gradients of its blocks, by the tensor that it writes."""
+        self.copied: dict[tuple[int, int], Cell] = {}
+        """Where the latest copy of a block's shard from the host is, if it came from there."""
+        self.norms: set[int] = set()
+        """Tensors with the norm of gradients."""
+        self.on_host: set[tuple[int, int]] = set()
+        """(device, block) with gradients that left the device."""
+
+    def translate(self, task: Task) -> None:
+        """Add the action of one task; an unknown operation is refused by name."""
+        key = task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
+        if task.work.name == WAIT_OF_EXPERTS:
+            key = "wait"
+        elif key.endswith(".forward"):
+            block = task.block + (EXPERTS if key == "experts.forward" else 0)
+            home = self.homes.setdefault(self.place, [])
+            if block not in home:
+                home.append(block)
+        if key in _COMPUTE:
+            self.perform(_COMPUTE[key])
+        elif key in OPERATIONS:
+            OPERATIONS[key](self, task)
+        else:
+            known = ", ".join([*_COMPUTE, *OPERATIONS])
+            detail = f"the executor knows no operation {key!r}; known: {known}"
+            raise self.refuse("its operation", detail)
+
+    def handle(self, position: int = 0, *places: int) -> list[Cell]:
+        """Activations that leave for the host use two buffers in turn, those that return two more."""
+        made = self.task.work.writes[position]
+        if self.layout.offload_activations == "none" or made.name != SAVED or not made.n_bytes:
+            return super().handle(position, *places)
+        returns = self.task.work.name == ACTIVATIONS
+        cells = self.in_turn(f"slot of {'returned' if returns else 'leaving'} activations")
+        self.handles[self.task.writes[position]] = tuple(cells)
+        return cells
+
+    # ---------------------------------------------------------------------------------- shares
+    def share(self, rank: int) -> Share:
+        """The share of a rank, by its offset among peers: tensor innermost, then context, then data."""
+        return self.shares[rank % len(self.shares)]
+
+    def _share(self, rank: int) -> Share:
+        layout = self.layout
+        length = self.training.seq_length
+        places = None
+        if layout.context > 1:
+            number = rank // layout.tensor % layout.context
+            places = places_of(length, layout.context, number, layout.context_exchange)
+        return Share(
+            self.training.model,
+            length,
+            Place(layout.tensor, rank % layout.tensor),
+            places,
+            Place(layout.expert, rank // layout.expert_tensor % layout.expert),
+            Place(layout.expert_tensor, rank % layout.expert_tensor),
+        )
+
+    def mode_of(self, block: int) -> str:
+        """The recompute mode of a layer; `operators` where selective is by operator."""
+        return self.mode if block in self.recomputed else "none"
+
+    def places(self, rank: int) -> Ints | slice:
+        """The positions of each sample that a rank has."""
+        return slice(None) if self.layout.context == 1 else np.array(self.share(rank).places)
+
+    def rows(self, rank: int, microbatch: int) -> Ints:
+        """The samples of the batch that a rank has in a micro-batch."""
+        size = self.layout.micro_batch_size
+        replica = rank // (self.layout.tensor * self.layout.context) % self.layout.data
+        first = (microbatch * self.layout.data + replica) * size
+        return np.arange(first, first + size)
+
+    def own(self, rank: int, values: Any) -> Any:
+        """A rank's own positions of values, if they are of all positions of its tensor peers."""
+        if self.peers == 1 or values.shape[SEQUENCE] < len(self.share(rank).places):
+            return values
+        return pieces(values, self.peers, SEQUENCE)[rank % self.peers]
+
+    def sharding(self, rank: int, block: int) -> Place:
+        """Among how many ranks a block's states are sharded, and which shard a rank has."""
+        layout = self.layout
+        if block >= EXPERTS:
+            holds = layout.expert * layout.expert_tensor
+            return Place(layout.expert_replicas, rank // holds % layout.expert_replicas)
+        return Place(layout.shards, rank // layout.tensor % layout.shards)
+
+    def sharded(self, block: int) -> bool:
+        """Whether a rank updates a shard of a block: under ZeRO, if other ranks hold it too."""
+        layout = self.layout
+        if block >= EXPERTS:
+            return layout.zero_stage > 0 and layout.expert_replicas > 1
+        return layout.zero_stage > 0 and (layout.replicas > 1 or layout.zero_stage == SHARDED)
+
+    def scatters(self, block: int) -> bool:
+        """Whether a block's gradients are reduced after every micro-batch; other ranks must hold it too."""
+        return self.scattered and (block < EXPERTS or self.layout.expert_replicas > 1)
+
+    # ----------------------------------------------------------------------------------- cells
+    def cell(self, name: str, block: int) -> Cell:
+        """A buffer of the present task's device."""
+        return Cell(self.place, name, block)
+
+    def frame(self) -> Cell:
+        """What tasks of the present micro-batch leave to one another."""
+        return self.cell(f"{FRAME} {self.task.tag}", 0)
+
+    def weights(self, block: int) -> Cell:
+        """Buffer of a block's weights: its own, or the slot in which they were gathered."""
+        return self.slot_of.get((self.place, block), self.cell("weights", block))
+
+    def master(self, block: int) -> Cell:
+        """The buffer of weights that a rank updates."""
+        return self.cell("weight shard" if self.sharded(block) else "weights", block)
+
+    def gradient(self, block: int, *, begins: bool = False) -> Cell:
+        """Buffer in which a block's gradients are computed; under ZeRO 2 two buckets are used in turn."""
+        if not (self.layout.zero_stage == GRADIENTS_SHARDED and self.scatters(block) and block >= 0):
+            return self.cell("gradient", block)
+        if begins:
+            name = "slot of gradients" if block < EXPERTS else "slot of gradients of experts"
+            bucket = self.bucket_of[self.place, block] = self.in_turn(name)[0]
+            self.first_in.setdefault(bucket, block)
+        return self.bucket_of[self.place, block]
+
+    def reduced(self, block: int) -> Cell:
+        """Where a block's gradient is once it is reduced: on the host, in a shard, or whole."""
+        if (self.place, block) in self.on_host:
+            return self.cell(HOST_GRADIENT, block)
+        return self.cell("gradient shard", block) if self.sharded(block) else self.gradient(block)
+
+    def targets(self, operation: Operation, blocks: Sequence[int]) -> list[Target]:
+        """The blocks to whose gradients a task adds.
+
+        The first task of a micro-batch begins them where they are reduced after every one. A reduction must
+        follow, but that of the LM head follows its own task.
+        """
+        targets = []
+        for block in blocks:
+            if block == HEAD and self.task.block != HEAD:
+                targets.append(Target(HEAD, self.gradient(HEAD), self.gradient(HEAD)))
+                continue
+            self.pending.setdefault(self.place, {})[block] = None
+            cell = self.gradient(block, begins=operation.begins)
+            targets.append(Target(block, cell, cell, not (operation.begins and self.scatters(block))))
+        return targets
+
+    # -------------------------------------------------------------------- exchanges in a layer
+    def exchange(self, task: Task) -> None:
+        """Exchange keys and values, or heads, among ranks that share sequences."""
+        run = ring_shift if task.work.op == "send_recv" else all_to_all
+
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            return run(task.work, [self.share(rank) for rank in members], values)
+
+        self._collect(kernel, [], [], Message("exchanged", first_made))
+
+    def rows_trade(self, task: Task) -> None:
+        """An all-to-all: rows to the ranks of their experts, or back to where they came from."""
+        route = self.cell("route of experts", task.block)
+
+        def there(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            sent = [inputs[0] for inputs in values]
+            return [rows_there(sent, self.share(rank).own_experts) for rank in members]
+
+        def back(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            made, routes = zip(*values, strict=True)
+            return [(rows_back(made, routes, number),) for number in range(len(members))]
+
+        if task.work.name.endswith("combine"):
+            self._collect(back, [route], [], Message("rows", first_made))
+        else:
+            self._collect(there, [], [route], Message("rows", first_read))
+
+    def rows_gather(self, task: Task) -> None:
+        """Peers that share experts gather one another's rows."""
+
+        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            return [*rows_gathered([inputs[0] for inputs in values])]
+
+        route = self.cell("route of peers", task.block)
+        self._collect(kernel, [], [route], Message("rows", first_made))
+
+    def rows_scatter(self, task: Task) -> None:
+        """The sum of what peers made of the rows, for each its own."""
+
+        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            made, routes = zip(*values, strict=True)
+            return [(rows,) for rows in rows_scattered(made, routes)]
+
+        route = self.cell("route of peers", task.block)
+        self._collect(kernel, [route], [], Message("rows", first_read))
+
+    def _collect(
+        self,
+        kernel: Callable[[Sequence[int], Sequence[Values]], list[tuple[Any, ...]]],
+        also_reads: Sequence[Cell],
+        also_writes: Sequence[Cell],
+        message: Message,
+        claims: Sequence[tuple[int, Claim]] = (),
+    ) -> None:
+        """A collective from the tensors that the task reads to those that it writes, and other buffers."""
+        reads = [*self.operands(), *also_reads]
+        writes = [*self.results(), *also_writes]
+        self.add(reads, writes, kernel, joined=True, claims=claims, message=message)
+
+    def over_peers(self, task: Task) -> None:
+        """Sum over the tensor peers, or put their parts together; each gets the whole or its part.
+
+        Gradients of weights that come with a tensor are summed too. They are added to their block's
+        gradients, or passed on to a task that adds them.
+        """
+        op = task.work.op
+        info = self.partial.get(task.reads[0], Partial(None))
+        carries = info.carries
+        buffer = [] if carries is None or info.later else [self.gradient(carries)]
+
+        def joined(arrays: Sequence[Floats]) -> list[Floats]:
+            """What every peer gets of an array."""
+            axis = HIDDEN if info.of_words or (op == "all_gather" and info.axis == HIDDEN) else SEQUENCE
+            if op == "all_gather":
+                whole = np.concatenate(arrays, axis=axis)
+            else:
+                whole = merged_statistics(arrays) if info.of_words else summed(arrays)
+            return pieces(whole, len(arrays), axis) if op == "reduce_scatter" else [whole] * len(arrays)
+
+        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            tensors: list[Tensor] = [inputs[0] for inputs in values]
+            made: list[Tensor] = [{} for _ in values]
+            for name in tensors[0]:
+                arrays = [tensor[name] for tensor in tensors]
+                if name != "weights":
+                    parts = joined(arrays)
+                elif carries is None:  # what was summed with the tensor before stays with it
+                    parts = arrays
+                else:
+                    parts = [summed(arrays)] * len(arrays)
+                for tensor, part in zip(made, parts, strict=True):
+                    tensor[name] = part
+            if not buffer:
+                return [(tensor,) for tensor in made]
+            return [
+                (tensor, inputs[1] + tensor.pop("weights"))
+                for tensor, inputs in zip(made, values, strict=True)
+            ]
+
+        if op == "reduce_scatter":
+            self.partial[task.writes[0]] = Partial(info.claim, of_words=info.of_words, axis=SEQUENCE)
+        claims = [(0, info.claim)] if info.claim and op != "reduce_scatter" else []
+        counted = first_made if op == "all_gather" else first_read
+        message = Message("statistics" if info.of_words else "activations", counted)
+        self._collect(kernel, buffer, buffer, message, claims)
+
+    # --------------------------------------------------------------------------- between stages
+    def send(self, task: Task) -> None:
+        """Send the tensor, or this peer's part of it, to the same peer of the next stage."""
+        (operand,) = self.operands()
+        _, target = self._ends(task)
+        peers = self.peers
+        shares = peers > 1 and not self.layout.sequence_parallel
+        actions = self.program.actions
+        made = actions[self.last_writer[operand]]
+        claim = next((claim for place, claim in made.claims if made.writes[place] == operand), None)
+        info = self.partial.get(task.reads[0])
+        times = peers if info is not None and info.axis == SEQUENCE else 1
+
+        def run(rank: int, tensor: Tensor) -> tuple[Any, ...]:
+            if not shares:
+                return ({"hidden": tensor["hidden"]},)
+            return ({"hidden": pieces(tensor["hidden"], peers, HIDDEN)[rank % peers]},)
+
+        if shares:
+            self.partial[task.writes[0]] = Partial(claim, axis=HIDDEN)
+        claims = [(0, claim)] if claim and not shares else []
+        message = Message("activations", lambda _, made: elements(made[0]) * times)
+        self.add([operand], self.handle(0, target), per_rank(run), claims=claims, message=message)
+
+    def _ends(self, task: Task) -> tuple[int, int]:
+        group = task.work.group
+        if group is None or len(group.ranks) != 2:
+            raise self.refuse("its group", "a transfer needs two ranks")
+        return group.ranks[0], group.ranks[1]
+
+    def tie(self, task: Task) -> None:
+        """Sum the gradients of a tied embedding over the first and the last stage."""
+        first, last = self._ends(task)
+        shard = self.sharded(EMBEDDING)
+        name = "gradient shard" if shard else "gradient"
+        cells = [Cell(first, name, EMBEDDING), Cell(last, name, HEAD)]
+        operands = self.operands(anywhere=True)
+
+        def run(rank: int, *values: Any) -> tuple[Any, ...]:
+            gradients = [value.copy() for value in values[len(operands) :]]
+            self._sum_words(rank, gradients, shard=shard)
+            return (None, None, *gradients)
+
+        def words(*_: Any) -> int:
+            part = self._words(0, EMBEDDING, shard=shard)
+            return int(part.stop - part.start)
+
+        results = [*self.handle(0, first, last), *cells]
+        self.add([*operands, *cells], results, per_rank(run), message=Message("table", words))
+
+    def _sum_words(self, rank: int, gradients: list[Floats], *, shard: bool) -> None:
+        """Set the words in the gradients of embedding and LM head to their sum."""
+        parts = [self._words(rank, block, shard=shard) for block in ENDS]
+        total = gradients[0][parts[0]] + gradients[1][parts[1]]
+        gradients[0][parts[0]] = gradients[1][parts[1]] = total
+
+    def _words(self, rank: int, block: int, *, shard: bool) -> slice:
+        """Position of the words in a block's flat vector, or in its shard."""
+        layout = self.share(rank).layouts[block]
+        name = WORDS[block]
+        return layout.part_of_shard(name, self.layout.shards) if shard else layout.parts[name]
+
+    # --------------------------------------------------------------------- sums over replicas
+    def _blocks_to_sum(self, task: Task) -> list[int]:
+        """The blocks whose gradients a reduction sums, among those that wait for one.
+
+        A reduction that reads the gradients of several layers sums that many, from its block on; that of
+        their experts sums those that wait from there on.
+        """
+        waiting = self.pending.setdefault(self.place, {})
+        if task.work.experts:
+            blocks = [number for number in waiting if number >= EXPERTS + max(0, task.block)]
+        elif task.block == WHOLE_DEVICE:
+            blocks = [number for number in waiting if number < EXPERTS]
+        elif task.block == EMBEDDING_AND_HEAD:
+            blocks = [number for number in waiting if number in ENDS]
+        else:
+            blocks = list(range(task.block, task.block + len(task.reads)))
+        for number in blocks:
+            waiting.pop(number, None)
+        return blocks
+
+    def data_reduce(self, task: Task) -> None:
+        """Sum gradients over the replicas; each keeps the whole or its shard.
+
+        Where several groups shard, the sum over a group is a part; shards are then summed over groups. A
+        shard that leaves for the host takes turns with another in its buffers.
+        """
+        across = task.work.writes[0].name == "gradient_shards"
+        scatters = task.work.op == "reduce_scatter"
+        in_groups = scatters and self.layout.shards < self.layout.replicas
+        if across:
+            blocks = list(self.reductions[task.reads[0]])
+            sources = list(self.reductions[task.reads[0]].values())
+        else:
+            blocks = self._blocks_to_sum(task)
+            sources = [self.gradient(block) for block in blocks]
+        kept: list[Cell] = []
+        if in_groups:
+            written = [self.cell(f"gradient part[{task.tag}]", block) for block in blocks]
+        elif not scatters and not across:
+            written = sources
+        elif self.leaves:
+            written = self.in_turn("slot of leaving gradients", parts=len(ENDS))[: len(blocks)]
+        else:
+            written = [self.cell("gradient shard", block) for block in blocks]
+            if all(self.scatters(block) for block in blocks):  # added to those of earlier micro-batches
+                kept = written
+        self.reductions[task.writes[0]] = dict(zip(blocks, written, strict=True))
+        first = len(task.reads)
+        count = len(blocks)
+
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            totals = [summed([inputs[first + number] for inputs in values]) for number in range(count)]
+            results: list[tuple[Any, ...]] = []
+            for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
+                made = totals
+                if scatters:
+                    layouts = self.share(rank).layouts
+                    place = Place(len(members), index)
+                    made = [
+                        layouts[block].shard(total, place)
+                        for block, total in zip(blocks, totals, strict=True)
+                    ]
+                results.append((None, *(map(np.add, made, inputs[first + count :]) if kept else made)))
+            return results
+
+        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
+            return sum(int(value.size) for value in inputs[first : first + count])
+
+        # Of layers only: the gradient of a tied embedding may still lack the other stage's part.
+        claims = [
+            (1 + number, Claim("weight gradient", block, self.step, -1))
+            for number, block in enumerate(blocks)
+            if block >= 0 and written is sources
+        ]
+        message = Message("shards" if across else "gradients", moved, tuple(blocks))
+        self._collect(kernel, [*sources, *kept], written, message, claims)
+
+    def data_gather(self, task: Task) -> None:
+        """Gather the parameter shards of the other replicas; after an update those of the whole device."""
+        layers: Sequence[int] = range(task.block, task.block + len(task.writes))
+        if task.block == WHOLE_DEVICE:
+            layers = [block for block in self.homes[self.place] if block < EXPERTS]
+        elif task.block == EMBEDDING_AND_HEAD:
+            layers = ENDS
+        blocks = list(layers)
+        if task.work.experts:
+            kinds = layer_kinds(self.training.model)
+            blocks = [EXPERTS + block for block in layers if block >= 0 and kinds[block].experts]
+        if self.layout.zero_stage == SHARDED and task.block >= 0:
+            # Two layers are gathered at once (`limit_all_gathers`).
+            name = f"slot of gathered {'experts' if task.work.experts else 'weights'}"
+            self.slot_of[self.place, blocks[0]] = self.in_turn(name)[0]
+        first = len(task.reads)
+        masters = [self.copied.get((self.place, block), self.cell("weight shard", block)) for block in blocks]
+        tensors = (None,) * len(task.writes)
+
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            layouts = self.share(members[0]).layouts
+            whole = [
+                layouts[block].whole([inputs[first + number] for inputs in values])
+                for number, block in enumerate(blocks)
+            ]
+            return [(*tensors, *whole)] * len(members)
+
+        def moved(_: Values, made: tuple[Any, ...]) -> int:
+            return sum(int(whole.size) for whole in made[len(tensors) :])
+
+        updated = blocks if task.block == WHOLE_DEVICE else []
+        claims = [
+            (len(tensors) + place, Claim("weights", block, self.step, -1))
+            for place, block in enumerate(updated)
+        ]
+        message = Message("parameters", moved, tuple(blocks))
+        self._collect(kernel, masters, [self.weights(block) for block in blocks], message, claims)
+
+    # ------------------------------------------------------------------------------------ host
+    def _blocks_of(self, task: Task) -> tuple[int, ...]:
+        """The blocks on this device that a copy or an update is about."""
+        blocks = ENDS if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
+        return tuple(block for block in blocks if block in self.homes.get(self.place, []))
+
+    def host_store(self, task: Task) -> None:
+        """Add gradients to those on the host, and clear them on the device; or copy activations."""
+        if task.work.name == ACTIVATIONS:
+            self.copy(hands_on=True)
+            return
+        left = self.reductions[task.reads[0]] if self.scattered else {}
+        blocks = [block for block in left or self._blocks_of(task) if block in self.homes[self.place]]
+        pairs: list[Cell] = []
+        cleared: list[Cell] = []
+        for block in blocks:
+            self.on_host.discard((self.place, block))
+            pairs += [self.cell(HOST_GRADIENT, block), left[block] if left else self.reduced(block)]
+            if self.sharded(block) and not self.scattered:
+                cleared.append(self.gradient(block))
+        self.on_host |= {(self.place, block) for block in blocks}
+        operands = self.operands(anywhere=True)
+
+        def run(rank: int, *values: Any) -> tuple[Any, ...]:
+            results: list[Any] = [None]
+            of_pairs = values[len(operands) :]
+            for host, part in zip(of_pairs[::2], of_pairs[1::2], strict=True):
+                results += [host + part, np.zeros_like(part)]
+            return *results, *(np.zeros(self.share(rank).layouts[cell.number].size) for cell in cleared)
+
+        self.add([*operands, *pairs], [*self.handle(), *pairs, *cleared], per_rank(run))
+
+    def host_load(self, task: Task) -> None:
+        """Copy the host's weights to the device, a rank's shard or all; or activations."""
+        if task.work.name == ACTIVATIONS:
+            self.copy(hands_on=True)
+            return
+        blocks = self._blocks_of(task)
+        targets = [self.master(block) for block in blocks]
+        if self.layout.offload_param != "none":
+            # Copies of shards that are gathered next use two buffers in turn.
+            blocks = ENDS if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
+            targets = self.in_turn("slot of copied weights", parts=len(ENDS))[: len(blocks)]
+            self.copied |= {(self.place, block): cell for block, cell in zip(blocks, targets, strict=True)}
+        self.copy([self.cell(HOST_WEIGHTS, block) for block in blocks], targets, anywhere=True)
+
+    # ---------------------------------------------------------------------------------- update
+    def _updates(self, *, hosted: bool) -> list[_Update]:
+        """The updates of this device's blocks, in the order in which their gradients were made."""
+        updates = []
+        for block in sorted(self.homes.get(self.place, []), reverse=True):
+            shard = self.sharded(block)
+            gradient = self.reduced(block)
+            apart = shard and not (self.scatters(block) or hosted)
+            clears = (gradient, self.gradient(block)) if apart else (gradient,)
+            master = self.cell(HOST_WEIGHTS, block) if hosted else self.master(block)
+            updates.append(_Update(block, shard, gradient, (master, self.cell("moments", block)), clears))
+        return updates
+
+    def _summed(self, rank: int, own: Sequence[_Update], values: Values) -> dict[int, Floats]:
+        """The gradient of each block; words on one rank are summed."""
+        total = {update.block: value.copy() for update, value in zip(own, values, strict=True)}
+        if self.training.model.tied_embeddings and EMBEDDING in total and HEAD in total:
+            both = [total[EMBEDDING], total[HEAD]]
+            self._sum_words(rank, both, shard=any(of.shard for of in own if of.block == EMBEDDING))
+        return total
+
+    def _squared(self, rank: int, own: Sequence[_Update], total: dict[int, Floats], ranks: int) -> float:
+        """Squared gradient norm of a rank, divided by how many of `ranks` hold the same gradients."""
+        layouts = self.share(rank).layouts
+        layout = self.layout
+        norm = 0.0
+        for block, shard, *_ in own:
+            once = layouts[block].counted
+            others = layout.tensor if block < EXPERTS else layout.expert * layout.expert_tensor
+            if shard:
+                place = self.sharding(rank, block)
+                once = layouts[block].shard(once, place)
+                others *= place.of
+            norm += float(np.sum(once * total[block] ** 2)) * others / ranks
+        return norm
+
+    def norm(self, task: Task) -> None:
+        """The norm of this device's gradients summed over peers, or that of other norms over devices."""
+        operands = self.operands(anywhere=True)
+        parts = [
+            cell for cell, handle in zip(operands, task.reads, strict=True) if handle in self.norms
+        ]
+        own = [] if parts else self._updates(hosted=False)
+        count = len(operands)
+
+        def over_peers(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            totals = [
+                self._squared(rank, own, self._summed(rank, own, inputs[count:]), len(members))
+                for rank, inputs in zip(members, values, strict=True)
+            ]
+            return [(sum(totals),) for _ in members]
+
+        self.norms.add(task.writes[0])
+        whole = (bool(parts) or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
+        claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
+        if parts:
+            across = per_rank(lambda _, *values: (sum(values),))
+            self.add(parts, self.handle(), across, claims=claims)
+            return
+        reads = [*operands, *(update.gradient for update in own)]
+        self.add(reads, self.handle(), over_peers, joined=True, claims=claims)
+
+    def optimizer(self, task: Task) -> None:
+        """Adam on the parameters of this rank with clipped gradients; clears their gradients.
+
+        On a host it updates the blocks of one piece. Without a norm among its operands it clips by the norm
+        of its own gradients.
+        """
+        hosted = task.work.op in UPDATES
+        operands = self.operands(anywhere=True)
+        norm = next((place for place, handle in enumerate(task.reads) if handle in self.norms), None)
+        own = [of for of in self._updates(hosted=hosted) if not hosted or of.block in self._blocks_of(task)]
+        first = len(operands)
+        count = len(own)
+        writes = self.handle()
+        claims = []
+        for block, shard, _, states, clears in own:
+            kind = " shard" if shard else ""
+            claims.append((len(writes), Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
+            claims.append((len(writes) + 1, Claim(f"weights{kind}", block, self.step, -1)))
+            record = self.cell(f"gradient used in step {self.step + 1}", block)
+            writes += [record, *states, *clears]
+            self.on_host.discard((self.place, block))
+
+        def run(rank: int, *values: Any) -> tuple[Any, ...]:
+            total = self._summed(rank, own, values[first : first + count])
+            squared = self._squared(rank, own, total, self.peers) if norm is None else values[norm]
+            factor = clipping(squared, self.training.max_norm)
+            states = values[first + count :]
+            results: list[Any] = [None]
+            for number, update in enumerate(own):
+                gradient = factor * total[update.block]
+                size = self.share(rank).layouts[update.block].size
+                results += [gradient, *adam(states[2 * number], gradient, states[2 * number + 1])]
+                results += [np.zeros(len(gradient)), np.zeros(size)][: len(update.clears)]
+            return tuple(results)
+
+        reads = [*operands, *(of.gradient for of in own), *(cell for of in own for cell in of.states)]
+        self.add(reads, writes, per_rank(run), claims=claims)
+
+    # ----------------------------------------------------------------------------------- start
+    def initial(self, cell: Cell, rank: int) -> Any:
+        """Initial value of a buffer; KeyError if it has none."""
+        layouts = self.share(rank).layouts
+        if cell.name.startswith(FRAME):
+            return {}
+        if cell in self.first_in:
+            return np.zeros(layouts[self.first_in[cell]].size)
+        layout = layouts[cell.number]
+        if cell.name in ("weights", "weight shard", HOST_WEIGHTS):
+            whole = self.share(rank).cut(self.training.initial[cell.number], cell.number)
+            value = layout.flat(whole.items())
+        elif cell.name in ("gradient", "gradient shard", HOST_GRADIENT, "moments"):
+            value = np.zeros(layout.size)
+        else:
+            raise KeyError(cell)
+        if self.sharded(cell.number) and cell.name not in ("weights", "gradient"):
+            value = layout.shard(value, self.sharding(rank, cell.number))
+        return Moments.zero(value.size) if cell.name == "moments" else value
+
+
+_COMPUTE = {**COMPUTE, **IN_PARTS}
+OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
+    "wait": lambda compiler, _: compiler.copy(),
+    "norm": GpuCompiler.norm,
+    "optimizer": GpuCompiler.optimizer,
+    **dict.fromkeys(UPDATES, GpuCompiler.optimizer),
+    "tensor_communication: all_reduce": GpuCompiler.over_peers,
+    "tensor_communication: reduce_scatter": GpuCompiler.over_peers,
+    "tensor_communication: all_gather": GpuCompiler.over_peers,
+    "pipeline_communication: send_recv": GpuCompiler.send,
+    "pipeline_communication: all_reduce": GpuCompiler.tie,
+    "data_communication: all_reduce": GpuCompiler.data_reduce,
+    "data_communication: reduce_scatter": GpuCompiler.data_reduce,
+    "data_communication: all_gather": GpuCompiler.data_gather,
+    "context_communication: send_recv": GpuCompiler.exchange,
+    "context_communication: all_to_all": GpuCompiler.exchange,
+    "expert_communication: all_to_all": GpuCompiler.rows_trade,
+    "expert_communication: all_gather": GpuCompiler.rows_gather,
+    "expert_communication: reduce_scatter": GpuCompiler.rows_scatter,
+    "offload: host.store": GpuCompiler.host_store,
+    "offload: host.load": GpuCompiler.host_load,
+    "offload: nvme.load": GpuCompiler.host_load,
+}
+"""Method for each other operation (`Work.op`, for communication with its category); add new ones here."""
