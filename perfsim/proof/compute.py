@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.operations import Gradients, Routing, loss_gradient, losses, statistics
+from perfsim.proof.operations import Gradients, Routing, cross_entropy, statistics
 from perfsim.proof.parameters import EXPERTS, Place, Share, Weights
 from perfsim.proof.parts import ATTENTION, FEED_FORWARD, Block
-from perfsim.proof.program import Cell, Claim, Compiler, Tensor, Values, per_rank
+from perfsim.proof.program import Cell, Claim, Compiler, Tensor, Values
 from perfsim.proof.serial import SmallTraining
 from perfsim.specs.runtime import Runtime
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
@@ -240,10 +240,11 @@ def _by_loss(at: At, block: Block) -> None:
     """The loss, and its gradient by the scores."""
     training = at.now.compiler.training
     count = training.num_later_tokens if at.now.ahead else training.num_tokens
-    of_tokens = block.gradients.pop("statistics", block.values.get("statistics"))
+    of_tokens = block.values["statistics"] if at.now.ahead else block.gradients.pop("statistics")
     scored = block.values["scores"]
-    block.gradients["scores"] = loss_gradient(scored, of_tokens, at.words[1], count, at.share)
-    at.frame["loss"] = losses(of_tokens, count).sum()
+    losses, d = cross_entropy(scored, of_tokens, at.words[1], count, at.share)
+    block.gradients["scores"] = d
+    at.frame["loss"] = losses.sum()
 
 
 def _from_output(at: At, block: Block) -> None:
@@ -526,7 +527,7 @@ class ComputeCompiler(Compiler):
             f: Frame = dict(values[first])
             at = At(now, rank, share.of_layer(now.block) if of_layer else share, w, values[:count], f)
             tensors, gradients = operation.run(at, operation)
-            made = [*tensors, *([None] * (len(results) - len(tensors)))]
+            made: list[Any] = [*tensors, *([None] * (len(results) - len(tensors)))]
             if sums:
                 layout = layouts[now.block]
                 summed = [pair for pair in gradients if pair[0] in layout.summed]
@@ -557,4 +558,4 @@ class ComputeCompiler(Compiler):
             of_words = operation.gives == ("statistics",)
             self.partial[task.writes[0]] = Partial(claim, task.block if sums else None, splits, of_words)
         claims += [(len(results) + 1, Claim("loss", now.block, self.step, task.tag)) for _ in loss]
-        self.add([*reads, *also_reads], writes, per_rank(kernel), claims=claims)
+        self.add([*reads, *also_reads], writes, kernel, claims=claims)

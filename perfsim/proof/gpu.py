@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -38,10 +38,6 @@ from perfsim.proof.program import (
     Message,
     Tensor,
     Values,
-    elements,
-    first_made,
-    first_read,
-    per_rank,
     pieces,
     summed,
 )
@@ -278,7 +274,7 @@ class GpuCompiler(ComputeCompiler):
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             return run(task.work, [self.share(rank) for rank in members], values)
 
-        self._collect(kernel, [], [], Message("exchanged", first_made))
+        self._collect(kernel, [], [], Message("exchanged", "made"))
 
     def rows_trade(self, task: Task) -> None:
         """An all-to-all: rows to the ranks of their experts, or back to where they came from."""
@@ -293,9 +289,9 @@ class GpuCompiler(ComputeCompiler):
             return [(rows_back(made, routes, number),) for number in range(len(members))]
 
         if task.work.name.endswith("combine"):
-            self._collect(back, [route], [], Message("rows", first_made))
+            self._collect(back, [route], [], Message("rows", "made"))
         else:
-            self._collect(there, [], [route], Message("rows", first_read))
+            self._collect(there, [], [route], Message("rows", "read"))
 
     def rows_gather(self, task: Task) -> None:
         """Peers that share experts gather one another's rows."""
@@ -304,7 +300,7 @@ class GpuCompiler(ComputeCompiler):
             return [*rows_gathered([inputs[0] for inputs in values])]
 
         route = self.cell("route of peers", task.block)
-        self._collect(kernel, [], [route], Message("rows", first_made))
+        self._collect(kernel, [], [route], Message("rows", "made"))
 
     def rows_scatter(self, task: Task) -> None:
         """The sum of what peers made of the rows, for each its own."""
@@ -314,7 +310,7 @@ class GpuCompiler(ComputeCompiler):
             return [(rows,) for rows in rows_scattered(made, routes)]
 
         route = self.cell("route of peers", task.block)
-        self._collect(kernel, [route], [], Message("rows", first_read))
+        self._collect(kernel, [route], [], Message("rows", "read"))
 
     def _collect(
         self,
@@ -372,8 +368,8 @@ class GpuCompiler(ComputeCompiler):
         if op == "reduce_scatter":
             self.partial[task.writes[0]] = Partial(info.claim, of_words=info.of_words, axis=SEQUENCE)
         claims = [(0, info.claim)] if info.claim and op != "reduce_scatter" else []
-        counted = first_made if op == "all_gather" else first_read
-        message = Message("statistics" if info.of_words else "activations", counted)
+        content: Literal["statistics", "activations"] = "statistics" if info.of_words else "activations"
+        message = Message(content, "made" if op == "all_gather" else "read")
         self._collect(kernel, buffer, buffer, message, claims)
 
     # --------------------------------------------------------------------------- between stages
@@ -397,8 +393,8 @@ class GpuCompiler(ComputeCompiler):
         if shares:
             self.partial[task.writes[0]] = Partial(claim, axis=HIDDEN)
         claims = [(0, claim)] if claim and not shares else []
-        message = Message("activations", lambda _, made: elements(made[0]) * times)
-        self.add([operand], self.handle(0, target), per_rank(run), claims=claims, message=message)
+        message = Message("activations", "made", times=times)
+        self.add([operand], self.handle(0, target), run, claims=claims, message=message)
 
     def _ends(self, task: Task) -> tuple[int, int]:
         group = task.work.group
@@ -416,27 +412,24 @@ class GpuCompiler(ComputeCompiler):
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
             gradients = [value.copy() for value in values[len(operands) :]]
-            self._sum_words(rank, gradients, shard=shard)
-            return (None, None, *gradients)
+            words = self._sum_words(rank, gradients, shard=shard)
+            return (words, words, *gradients)
 
-        def words(*_: Any) -> int:
-            part = self._words(0, EMBEDDING, shard=shard)
-            return int(part.stop - part.start)
-
+        message = Message("table", "made")
         results = [*self.handle(0, first, last), *cells]
-        self.add([*operands, *cells], results, per_rank(run), message=Message("table", words))
+        self.add([*operands, *cells], results, run, message=message)
 
-    def _sum_words(self, rank: int, gradients: list[Floats], *, shard: bool) -> None:
-        """Set the words in the gradients of embedding and LM head to their sum."""
-        parts = [self._words(rank, block, shard=shard) for block in ENDS]
+    def _sum_words(self, rank: int, gradients: list[Floats], *, shard: bool) -> Floats:
+        """Set the words in the gradients, or shards, of embedding and LM head to their sum; returns it."""
+        layouts = [self.share(rank).layouts[block] for block in ENDS]
+        if shard:
+            count = self.layout.shards
+            parts = [layout.part_of_shard(WORDS[b], count) for layout, b in zip(layouts, ENDS, strict=True)]
+        else:
+            parts = [layout.parts[WORDS[block]] for layout, block in zip(layouts, ENDS, strict=True)]
         total = gradients[0][parts[0]] + gradients[1][parts[1]]
         gradients[0][parts[0]] = gradients[1][parts[1]] = total
-
-    def _words(self, rank: int, block: int, *, shard: bool) -> slice:
-        """Position of the words in a block's flat vector, or in its shard."""
-        layout = self.share(rank).layouts[block]
-        name = WORDS[block]
-        return layout.part_of_shard(name, self.layout.shards) if shard else layout.parts[name]
+        return total
 
     # --------------------------------------------------------------------- sums over replicas
     def _blocks_to_sum(self, task: Task) -> list[int]:
@@ -503,16 +496,13 @@ class GpuCompiler(ComputeCompiler):
                 results.append((None, *(map(np.add, made, inputs[first + count :]) if kept else made)))
             return results
 
-        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
-            return sum(int(value.size) for value in inputs[first : first + count])
-
         # Of layers only: the gradient of a tied embedding may still lack the other stage's part.
         claims = [
             (1 + number, Claim("weight gradient", block, self.step, -1))
             for number, block in enumerate(blocks)
             if block >= 0 and written is sources
         ]
-        message = Message("shards" if across else "gradients", moved, tuple(blocks))
+        message = Message("shards" if across else "gradients", "read", slice(first, first + count), tuple(blocks))
         self._collect(kernel, [*sources, *kept], written, message, claims)
 
     def data_gather(self, task: Task) -> None:
@@ -542,15 +532,12 @@ class GpuCompiler(ComputeCompiler):
             ]
             return [(*tensors, *whole)] * len(members)
 
-        def moved(_: Values, made: tuple[Any, ...]) -> int:
-            return sum(int(whole.size) for whole in made[len(tensors) :])
-
         updated = blocks if task.block == WHOLE_DEVICE else []
         claims = [
             (len(tensors) + place, Claim("weights", block, self.step, -1))
             for place, block in enumerate(updated)
         ]
-        message = Message("parameters", moved, tuple(blocks))
+        message = Message("parameters", "made", slice(len(tensors), None), tuple(blocks))
         self._collect(kernel, masters, [self.weights(block) for block in blocks], message, claims)
 
     # ------------------------------------------------------------------------------------ host
@@ -583,7 +570,7 @@ class GpuCompiler(ComputeCompiler):
                 results += [host + part, np.zeros_like(part)]
             return *results, *(np.zeros(self.share(rank).layouts[cell.number].size) for cell in cleared)
 
-        self.add([*operands, *pairs], [*self.handle(), *pairs, *cleared], per_rank(run))
+        self.add([*operands, *pairs], [*self.handle(), *pairs, *cleared], run)
 
     def host_load(self, task: Task) -> None:
         """Copy the host's weights to the device, a rank's shard or all; or activations."""
@@ -655,8 +642,7 @@ class GpuCompiler(ComputeCompiler):
         whole = (bool(parts) or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
         if parts:
-            across = per_rank(lambda _, *values: (sum(values),))
-            self.add(parts, self.handle(), across, claims=claims)
+            self.add(parts, self.handle(), lambda _, *values: (sum(values),), claims=claims)
             return
         reads = [*operands, *(update.gradient for update in own)]
         self.add(reads, self.handle(), over_peers, joined=True, claims=claims)
@@ -697,7 +683,7 @@ class GpuCompiler(ComputeCompiler):
             return tuple(results)
 
         reads = [*operands, *(of.gradient for of in own), *(cell for of in own for cell in of.states)]
-        self.add(reads, writes, per_rank(run), claims=claims)
+        self.add(reads, writes, run, claims=claims)
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, rank: int) -> Any:

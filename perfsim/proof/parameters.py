@@ -227,6 +227,11 @@ class Share:
         return self.tensor.number * self.rows
 
     @property
+    def real_rows(self) -> int:
+        """Rows of the vocabulary of this peer that do not pad it."""
+        return max(0, min(self.rows, self.model.vocab_size - self.first_row))
+
+    @property
     def leads(self) -> bool:
         """Whether it adds the terms that must enter a sum over the peers only once."""
         return self.tensor.number == 0

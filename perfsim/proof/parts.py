@@ -12,123 +12,101 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from perfsim.base.arrays import Floats
-from perfsim.proof.operations import (
-    Gradients,
-    Node,
-    Run,
-    activation,
-    add,
-    core,
-    experts,
-    joined,
-    linear,
-    logits,
-    lookup,
-    merge_heads,
-    norm,
-    once,
-    piece,
-    probabilities,
-    repeated,
-    rotated,
-    slots,
-    split_heads,
-    weighted,
-)
+from perfsim.proof.operations import Gradients, Node, Tape
 from perfsim.proof.parameters import Share, Weights, latent_of
 from perfsim.specs.runtime import Runtime
 
 
-def _join(run: Run, x: Node) -> Node:
+def _join(tape: Tape, x: Node) -> Node:
     """The input of a module of multi-token prediction: hidden states and later words [2412.19437 2.2]."""
-    hidden = norm(run, x, "mtp_hidden")
-    words = norm(run, lookup(run), "mtp_words")
-    return linear(run, joined(run, hidden, words), "mtp_joint")
+    hidden = tape.norm(x, "mtp_hidden")
+    words = tape.norm(tape.lookup(), "mtp_words")
+    return tape.linear(tape.joined(hidden, words), "mtp_joint")
 
 
-def _heads(run: Run, x: Node) -> tuple[Node, ...]:
+def _heads(tape: Tape, x: Node) -> tuple[Node, ...]:
     """Norm, queries, keys and values, which shape (samples, heads, positions, width)."""
-    share = run.share
-    z = norm(run, x, "norm1")
+    share = tape.share
+    z = tape.norm(x, "norm1")
     if share.model.latent_attention is not None:
-        return _latent_heads(run, z)
-    q = split_heads(run, linear(run, z, "query"), share.heads)
-    k = split_heads(run, linear(run, z, "key"), share.groups)
-    v = split_heads(run, linear(run, z, "value"), share.groups)
+        return _latent_heads(tape, z)
+    q = tape.split_heads(tape.linear(z, "query"), share.heads)
+    k = tape.split_heads(tape.linear(z, "key"), share.groups)
+    v = tape.split_heads(tape.linear(z, "value"), share.groups)
     if share.model.qk_layernorm:
-        q = norm(run, q, "query_norm")
-        k = norm(run, k, "key_norm")
-    return rotated(run, q), rotated(run, k), v
+        q = tape.norm(q, "query_norm")
+        k = tape.norm(k, "key_norm")
+    return tape.rotated(q), tape.rotated(k), v
 
 
-def _latent_heads(run: Run, z: Node) -> tuple[Node, ...]:
+def _latent_heads(tape: Tape, z: Node) -> tuple[Node, ...]:
     """Queries, and keys with values, through latents [2405.04434]; all heads have one rotary part of keys."""
-    share = run.share
+    share = tape.share
     latent = latent_of(share.model)
     plain = latent.qk_nope_head_dim
     turning = latent.qk_rope_head_dim
     narrow = z
     if latent.q_lora_rank is not None:
-        narrow = norm(run, linear(run, z, "query_down"), "query_norm")
-    queries = split_heads(run, linear(run, narrow, "query"), share.heads)
-    down = linear(run, z, "pair_down")
+        narrow = tape.norm(tape.linear(z, "query_down"), "query_norm")
+    queries = tape.split_heads(tape.linear(narrow, "query"), share.heads)
+    down = tape.linear(z, "pair_down")
     width = latent.kv_lora_rank
-    of_pairs = norm(run, piece(run, down, 0, width), "pair_norm")
-    pairs = split_heads(run, linear(run, of_pairs, "pair"), share.heads)
-    common = rotated(run, split_heads(run, piece(run, down, width, width + turning), 1))
-    turned = rotated(run, piece(run, queries, plain, plain + turning))
-    q = joined(run, piece(run, queries, 0, plain), turned)
-    k = joined(run, piece(run, pairs, 0, plain), repeated(run, common, share.heads))
-    return q, k, piece(run, pairs, plain, plain + latent.v_head_dim)
+    of_pairs = tape.norm(tape.piece(down, 0, width), "pair_norm")
+    pairs = tape.split_heads(tape.linear(of_pairs, "pair"), share.heads)
+    common = tape.rotated(tape.split_heads(tape.piece(down, width, width + turning), 1))
+    turned = tape.rotated(tape.piece(queries, plain, plain + turning))
+    q = tape.joined(tape.piece(queries, 0, plain), turned)
+    k = tape.joined(tape.piece(pairs, 0, plain), tape.repeated(common, share.heads))
+    return q, k, tape.piece(pairs, plain, plain + latent.v_head_dim)
 
 
-def _output(run: Run, context: Node) -> Node:
+def _output(tape: Tape, context: Node) -> Node:
     """Output projection: this peer's part of the block's output."""
-    return linear(run, merge_heads(run, context), "projection", closes=True)
+    return tape.linear(tape.merge_heads(context), "projection", adds=tape.share.leads)
 
 
-def _mlp(run: Run, x: Node, attended: Node) -> Node:
+def _mlp(tape: Tape, x: Node, attended: Node) -> Node:
     """Residual of the attention block, norm, both linears; the first peer's part carries the residual."""
-    total = add(run, x, attended)
-    parallel = run.share.model.norms_per_layer == 1
-    z = norm(run, x, "norm1") if parallel else norm(run, total, "norm2")
-    return add(run, _linears(run, z, ""), once(run, total))
+    total = tape.sum(x, attended)
+    parallel = tape.share.model.norms_per_layer == 1
+    z = tape.norm(x, "norm1") if parallel else tape.norm(total, "norm2")
+    return tape.sum(_linears(tape, z, ""), tape.once(total))
 
 
-def _linears(run: Run, z: Node, prefix: str) -> Node:
+def _linears(tape: Tape, z: Node, prefix: str) -> Node:
     """Both products of an MLP, or of shared experts, and what is between them."""
-    gate = linear(run, z, f"{prefix}gate") if run.share.model.gated_mlp else None
-    u = linear(run, z, f"{prefix}fc1")
-    return linear(run, activation(run, u, gate), f"{prefix}fc2", closes=not prefix)
+    gate = tape.linear(z, f"{prefix}gate") if tape.share.model.gated_mlp else None
+    u = tape.linear(z, f"{prefix}fc1")
+    return tape.linear(tape.activation(u, gate), f"{prefix}fc2", adds=tape.share.leads or bool(prefix))
 
 
-def _router(run: Run, x: Node, attended: Node) -> tuple[Node, ...]:
+def _router(tape: Tape, x: Node, attended: Node) -> tuple[Node, ...]:
     """The residual, its norm, a row for every slot of a token, and how much each expert counts.
 
     Which experts compute a token is drawn (`Routing`), so that ranks agree on it whatever their rounding;
     how much each counts is the router's softmax over all experts, so the router has gradients.
     """
-    total = add(run, x, attended)
-    z = norm(run, total, "norm2")
-    p = probabilities(run, linear(run, z, "router"))
-    k = run.share.model.experts.top_k if run.share.model.experts else 0
-    return total, z, slots(run, z, k), p
+    total = tape.sum(x, attended)
+    z = tape.norm(total, "norm2")
+    p = tape.probabilities(tape.linear(z, "router"))
+    k = tape.share.model.experts.top_k if tape.share.model.experts else 0
+    return total, z, tape.slots(z, k), p
 
 
-def _shared(run: Run, z: Node) -> Node:
+def _shared(tape: Tape, z: Node) -> Node:
     """Shared experts, which compute every token; each rank has them whole."""
-    return _linears(run, z, "shared_")
+    return _linears(tape, z, "shared_")
 
 
-def _combine(run: Run, total: Node, rows: Node, p: Node, *shared: Node) -> Node:
+def _combine(tape: Tape, total: Node, rows: Node, p: Node, *shared: Node) -> Node:
     """What experts made of rows, weighted and summed to tokens, with the residual and shared experts."""
-    return add(run, total, weighted(run, rows, p), *shared)
+    return tape.sum(total, tape.weighted(rows, p), *shared)
 
 
-def _scores(run: Run, y: Node) -> Node:
+def _scores(tape: Tape, y: Node) -> Node:
     """Final norm and scores of words, of the positions that reach the LM head."""
-    name = "mtp_norm" if "mtp_norm.scale" in run.weights else "head_norm"
-    return logits(run, norm(run, piece(run, y, 0, run.given["targets"].shape[1], axis=1), name))
+    name = "mtp_norm" if "mtp_norm.scale" in tape.weights else "head_norm"
+    return tape.logits(tape.norm(tape.piece(y, 0, tape.given["targets"].shape[1], axis=1), name))
 
 
 class _Row(NamedTuple):
@@ -143,15 +121,15 @@ class _Row(NamedTuple):
 ATTENTION = ("join", "heads", "core", "output")
 FEED_FORWARD = ("mlp", "router", "shared", "experts", "combine")
 _PARTS: Mapping[str, _Row] = {
-    "lookup": _Row(lookup, (), ("hidden",)),
+    "lookup": _Row(Tape.lookup, (), ("hidden",)),
     "join": _Row(_join, ("hidden",), ("hidden",), "mtp_joint"),
     "heads": _Row(_heads, ("hidden",), ("q", "k", "v")),
-    "core": _Row(core, ("q", "k", "v"), ("context",)),
+    "core": _Row(Tape.core, ("q", "k", "v"), ("context",)),
     "output": _Row(_output, ("context",), ("attended",)),
     "mlp": _Row(_mlp, ("hidden", "attended"), ("hidden",), "fc1"),
     "router": _Row(_router, ("hidden", "attended"), ("total", "z", "rows", "p"), "router"),
     "shared": _Row(_shared, ("z",), ("shared",), "shared_fc1"),
-    "experts": _Row(experts, ("rows",), ("rows",), "expert_fc1"),
+    "experts": _Row(Tape.experts, ("rows",), ("rows",), "expert_fc1"),
     "combine": _Row(_combine, ("total", "rows", "p", "shared"), ("hidden",), "router"),
     "scores": _Row(_scores, ("hidden",), ("scores",), "head_words"),
 }
@@ -163,24 +141,12 @@ class Part(NamedTuple):
 
     takes: dict[str, Node]
     makes: dict[str, Node]
-    nodes: list[Node]
-    products: dict[str, Floats]
+    tape: Tape
 
     def backward(self, weights: Weights, gradients: dict[str, Floats]) -> Gradients:
         """Replace gradients of what it made by those of what it took, which are added to earlier ones."""
-        arrived: dict[Node, Floats] = {}
-        for name, node in self.makes.items():
-            if name in gradients:
-                arrived[node] = gradients.pop(name)
-        of_weights: Gradients = []
-        for node in reversed(self.nodes):
-            gradient = arrived.get(node)
-            if gradient is None or node.back is None:
-                continue
-            inputs, made = node.back(weights, gradient)
-            of_weights += made
-            for parent, value in zip(node.parents, inputs, strict=True):
-                arrived[parent] = arrived[parent] + value if parent in arrived else value
+        made = {node: gradients.pop(name) for name, node in self.makes.items() if name in gradients}
+        arrived, of_weights = self.tape.back(weights, made)
         for name, node in self.takes.items():
             if node in arrived:
                 gradients[name] = gradients[name] + arrived[node] if name in gradients else arrived[node]
@@ -216,12 +182,12 @@ class Block:
                 continue
             if row.of_blocks_with and row.of_blocks_with not in weights:
                 continue
-            run = Run(weights, share, self.results, given or {})
+            tape = Tape(weights, share, self.results, given or {})
             takes = {taken: Node(self.values[taken]) for taken in row.takes if taken in self.values}
-            made = row.run(run, *takes.values())
+            made = row.run(tape, *takes.values())
             nodes = made if isinstance(made, tuple) else (made,)
             makes = dict(zip(row.makes, nodes, strict=True))
-            self.parts[name] = Part(takes, makes, run.nodes, run.products)
+            self.parts[name] = Part(takes, makes, tape)
             for array, node in makes.items():
                 self.values[array] = node.value
 
@@ -249,8 +215,8 @@ class Block:
             return Block(before, {name: parts[name] for name in parts if name not in ("core", "output")})
         if mode == "full":
             keeps = runtime.recompute_keeps == "qkv"
-            return Block(before, results=parts["heads"].products if keeps else {})
-        products = [parts[name].products for name in ("heads", "output", "mlp") if name in parts]
+            return Block(before, results=parts["heads"].tape.products if keeps else {})
+        products = [parts[name].tape.products for name in ("heads", "output", "mlp") if name in parts]
         results = every_second(
             {name: made for of_part in products for name, made in of_part.items() if name != "fc2"}
         )

@@ -44,22 +44,11 @@ class FaultError(Exception):
         super().__init__(str(fault))
         self.fault = fault
 
-
-def failure(kind: FaultKind, task: str, tensor: str, detail: str, error: Exception) -> FaultError:
-    """A fault from a Python error, which does not tell the task and the tensor itself."""
-    reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
-    return FaultError(Fault(kind, task, tensor, f"{detail}: {reason}"))
-
-
-def origin(error: Exception) -> str:
-    """The function that raised an error, in words."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return "somewhere"
-    code = trace.tb_frame
-    return f"in {code.f_globals.get('__name__', '')}.{code.f_code.co_qualname}, line {trace.tb_lineno}"
+    @classmethod
+    def of(cls, kind: FaultKind, task: str, tensor: str, detail: str, error: Exception) -> FaultError:
+        """A fault from a Python error, which does not tell the task and the tensor itself."""
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
+        return cls(Fault(kind, task, tensor, f"{detail}: {reason}"))
 
 
 # A graph as a program: for each task the buffers that it reads and writes, and its computation.
@@ -79,8 +68,9 @@ UNPRICED = ("weights", "expert", "places")
 """What of a tensor its message is not priced for: gradients of weights that are summed with it, the experts
 of rows, and the positions of keys."""
 Values = Sequence[Any]
-Kernel = Callable[[Sequence[int], Sequence[Values]], list[tuple[Any, ...]]]
-"""From the participating ranks (as offsets) and the values each reads to the values each writes."""
+Kernel = Callable[..., Sequence[Sequence[Any]]] | Callable[..., Sequence[Any]]
+"""Of a rank alone from its offset and the values that it reads to those that it writes; of a collective from
+all offsets and the values of each."""
 
 
 class Message(NamedTuple):
@@ -89,10 +79,22 @@ class Message(NamedTuple):
     content: Literal[
         "activations", "statistics", "gradients", "parameters", "table", "exchanged", "shards", "rows"
     ]
-    elements: Callable[[Values, tuple[Any, ...]], int]
-    """From the values that a rank reads and those that it writes."""
+    sent: Literal["read", "made"]
+    """Whether a rank's values are counted as it reads or as it writes them."""
+    values: slice = slice(1)
+    """Which of them."""
     blocks: tuple[int, ...] = ()
     """Blocks to which parameters or gradients belong."""
+    times: int = 1
+    """As often as it is counted."""
+
+    def elements(self, read: Values, made: Values) -> int:
+        """Elements of a rank's message."""
+        total = 0
+        for value in (read if self.sent == "read" else made)[self.values]:
+            arrays = value if isinstance(value, dict) else {"": value}
+            total += sum(int(array.size) for name, array in arrays.items() if name not in UNPRICED)
+        return self.times * total
 
 
 class Cell(NamedTuple):
@@ -152,11 +154,6 @@ class Program:
     labels: dict[Cell, str] = field(default_factory=dict)
     """Names of tensors by their cell."""
 
-    @property
-    def width(self) -> int:
-        """Ranks that each device stands for."""
-        return self.graph.width
-
     def name(self, task: int) -> str:
         """A task as messages print it: `mlp.backward[3] of layer 5 on gpu4/compute in step 2`."""
         if task == START:
@@ -208,7 +205,7 @@ class Compiler(ABC):
                 names = names or [tensor.name for tensor in task.work.writes] or ["its operands"]
                 name = task_name(self.graph, task)
                 detail = "cannot be executed"
-                raise failure("refused", name, ", ".join(names[:2]), detail, error) from None
+                raise FaultError.of("refused", name, ", ".join(names[:2]), detail, error) from None
         return self.program
 
     @abstractmethod
@@ -274,7 +271,7 @@ class Compiler(ABC):
             return (*(given for _ in results), *values[len(values) - count :])
 
         reads = [*self.operands(anywhere=anywhere), *source]
-        self.add(reads, [*results, *target], per_rank(run), message=message)
+        self.add(reads, [*results, *target], run, message=message)
 
     def add(
         self,
@@ -294,30 +291,6 @@ class Compiler(ABC):
             self.task.id, tuple(reads), tuple(writes), kernel, joined, expects, tuple(claims), message
         )
         self.program.actions.append(action)
-
-
-def elements(value: Any) -> int:
-    """Elements of an array, or of the arrays of a tensor that travel at a price."""
-    if isinstance(value, dict):
-        return sum(int(array.size) for name, array in value.items() if name not in UNPRICED)
-    return int(value.size)
-
-
-def first_read(inputs: Values, _: tuple[Any, ...]) -> int:
-    """Elements of the first value read: the message of a reduction."""
-    return elements(inputs[0])
-
-
-def first_made(_: Values, made: tuple[Any, ...]) -> int:
-    """Elements of the first value written: the message of a gather or a send."""
-    return elements(made[0])
-
-
-def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
-    """A kernel that every rank runs alone: `function(rank, *values)`."""
-    return lambda members, values: [
-        function(rank, *inputs) for rank, inputs in zip(members, values, strict=True)
-    ]
 
 
 # Collectives on arrays: from one array per member to one array per member.

@@ -21,7 +21,7 @@ from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.proof.compute import ComputeCompiler
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, order_in_time, random_order
-from perfsim.proof.program import BROKEN, Fault, FaultError, Program, failure, origin
+from perfsim.proof.program import BROKEN, Fault, FaultError, Program
 from perfsim.proof.promises import held_unlike_promised, mispriced
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
@@ -230,8 +230,19 @@ def _evaluated(plan: Plan) -> Evaluation:
     except (GraphError, DeadlockError) as error:
         raise FaultError(Fault("refused", plan.strategy, "the graph", str(error))) from error
     except BROKEN as error:
-        detail = f"it cannot be written or run, {origin(error)}"
-        raise failure("refused", plan.strategy, "the graph", detail, error) from error
+        detail = f"it cannot be written or run, {_origin(error)}"
+        raise FaultError.of("refused", plan.strategy, "the graph", detail, error) from error
+
+
+def _origin(error: Exception) -> str:
+    """The function that raised an error, in words."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "somewhere"
+    code = trace.tb_frame
+    return f"in {code.f_globals.get('__name__', '')}.{code.f_code.co_qualname}, line {trace.tb_lineno}"
 
 
 def described(plan: Plan) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.operations import Routing, loss_gradient, losses, statistics
+from perfsim.proof.operations import Routing, cross_entropy, statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Share, Weights, blocks
 from perfsim.proof.parts import ATTENTION, FEED_FORWARD, Block
 from perfsim.specs.model import Experts, TransformerConfig
@@ -232,7 +232,8 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         run.forward(parts, read(block), share.of_layer(block) if block >= 0 else share, given)
         if "attended" in run.values:
             record.attention.append(run.values["attended"])
-        return run.values["hidden"]
+        hidden: Floats = run.values["hidden"]
+        return hidden
 
     def backward(block: int, parts: tuple[str, ...], d: Floats | None = None) -> Floats:
         """From the gradient of a block's output, and the loss behind it, to the gradient of its input."""
@@ -251,8 +252,8 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         run = blocks_run[block]
         scored = run.values["scores"]
         of_tokens = statistics(scored, targets, share)
-        run.gradients["scores"] = loss_gradient(scored, of_tokens, targets, count, share)
-        return losses(of_tokens, count)
+        losses, run.gradients["scores"] = cross_entropy(scored, of_tokens, targets, count, share)
+        return losses
 
     record.hidden.append(forward(EMBEDDING, ("lookup",), None))
     layer_parts = (*ATTENTION, *FEED_FORWARD)

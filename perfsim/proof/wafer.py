@@ -21,9 +21,6 @@ from perfsim.proof.program import (
     Message,
     Tensor,
     Values,
-    first_made,
-    first_read,
-    per_rank,
     summed,
 )
 from perfsim.proof.serial import Moments, SmallTraining, adam
@@ -88,7 +85,7 @@ class WaferCompiler(ComputeCompiler):
         """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
         staged = any(handle in self.staged for handle in task.reads)
         source = [] if staged else [Cell(SHARED, "weights", task.block)]
-        self.copy(source, hands_on=True, message=Message("parameters", first_made, (task.block,)))
+        self.copy(source, hands_on=True, message=Message("parameters", "made", blocks=(task.block,)))
 
     def flash_read(self, task: Task) -> None:
         """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
@@ -97,7 +94,7 @@ class WaferCompiler(ComputeCompiler):
             return
         self.staged.add(task.writes[0])
         source = [Cell(SHARED, "weights in flash", task.block)]
-        self.copy(source, hands_on=True, message=Message("parameters", first_made, (task.block,)))
+        self.copy(source, hands_on=True, message=Message("parameters", "made", blocks=(task.block,)))
 
     def flash_write(self, task: Task) -> None:
         """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
@@ -111,7 +108,7 @@ class WaferCompiler(ComputeCompiler):
         """Move a group's kept activations off the wafer: its input, or all activations of a layer."""
         if self.layout.recompute_layers:
             slot = self.leaving[task.reads[0]]
-            self.copy([slot], hands_on=True, message=Message("activations", first_made))
+            self.copy([slot], hands_on=True, message=Message("activations", "made"))
         else:
             self.copy([self.frame()], [Cell(self.place, "spilled activations", task.block)])
 
@@ -120,7 +117,7 @@ class WaferCompiler(ComputeCompiler):
         if self.layout.recompute_layers:
             (slot,) = self.in_turn("slot of returning inputs", ROOM)
             self.returned[task.writes[0]] = slot
-            self.copy([], [slot], hands_on=True, message=Message("activations", first_made))
+            self.copy([], [slot], hands_on=True, message=Message("activations", "made"))
         else:
             self.copy([Cell(self.place, "spilled activations", task.block)], [self.frame()])
 
@@ -130,7 +127,7 @@ class WaferCompiler(ComputeCompiler):
         operands = self.operands()
         (self.sample_slot,) = self.in_turn("slot of samples", self.prefetch)
         writes = [*self.handle(), self.sample_slot]
-        self.add(operands, writes, per_rank(lambda rank, *_: (None, self.tokens(rank, step, task.tag))))
+        self.add(operands, writes, lambda rank, *_: (None, self.tokens(rank, step, task.tag)))
 
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""
@@ -139,12 +136,13 @@ class WaferCompiler(ComputeCompiler):
         self.slot_of[task.block] = slot._replace(place=place)
         group = self._group(task)
 
-        def run(rank: int, weights: Any) -> tuple[Any, ...]:
-            return None, weights if rank in group else None
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            pairs = zip(members, values, strict=True)
+            return [(None, weights if rank in group else None) for rank, (weights,) in pairs]
 
-        message = Message("parameters", first_read, (task.block,))
+        message = Message("parameters", "read", blocks=(task.block,))
         results = [*self.handle(0, place), self.slot_of[task.block]]
-        self.add(self.operands(), results, per_rank(run), joined=True, message=message)
+        self.add(self.operands(), results, kernel, joined=True, message=message)
 
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
@@ -161,7 +159,7 @@ class WaferCompiler(ComputeCompiler):
 
         if task.block in WORDS:
             self.vocabulary_gradients[task.block] = Cell(SHARED, "tensor", task.writes[0])
-        message = Message("gradients", first_made, (task.block,))
+        message = Message("gradients", "made", blocks=(task.block,))
         self.add(operands, self.handle(), kernel, joined=True, message=message)
 
     def _group(self, task: Task) -> Collection[int]:
@@ -207,7 +205,7 @@ class WaferCompiler(ComputeCompiler):
         record = Cell(SHARED, f"gradient used in step {self.step + 1}", task.block)
         writes = [*self.handle(), record, *states]
         alone = tied and task.block == HEAD
-        self.add([*operands, *states], writes, per_rank(run), claims=[] if alone else claims)
+        self.add([*operands, *states], writes, run, claims=[] if alone else claims)
 
     # --------------------------------------------------------------------------------- compute
     def compute(self, task: Task, operation: Operation) -> None:
@@ -241,7 +239,7 @@ class WaferCompiler(ComputeCompiler):
         """Buffer of the activations that the present block keeps."""
         return Cell(self.place, "activations", self.task.block)
 
-    def targets(self, operation: Operation, blocks: Sequence[int]) -> list[Target]:
+    def targets(self, _: Operation, blocks: Sequence[int]) -> list[Target]:
         """The tensor of gradients, with those of earlier micro-batches that are on the wafer."""
         earlier = [handle for handle in self.task.reads if handle in self.sums]
         self.sums.add(self.task.writes[1])
