@@ -317,7 +317,15 @@ COMPUTE: Mapping[str, Operation] = {
     "head.forward": Operation(enter, ("scores",), gives=("statistics",), end=_softmax),
     **passes(
         "head",
-        Operation(backward, ("scores",), ("statistics",), begin=_by_loss, adds=("own",), loss=True, quantity="gradient"),
+        Operation(
+            backward,
+            ("scores",),
+            ("statistics",),
+            begin=_by_loss,
+            adds=("own",),
+            loss=True,
+            quantity="gradient",
+        ),
         *BACKWARD,
     ),
     "embedding.backward": Operation(backward, ("lookup",), gives=(), reads=(), adds=("own",)),
@@ -344,7 +352,13 @@ COMPUTE: Mapping[str, Operation] = {
     **passes(
         "mlp",
         Operation(
-            backward, ("mlp",), begin=_from_output, reads=ALSO_HEAD, adds=ALSO_HEAD, loss=True, quantity="middle"
+            backward,
+            ("mlp",),
+            begin=_from_output,
+            reads=ALSO_HEAD,
+            adds=ALSO_HEAD,
+            loss=True,
+            quantity="middle",
         ),
         *BACKWARD,
     ),
@@ -357,7 +371,9 @@ COMPUTE: Mapping[str, Operation] = {
         *FORWARD,
     ),
     **passes(
-        "combine", Operation(backward, ("combine",), gives=ROWS, begin=_from_tokens, reads=ALSO_HEAD, loss=True), *BACKWARD
+        "combine",
+        Operation(backward, ("combine",), gives=ROWS, begin=_from_tokens, reads=ALSO_HEAD, loss=True),
+        *BACKWARD,
     ),
     **passes("shared_experts", Operation(backward, ("shared",), (), ()), *BACKWARD),
     **passes(

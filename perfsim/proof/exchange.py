@@ -9,8 +9,8 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from perfsim.proof.compute import (
 from perfsim.proof.operations import core_gradients, of_groups, scores
 from perfsim.proof.parameters import Share
 from perfsim.proof.parts import Block
-from perfsim.proof.program import Tensor, summed
+from perfsim.proof.program import Tensor, Values, summed
 from perfsim.work import Work
 
 HEADS = 1
@@ -178,9 +178,7 @@ IN_PARTS = {
 # ------------------------------------------------------------------------------ exchanges
 
 
-def ring_shift(
-    work: Work, shares: Sequence[Share], values: Sequence[Sequence[Tensor]]
-) -> list[tuple[Tensor, ...]]:
+def _ring_shift(work: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
     """Every rank sends to the next; what it sends is named by the tensor that it writes."""
     contents = work.writes[0].name
 
@@ -198,9 +196,7 @@ def ring_shift(
     return [(messages[number - 1],) for number in range(len(values))]
 
 
-def all_to_all(
-    work: Work, _: Sequence[Share], values: Sequence[Sequence[Tensor]]
-) -> list[tuple[Tensor, ...]]:
+def _all_to_all(work: Work, _: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
     """Exchange heads against positions: to all positions of some heads, or back."""
     gathers = work.writes[0].name == "heads"
     cut, joined = (HEADS, POSITIONS) if gathers else (POSITIONS, HEADS)
@@ -221,42 +217,76 @@ class _Route(NamedTuple):
     place: Ints
 
 
-def rows_there(sent: Sequence[Tensor], experts: range) -> tuple[Tensor, _Route]:
-    """The rows of all members that these experts compute, in the order of the members."""
-    chosen = [
-        np.flatnonzero((rows["expert"] >= experts.start) & (rows["expert"] < experts.stop)) for rows in sent
-    ]
-    arrived = {
-        name: np.concatenate([rows[name][places] for rows, places in zip(sent, chosen, strict=True)])
-        for name in sent[0]
-    }
-    source = np.repeat(np.arange(len(sent)), [len(places) for places in chosen])
-    return arrived, _Route(source, np.concatenate(chosen))
+def _rows_there(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+    """Rows to the ranks of their experts, in the order of the members."""
+    sent: list[Tensor] = [inputs[0] for inputs in values]
+    arrived: list[tuple[Any, ...]] = []
+    for share in shares:
+        experts = share.own_experts
+        chosen = [
+            np.flatnonzero((rows["expert"] >= experts.start) & (rows["expert"] < experts.stop))
+            for rows in sent
+        ]
+        made = {
+            name: np.concatenate([rows[name][places] for rows, places in zip(sent, chosen, strict=True)])
+            for name in sent[0]
+        }
+        source = np.repeat(np.arange(len(sent)), [len(places) for places in chosen])
+        arrived.append((made, _Route(source, np.concatenate(chosen))))
+    return arrived
 
 
-def rows_back(made: Sequence[Tensor], routes: Sequence[_Route], member: int) -> Tensor:
-    """What a member's rows became, in the order in which it sent them."""
-    own = [route.source == member for route in routes]
-    place = np.concatenate([route.place[mine] for route, mine in zip(routes, own, strict=True)])
-    returned: Tensor = {}
-    for name in made[0]:
-        arrived = np.concatenate([rows[name][mine] for rows, mine in zip(made, own, strict=True)])
-        returned[name] = np.empty_like(arrived)
-        returned[name][place] = arrived
+def _rows_back(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+    """What became of the rows of each member, in the order in which it sent them."""
+    made, routes = zip(*values, strict=True)
+    returned: list[tuple[Any, ...]] = []
+    for member in range(len(shares)):
+        own = [route.source == member for route in routes]
+        place = np.concatenate([route.place[mine] for route, mine in zip(routes, own, strict=True)])
+        order = np.argsort(place)
+        rows = {
+            name: np.concatenate([rows[name][mine] for rows, mine in zip(made, own, strict=True)])[order]
+            for name in made[0]
+        }
+        returned.append((rows,))
     return returned
 
 
-def rows_gathered(sent: Sequence[Tensor]) -> list[tuple[Tensor, slice]]:
+def _rows_gathered(_: Work, __: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
     """The rows of all peers that share experts, and where those of each peer are."""
+    sent: list[Tensor] = [inputs[0] for inputs in values]
     bounds = np.cumsum([0, *(len(rows["expert"]) for rows in sent)])
     whole = {name: np.concatenate([rows[name] for rows in sent]) for name in sent[0]}
     return [(whole, slice(bounds[n], bounds[n + 1])) for n in range(len(sent))]
 
 
-def rows_scattered(made: Sequence[Tensor], routes: Sequence[slice]) -> list[Tensor]:
+def _rows_scattered(_: Work, __: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
     """The sum of what peers made of the rows, for each its own."""
-    total = summed([rows["rows"] for rows in made])
-    return [
-        {"rows": total[route], "expert": rows["expert"][route]}
-        for rows, route in zip(made, routes, strict=True)
-    ]
+    total = summed([rows["rows"] for rows, _ in values])
+    return [({"rows": total[route], "expert": rows["expert"][route]},) for rows, route in values]
+
+
+class _Exchange(NamedTuple):
+    """An exchange among ranks, and what its message counts."""
+
+    run: Callable[[Work, Sequence[Share], Sequence[Values]], list[tuple[Any, ...]]]
+    """From the work, and each member's share and values read, to the values that each writes."""
+    content: Literal["exchanged", "rows"]
+    sent: Literal["read", "made"]
+    keeps: str = ""
+    """The buffer of the route that it writes."""
+    follows: str = ""
+    """The buffer of the route that it reads."""
+
+
+OF_EXPERTS = "route of experts"
+OF_PEERS = "route of peers"
+EXCHANGES: Mapping[str, _Exchange] = {
+    "context.send_recv": _Exchange(_ring_shift, "exchanged", "made"),
+    "context.all_to_all": _Exchange(_all_to_all, "exchanged", "made"),
+    "experts.dispatch": _Exchange(_rows_there, "rows", "read", keeps=OF_EXPERTS),
+    "experts.combine": _Exchange(_rows_back, "rows", "made", follows=OF_EXPERTS),
+    "experts.all_gather": _Exchange(_rows_gathered, "rows", "made", keeps=OF_PEERS),
+    "experts.reduce_scatter": _Exchange(_rows_scattered, "rows", "read", follows=OF_PEERS),
+}
+"""Exchanges by the name of their work."""

@@ -18,15 +18,7 @@ import numpy as np
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.gpu import UPDATES
 from perfsim.proof.compute import COMPUTE, ComputeCompiler, Operation, Partial, Target
-from perfsim.proof.exchange import (
-    IN_PARTS,
-    all_to_all,
-    ring_shift,
-    rows_back,
-    rows_gathered,
-    rows_scattered,
-    rows_there,
-)
+from perfsim.proof.exchange import EXCHANGES, IN_PARTS
 from perfsim.proof.operations import merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
 from perfsim.proof.parts import OPERATORS
@@ -268,49 +260,15 @@ class GpuCompiler(ComputeCompiler):
 
     # -------------------------------------------------------------------- exchanges in a layer
     def exchange(self, task: Task) -> None:
-        """Exchange keys and values, or heads, among ranks that share sequences."""
-        run = ring_shift if task.work.op == "send_recv" else all_to_all
+        """Exchange keys and values, heads, or rows for experts among ranks of the stage."""
+        how = EXCHANGES[task.work.name]
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-            return run(task.work, [self.share(rank) for rank in members], values)
+            return how.run(task.work, [self.share(rank) for rank in members], values)
 
-        self._collect(kernel, [], [], Message("exchanged", "made"))
-
-    def rows_trade(self, task: Task) -> None:
-        """An all-to-all: rows to the ranks of their experts, or back to where they came from."""
-        route = self.cell("route of experts", task.block)
-
-        def there(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-            sent = [inputs[0] for inputs in values]
-            return [rows_there(sent, self.share(rank).own_experts) for rank in members]
-
-        def back(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-            made, routes = zip(*values, strict=True)
-            return [(rows_back(made, routes, number),) for number in range(len(members))]
-
-        if task.work.name.endswith("combine"):
-            self._collect(back, [route], [], Message("rows", "made"))
-        else:
-            self._collect(there, [], [route], Message("rows", "read"))
-
-    def rows_gather(self, task: Task) -> None:
-        """Peers that share experts gather one another's rows."""
-
-        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-            return [*rows_gathered([inputs[0] for inputs in values])]
-
-        route = self.cell("route of peers", task.block)
-        self._collect(kernel, [], [route], Message("rows", "made"))
-
-    def rows_scatter(self, task: Task) -> None:
-        """The sum of what peers made of the rows, for each its own."""
-
-        def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-            made, routes = zip(*values, strict=True)
-            return [(rows,) for rows in rows_scattered(made, routes)]
-
-        route = self.cell("route of peers", task.block)
-        self._collect(kernel, [route], [], Message("rows", "read"))
+        follows = [self.cell(how.follows, task.block)] if how.follows else []
+        keeps = [self.cell(how.keeps, task.block)] if how.keeps else []
+        self._collect(kernel, follows, keeps, Message(how.content, how.sent))
 
     def _collect(
         self,
@@ -502,7 +460,9 @@ class GpuCompiler(ComputeCompiler):
             for number, block in enumerate(blocks)
             if block >= 0 and written is sources
         ]
-        message = Message("shards" if across else "gradients", "read", slice(first, first + count), tuple(blocks))
+        message = Message(
+            "shards" if across else "gradients", "read", slice(first, first + count), tuple(blocks)
+        )
         self._collect(kernel, [*sources, *kept], written, message, claims)
 
     def data_gather(self, task: Task) -> None:
@@ -625,9 +585,7 @@ class GpuCompiler(ComputeCompiler):
     def norm(self, task: Task) -> None:
         """The norm of this device's gradients summed over peers, or that of other norms over devices."""
         operands = self.operands(anywhere=True)
-        parts = [
-            cell for cell, handle in zip(operands, task.reads, strict=True) if handle in self.norms
-        ]
+        parts = [cell for cell, handle in zip(operands, task.reads, strict=True) if handle in self.norms]
         own = [] if parts else self._updates(hosted=False)
         count = len(operands)
 
@@ -722,9 +680,9 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "data_communication: all_gather": GpuCompiler.data_gather,
     "context_communication: send_recv": GpuCompiler.exchange,
     "context_communication: all_to_all": GpuCompiler.exchange,
-    "expert_communication: all_to_all": GpuCompiler.rows_trade,
-    "expert_communication: all_gather": GpuCompiler.rows_gather,
-    "expert_communication: reduce_scatter": GpuCompiler.rows_scatter,
+    "expert_communication: all_to_all": GpuCompiler.exchange,
+    "expert_communication: all_gather": GpuCompiler.exchange,
+    "expert_communication: reduce_scatter": GpuCompiler.exchange,
     "offload: host.store": GpuCompiler.host_store,
     "offload: host.load": GpuCompiler.host_load,
     "offload: nvme.load": GpuCompiler.host_load,

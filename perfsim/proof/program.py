@@ -47,7 +47,9 @@ class FaultError(Exception):
     @classmethod
     def of(cls, kind: FaultKind, task: str, tensor: str, detail: str, error: Exception) -> FaultError:
         """A fault from a Python error, which does not tell the task and the tensor itself."""
-        reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
+        reason = (
+            f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
+        )
         return cls(Fault(kind, task, tensor, f"{detail}: {reason}"))
 
 

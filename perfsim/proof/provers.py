@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from perfsim.base.errors import InputError, Problem
 from perfsim.network import Topology
-from perfsim.proof.gpu import GpuCompiler
 from perfsim.proof.compute import ComputeCompiler
+from perfsim.proof.gpu import GpuCompiler
 from perfsim.proof.promises import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
 from perfsim.proof.wafer import WaferCompiler
