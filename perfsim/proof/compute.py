@@ -38,39 +38,24 @@ LATER_WORDS = "gradients of words by modules"
 OF_ROUTER = "gradients of weights around experts"
 
 
-class Present:
+class _Present(NamedTuple):
     """A compute task: when it runs, on which micro-batch and block."""
 
-    def __init__(self, compiler: ComputeCompiler, task: Task, step: int, mode: str) -> None:
-        model = compiler.training.model
-        self.compiler = compiler
-        self.task = task
-        self.step = step
-        self.mode = mode
-        """The recompute mode of its layer."""
-        self.block = task.block
-        self.again = task.work.op.endswith("recompute")
-        """Whether it repeats a forward."""
-        self.ahead = max(0, self.block - model.num_layers + 1) if self.block >= 0 else 0
-        """By how many tokens the inputs of its module are later; 0 if it is of none."""
-
-    def claim(self, quantity: str) -> Claim | None:
-        """What serial training says of the first tensor that it makes; None: nothing."""
-        model = self.compiler.training.model
-        # That of the last layer has gradients by modules too; a core alone is not repeated up to its sum.
-        partly = self.again and self.mode == "selective"
-        if not quantity or partly or (self.block == HEAD and model.mtp_num_layers > 0):
-            return None
-        of_ends = {("hidden", EMBEDDING): 0, ("gradient", HEAD): model.num_layers}
-        number = of_ends.get((quantity, self.block), self.block + (quantity == "hidden"))
-        return Claim(quantity, number, self.step, self.task.tag)
+    compiler: ComputeCompiler
+    task: Task
+    step: int
+    block: int
+    ahead: int
+    """By how many tokens the inputs of its module are later; 0 if it is of none."""
+    again: bool
+    """Whether it repeats a forward."""
 
 
 @dataclass
 class At:
     """A compute task on a rank: its weights, its operands in the graph, and its frame."""
 
-    now: Present
+    now: _Present
     rank: int
     share: Share
     w: Weights
@@ -165,7 +150,7 @@ def _save(at: At, block: Block) -> Block:
         block.values["statistics"] = statistics(block.values["scores"], at.words[1], at.share)
         scores = {name: block.values[name] for name in ("scores", "statistics")}
         at.frame[at.now.block] = Block(scores, {"scores": block.parts["scores"]})
-    return block.saved(at.now.mode, at.now.compiler.runtime)
+    return block.saved(at.now.compiler.mode_of(at.now.block), at.now.compiler.runtime)
 
 
 def enter(at: At, operation: Operation) -> Made:
@@ -301,56 +286,46 @@ def _hand_on(at: At, _: Operation) -> Made:
     return [at.operands[0]], []
 
 
-def passes(name: str, operation: Operation, *others: str) -> dict[str, Operation]:
-    """An operation in some passes."""
-    return {f"{name}.{other}": operation for other in others}
+def both(name: str, there: Operation, back: Operation) -> dict[str, Operation]:
+    """An operation forward and repeated, and backward, whole or its input gradients alone."""
+    forwards = {f"{name}.{which}": there for which in ("forward", "recompute")}
+    return forwards | {f"{name}.{which}": back for which in ("backward", "dgrad")}
 
 
-FORWARD = ("forward", "recompute")
-BACKWARD = ("backward", "dgrad")
+OWN = ("own",)
 ALSO_EMBEDDING = ("own", "embedding")
 ALSO_HEAD = ("own", "head")
+EXPERTS_ALONE = ("experts",)
 ROWS = ("rows", "expert")
-MLP = ("mlp", "scores")
+LAYER = (*ATTENTION, *FEED_FORWARD)
+ATTENTION_END = Operation(
+    backward,
+    ATTENTION,
+    begin=to_attention,
+    end=leave,
+    reads=ALSO_EMBEDDING,
+    adds=OWN,
+    begins=False,
+    quantity="gradient",
+)
 COMPUTE: Mapping[str, Operation] = {
     "embedding.forward": Operation(enter, ("lookup",), (), quantity="hidden"),
-    "head.forward": Operation(enter, ("scores",), gives=("statistics",), end=_softmax),
-    **passes(
+    "embedding.backward": Operation(backward, ("lookup",), gives=(), reads=(), adds=OWN),
+    **both(
         "head",
+        Operation(enter, ("scores",), gives=("statistics",), end=_softmax),
         Operation(
-            backward,
-            ("scores",),
-            ("statistics",),
-            begin=_by_loss,
-            adds=("own",),
-            loss=True,
-            quantity="gradient",
+            backward, ("scores",), ("statistics",), begin=_by_loss, adds=OWN, loss=True, quantity="gradient"
         ),
-        *BACKWARD,
     ),
-    "embedding.backward": Operation(backward, ("lookup",), gives=(), reads=(), adds=("own",)),
-    **passes(
+    **both(
         "attention",
         Operation(enter, ATTENTION, gives=("attended",), reads=ALSO_EMBEDDING, quantity="attention"),
-        *FORWARD,
+        ATTENTION_END,
     ),
-    **passes("mlp", Operation(forward, MLP, ("attended",), reads=ALSO_HEAD, quantity="hidden"), *FORWARD),
-    **passes(
-        "attention",
-        Operation(
-            backward,
-            ATTENTION,
-            begin=to_attention,
-            end=leave,
-            reads=ALSO_EMBEDDING,
-            adds=("own",),
-            begins=False,
-            quantity="gradient",
-        ),
-        *BACKWARD,
-    ),
-    **passes(
+    **both(
         "mlp",
+        Operation(forward, ("mlp", "scores"), ("attended",), reads=ALSO_HEAD, quantity="hidden"),
         Operation(
             backward,
             ("mlp",),
@@ -360,43 +335,37 @@ COMPUTE: Mapping[str, Operation] = {
             loss=True,
             quantity="middle",
         ),
-        *BACKWARD,
     ),
-    **passes("router", Operation(forward, ("router",), ("attended",), ROWS, _route_own), *FORWARD),
-    **passes("shared_experts", Operation(forward, ("shared",), (), ("shared",)), *FORWARD),
-    **passes("experts", Operation(forward, ("experts",), ROWS, ROWS, reads=("experts",)), *FORWARD),
-    **passes(
+    **both(
+        "router",
+        Operation(forward, ("router",), ("attended",), ROWS, _route_own),
+        Operation(backward, ("router",), ("rows",), adds=ALSO_HEAD, quantity="middle"),
+    ),
+    **both(
+        "shared_experts",
+        Operation(forward, ("shared",), (), ("shared",)),
+        Operation(backward, ("shared",), (), ()),
+    ),
+    **both(
+        "experts",
+        Operation(forward, ("experts",), ROWS, ROWS, reads=EXPERTS_ALONE),
+        Operation(backward, ("experts",), ROWS, ROWS, reads=EXPERTS_ALONE, adds=EXPERTS_ALONE),
+    ),
+    **both(
         "combine",
         Operation(forward, ("combine", "scores"), ("rows",), reads=ALSO_HEAD, quantity="hidden"),
-        *FORWARD,
-    ),
-    **passes(
-        "combine",
         Operation(backward, ("combine",), gives=ROWS, begin=_from_tokens, reads=ALSO_HEAD, loss=True),
-        *BACKWARD,
     ),
-    **passes("shared_experts", Operation(backward, ("shared",), (), ()), *BACKWARD),
-    **passes(
-        "experts",
-        Operation(backward, ("experts",), ROWS, ROWS, reads=("experts",), adds=("experts",)),
-        *BACKWARD,
+    **both(
+        "layer",
+        Operation(enter, LAYER, begin=_route_layer, quantity="hidden"),
+        Operation(backward, LAYER, adds=OWN, end=leave, quantity="gradient"),
     ),
-    **passes(
-        "router", Operation(backward, ("router",), ("rows",), quantity="middle", adds=ALSO_HEAD), *BACKWARD
-    ),
-    "attention.wgrad": Operation(_weight_pass, reads=(), adds=("own",), begins=False),
+    "attention.wgrad": Operation(_weight_pass, reads=(), adds=OWN, begins=False),
     "mlp.wgrad": Operation(_weight_pass, reads=(), adds=ALSO_HEAD),
-    "head.wgrad": Operation(_weight_pass, reads=(), adds=("own",)),
+    "head.wgrad": Operation(_weight_pass, reads=(), adds=OWN),
     "experts.wgrad": Operation(_weight_pass, reads=(), adds=("own", "experts", "head")),
     "stage.hand_on": Operation(_hand_on, reads=()),
-    **passes(
-        "layer",
-        Operation(enter, (*ATTENTION, *FEED_FORWARD), begin=_route_layer, quantity="hidden"),
-        *FORWARD,
-    ),
-    "layer.backward": Operation(
-        backward, (*ATTENTION, *FEED_FORWARD), adds=("own",), end=leave, quantity="gradient"
-    ),
 }
 """What compute tasks do, by their operation (`Work.op`); add new ones here."""
 
@@ -427,6 +396,9 @@ class Partial(NamedTuple):
 class ComputeCompiler(Compiler):
     """Compiles compute tasks; subclasses say where weights, gradients and frames are."""
 
+    operations: Mapping[str, Callable[[Any, Task], None]]
+    """What other tasks do."""
+    computes: Mapping[str, Operation] = COMPUTE
     peers = 1
     """Ranks that share every product."""
     rings = False
@@ -437,7 +409,28 @@ class ComputeCompiler(Compiler):
         self.training = training
         self.runtime = runtime
         self.partial: dict[int, Partial] = {}
-        self._known: dict[tuple[Any, ...], Any] = {}
+        self._words: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
+        self._routing: dict[tuple[int, ...], Routing] = {}
+
+    def translate(self, task: Task) -> None:
+        """Add the action of one task; an unknown operation is refused by name."""
+        key = self.key(task)
+        if key in self.computes:
+            self.compute(self.computes[key])
+        elif key in self.operations:
+            self.operations[key](self, task)
+        else:
+            known = ", ".join([*self.computes, *self.operations])
+            detail = f"the executor knows no operation {key!r}; known: {known}"
+            raise self.refuse("its operation", detail)
+
+    def key(self, task: Task) -> str:
+        """The name of a task in the tables of operations."""
+        return task.work.op
+
+    def compute(self, operation: Operation) -> None:
+        """Add the action of a compute task."""
+        self.perform(operation)
 
     def sharding(self, _rank: int, _block: int) -> Place:
         """Among how many ranks a block's states are sharded, and which shard a rank has: by default one."""
@@ -477,24 +470,33 @@ class ComputeCompiler(Compiler):
 
     def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
         """Inputs and targets of a micro-batch on a rank; a module reads them `ahead` tokens later."""
-        key = ("tokens", rank, step, microbatch, ahead)
-        if key not in self._known:
+        key = rank, step, microbatch, ahead
+        if key not in self._words:
             rows = self.rows(rank, microbatch)
             places = self.places(rank)
             inputs, targets = self.training.words(step, ahead)
-            self._known[key] = inputs[rows][:, places], targets[rows][:, places]
-        words: tuple[Ints, Ints] = self._known[key]
-        return words
+            self._words[key] = inputs[rows][:, places], targets[rows][:, places]
+        return self._words[key]
 
     def routing(self, rank: int, step: int, block: int, microbatch: int) -> Routing:
         """The routing of the tokens of a micro-batch at a rank's own positions."""
-        key = ("routing", rank, step, block, microbatch)
-        if key not in self._known:
+        key = rank, step, block, microbatch
+        if key not in self._routing:
             places = self.own(rank, np.array(self.share(rank).places)[None])[0]
             whole = self.training.routing(step, block)
-            self._known[key] = whole.of(self.rows(rank, microbatch), places)
-        routing: Routing = self._known[key]
-        return routing
+            self._routing[key] = whole.of(self.rows(rank, microbatch), places)
+        return self._routing[key]
+
+    def _claim(self, now: _Present, quantity: str) -> Claim | None:
+        """What serial training says of the first tensor that a task makes; None: nothing."""
+        model = self.training.model
+        # That of the last layer has gradients by modules too; a core alone is not repeated up to its sum.
+        partly = now.again and self.mode_of(now.block) == "selective"
+        if not quantity or partly or (now.block == HEAD and model.mtp_num_layers > 0):
+            return None
+        of_ends = {("hidden", EMBEDDING): 0, ("gradient", HEAD): model.num_layers}
+        number = of_ends.get((quantity, now.block), now.block + (quantity == "hidden"))
+        return Claim(quantity, number, now.step, now.task.tag)
 
     def perform(
         self,
@@ -505,7 +507,8 @@ class ComputeCompiler(Compiler):
     ) -> None:
         """A task that each rank runs alone; `also` makes what it writes besides, from what it reads besides."""
         task = self.task
-        now = Present(self, task, self.step, self.mode_of(task.block))
+        ahead = max(0, task.block - self.training.model.num_layers + 1) if task.block >= 0 else 0
+        now = _Present(self, task, self.step, task.block, ahead, task.work.op.endswith("recompute"))
         number = {"own": now.block, "experts": EXPERTS + now.block, "embedding": EMBEDDING, "head": HEAD}
 
         def named(names: Sequence[str]) -> list[int]:
@@ -529,7 +532,7 @@ class ComputeCompiler(Compiler):
                 before[place] = len(reads)
                 reads.append(target.before)
         last = len(reads)
-        claim = now.claim(operation.quantity)
+        claim = self._claim(now, operation.quantity)
         sums = bool(operation.adds) and bool(operation.quantity) and self.peers > 1
         travels = self.peers > 1 and task.work.op.endswith("wgrad")
         of_layer = now.block >= 0

@@ -17,16 +17,14 @@ import numpy as np
 from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.compute import (
     ALSO_EMBEDDING,
-    BACKWARD,
-    FORWARD,
+    ATTENTION_END,
     At,
     Made,
     Operation,
     backward,
+    both,
     enter,
     forward,
-    leave,
-    passes,
     residual,
     to_attention,
 )
@@ -135,41 +133,23 @@ def _qkv_backward(at: At, operation: Operation) -> Made:
     return backward(at, operation)
 
 
+HEADS_AND_JOIN = ("join", "heads")
+QKV = ("q", "k", "v")
 IN_PARTS = {
-    **passes(
+    **both(
         "attention.qkv",
-        Operation(_qkv, ("join", "heads"), gives=("q", "k", "v"), reads=ALSO_EMBEDDING),
-        *FORWARD,
+        Operation(_qkv, HEADS_AND_JOIN, gives=QKV, reads=ALSO_EMBEDDING),
+        ATTENTION_END._replace(run=_qkv_backward, parts=HEADS_AND_JOIN, begin=residual),
     ),
-    **passes("attention.block", Operation(_block, ("core",), ("q", "k", "v"), reads=()), *FORWARD),
-    **passes(
+    **both(
+        "attention.block",
+        Operation(_block, ("core",), QKV, reads=()),
+        Operation(_block_backward, ("core",), ("context",), QKV, reads=()),
+    ),
+    **both(
         "attention.output",
         Operation(forward, ("output",), (), ("attended",), begin=_context, quantity="attention"),
-        *FORWARD,
-    ),
-    **passes(
-        "attention.output",
         Operation(backward, ("output",), gives=("context",), begin=to_attention),
-        *BACKWARD,
-    ),
-    **passes(
-        "attention.block",
-        Operation(_block_backward, ("core",), ("context",), ("q", "k", "v"), reads=()),
-        *BACKWARD,
-    ),
-    **passes(
-        "attention.qkv",
-        Operation(
-            _qkv_backward,
-            ("join", "heads"),
-            begin=residual,
-            end=leave,
-            reads=ALSO_EMBEDDING,
-            adds=("own",),
-            begins=False,
-            quantity="gradient",
-        ),
-        *BACKWARD,
     ),
 }
 """Operations of attention whose ranks share sequences."""

@@ -119,24 +119,21 @@ class GpuCompiler(ComputeCompiler):
         self.on_host: set[tuple[int, int]] = set()
         """(device, block) with gradients that left the device."""
 
-    def translate(self, task: Task) -> None:
-        """Add the action of one task; an unknown operation is refused by name."""
-        key = task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
+    def key(self, task: Task) -> str:
+        """The name of a task in the tables; of a communication it begins with its category."""
         if task.work.name == WAIT_OF_EXPERTS:
-            key = "wait"
-        elif key.endswith(".forward"):
-            block = task.block + (EXPERTS if key == "experts.forward" else 0)
+            return "wait"
+        return task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
+
+    def compute(self, operation: Operation) -> None:
+        """Add the action of a compute task; a forward tells where its block is."""
+        op = self.task.work.op
+        if op.endswith(".forward"):
+            block = self.task.block + (EXPERTS if op == "experts.forward" else 0)
             home = self.homes.setdefault(self.place, [])
             if block not in home:
                 home.append(block)
-        if key in _COMPUTE:
-            self.perform(_COMPUTE[key])
-        elif key in OPERATIONS:
-            OPERATIONS[key](self, task)
-        else:
-            known = ", ".join([*_COMPUTE, *OPERATIONS])
-            detail = f"the executor knows no operation {key!r}; known: {known}"
-            raise self.refuse("its operation", detail)
+        self.perform(operation)
 
     def handle(self, position: int = 0, *places: int) -> list[Cell]:
         """Activations that leave for the host use two buffers in turn, those that return two more."""
@@ -664,8 +661,8 @@ class GpuCompiler(ComputeCompiler):
         return Moments.zero(value.size) if cell.name == "moments" else value
 
 
-_COMPUTE = {**COMPUTE, **IN_PARTS}
-OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
+GpuCompiler.computes = {**COMPUTE, **IN_PARTS}
+GpuCompiler.operations = {
     "wait": lambda compiler, _: compiler.copy(),
     "norm": GpuCompiler.norm,
     "optimizer": GpuCompiler.optimizer,

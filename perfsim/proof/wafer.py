@@ -6,13 +6,13 @@ there when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from perfsim.base.arrays import Ints
-from perfsim.proof.compute import COMPUTE, ComputeCompiler, Operation, Target
+from perfsim.proof.compute import ComputeCompiler, Operation, Target
 from perfsim.proof.parameters import WORDS, Share, with_experts
 from perfsim.proof.program import (
     SHARED,
@@ -55,17 +55,6 @@ class WaferCompiler(ComputeCompiler):
         """Tensors with weights that were read from MemoryX's flash into its DRAM."""
         self.sums: set[int] = set()
         """Tensors with gradients of earlier micro-batches."""
-
-    def translate(self, task: Task) -> None:
-        """Add the action of one task; an unknown operation is refused by name."""
-        op = task.work.op
-        if op in COMPUTE:
-            self.compute(task, COMPUTE[op])
-        elif op in OPERATIONS:
-            OPERATIONS[op](self, task)
-        else:
-            detail = f"the executor knows no operation {op!r}; known: {', '.join([*COMPUTE, *OPERATIONS])}"
-            raise self.refuse("its operation", detail)
 
     # ---------------------------------------------------------------------------------- shares
     def rows(self, rank: int, microbatch: int) -> Ints:
@@ -208,12 +197,13 @@ class WaferCompiler(ComputeCompiler):
         self.add([*operands, *states], writes, run, claims=[] if alone else claims)
 
     # --------------------------------------------------------------------------------- compute
-    def compute(self, task: Task, operation: Operation) -> None:
+    def compute(self, operation: Operation) -> None:
         """A task that each wafer runs.
 
         The embedding takes the samples out of their slot. The input of a group is kept in a slot while it
         leaves, and read from another once it is back; of layers that run again nothing else is kept.
         """
+        task = self.task
         samples = Cell(self.place, "samples", EMBEDDING)
         begins = task.work.op == "embedding.forward"
         reads = [self.sample_slot if begins else samples] if task.block in WORDS else []
@@ -259,7 +249,7 @@ class WaferCompiler(ComputeCompiler):
         raise KeyError(cell)
 
 
-OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
+WaferCompiler.operations = {
     "wait": lambda compiler, _: compiler.copy(),
     "memoryx_read": WaferCompiler.read_store,
     "flash_read": WaferCompiler.flash_read,
