@@ -375,7 +375,8 @@ class Target(NamedTuple):
 
     block: int
     before: Cell | None
-    after: Cell
+    after: Cell | None
+    """None: the second tensor that the task writes."""
     adds: bool = True
 
 
@@ -518,24 +519,15 @@ class ComputeCompiler(Compiler):
         blocks = named(operation.reads)
         splits = bool(operation.adds) and task.work.op.endswith("dgrad")
         targets = [] if splits or not operation.adds else self.targets(operation, named(operation.adds))
-        operands = self.operands()
-        results = [cell for cell in self.results() if all(cell != target.after for target in targets)]
-        frame = self.frame()
         loss = [Cell(self.place, f"loss[{task.tag}]", now.block)]
         loss = loss if operation.loss and (now.ahead or now.block == HEAD) else []
-        count = len(operands)
+        count = len(task.reads)
         first = count + len(blocks)
-        before = {}
-        reads = [*operands, *map(self.weights, blocks), frame]
-        for place, target in enumerate(targets):
-            if target.before is not None:
-                before[place] = len(reads)
-                reads.append(target.before)
-        last = len(reads)
-        claim = self._claim(now, operation.quantity)
-        sums = bool(operation.adds) and bool(operation.quantity) and self.peers > 1
+        frame = self.frame()
+        befores = [target.before for target in targets if target.before is not None]
+        last = first + 1 + len(befores)
+        sums = bool(operation.adds and operation.quantity) and self.peers > 1
         travels = self.peers > 1 and task.work.op.endswith("wgrad")
-        of_layer = now.block >= 0
 
         def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
             share = self.share(rank)
@@ -544,14 +536,14 @@ class ComputeCompiler(Compiler):
             for block, flat in zip(blocks, values[count:first], strict=True):
                 w |= layouts[block].views(flat)
             f: Frame = dict(values[first])
-            at = At(now, rank, share.of_layer(now.block) if of_layer else share, w, values[:count], f)
+            at = At(now, rank, share.of_layer(now.block), w, values[:count], f)
             tensors, gradients = operation.run(at, operation)
-            made: list[Any] = [*tensors, *([None] * (len(results) - len(tensors)))]
+            made: list[Any] = [*tensors, *([None] * (len(task.writes) - len(tensors)))]
             if sums:
-                layout = layouts[now.block]
-                summed = [pair for pair in gradients if pair[0] in layout.summed]
-                gradients = [pair for pair in gradients if pair[0] not in layout.summed]
-                made[0] = {**made[0], "weights": layout.gradient(summed)}
+                summed = layouts[now.block].summed
+                together = [pair for pair in gradients if pair[0] in summed]
+                gradients = [pair for pair in gradients if pair[0] not in summed]
+                made[0] = {**made[0], "weights": layouts[now.block].gradient(together)}
             if splits and len(made) > 1:
                 made[1] = {"of weights": gradients}
             elif splits:
@@ -559,22 +551,28 @@ class ComputeCompiler(Compiler):
             if now.ahead and targets and targets[0].block == now.block:
                 f[LATER_WORDS] = f.get(LATER_WORDS, 0.0) + layouts[EMBEDDING].gradient(gradients)
             totals = []
+            before = iter(values[first + 1 : last])
             for place, target in enumerate(targets):
                 total = layouts[target.block].gradient(gradients)
                 if target.block == EMBEDDING:
                     total = total + f.pop(LATER_WORDS, 0.0)
                 if travels and not place:
                     total = total + values[count - 1]["weights"]
-                totals.append(values[before[place]] + total if target.adds and place in before else total)
+                if target.before is not None:
+                    old = next(before)
+                    total = old + total if target.adds else total
+                if target.after is None:
+                    made[1] = total
+                else:
+                    totals.append(total)
             losses = [np.asarray(f.pop("loss")) for _ in loss]
             return (*made, f, *losses, *totals, *also(values[last:], made))
 
-        writes = [*results, frame, *loss, *(target.after for target in targets), *also_writes]
-        claims = []
-        if self.peers == 1:
-            claims += [(0, claim)] if claim else []
-        elif claim or sums or operation.gives == ("statistics",):
-            of_words = operation.gives == ("statistics",)
-            self.partial[task.writes[0]] = Partial(claim, task.block if sums else None, splits, of_words)
-        claims += [(len(results) + 1, Claim("loss", now.block, self.step, task.tag)) for _ in loss]
-        self.add([*reads, *also_reads], writes, kernel, claims=claims)
+        reads = [*map(self.weights, blocks), frame, *befores, *also_reads]
+        writes = [frame, *loss, *(target.after for target in targets if target.after), *also_writes]
+        claim = self._claim(now, operation.quantity)
+        claims = [(0, claim)] if claim and self.peers == 1 else []
+        claims += [(1 + len(task.writes), Claim("loss", now.block, self.step, task.tag)) for _ in loss]
+        of_words = operation.gives == ("statistics",)
+        self.partial[task.writes[0]] = Partial(claim, task.block if sums else None, splits, of_words)
+        self.add(kernel, reads, writes, claims=claims)

@@ -10,7 +10,7 @@ overwrites them there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -265,20 +265,7 @@ class GpuCompiler(ComputeCompiler):
 
         follows = [self.cell(how.follows, task.block)] if how.follows else []
         keeps = [self.cell(how.keeps, task.block)] if how.keeps else []
-        self._collect(kernel, follows, keeps, Message(how.content, how.sent))
-
-    def _collect(
-        self,
-        kernel: Callable[[Sequence[int], Sequence[Values]], list[tuple[Any, ...]]],
-        also_reads: Sequence[Cell],
-        also_writes: Sequence[Cell],
-        message: Message,
-        claims: Sequence[tuple[int, Claim]] = (),
-    ) -> None:
-        """A collective from the tensors that the task reads to those that it writes, and other buffers."""
-        reads = [*self.operands(), *also_reads]
-        writes = [*self.results(), *also_writes]
-        self.add(reads, writes, kernel, joined=True, claims=claims, message=message)
+        self.add(kernel, follows, keeps, joined=True, message=Message(how.content, how.sent))
 
     def over_peers(self, task: Task) -> None:
         """Sum over the tensor peers, or put their parts together; each gets the whole or its part.
@@ -320,59 +307,50 @@ class GpuCompiler(ComputeCompiler):
                 for tensor, inputs in zip(made, values, strict=True)
             ]
 
-        if op == "reduce_scatter":
-            self.partial[task.writes[0]] = Partial(info.claim, of_words=info.of_words, axis=SEQUENCE)
-        claims = [(0, info.claim)] if info.claim and op != "reduce_scatter" else []
+        whole = op != "reduce_scatter"
+        self.partial[task.writes[0]] = Partial(
+            info.claim, of_words=info.of_words, axis=None if whole else SEQUENCE
+        )
+        claims = [(0, info.claim)] if info.claim and whole else []
         content: Literal["statistics", "activations"] = "statistics" if info.of_words else "activations"
         message = Message(content, "made" if op == "all_gather" else "read")
-        self._collect(kernel, buffer, buffer, message, claims)
+        self.add(kernel, buffer, buffer, joined=True, claims=claims, message=message)
 
     # --------------------------------------------------------------------------- between stages
     def send(self, task: Task) -> None:
         """Send the tensor, or this peer's part of it, to the same peer of the next stage."""
-        (operand,) = self.operands()
-        _, target = self._ends(task)
         peers = self.peers
         shares = peers > 1 and not self.layout.sequence_parallel
-        actions = self.program.actions
-        made = actions[self.last_writer[operand]]
-        claim = next((claim for place, claim in made.claims if made.writes[place] == operand), None)
-        info = self.partial.get(task.reads[0])
-        times = peers if info is not None and info.axis == SEQUENCE else 1
+        info = self.partial.get(task.reads[0], Partial(None))
 
         def run(rank: int, tensor: Tensor) -> tuple[Any, ...]:
-            if not shares:
-                return ({"hidden": tensor["hidden"]},)
-            return ({"hidden": pieces(tensor["hidden"], peers, HIDDEN)[rank % peers]},)
+            hidden = tensor["hidden"]
+            return ({"hidden": pieces(hidden, peers, HIDDEN)[rank % peers] if shares else hidden},)
 
-        if shares:
-            self.partial[task.writes[0]] = Partial(claim, axis=HIDDEN)
-        claims = [(0, claim)] if claim and not shares else []
-        message = Message("activations", "made", times=times)
-        self.add([operand], self.handle(0, target), run, claims=claims, message=message)
+        self.partial[task.writes[0]] = Partial(info.claim, axis=HIDDEN if shares else None)
+        claims = [(0, info.claim)] if info.claim and not shares else []
+        message = Message("activations", "made", times=peers if info.axis == SEQUENCE else 1)
+        self.add(run, places=self._ends(task)[1:], claims=claims, message=message)
 
-    def _ends(self, task: Task) -> tuple[int, int]:
+    def _ends(self, task: Task) -> Sequence[int]:
         group = task.work.group
         if group is None or len(group.ranks) != 2:
             raise self.refuse("its group", "a transfer needs two ranks")
-        return group.ranks[0], group.ranks[1]
+        return group.ranks
 
     def tie(self, task: Task) -> None:
         """Sum the gradients of a tied embedding over the first and the last stage."""
-        first, last = self._ends(task)
         shard = self.sharded(EMBEDDING)
         name = "gradient shard" if shard else "gradient"
-        cells = [Cell(first, name, EMBEDDING), Cell(last, name, HEAD)]
-        operands = self.operands(anywhere=True)
+        ends = self._ends(task)
+        cells = [Cell(place, name, block) for place, block in zip(ends, ENDS, strict=True)]
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
-            gradients = [value.copy() for value in values[len(operands) :]]
+            gradients = [value.copy() for value in values[-len(ENDS) :]]
             words = self._sum_words(rank, gradients, shard=shard)
             return (words, words, *gradients)
 
-        message = Message("table", "made")
-        results = [*self.handle(0, first, last), *cells]
-        self.add([*operands, *cells], results, run, message=message)
+        self.add(run, cells, cells, places=ends, anywhere=True, message=Message("table", "made"))
 
     def _sum_words(self, rank: int, gradients: list[Floats], *, shard: bool) -> Floats:
         """Set the words in the gradients, or shards, of embedding and LM head to their sum; returns it."""
@@ -460,7 +438,7 @@ class GpuCompiler(ComputeCompiler):
         message = Message(
             "shards" if across else "gradients", "read", slice(first, first + count), tuple(blocks)
         )
-        self._collect(kernel, [*sources, *kept], written, message, claims)
+        self.add(kernel, [*sources, *kept], written, joined=True, claims=claims, message=message)
 
     def data_gather(self, task: Task) -> None:
         """Gather the parameter shards of the other replicas; after an update those of the whole device."""
@@ -483,11 +461,11 @@ class GpuCompiler(ComputeCompiler):
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             layouts = self.share(members[0]).layouts
-            whole = [
+            gathered = [
                 layouts[block].whole([inputs[first + number] for inputs in values])
                 for number, block in enumerate(blocks)
             ]
-            return [(*tensors, *whole)] * len(members)
+            return [(*tensors, *gathered)] * len(members)
 
         updated = blocks if task.block == WHOLE_DEVICE else []
         claims = [
@@ -495,7 +473,8 @@ class GpuCompiler(ComputeCompiler):
             for place, block in enumerate(updated)
         ]
         message = Message("parameters", "made", slice(len(tensors), None), tuple(blocks))
-        self._collect(kernel, masters, [self.weights(block) for block in blocks], message, claims)
+        whole = [self.weights(block) for block in blocks]
+        self.add(kernel, masters, whole, joined=True, claims=claims, message=message)
 
     # ------------------------------------------------------------------------------------ host
     def _blocks_of(self, task: Task) -> tuple[int, ...]:
@@ -506,7 +485,7 @@ class GpuCompiler(ComputeCompiler):
     def host_store(self, task: Task) -> None:
         """Add gradients to those on the host, and clear them on the device; or copy activations."""
         if task.work.name == ACTIVATIONS:
-            self.copy(hands_on=True)
+            self.copy(task)
             return
         left = self.reductions[task.reads[0]] if self.scattered else {}
         blocks = [block for block in left or self._blocks_of(task) if block in self.homes[self.place]]
@@ -518,21 +497,20 @@ class GpuCompiler(ComputeCompiler):
             if self.sharded(block) and not self.scattered:
                 cleared.append(self.gradient(block))
         self.on_host |= {(self.place, block) for block in blocks}
-        operands = self.operands(anywhere=True)
+        first = len(task.reads)
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
             results: list[Any] = [None]
-            of_pairs = values[len(operands) :]
-            for host, part in zip(of_pairs[::2], of_pairs[1::2], strict=True):
+            for host, part in zip(values[first::2], values[first + 1 :: 2], strict=True):
                 results += [host + part, np.zeros_like(part)]
             return *results, *(np.zeros(self.share(rank).layouts[cell.number].size) for cell in cleared)
 
-        self.add([*operands, *pairs], [*self.handle(), *pairs, *cleared], run)
+        self.add(run, pairs, [*pairs, *cleared], anywhere=True)
 
     def host_load(self, task: Task) -> None:
         """Copy the host's weights to the device, a rank's shard or all; or activations."""
         if task.work.name == ACTIVATIONS:
-            self.copy(hands_on=True)
+            self.copy(task)
             return
         blocks = self._blocks_of(task)
         targets = [self.master(block) for block in blocks]
@@ -541,7 +519,9 @@ class GpuCompiler(ComputeCompiler):
             blocks = ENDS if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
             targets = self.in_turn("slot of copied weights", parts=len(ENDS))[: len(blocks)]
             self.copied |= {(self.place, block): cell for block, cell in zip(blocks, targets, strict=True)}
-        self.copy([self.cell(HOST_WEIGHTS, block) for block in blocks], targets, anywhere=True)
+        sources = [self.cell(HOST_WEIGHTS, block) for block in blocks]
+        first = len(task.reads)
+        self.add(lambda _, *values: (None, *values[first:]), sources, targets, anywhere=True)
 
     # ---------------------------------------------------------------------------------- update
     def _updates(self, *, hosted: bool) -> list[_Update]:
@@ -581,10 +561,12 @@ class GpuCompiler(ComputeCompiler):
 
     def norm(self, task: Task) -> None:
         """The norm of this device's gradients summed over peers, or that of other norms over devices."""
-        operands = self.operands(anywhere=True)
-        parts = [cell for cell, handle in zip(operands, task.reads, strict=True) if handle in self.norms]
-        own = [] if parts else self._updates(hosted=False)
-        count = len(operands)
+        across = any(handle in self.norms for handle in task.reads)
+        own = [] if across else self._updates(hosted=False)
+        count = len(task.reads)
+
+        def over_devices(_: int, *values: Any) -> tuple[Any, ...]:
+            return (sum(values),)
 
         def over_peers(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             totals = [
@@ -594,13 +576,11 @@ class GpuCompiler(ComputeCompiler):
             return [(sum(totals),) for _ in members]
 
         self.norms.add(task.writes[0])
-        whole = (bool(parts) or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
+        whole = (across or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
-        if parts:
-            self.add(parts, self.handle(), lambda _, *values: (sum(values),), claims=claims)
-            return
-        reads = [*operands, *(update.gradient for update in own)]
-        self.add(reads, self.handle(), over_peers, joined=True, claims=claims)
+        gradients = [update.gradient for update in own]
+        run = over_devices if across else over_peers
+        self.add(run, gradients, anywhere=True, joined=not across, claims=claims)
 
     def optimizer(self, task: Task) -> None:
         """Adam on the parameters of this rank with clipped gradients; clears their gradients.
@@ -609,17 +589,17 @@ class GpuCompiler(ComputeCompiler):
         of its own gradients.
         """
         hosted = task.work.op in UPDATES
-        operands = self.operands(anywhere=True)
         norm = next((place for place, handle in enumerate(task.reads) if handle in self.norms), None)
         own = [of for of in self._updates(hosted=hosted) if not hosted or of.block in self._blocks_of(task)]
-        first = len(operands)
+        first = len(task.reads)
         count = len(own)
-        writes = self.handle()
+        writes: list[Cell] = []
         claims = []
         for block, shard, _, states, clears in own:
             kind = " shard" if shard else ""
-            claims.append((len(writes), Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
-            claims.append((len(writes) + 1, Claim(f"weights{kind}", block, self.step, -1)))
+            place = len(task.writes) + len(writes)
+            claims.append((place, Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
+            claims.append((place + 1, Claim(f"weights{kind}", block, self.step, -1)))
             record = self.cell(f"gradient used in step {self.step + 1}", block)
             writes += [record, *states, *clears]
             self.on_host.discard((self.place, block))
@@ -637,8 +617,8 @@ class GpuCompiler(ComputeCompiler):
                 results += [np.zeros(len(gradient)), np.zeros(size)][: len(update.clears)]
             return tuple(results)
 
-        reads = [*operands, *(of.gradient for of in own), *(cell for of in own for cell in of.states)]
-        self.add(reads, writes, run, claims=claims)
+        reads = [*(of.gradient for of in own), *(cell for of in own for cell in of.states)]
+        self.add(run, reads, writes, anywhere=True, claims=claims)
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, rank: int) -> Any:
@@ -663,7 +643,7 @@ class GpuCompiler(ComputeCompiler):
 
 GpuCompiler.computes = {**COMPUTE, **IN_PARTS}
 GpuCompiler.operations = {
-    "wait": lambda compiler, _: compiler.copy(),
+    "wait": GpuCompiler.copy,
     "norm": GpuCompiler.norm,
     "optimizer": GpuCompiler.optimizer,
     **dict.fromkeys(UPDATES, GpuCompiler.optimizer),

@@ -179,8 +179,8 @@ class Share:
     """Positions that a position attends to, in a layer with a window; None: all."""
 
     def of_layer(self, layer: int) -> Share:
-        """The share with the attention window of a layer."""
-        return self if layer_kinds(self.model)[layer].window is None else self._in_window
+        """The share with the attention window of a block, if that is a layer with one."""
+        return self if layer < 0 or layer_kinds(self.model)[layer].window is None else self._in_window
 
     @cached_property
     def _in_window(self) -> Share:

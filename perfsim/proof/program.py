@@ -222,21 +222,14 @@ class Compiler(ABC):
         """The error that the present task cannot be executed."""
         return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
 
-    def operands(self, *, anywhere: bool = False) -> list[Cell]:
-        """The cells of all tensors that the present task reads; they must be on its own device."""
-        return [self._operand(handle, anywhere=anywhere) for handle in self.task.reads]
-
     def _operand(self, handle: int, *, anywhere: bool) -> Cell:
+        """The cell of a tensor that the present task reads."""
         for cell in self.handles.get(handle, ()):
             if cell.place in (self.place, SHARED) or self.place == SHARED or anywhere:
                 return cell
         raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
 
-    def results(self) -> list[Cell]:
-        """The cells of all tensors that the present task writes, on its own device."""
-        return [cell for position in range(len(self.task.writes)) for cell in self.handle(position)]
-
-    def handle(self, position: int = 0, *places: int) -> list[Cell]:
+    def handle(self, position: int, *places: int) -> list[Cell]:
         """The cells of a tensor that the present task writes, by default on its own device."""
         number = self.task.writes[position]
         cells = [Cell(place, "tensor", number) for place in (places or (self.place,))]
@@ -252,47 +245,36 @@ class Compiler(ABC):
         first = number % slots * parts
         return [Cell(self.place, name, first + part) for part in range(parts)]
 
-    def copy(
-        self,
-        source: Sequence[Cell] = (),
-        target: Sequence[Cell] = (),
-        *,
-        hands_on: bool = False,
-        anywhere: bool = False,
-        message: Message | None = None,
-    ) -> None:
-        """Copy the last buffers read to as many targets; the task's own tensor gets the last if it `hands_on`.
-
-        Without source and target it is a task that does nothing.
-        """
-        results = self.results()
-        count = len(target)
-
-        def run(_: int, *values: Any) -> tuple[Any, ...]:
-            given = values[-1] if hands_on else None
-            return (*(given for _ in results), *values[len(values) - count :])
-
-        reads = [*self.operands(anywhere=anywhere), *source]
-        self.add(reads, [*results, *target], run, message=message)
+    def copy(self, task: Task) -> None:
+        """Hand on the last tensor read; without one it does nothing."""
+        self.add(lambda _, *values: (values[-1] if values else None,) * len(task.writes))
 
     def add(
         self,
-        reads: Sequence[Cell],
-        writes: Sequence[Cell],
         kernel: Kernel,
+        reads: Sequence[Cell] = (),
+        writes: Sequence[Cell] = (),
         *,
+        places: Sequence[int] = (),
+        anywhere: bool = False,
         joined: bool = False,
         claims: Sequence[tuple[int, Claim]] = (),
         message: Message | None = None,
     ) -> None:
-        """Append the action of the present task."""
-        expects = tuple(self.last_writer.get(cell, START) for cell in reads)
-        for cell in writes:
+        """Append the action of the present task: on its tensors, and on other buffers after them.
+
+        It reads tensors of its own device, or of `anywhere`, and writes its first one at `places`.
+        """
+        operands = [self._operand(handle, anywhere=anywhere) for handle in self.task.reads]
+        results = [cell for n in range(len(self.task.writes)) for cell in self.handle(n, *places)]
+        all_reads = (*operands, *reads)
+        all_writes = (*results, *writes)
+        expects = tuple(self.last_writer.get(cell, START) for cell in all_reads)
+        for cell in all_writes:
             self.last_writer[cell] = self.task.id
-        action = Action(
-            self.task.id, tuple(reads), tuple(writes), kernel, joined, expects, tuple(claims), message
+        self.program.actions.append(
+            Action(self.task.id, all_reads, all_writes, kernel, joined, expects, tuple(claims), message)
         )
-        self.program.actions.append(action)
 
 
 # Collectives on arrays: from one array per member to one array per member.

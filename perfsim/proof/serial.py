@@ -229,7 +229,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
             routing = training.routing(step, block)
             given |= {"routing": routing, "expert": routing.expert.ravel()}
         run = blocks_run[block] = Block({} if x is None else {"hidden": x})
-        run.forward(parts, read(block), share.of_layer(block) if block >= 0 else share, given)
+        run.forward(parts, read(block), share.of_layer(block), given)
         if "attended" in run.values:
             record.attention.append(run.values["attended"])
         hidden: Floats = run.values["hidden"]

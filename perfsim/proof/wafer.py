@@ -7,7 +7,7 @@ there when it runs.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,50 +73,61 @@ class WaferCompiler(ComputeCompiler):
     def read_store(self, task: Task) -> None:
         """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
         staged = any(handle in self.staged for handle in task.reads)
-        source = [] if staged else [Cell(SHARED, "weights", task.block)]
-        self.copy(source, hands_on=True, message=Message("parameters", "made", blocks=(task.block,)))
+        self._read([] if staged else [Cell(SHARED, "weights", task.block)], "parameters")
 
     def flash_read(self, task: Task) -> None:
         """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
         if task.work.category == "update":
-            self.copy([Cell(SHARED, "moments in flash", task.block)], [Cell(SHARED, "moments", task.block)])
+            self._copy(Cell(SHARED, "moments in flash", task.block), Cell(SHARED, "moments", task.block))
             return
         self.staged.add(task.writes[0])
-        source = [Cell(SHARED, "weights in flash", task.block)]
-        self.copy(source, hands_on=True, message=Message("parameters", "made", blocks=(task.block,)))
+        self._read([Cell(SHARED, "weights in flash", task.block)], "parameters")
 
     def flash_write(self, task: Task) -> None:
         """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
         made = [("moments", task.block), ("weights", task.block)]
         if task.block == EMBEDDING and self.training.model.tied_embeddings:
             made.append(("weights", HEAD))
-        source = [Cell(SHARED, name, block) for name, block in made]
-        self.copy(source, [Cell(SHARED, f"{name} in flash", block) for name, block in made])
+        pairs = [(Cell(SHARED, name, of), Cell(SHARED, f"{name} in flash", of)) for name, of in made]
+        self._copy(*(cell for pair in pairs for cell in pair))
 
     def spill(self, task: Task) -> None:
         """Move a group's kept activations off the wafer: its input, or all activations of a layer."""
         if self.layout.recompute_layers:
-            slot = self.leaving[task.reads[0]]
-            self.copy([slot], hands_on=True, message=Message("activations", "made"))
+            self._read([self.leaving[task.reads[0]]], "activations")
         else:
-            self.copy([self.frame()], [Cell(self.place, "spilled activations", task.block)])
+            self._copy(self.frame(), Cell(self.place, "spilled activations", task.block))
 
     def fetch(self, task: Task) -> None:
         """Bring a group's spilled activations back."""
         if self.layout.recompute_layers:
-            (slot,) = self.in_turn("slot of returning inputs", ROOM)
-            self.returned[task.writes[0]] = slot
-            self.copy([], [slot], hands_on=True, message=Message("activations", "made"))
+            slots = self.in_turn("slot of returning inputs", ROOM)
+            self.returned[task.writes[0]] = slots[0]
+            self._read([], "activations", slots)
         else:
-            self.copy([Cell(self.place, "spilled activations", task.block)], [self.frame()])
+            self._copy(Cell(self.place, "spilled activations", task.block), self.frame())
+
+    def _read(
+        self,
+        source: Sequence[Cell],
+        content: Literal["parameters", "activations"],
+        target: Sequence[Cell] = (),
+    ) -> None:
+        """Give the last value read to the task's own tensor, and to other buffers."""
+        message = Message(content, "made", blocks=(self.task.block,))
+        count = 1 + len(target)
+        self.add(lambda _, *values: (values[-1],) * count, source, target, message=message)
+
+    def _copy(self, *pairs: Cell) -> None:
+        """Copy buffers to others, each of which follows its source."""
+        first = len(self.task.reads)
+        self.add(lambda _, *values: (None, *values[first:]), pairs[::2], pairs[1::2])
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
         step = self.step
-        operands = self.operands()
         (self.sample_slot,) = self.in_turn("slot of samples", self.prefetch)
-        writes = [*self.handle(), self.sample_slot]
-        self.add(operands, writes, lambda rank, *_: (None, self.tokens(rank, step, task.tag)))
+        self.add(lambda rank, *_: (None, self.tokens(rank, step, task.tag)), (), [self.sample_slot])
 
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""
@@ -130,15 +141,14 @@ class WaferCompiler(ComputeCompiler):
             return [(None, weights if rank in group else None) for rank, (weights,) in pairs]
 
         message = Message("parameters", "read", blocks=(task.block,))
-        results = [*self.handle(0, place), self.slot_of[task.block]]
-        self.add(self.operands(), results, kernel, joined=True, message=message)
+        self.add(kernel, (), [self.slot_of[task.block]], places=[place], joined=True, message=message)
 
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
-        operands = self.operands()
         group = self._group(task)
-        arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
-        stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
+        shared = [self.handles[handle][0].place == SHARED for handle in task.reads]
+        arriving = [number for number, stays in enumerate(shared) if not stays]
+        stored = [number for number, stays in enumerate(shared) if stays]
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             in_group = [inputs for rank, inputs in zip(members, values, strict=True) if rank in group]
@@ -149,7 +159,7 @@ class WaferCompiler(ComputeCompiler):
         if task.block in WORDS:
             self.vocabulary_gradients[task.block] = Cell(SHARED, "tensor", task.writes[0])
         message = Message("gradients", "made", blocks=(task.block,))
-        self.add(operands, self.handle(), kernel, joined=True, message=message)
+        self.add(kernel, joined=True, message=message)
 
     def _group(self, task: Task) -> Collection[int]:
         """The wafers in a collective."""
@@ -160,41 +170,39 @@ class WaferCompiler(ComputeCompiler):
 
         The embedding is updated with the sum of both gradients, and the LM head copies its words.
         """
-        operands = self.operands()
         tied = self.training.model.tied_embeddings
         both = tied and task.block == EMBEDDING
         blocks = [task.block, *([HEAD] if both else [])]
-        if both:
-            if HEAD not in self.vocabulary_gradients:
-                raise self.refuse("gradient of the head", "no task reduced it for the shared word table")
-            operands.append(self.vocabulary_gradients[HEAD])
-        count = len(operands)
+        of_head = [self.vocabulary_gradients[HEAD]] if both and HEAD in self.vocabulary_gradients else []
+        if both and not of_head:
+            raise self.refuse("gradient of the head", "no task reduced it for the shared word table")
+        first = len(task.reads) + len(of_head)
         words, words_of_head = (self.whole.layouts[block].parts[name] for block, name in WORDS.items())
         states = [Cell(SHARED, name, block) for block in blocks for name in ("weights", "moments")]
 
         def run(_: int, *values: Any) -> tuple[Any, ...]:
             gradient = values[0].copy()
-            flat, moments, *of_head = values[count:]
+            flat, moments, *others = values[first:]
             if both:
-                gradient[words] += values[count - 1][words_of_head]
+                gradient[words] += values[first - 1][words_of_head]
             updated, state = adam(flat, gradient, moments)
             if tied and task.block == HEAD:
                 for new, old in ((updated, flat[words_of_head]), (state.first, 0.0), (state.second, 0.0)):
                     new[words_of_head] = old
             if not both:
                 return None, gradient, updated, state
-            weights_of_head = of_head[0].copy()
+            weights_of_head = others[0].copy()
             weights_of_head[words_of_head] = updated[words]
-            return None, gradient, updated, state, weights_of_head, of_head[1]
+            return None, gradient, updated, state, weights_of_head, others[1]
 
         claims = [
             (2 + 2 * place, Claim("weights", block, self.step, -1)) for place, block in enumerate(blocks)
         ]
         claims.append((1, Claim("weight gradient", task.block, self.step, -1)))
+        if tied and task.block == HEAD:  # its words wait for the embedding's
+            claims = []
         record = Cell(SHARED, f"gradient used in step {self.step + 1}", task.block)
-        writes = [*self.handle(), record, *states]
-        alone = tied and task.block == HEAD
-        self.add([*operands, *states], writes, run, claims=[] if alone else claims)
+        self.add(run, [*of_head, *states], [record, *states], claims=claims)
 
     # --------------------------------------------------------------------------------- compute
     def compute(self, operation: Operation) -> None:
@@ -231,10 +239,9 @@ class WaferCompiler(ComputeCompiler):
 
     def targets(self, _: Operation, blocks: Sequence[int]) -> list[Target]:
         """The tensor of gradients, with those of earlier micro-batches that are on the wafer."""
-        earlier = [handle for handle in self.task.reads if handle in self.sums]
+        earlier = [Cell(self.place, "tensor", handle) for handle in self.task.reads if handle in self.sums]
         self.sums.add(self.task.writes[1])
-        before = Cell(self.place, "tensor", earlier[0]) if earlier else None
-        return [Target(block, before, Cell(self.place, "tensor", self.task.writes[1])) for block in blocks]
+        return [Target(block, earlier[0] if earlier else None, None) for block in blocks]
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
@@ -250,7 +257,7 @@ class WaferCompiler(ComputeCompiler):
 
 
 WaferCompiler.operations = {
-    "wait": lambda compiler, _: compiler.copy(),
+    "wait": WaferCompiler.copy,
     "memoryx_read": WaferCompiler.read_store,
     "flash_read": WaferCompiler.flash_read,
     "flash_write": WaferCompiler.flash_write,
