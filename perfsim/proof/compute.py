@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -88,9 +88,11 @@ class At:
         now = self.now
         return now.compiler.tokens(self.rank, now.step, now.task.tag, now.ahead)
 
-    def own(self, values: Floats) -> Floats:
-        """The rank's own positions of values of all positions of its tensor peers."""
-        return self.now.compiler.own(self.rank, values)
+    @property
+    def routing(self) -> Routing:
+        """The routing of the tokens at the rank's own positions."""
+        now = self.now
+        return now.compiler.routing(self.rank, now.step, now.block, now.task.tag)
 
 
 class Operation(NamedTuple):
@@ -104,53 +106,40 @@ class Operation(NamedTuple):
     gives: tuple[str, ...] = ("hidden",)
     """Arrays of the first tensor that it writes."""
     begin: Callable[[At, Block], None] | None = None
-    """What it does before its parts."""
+    """What a backward does before its parts."""
     end: Callable[[At, Block], None] | None = None
-    reads: tuple[str, ...] = ("own",)
-    """Weights: of its own block, its experts, or of the other end of the model if it is of a module."""
-    adds: tuple[str, ...] = ()
-    """The blocks to whose gradients it adds, named as in `reads`; else a later task of the block adds them."""
-    begins: bool = True
-    """Whether it is the first of a micro-batch that makes gradients of its block."""
+    reads: Literal["", "own", "experts"] = "own"
+    """The block whose weights it reads; in a module it also reads those of embedding and LM head."""
+    adds: Literal["", "own", "experts", "both"] = ""
+    """The blocks to whose gradients it adds, in a module also the LM head's; else a later task adds them."""
     loss: bool = False
     """Whether the loss is a part of it, in a block with an LM head."""
     quantity: str = ""
     """What serial training calls the first tensor that it makes."""
 
 
-# ------------------------------------------------------------------------------ forward
-
-
 def forward(at: At, operation: Operation) -> Made:
-    """Carry out parts on what arrived."""
+    """Carry out parts on what arrived; the last task of a layer saves what its backward needs."""
     now = at.now
+    compiler = now.compiler
     block = at.frame[now.block]
     for name in operation.takes:
         block.values[name] = at.arrived(name)
-    if operation.begin:
-        operation.begin(at, block)
-    given: dict[str, Any] = {"expert": block.values.get("expert")}
+    if "router" in operation.parts and "router" in at.w:
+        block.values["hidden"] = compiler.own(at.rank, block.values["hidden"])
+        block.values["routing"] = at.routing
+        block.values["expert"] = at.routing.expert.ravel()
+    given = {name: block.values[name] for name in ("routing", "expert") if name in block.values}
     if now.block < 0 or now.ahead:
         given["tokens"], given["targets"] = at.words
-    if "routing" in block.values:
-        given["routing"] = block.values["routing"]
     block.forward(operation.parts, at.w, at.share, given)
-    if operation.end:
-        operation.end(at, block)
+    if "scores" in operation.parts and "scores" in block.values:
+        block.values["statistics"] = statistics(block.values["scores"], given["targets"], at.share)
     tensors: list[Tensor | None] = [{name: block.values[name] for name in operation.gives}]
     if operation.quantity == "hidden" and not now.again and len(now.task.writes) > 1:
-        tensors.append({"saved": _save(at, block)})
+        tensors.append({"saved": block.saved(compiler.mode_of(now.block), compiler.runtime)})
+        at.frame[now.block] = block.module_head
     return tensors, []
-
-
-def _save(at: At, block: Block) -> Block:
-    """What a layer keeps for its backward; the scores of a module stay in the frame."""
-    del at.frame[at.now.block]
-    if at.now.ahead:
-        block.values["statistics"] = statistics(block.values["scores"], at.words[1], at.share)
-        scores = {name: block.values[name] for name in ("scores", "statistics")}
-        at.frame[at.now.block] = Block(scores, {"scores": block.parts["scores"]})
-    return block.saved(at.now.compiler.mode_of(at.now.block), at.now.compiler.runtime)
 
 
 def enter(at: At, operation: Operation) -> Made:
@@ -161,44 +150,17 @@ def enter(at: At, operation: Operation) -> Made:
     now = at.now
     block = Block()
     if saved := at.saved:
-        module = at.frame.get(now.block, Block())  # its scores are not repeated
+        module = at.frame.get(now.block, block)  # its scores are not repeated
         block = Block(saved.values | module.values, saved.parts | module.parts, saved.results)
     elif "hidden" in operation.takes:
-        block.values["hidden"] = at.arrived("hidden")
+        hidden = at.arrived("hidden")
         if now.ahead == 1:
-            at.frame[MODEL_OUTPUT] = block.values["hidden"]
+            at.frame[MODEL_OUTPUT] = hidden
         elif now.block == HEAD:
-            block.values["hidden"] = at.frame.pop(MODEL_OUTPUT, block.values["hidden"])
-        block.values["before"] = block.values["hidden"]
+            hidden = at.frame.pop(MODEL_OUTPUT, hidden)
+        block.values = {"hidden": hidden, "before": hidden}
     at.frame[now.block] = block
     return forward(at, operation._replace(takes=()))
-
-
-def _softmax(at: At, block: Block) -> None:
-    """The statistics of the softmax over this peer's words."""
-    block.values["statistics"] = statistics(block.values["scores"], at.words[1], at.share)
-
-
-def _route(at: At, block: Block) -> None:
-    """Choose the experts of the tokens at the rank's own positions."""
-    now = at.now
-    routing = now.compiler.routing(at.rank, now.step, now.block, now.task.tag)
-    block.values |= {"routing": routing, "expert": routing.expert.ravel()}
-
-
-def _route_own(at: At, block: Block) -> None:
-    """Route a rank's own positions, where tensor peers divide them."""
-    block.values["hidden"] = at.own(block.values["hidden"])
-    _route(at, block)
-
-
-def _route_layer(at: At, block: Block) -> None:
-    """Route the tokens of a whole layer, if it has experts."""
-    if "router" in at.w:
-        _route(at, block)
-
-
-# ------------------------------------------------------------------------------ backward
 
 
 def backward(at: At, operation: Operation) -> Made:
@@ -215,7 +177,7 @@ def backward(at: At, operation: Operation) -> Made:
     if operation.end:
         operation.end(at, block)
     given = {name: block.gradients.pop(name) for name in operation.gives} or None
-    if operation.adds == ("experts",):
+    if operation.adds == "experts":
         return [given], made
     block.of_weights += made
     return [given], block.take_weights() if operation.adds else []
@@ -243,17 +205,15 @@ def _from_output(at: At, block: Block) -> None:
         if now.ahead == now.compiler.training.model.mtp_num_layers:
             at.frame[MODEL_GRADIENT] = block.gradients.pop("hidden")
         block.of_weights += block.backward(("scores",), at.w)
-    if now.compiler.training.model.norms_per_layer == 1:
+    if "mlp" in block.parts and at.share.model.norms_per_layer == 1:
         block.values["output gradient"] = block.gradients["hidden"]
 
 
 def _from_tokens(at: At, block: Block) -> None:
     """The gradient of the output of experts, at a rank's own positions."""
     _from_output(at, block)
-    block.values.pop("output gradient", None)
-    block.gradients["hidden"] = at.own(block.gradients["hidden"])
-    _route(at, block)
-    block.gradients["expert"] = block.values["expert"]
+    block.gradients["hidden"] = at.now.compiler.own(at.rank, block.gradients["hidden"])
+    block.gradients["expert"] = at.routing.expert.ravel()
 
 
 def to_attention(at: At, block: Block) -> None:
@@ -292,54 +252,29 @@ def both(name: str, there: Operation, back: Operation) -> dict[str, Operation]:
     return forwards | {f"{name}.{which}": back for which in ("backward", "dgrad")}
 
 
-OWN = ("own",)
-ALSO_EMBEDDING = ("own", "embedding")
-ALSO_HEAD = ("own", "head")
-EXPERTS_ALONE = ("experts",)
 ROWS = ("rows", "expert")
 LAYER = (*ATTENTION, *FEED_FORWARD)
-ATTENTION_END = Operation(
-    backward,
-    ATTENTION,
-    begin=to_attention,
-    end=leave,
-    reads=ALSO_EMBEDDING,
-    adds=OWN,
-    begins=False,
-    quantity="gradient",
-)
+LAYER_BEGIN = Operation(backward, ATTENTION, begin=to_attention, end=leave, adds="own", quantity="gradient")
 COMPUTE: Mapping[str, Operation] = {
     "embedding.forward": Operation(enter, ("lookup",), (), quantity="hidden"),
-    "embedding.backward": Operation(backward, ("lookup",), gives=(), reads=(), adds=OWN),
+    "embedding.backward": Operation(backward, ("lookup",), gives=(), reads="", adds="own"),
     **both(
         "head",
-        Operation(enter, ("scores",), gives=("statistics",), end=_softmax),
+        Operation(enter, ("scores",), gives=("statistics",)),
         Operation(
-            backward, ("scores",), ("statistics",), begin=_by_loss, adds=OWN, loss=True, quantity="gradient"
+            backward, ("scores",), ("statistics",), begin=_by_loss, adds="own", loss=True, quantity="gradient"
         ),
     ),
-    **both(
-        "attention",
-        Operation(enter, ATTENTION, gives=("attended",), reads=ALSO_EMBEDDING, quantity="attention"),
-        ATTENTION_END,
-    ),
+    **both("attention", Operation(enter, ATTENTION, gives=("attended",), quantity="attention"), LAYER_BEGIN),
     **both(
         "mlp",
-        Operation(forward, ("mlp", "scores"), ("attended",), reads=ALSO_HEAD, quantity="hidden"),
-        Operation(
-            backward,
-            ("mlp",),
-            begin=_from_output,
-            reads=ALSO_HEAD,
-            adds=ALSO_HEAD,
-            loss=True,
-            quantity="middle",
-        ),
+        Operation(forward, ("mlp", "scores"), ("attended",), quantity="hidden"),
+        Operation(backward, ("mlp",), begin=_from_output, adds="own", loss=True, quantity="middle"),
     ),
     **both(
         "router",
-        Operation(forward, ("router",), ("attended",), ROWS, _route_own),
-        Operation(backward, ("router",), ("rows",), adds=ALSO_HEAD, quantity="middle"),
+        Operation(forward, ("router",), ("attended",), ROWS),
+        Operation(backward, ("router",), ("rows",), adds="own", quantity="middle"),
     ),
     **both(
         "shared_experts",
@@ -348,24 +283,24 @@ COMPUTE: Mapping[str, Operation] = {
     ),
     **both(
         "experts",
-        Operation(forward, ("experts",), ROWS, ROWS, reads=EXPERTS_ALONE),
-        Operation(backward, ("experts",), ROWS, ROWS, reads=EXPERTS_ALONE, adds=EXPERTS_ALONE),
+        Operation(forward, ("experts",), ROWS, ROWS, reads="experts"),
+        Operation(backward, ("experts",), ROWS, ROWS, reads="experts", adds="experts"),
     ),
     **both(
         "combine",
-        Operation(forward, ("combine", "scores"), ("rows",), reads=ALSO_HEAD, quantity="hidden"),
-        Operation(backward, ("combine",), gives=ROWS, begin=_from_tokens, reads=ALSO_HEAD, loss=True),
+        Operation(forward, ("combine", "scores"), ("rows",), quantity="hidden"),
+        Operation(backward, ("combine",), gives=ROWS, begin=_from_tokens, loss=True),
     ),
     **both(
         "layer",
-        Operation(enter, LAYER, begin=_route_layer, quantity="hidden"),
-        Operation(backward, LAYER, adds=OWN, end=leave, quantity="gradient"),
+        Operation(enter, LAYER, quantity="hidden"),
+        Operation(backward, LAYER, adds="own", end=leave, quantity="gradient"),
     ),
-    "attention.wgrad": Operation(_weight_pass, reads=(), adds=OWN, begins=False),
-    "mlp.wgrad": Operation(_weight_pass, reads=(), adds=ALSO_HEAD),
-    "head.wgrad": Operation(_weight_pass, reads=(), adds=OWN),
-    "experts.wgrad": Operation(_weight_pass, reads=(), adds=("own", "experts", "head")),
-    "stage.hand_on": Operation(_hand_on, reads=()),
+    **dict.fromkeys(
+        ("attention.wgrad", "mlp.wgrad", "head.wgrad"), Operation(_weight_pass, reads="", adds="own")
+    ),
+    "experts.wgrad": Operation(_weight_pass, reads="", adds="both"),
+    "stage.hand_on": Operation(_hand_on, reads=""),
 }
 """What compute tasks do, by their operation (`Work.op`); add new ones here."""
 
@@ -454,8 +389,8 @@ class ComputeCompiler(Compiler):
         """The buffer of what the present task's micro-batch keeps."""
 
     @abstractmethod
-    def targets(self, operation: Operation, blocks: Sequence[int]) -> list[Target]:
-        """The gradients to which the present task adds those of `blocks`."""
+    def target(self, block: int) -> Target:
+        """The gradient of a block to which the present task adds."""
 
     def mode_of(self, _block: int) -> str:
         """The recompute mode of a layer."""
@@ -510,15 +445,13 @@ class ComputeCompiler(Compiler):
         task = self.task
         ahead = max(0, task.block - self.training.model.num_layers + 1) if task.block >= 0 else 0
         now = _Present(self, task, self.step, task.block, ahead, task.work.op.endswith("recompute"))
-        number = {"own": now.block, "experts": EXPERTS + now.block, "embedding": EMBEDDING, "head": HEAD}
-
-        def named(names: Sequence[str]) -> list[int]:
-            """The blocks that an operation names; only modules use the model's ends."""
-            return [number[name] for name in names if now.ahead or name in ("own", "experts")]
-
-        blocks = named(operation.reads)
+        # Only modules use the model's ends.
+        also_ends = [EMBEDDING, HEAD] if ahead else []
+        own = {"own": [now.block], "experts": [EXPERTS + now.block], "both": [now.block, EXPERTS + now.block]}
+        blocks = [*own[operation.reads], *also_ends] if operation.reads else []
         splits = bool(operation.adds) and task.work.op.endswith("dgrad")
-        targets = [] if splits or not operation.adds else self.targets(operation, named(operation.adds))
+        added = [*own[operation.adds], *also_ends[1:]] if operation.adds and not splits else []
+        targets = [self.target(block) for block in added]
         loss = [Cell(self.place, f"loss[{task.tag}]", now.block)]
         loss = loss if operation.loss and (now.ahead or now.block == HEAD) else []
         count = len(task.reads)

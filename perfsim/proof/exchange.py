@@ -16,8 +16,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.compute import (
-    ALSO_EMBEDDING,
-    ATTENTION_END,
+    LAYER_BEGIN,
     At,
     Made,
     Operation,
@@ -95,14 +94,17 @@ def _running_softmax(q: Floats, pair: Tensor, at: At, before: Tensor | None) -> 
     return {"weighted": weighted, "total": total, "most": most}
 
 
-def _context(at: At, block: Block) -> None:
-    """The output of the core, from the running softmax or from other ranks."""
-    if not at.now.compiler.rings:
-        block.values["context"] = at.arrived("context")
-        return
-    done = at.operands[0]
-    block.values["context"] = done["weighted"] / done["total"]
-    block.parts["core"] = _Ring(block.values["context"], done["most"] + np.log(done["total"]))
+def _output(at: At, operation: Operation) -> Made:
+    """The output projection of what the core made, from the running softmax or from other ranks."""
+    block = at.frame[at.now.block]
+    if at.now.compiler.rings:
+        done = at.operands[0]
+        context = done["weighted"] / done["total"]
+        block.parts["core"] = _Ring(context, done["most"] + np.log(done["total"]))
+    else:
+        context = at.arrived("context")
+    block.values["context"] = context
+    return forward(at, operation)
 
 
 def _block_backward(at: At, operation: Operation) -> Made:
@@ -138,17 +140,17 @@ QKV = ("q", "k", "v")
 IN_PARTS = {
     **both(
         "attention.qkv",
-        Operation(_qkv, HEADS_AND_JOIN, gives=QKV, reads=ALSO_EMBEDDING),
-        ATTENTION_END._replace(run=_qkv_backward, parts=HEADS_AND_JOIN, begin=residual),
+        Operation(_qkv, HEADS_AND_JOIN, gives=QKV),
+        LAYER_BEGIN._replace(run=_qkv_backward, parts=HEADS_AND_JOIN, begin=residual),
     ),
     **both(
         "attention.block",
-        Operation(_block, ("core",), QKV, reads=()),
-        Operation(_block_backward, ("core",), ("context",), QKV, reads=()),
+        Operation(_block, ("core",), QKV, reads=""),
+        Operation(_block_backward, ("core",), ("context",), QKV, reads=""),
     ),
     **both(
         "attention.output",
-        Operation(forward, ("output",), (), ("attended",), begin=_context, quantity="attention"),
+        Operation(_output, ("output",), (), ("attended",), quantity="attention"),
         Operation(backward, ("output",), gives=("context",), begin=to_attention),
     ),
 }

@@ -104,6 +104,8 @@ class GpuCompiler(ComputeCompiler):
         self.slot_of: dict[tuple[int, int], Cell] = {}
         """Slot of the gathered weights of a block."""
         self.bucket_of: dict[tuple[int, int], Cell] = {}
+        self.begun: dict[tuple[int, int], tuple[int, int]] = {}
+        """Step and micro-batch of the latest gradient of a block."""
         self.first_in: dict[Cell, int] = {}
         """The block whose gradients a bucket of ZeRO 2 holds first."""
         self.homes: dict[int, list[int]] = {}
@@ -239,21 +241,17 @@ class GpuCompiler(ComputeCompiler):
             return self.cell(HOST_GRADIENT, block)
         return self.cell("gradient shard", block) if self.sharded(block) else self.gradient(block)
 
-    def targets(self, operation: Operation, blocks: Sequence[int]) -> list[Target]:
-        """The blocks to whose gradients a task adds.
+    def target(self, block: int) -> Target:
+        """The gradient of a block to which a task adds; a reduction must follow.
 
-        The first task of a micro-batch begins them where they are reduced after every one. A reduction must
-        follow, but that of the LM head follows its own task.
+        The first task of a micro-batch begins it where it is reduced after every one.
         """
-        targets = []
-        for block in blocks:
-            if block == HEAD and self.task.block != HEAD:
-                targets.append(Target(HEAD, self.gradient(HEAD), self.gradient(HEAD)))
-                continue
-            self.pending.setdefault(self.place, {})[block] = None
-            cell = self.gradient(block, begins=operation.begins)
-            targets.append(Target(block, cell, cell, not (operation.begins and self.scatters(block))))
-        return targets
+        self.pending.setdefault(self.place, {})[block] = None
+        present = self.step, self.task.tag
+        begins = self.begun.get((self.place, block)) != present
+        self.begun[self.place, block] = present
+        cell = self.gradient(block, begins=begins)
+        return Target(block, cell, cell, not (begins and self.scatters(block)))
 
     # -------------------------------------------------------------------- exchanges in a layer
     def exchange(self, task: Task) -> None:

@@ -205,6 +205,12 @@ class Block:
         self.of_weights = []
         return made
 
+    @property
+    def module_head(self) -> Block:
+        """What a module of multi-token prediction keeps of its LM head besides what it saves."""
+        values = {name: self.values[name] for name in ("scores", "statistics") if name in self.values}
+        return Block(values, {name: part for name, part in self.parts.items() if name == "scores"})
+
     def saved(self, mode: str, runtime: Runtime) -> Block:
         """What a layer under a recompute mode keeps from its forward; by operator experts are kept whole."""
         before = {"hidden": self.values["before"]}

@@ -237,11 +237,11 @@ class WaferCompiler(ComputeCompiler):
         """Buffer of the activations that the present block keeps."""
         return Cell(self.place, "activations", self.task.block)
 
-    def targets(self, _: Operation, blocks: Sequence[int]) -> list[Target]:
+    def target(self, block: int) -> Target:
         """The tensor of gradients, with those of earlier micro-batches that are on the wafer."""
         earlier = [Cell(self.place, "tensor", handle) for handle in self.task.reads if handle in self.sums]
         self.sums.add(self.task.writes[1])
-        return [Target(block, earlier[0] if earlier else None, None) for block in blocks]
+        return Target(block, earlier[0] if earlier else None, None)
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
