@@ -127,8 +127,7 @@ def forward(at: At, operation: Operation) -> Made:
         block.values[name] = at.arrived(name)
     if "router" in operation.parts and "router" in at.w:
         block.values["hidden"] = compiler.own(at.rank, block.values["hidden"])
-        block.values["routing"] = at.routing
-        block.values["expert"] = at.routing.expert.ravel()
+        block.values |= {"routing": at.routing, "expert": at.routing.expert.ravel()}
     given = {name: block.values[name] for name in ("routing", "expert") if name in block.values}
     if now.block < 0 or now.ahead:
         given["tokens"], given["targets"] = at.words
@@ -188,8 +187,7 @@ def _by_loss(at: At, block: Block) -> None:
     training = at.now.compiler.training
     count = training.num_later_tokens if at.now.ahead else training.num_tokens
     of_tokens = block.values["statistics"] if at.now.ahead else block.gradients.pop("statistics")
-    scored = block.values["scores"]
-    losses, d = cross_entropy(scored, of_tokens, at.words[1], count, at.share)
+    losses, d = cross_entropy(block.values["scores"], of_tokens, at.words[1], count, at.share)
     block.gradients["scores"] = d
     at.frame["loss"] = losses.sum()
 
@@ -213,7 +211,7 @@ def _from_tokens(at: At, block: Block) -> None:
     """The gradient of the output of experts, at a rank's own positions."""
     _from_output(at, block)
     block.gradients["hidden"] = at.now.compiler.own(at.rank, block.gradients["hidden"])
-    block.gradients["expert"] = at.routing.expert.ravel()
+    block.gradients |= {"expert": at.routing.expert.ravel()}
 
 
 def to_attention(at: At, block: Block) -> None:
@@ -441,7 +439,7 @@ class ComputeCompiler(Compiler):
         also_writes: Sequence[Cell] = (),
         also: Callable[[Values, Sequence[Tensor | None]], list[Any]] = lambda *_: [],
     ) -> None:
-        """A task that each rank runs alone; `also` makes what it writes besides, from what it reads besides."""
+        """A task that each rank runs alone; `also` makes what it writes besides from what it also reads."""
         task = self.task
         ahead = max(0, task.block - self.training.model.num_layers + 1) if task.block >= 0 else 0
         now = _Present(self, task, self.step, task.block, ahead, task.work.op.endswith("recompute"))

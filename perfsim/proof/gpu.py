@@ -325,8 +325,9 @@ class GpuCompiler(ComputeCompiler):
             hidden = tensor["hidden"]
             return ({"hidden": pieces(hidden, peers, HIDDEN)[rank % peers] if shares else hidden},)
 
-        self.partial[task.writes[0]] = Partial(info.claim, axis=HIDDEN if shares else None)
-        claims = [(0, info.claim)] if info.claim and not shares else []
+        axis = HIDDEN if shares else info.axis
+        self.partial[task.writes[0]] = Partial(info.claim, axis=axis)
+        claims = [(0, info.claim)] if info.claim and axis is None else []
         message = Message("activations", "made", times=peers if info.axis == SEQUENCE else 1)
         self.add(run, places=self._ends(task)[1:], claims=claims, message=message)
 

@@ -120,7 +120,7 @@ class _Row(NamedTuple):
 
 ATTENTION = ("join", "heads", "core", "output")
 FEED_FORWARD = ("mlp", "router", "shared", "experts", "combine")
-_PARTS: Mapping[str, _Row] = {
+PARTS: Mapping[str, _Row] = {
     "lookup": _Row(Tape.lookup, (), ("hidden",)),
     "join": _Row(_join, ("hidden",), ("hidden",), "mtp_joint"),
     "heads": _Row(_heads, ("hidden",), ("q", "k", "v")),
@@ -166,7 +166,7 @@ class Block:
     """Carried out in this micro-batch, or kept from its forward."""
     results: Mapping[str, Floats] = field(default_factory=dict)
     """What products and the core made, where a recompute keeps it."""
-    gradients: dict[str, Floats] = field(default_factory=dict)
+    gradients: dict[str, Any] = field(default_factory=dict)
     """Of named arrays, during the backward."""
     of_weights: Gradients = field(default_factory=list)
     """Gradients of weights that no task has added yet."""
@@ -176,7 +176,7 @@ class Block:
     ) -> None:
         """Carry out the parts that the block has and did not keep."""
         for name in names:
-            row = _PARTS[name]
+            row = PARTS[name]
             if name in self.parts:
                 self.values |= {array: node.value for array, node in self.parts[name].makes.items()}
                 continue
@@ -208,7 +208,7 @@ class Block:
     @property
     def module_head(self) -> Block:
         """What a module of multi-token prediction keeps of its LM head besides what it saves."""
-        values = {name: self.values[name] for name in ("scores", "statistics") if name in self.values}
+        values = {name: value for name, value in self.values.items() if name in ("scores", "statistics")}
         return Block(values, {name: part for name, part in self.parts.items() if name == "scores"})
 
     def saved(self, mode: str, runtime: Runtime) -> Block:

@@ -242,7 +242,8 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         made = run.backward(parts, read(block))
         for number in {block, EXPERTS + block, EMBEDDING, HEAD} & flats.keys():
             flats[number] += layouts[number].gradient(made)
-        return run.gradients.get("hidden", np.zeros(0))
+        dx: Floats = run.gradients.get("hidden", np.zeros(0))
+        return dx
 
     def loss(block: int) -> Floats:
         """The part of each token in the mean loss; leaves the gradient of the scores."""

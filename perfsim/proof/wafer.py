@@ -131,6 +131,8 @@ class WaferCompiler(ComputeCompiler):
 
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""
+        if not task.reads:
+            raise self.refuse("its weights", "it reads no weights that MemoryX sends")
         place = task.work.group.start if task.work.group else 0
         (slot,) = self.in_turn("slot of weights", self.slots)
         self.slot_of[task.block] = slot._replace(place=place)
