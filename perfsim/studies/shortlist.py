@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
 from typing import Any, Literal
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError
@@ -248,7 +247,7 @@ class Planned:
         except LayoutError as error:
             refused = error
         fastest_s = self.search.best(1)[0].estimate_s
-        for other in islice(self.search.candidates(), MOST_TRIED):
+        for other in map(self.search.plan, self.search.order[:MOST_TRIED].tolist()):
             remark = (
                 f"{refused.problems[0].message}; this layout takes {other.estimate_s / fastest_s:.3f} "
                 "times its step time by the closed form"
@@ -309,7 +308,8 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     if closest is not None:
         plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
     # The fastest layout that fits at all, where it is faster than all within the limit.
-    (best,), (fastest,) = searched.best(1), searched.best(1, within_limit=False)
+    best = searched.plan(int(searched.order[0]))
+    fastest = searched.plan(int(searched.ranked[0]))
     gain = 1.0 - fastest.estimate_s / best.estimate_s
     return Planned(
         question=question,
