@@ -17,9 +17,11 @@ from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
 from perfsim.engine.tables import Beside
 from perfsim.engine.trace import Trace
+from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
+from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.prediction.question import Question
-from perfsim.specs.calibration import ClusterCalibration, GpuCalibration
+from perfsim.specs.calibration import ClusterCalibration
 from perfsim.strategies import Plan, Strategy, strategy
 from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.work.counts import hardware_flop_per_step, model_flop_per_step
@@ -195,17 +197,28 @@ class Evaluation:
         )
         return exposed / self.step_time_s
 
-    @property
+    @cached_property
     def hidden_communication_fraction(self) -> float:
         """Share of the step in which a device communicates while it computes."""
         return self.trace.hidden_share
+
+    @cached_property
+    def accuracy(self) -> Accuracy:
+        """The errors on the published runs most like the plan, and the 90 % band of the step time."""
+        return accuracy_of(self.plan, self.hidden_communication_fraction)
+
+    @property
+    def band_s(self) -> tuple[float, float]:
+        """The 90 % band of the step time, from the errors on published runs."""
+        factor = 1.0 + self.accuracy.step_time_error
+        return self.step_time_s / factor, self.step_time_s * factor
 
     @property
     def training(self) -> Training:
         """What the step holds for, besides model and machine."""
         recipe = self.plan.job.recipe
         runtime = self.plan.job.runtime
-        has_host = isinstance(self.plan.system.device.calibration, GpuCalibration)
+        has_host = machine_of(self.plan.system).has_host(self.plan.system)
         framework = runtime.stack.name if runtime.stack and has_host else ""
         return Training(
             recipe=recipe.name,

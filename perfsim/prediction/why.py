@@ -20,7 +20,6 @@ from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of, network_of
 from perfsim.machines.machine import Lane
 from perfsim.machines.placement import Placed
-from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step
@@ -379,15 +378,14 @@ def explain_gap(question: Question, measured_s: float) -> GapExplained:
     run = best_plan(question)
     asked = replace(question, layout=run.plan.layout, must_fit=False)
     predicted_s = run.step_time_s
-    error = 1.0 + accuracy_of(run.plan, run.hidden_communication_fraction).step_time_error
-    spread = math.log(error) / BAND_DEVIATIONS
+    spread = math.log1p(run.accuracy.step_time_error) / BAND_DEVIATIONS
     gap = math.log(measured_s / predicted_s)
     trial = _Trial(predicted_s, measured_s, gap, spread)
     suspects = [*_rates(asked, trial), *_settings(asked, trial)]
     return GapExplained(
         predicted_s,
         measured_s,
-        (predicted_s / error, predicted_s * error),
+        run.band_s,
         abs(gap) / spread,
         run.plan.layout.short,
         run.mfu * predicted_s / measured_s,
