@@ -22,7 +22,7 @@ from perfsim.base.spec import Spec
 from perfsim.base.units import number
 from perfsim.catalog import Catalog, data_root, parse_file
 from perfsim.evidence.cases import STREAMING
-from perfsim.prediction.bands import accuracy_of, unknowns_of
+from perfsim.prediction.bands import unknowns_of
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluate
@@ -180,8 +180,8 @@ def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]
 
     def rate_and_width(step: Evaluation) -> tuple[float, float]:
         """Also the log half-width that two runs of one machine do not share."""
-        unshared = accuracy_of(step.plan, step.hidden_communication_fraction).unshared_error
-        return step.tokens_per_s / step.plan.topology.num_devices, math.log1p(unshared)
+        width = math.log1p(step.accuracy.unshared_error)
+        return step.tokens_per_s / step.plan.topology.num_devices, width
 
     rate, run_width = rate_and_width(steps[run.name])
     for base in published.runs[: published.runs.index(run)]:
