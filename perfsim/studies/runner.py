@@ -13,7 +13,7 @@ from typing import Any
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
-from perfsim.convergence.wall_clock import RunPart, whole_run
+from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
 from perfsim.network import Topology
 from perfsim.network.export import network_map
@@ -223,7 +223,7 @@ def _row(spec: StudySpec, answered: Answered) -> Answer:
     production = production_of(spec, answered.candidate)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
-        parts = whole_run(question.wall_clock, training_of(question, time))
+        parts = training_of(question, time).parts(question.wall_clock)
     notes = [*prediction.notes, time.regime_text, *answered.remarks]
     if parts and production:
         notes.append(COVERED_ONCE)
