@@ -159,6 +159,8 @@ class StreamCosts:
 # GB/s these are 49,867 tokens; a Model Zoo configuration of GPT-3 13B (release 1.7.1) asks for more than 24
 # sequences of 2,048 tokens, 49,152.
 
+AT_SYSTEMS = ("input", "spilling")
+"""Lanes between a system and its activation servers."""
 HIDES = {"link": "a layer's weights", "flash": "what flash moves", "update": "the updates"}
 """What the compute of tokens hides, by lane."""
 
@@ -175,6 +177,23 @@ class StreamingRoof:
     """e P b / (2 B): the same without attention and movement over the mesh."""
     lane: str = "link"
     """The lane that needs most tokens to be hidden: link, flash or update."""
+
+    def about(self, limiting: str) -> str:
+        """The micro-batch compared with the tokens that hide its streams; none hide samples or spills.
+
+        `limiting` is the lane that limits the step; empty where none does.
+        """
+        if limiting in AT_SYSTEMS:
+            late = "Samples arrive" if limiting == "input" else "Spilled activations move"
+            return f"{late} more slowly than their tokens are computed, whatever the batch. "
+        if not self.hidden_from_tokens:
+            return "A layer's weights take longer to pass over the mesh than to arrive, whatever the batch. "
+        than = "above" if self.tokens >= self.hidden_from_tokens else "below"
+        arithmetic = f" ({self.formula_tokens:,.0f} by arithmetic alone)" if self.lane == "link" else ""
+        return (
+            f"A system's micro-batch of {self.tokens:,.0f} tokens is {than} the "
+            f"{self.hidden_from_tokens:,.0f} that hide {HIDES[self.lane]}{arithmetic}. "
+        )
 
 
 def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float) -> float:

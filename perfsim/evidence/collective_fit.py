@@ -153,9 +153,9 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
 def _refuse_between_nodes(link: LinkSpec) -> None:
     catalog = default_catalog()
     systems = [catalog.system(name) for name in catalog.names("system")]
-    links = [machine_of(system).links(system) for system in systems]
-    inside = sorted({inner.name for each in links for inner in each.inside_node})
-    if link.name in {outer.name for each in links for outer in each.between_nodes} - set(inside):
+    links = [[used.name for used in machine_of(system).links(system)] for system in systems]
+    inside = sorted({name for names in links for name in names[:1]})
+    if link.name in {name for names in links for name in names[1:]} - set(inside):
         raise InputError(
             f"{link.name} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
         )

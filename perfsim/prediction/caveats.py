@@ -172,12 +172,11 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
         elif borrowed:
             words = f"software release {used} was measured on {owner} only, as a fraction of its peak"
             yield caveat("release-borrowed", words)
-    links = machine.links(system)
-    nodes = machine.devices_per_node(system) or 1
-    if plan.topology.num_devices > 1:
-        yield from _links(links.inside_node)
-    if plan.topology.num_devices > nodes:
-        yield from _links(links.between_nodes)
+    # A device alone uses no link, and a node alone none between nodes.
+    devices = plan.topology.num_devices
+    joined = (1, machine.devices_per_node(system) or 1)
+    pairs = zip(machine.links(system), joined, strict=False)
+    yield from _links(link for link, size in pairs if devices > size)
 
 
 def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Caveat]:
