@@ -139,6 +139,32 @@ class Trace:
                 boundaries[device] = {name: head[name] + tail[name] for name in head}
         return self._mean(boundaries)
 
+    @cached_property
+    def hidden_share(self) -> float:
+        """Share of the step in which a device computes while it communicates; the mean over devices.
+
+        Communication is what runs on a device's streams besides its compute. Streams of no device (weights
+        that a store sends to a wafer) do not count: they take nothing from a device's compute.
+        """
+        graph = self.graph
+        communicates = np.array([work.kind.is_communication for work in graph.works])[graph.work]
+        computing = {owner for name in graph.streams if computes(name) for owner in owners_of(name)}
+        owned = np.array([owners_of(name)[0] in computing for name in graph.streams])[graph.stream]
+        hidden_s: dict[str, dict[str, float]] = {}
+        for block in self._blocks():
+            low_s, high_s = (np.full(len(block.devices), bound_s) for bound_s in self.step_window_s)
+            start_s, end_s = self._clipped(block._replace(low_s=low_s, high_s=high_s))
+            sends = communicates[block.task]
+            counts = np.where(block.computes, ~sends, sends & owned[block.task])
+            columns = (block.device, start_s, end_s, np.where(block.computes, 0, 1))
+            device, under_way, lasts_s = _sweep(*(column[counts] for column in columns))
+            both = under_way.all(axis=0) & (len(under_way) > 1)
+            seconds = np.bincount(device[both], lasts_s[both], minlength=len(block.devices)).tolist()
+            hidden_s |= {
+                name: {"": of_device} for name, of_device in zip(block.devices, seconds, strict=True)
+            }
+        return self._mean(hidden_s).get("", 0.0) / self.step_time_s
+
     def _mean(self, devices: dict[str, dict[str, float]]) -> dict[str, float]:
         """The mean over ranks: a device counts once for each rank it stands for; a missing category is 0."""
         ranks: dict[str, int] = {}
@@ -217,22 +243,13 @@ class Trace:
         key = block.device * width + category
         cells = len(block.devices) * width
         computed_s = np.bincount(key, (end_s - start_s) * block.computes, minlength=cells)
-        # A sweep over the starts and ends on each device: how many tasks are under way, first of compute,
-        # then of each category of background tasks in the order in which exposed time counts.
         waited_for = np.unique(category[~block.computes])
-        lasting = np.flatnonzero(end_s > start_s)
-        row = np.concatenate([lasting, lasting])
-        when_s = np.concatenate([start_s[lasting], end_s[lasting]])
-        order = np.lexsort((when_s, block.device[row]))
-        row = row[order]
-        line = np.where(block.computes, 0, 1 + waited_for.searchsorted(category))[row]
-        under_way = np.zeros((1 + len(waited_for), len(order)), dtype=np.int32)
-        under_way[line, np.arange(len(order))] = np.where(order < len(lasting), 1, -1)
-        line = (under_way.cumsum(axis=1) > 0).argmax(axis=0)
-        waits = line > 0
-        waited_key = block.device[row[waits]] * width + waited_for[line[waits] - 1]
-        waited_s = np.diff(when_s[order], append=0.0)[waits]
-        exposed_s = np.bincount(waited_key, waited_s, minlength=cells)
+        line = np.where(block.computes, 0, 1 + waited_for.searchsorted(category))
+        device, under_way, lasts_s = _sweep(block.device, start_s, end_s, line)
+        first = under_way.argmax(axis=0)
+        waits = first > 0
+        waited_key = device[waits] * width + waited_for[first[waits] - 1]
+        exposed_s = np.bincount(waited_key, lasts_s[waits], minlength=cells)
         total_s = (computed_s + exposed_s).reshape(-1, width)
         idle_s = block.high_s - block.low_s
         for part_s in (computed_s, exposed_s):
@@ -293,3 +310,19 @@ class _Block(NamedTuple):
     task: Ids
     computes: Bools
     """Whether the row's stream is the one on which its device computes."""
+
+
+def _sweep(device: Ints, start_s: Floats, end_s: Floats, line: Ints) -> tuple[Ints, Bools, Floats]:
+    """What is under way after each start and end on a device, in the order of devices and of time.
+
+    `line` is the line that each interval is on. Returns the device of each of these times, whether something
+    is under way on each line, shape (lines, times), and how long that lasts.
+    """
+    lasting = np.flatnonzero(end_s > start_s)
+    row = np.concatenate([lasting, lasting])
+    when_s = np.concatenate([start_s[lasting], end_s[lasting]])
+    order = np.lexsort((when_s, device[row]))
+    row = row[order]
+    change = np.zeros((1 + line.max(initial=0), len(order)), dtype=np.int32)
+    change[line[row], np.arange(len(order))] = np.where(order < len(lasting), 1, -1)
+    return device[row], change.cumsum(axis=1) > 0, np.diff(when_s[order], append=0.0)
