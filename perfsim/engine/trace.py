@@ -156,8 +156,10 @@ class Trace:
             start_s, end_s = self._clipped(block._replace(low_s=low_s, high_s=high_s))
             sends = communicates[block.task]
             counts = np.where(block.computes, ~sends, sends & owned[block.task])
-            columns = (block.device, start_s, end_s, np.where(block.computes, 0, 1))
-            device, under_way, lasts_s = _sweep(*(column[counts] for column in columns))
+            line = np.where(block.computes, 0, 1)
+            device, under_way, lasts_s = _sweep(
+                block.device[counts], start_s[counts], end_s[counts], line[counts]
+            )
             both = under_way.all(axis=0) & (len(under_way) > 1)
             seconds = np.bincount(device[both], lasts_s[both], minlength=len(block.devices)).tolist()
             hidden_s |= {
@@ -260,8 +262,8 @@ class Trace:
             has = np.bincount(key[counted], minlength=cells).reshape(-1, width) > 0
             for name in listed:
                 number = names.index(name)
-                for of_device in np.flatnonzero(has[:, number]).tolist():
-                    seconds[of_device][name] = float(total_s[of_device, number])
+                for index in np.flatnonzero(has[:, number]).tolist():
+                    seconds[index][name] = float(total_s[index, number])
         for of_device, bubble_s in zip(seconds, idle_s.tolist(), strict=True):
             of_device["bubble"] = bubble_s
         return seconds

@@ -210,12 +210,12 @@ class _Unfolding:
         # Of each instance: its folded task, its number among the instances of that, its row.
         self.task = np.repeat(np.arange(len(graph)), counts)
         self.local = np.arange(len(self.task)) - self.first[self.task]
-        row = self.row[self.task]
-        ranks = graph.stream_ranks[graph.stream[self.task]] + first_offset[row, self.local]
-        self.rank = np.where(row == self.shared, -1, ranks).astype(np.int32)
+        of_instance = self.row[self.task]
+        ranks = graph.stream_ranks[graph.stream[self.task]] + first_offset[of_instance, self.local]
+        self.rank = np.where(of_instance == self.shared, -1, ranks).astype(np.int32)
         # A collective writes its tensors once for each member, in order.
         self.num_writes = np.diff(graph.first_write).astype(np.int64)
-        copies = np.where(row == self.shared, 1, self.num_members[row, self.local])
+        copies = np.where(of_instance == self.shared, 1, self.num_members[of_instance, self.local])
         self.first_write = offsets(self.num_writes[self.task] * copies)
 
     def at(self, tasks: Ints | Ids, peer: int) -> Ints:
@@ -366,10 +366,10 @@ def expand(graph: TaskGraph, chains: Mapping[int, Sequence[Work]]) -> TaskGraph:
     The first task of a chain inherits the dependencies, the last one the outputs; tensors keep their
     handles. Raises GraphError for a chain that is empty or whose last work writes other tensors.
     """
-    for work, chain in chains.items():
-        if not chain or len(chain[-1].writes) != len(graph.works[work].writes):
-            raise GraphError(f"a chain for {graph.works[work].name} must end in work that writes the same")
-    length = np.array([len(chains.get(work, (None,))) for work in range(len(graph.works))])
+    for number, chain in chains.items():
+        if not chain or len(chain[-1].writes) != len(graph.works[number].writes):
+            raise GraphError(f"a chain for {graph.works[number].name} must end in work that writes the same")
+    length = np.array([len(chains.get(number, (work,))) for number, work in enumerate(graph.works)])
     first = offsets(length[graph.work])
     task = np.repeat(np.arange(len(graph)), length[graph.work])
     local = np.arange(len(task)) - first[task]
