@@ -27,7 +27,6 @@ from perfsim.base.files import must_exist, write_file
 from perfsim.base.units import parse_quantity
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.catalog.reader import KINDS as CATALOGUED
-from perfsim.catalog.reader import classes_of, mark_at
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
 from perfsim.evidence.cases import (
@@ -72,12 +71,16 @@ OWN: dict[str, type[BaseModel]] = {
 KINDS = tuple(dict.fromkeys([*CATALOGUED, *OWN]))
 
 
+def _classes_of(kind: str) -> Sequence[type[BaseModel]]:
+    """The classes that a file of a kind may describe."""
+    return (OWN[kind],) if kind in OWN else CATALOGUED[kind].classes
+
+
 def schema_of(kind: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of files of a kind; InputError suggests the nearest kind."""
     if kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
-    classes: Sequence[type[BaseModel]] = (OWN[kind],) if kind in OWN else classes_of(kind)
-    schema = yaml_schema(kind, classes)
+    schema = yaml_schema(kind, _classes_of(kind))
     if kind == "sweep":
         # Any dotted path of the study may be an axis, so its name is not checked here.
         for name in ("GridSpec", "GridSpec.changes"):
@@ -137,12 +140,7 @@ def _kind_of_file(path: Path) -> str:
         return "study"
     if isinstance(data, dict) and isinstance(data.get("cases"), list):
         return "convergence" if "points" in str(data["cases"][:1]) else "cases"
-    counts = {
-        kind: max(
-            len(keys & set(cls.model_fields)) for cls in ((OWN[kind],) if kind in OWN else classes_of(kind))
-        )
-        for kind in KINDS
-    }
+    counts = {kind: max(len(keys & set(cls.model_fields)) for cls in _classes_of(kind)) for kind in KINDS}
     best = max(counts, key=lambda kind: counts[kind])
     if counts[best] == len(keys & {"name", "description", "extends"}):
         known = ", ".join(KINDS)
@@ -257,7 +255,7 @@ def _no_answer(error: ValidationError, path: Path) -> Problem:
     if said:
         return Problem(text, str(path), int(said[1]), int(said[2]), help="give the study's file")
     try:
-        mark = mark_at(read_yaml(path)[0], first["loc"])
+        mark = read_yaml(path)[0].mark_at(first["loc"])
     except CatalogError:
         return Problem(text, str(path), 1, help="give the study's file")
     return mark.problem(text, "give the study's file")

@@ -20,8 +20,7 @@ from perfsim.base.spec import Spec
 from perfsim.base.text import nearest
 from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog, load_mapping
-from perfsim.catalog.reader import Loc, build
-from perfsim.catalog.yaml_tree import Node
+from perfsim.catalog.yaml_tree import Loc, Node
 from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits
 from perfsim.machines import machine_of
@@ -386,7 +385,7 @@ def read_cases(path: Path, kind: type[CaseT], catalog: Catalog | None = None) ->
     for problem in mapping.problems:
         before = sum(start <= (problem.line, problem.column) for start in starts)
         (by_row[before - 1] if before else of_file).append(problem)
-    build(LocatedMapping(path, mapping.node, of_file), (_Envelope,), catalog, path.stem)
+    LocatedMapping(path, mapping.node, of_file).build((_Envelope,), catalog, path.stem)
     read: dict[str, tuple[CaseT, int]] = {}
     refused = []
     for position, (node, problems) in enumerate(zip(nodes, by_row, strict=True), 1):
@@ -408,7 +407,7 @@ def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:
     if not row.node.is_mapping:
         message = "a mapping (key: value) is expected"
         raise CatalogError([*row.problems, row.node.mark.problem(message)])
-    case = build(row, (kind,), catalog, "case")
+    case = row.build((kind,), catalog, "case")
     if isinstance(case, StepCase):
         named: Loc = ("system", "device")
         try:
