@@ -1,8 +1,7 @@
 """Peak memory of the ranks of layouts, in columns.
 
-Every part is an array of shape (rows, ranks), one row per layout; for a grid of layouts, of a shape that
-broadcasts to (*grid, ranks). A rank holds its model states, the activations of micro-batches in flight, the
-temporaries of one pass, and the buffers of sharded states:
+Every part is an array of shape (rows, ranks), one row per layout. A rank holds its model states, the
+activations of micro-batches in flight, the temporaries of one pass, and the buffers of sharded states:
 
     states + max over moments of (activations held x layers x bytes + weight inputs held x bytes)
     + working set + gathered parameters [ZeRO 3] + gradient buckets [ZeRO 2, 3] + reserved
@@ -11,7 +10,7 @@ temporaries of one pass, and the buffers of sharded states:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +32,7 @@ from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
 from perfsim.strategies.three_d.layers import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.space import MODES, Columns, Grid, columns_of, distinct_rows
+from perfsim.strategies.three_d.space import MODES, Columns, columns_of, distinct_rows
 from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
@@ -98,17 +97,15 @@ def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[f
 def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
     """The bytes of every layout's slice of a layer for one sequence."""
     tensor, split, _, *others = columns.slice_keys
-    keys = np.broadcast_arrays(tensor, split, 1, *others, columns.recompute)
-    flat = [key.ravel() for key in keys]
-    shape = keys[0].shape
-    first, of_row = distinct_rows(flat)
+    keys = (tensor, split, np.ones_like(tensor), *others, columns.recompute)
+    first, of_row = distinct_rows(keys)
     base = Job(job.model, job.recipe, 1)
     kinds = kinds_of(job.model)
-    distinct = zip(*(key[first].tolist() for key in flat), strict=True)
+    distinct = zip(*(key[first].tolist() for key in keys), strict=True)
     table = np.array(
         [[_slice_bytes(base, kind, MODES[mode], *key) for kind in kinds] for *key, mode in distinct]
     )
-    by_field = np.moveaxis(table, 2, 0).take(of_row, axis=1).reshape(-1, *shape, len(kinds))
+    by_field = np.moveaxis(table, 2, 0).take(of_row, axis=1)
     return SliceBytes(
         *(
             column if name in OF_LAYERS else column[..., :1]
@@ -126,8 +123,8 @@ def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
 
 def recomputed_layers(columns: Columns, ranks: RankColumns) -> Ints:
     """Layers of every rank that are recomputed, one in `recompute_every`."""
-    every = columns.recompute_every[..., None]
-    return np.where(columns.recompute[..., None] > 0, -(-ranks.layers // every), 0)
+    every = columns.recompute_every[:, None]
+    return np.where(columns.recompute[:, None] > 0, -(-ranks.layers // every), 0)
 
 
 def recomputed_share(layout: Columns) -> float:
@@ -151,8 +148,8 @@ def _state_bytes(
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """The model states of every rank, and the buffers of those that are sharded."""
     states = state_bytes(job.recipe, job.model)
-    zero = columns.zero[..., None]
-    data = columns.shards[..., None]
+    zero = columns.zero[:, None]
+    data = columns.shards[:, None]
     parameters = rank_parameters(sizes, ranks)
     largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
     whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
@@ -164,7 +161,7 @@ def _state_bytes(
     held = sharded_state_bytes(parameters, states, zero, data)
     if sizes.experts.any():
         experts = ranks.sum_of(sizes.experts)
-        shards = columns.expert_replicas[..., None]
+        shards = columns.expert_replicas[:, None]
         for name, n_bytes in sharded_state_bytes(experts, states, zero, shards).items():
             held[name] = held[name] + n_bytes
     return held, buffers
@@ -172,14 +169,14 @@ def _state_bytes(
 
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
     """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
-    sequences = columns.micro_batch[..., None]
+    sequences = columns.micro_batch[:, None]
     recomputed = recomputed_layers(columns, ranks)
     redone = recomputed / np.maximum(1, ranks.layers)
     kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
     inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
     inputs = inputs + np.where(ranks.last, sizes.head_inputs, 0.0)
     whole = sequences * kept * _chunk_peaks(job, columns, ranks), sequences * inputs
-    counts = columns.pipeline[..., None], columns.virtual[..., None], columns.microbatches(job)[..., None]
+    counts = columns.pipeline[:, None], columns.virtual[:, None], columns.microbatches(job)[:, None]
     schedules = columns.by_schedule
     if len(schedules) == 1:
         parts = _in_flight_bytes(next(iter(schedules)), (ranks.rank, *counts), whole)
@@ -191,7 +188,7 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     # Temporaries of one pass: a recomputed layer, or the logits on the last stage; exchanges.
     layer = (sizes.keeps_all - sizes.keeps).max(axis=-1, keepdims=True)
     passing = np.maximum(
-        np.where(columns.recompute[..., None] > 0, layer, 0.0), np.where(ranks.last, sizes.logits, 0.0)
+        np.where(columns.recompute[:, None] > 0, layer, 0.0), np.where(ranks.last, sizes.logits, 0.0)
     )
     return {
         "activations": parts[0],
@@ -219,40 +216,27 @@ def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floa
 
 def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     """What unequal chunks of an interleaved rank hold in flight over what equal ones would."""
-    uneven = columns.divisions.uneven
-    if not uneven[columns.division].any():
-        return np.ones(1)
-    groups = np.minimum(3, -(-columns.microbatches(job) // columns.pipeline))
-    division, groups = np.broadcast_arrays(columns.division, groups)
-    rows = np.flatnonzero(uneven[division])
-    rank = np.broadcast_to(ranks.rank, (*division.shape, ranks.rank.shape[-1]))
-    factors = np.ones((division.size, rank.shape[-1]))
-    keys = division.ravel()[rows], groups.ravel()[rows]
-    first, of_row = distinct_rows(keys)
-    for number, (row, many) in enumerate(zip(*(key[first].tolist() for key in keys), strict=True)):
-        alike = rows[of_row == number]
-        pipeline = int(columns.divisions.pipeline[row])
-        peaks = chunk_peaks(columns.divisions[row], many * pipeline)
-        factors[alike] = peaks[rank.reshape(factors.shape)[alike]]
-    return factors.reshape(rank.shape)
+    factors = np.ones(ranks.rank.shape)
+    rows = np.flatnonzero(columns.divisions.uneven[columns.division])
+    if len(rows):
+        division = columns.division[rows]
+        groups = np.minimum(3, -(-columns.microbatches(job) // columns.pipeline))[rows]
+        first, of_row = distinct_rows((division, groups))
+        for number, (row, many) in enumerate(zip(division[first], groups[first], strict=True)):
+            alike = rows[of_row == number]
+            of_division = columns.divisions[row]
+            peaks = chunk_peaks(of_division, int(many) * of_division.pipeline)
+            factors[alike] = peaks[ranks.rank[alike]]
+    return factors
 
 
-def peak_bytes(job: Job, grid: Grid, system: GpuClusterSpec) -> Floats:
-    """Peak memory of the fullest rank of every legal layout of a grid, shape `grid.shape`.
-
-    Arrays have only the axes that they depend on: model states not those of micro-batches and recompute, and
-    what is in flight not that of ZeRO.
-    """
-    sizes = slice_bytes(job, grid.columns)
-    peaks = np.zeros(grid.shape)
-    for divisions, micro_batches, columns in grid.by_schedule():
-        ranks = columns.ranks()
-        states, buffers = _state_bytes(job, columns, ranks, grid.without_passes(sizes))
-        in_states = np.asarray(sum((*states.values(), *buffers.values())))
-        held = np.asarray(sum(_held_bytes(job, columns, ranks, sizes).values()))
-        of_ranks = (in_states[..., rank] + held[..., rank] for rank in range(ranks.rank.shape[-1]))
-        peaks[:, divisions, micro_batches] = reduce(np.maximum, of_ranks)
-    return peaks + system.device.memory.reserved
+def peak_bytes(job: Job, columns: Columns, system: GpuClusterSpec) -> Floats:
+    """Peak memory of the fullest rank of every layout, shape (rows,)."""
+    peaks = np.empty(len(columns))
+    for rows, some in columns.blocks():
+        parts = rank_bytes(job, some, some.ranks(), system)
+        peaks[rows] = np.asarray(sum(parts.values())).max(axis=1)
+    return peaks
 
 
 def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tuple[MemoryUse, ...]:

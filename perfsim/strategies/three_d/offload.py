@@ -36,7 +36,7 @@ from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDE
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.strategies.three_d.layers import slice_of
 from perfsim.strategies.three_d.memory import rank_bytes
-from perfsim.strategies.three_d.space import Columns, blocks_of, columns_of
+from perfsim.strategies.three_d.space import Columns, columns_of
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,
@@ -507,8 +507,7 @@ def _shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) ->
     if host is None:
         return on_device, off_device
     sharing = HostCosts(topology).sharing
-    for rows in blocks_of(len(columns)):
-        some = columns.rows(rows)
+    for rows, some in columns.blocks():
         ranks = some.ranks()
         parts = rank_bytes(job, some, ranks, system)
         zero = some.zero[:, None]

@@ -38,7 +38,7 @@ from perfsim.strategies.three_d.offload import (
     offloaded_screening,
     tried_places,
 )
-from perfsim.strategies.three_d.space import Space, columns_of, indivisible_degrees, layout_space
+from perfsim.strategies.three_d.space import Columns, columns_of, indivisible_degrees, layout_space
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
@@ -55,24 +55,25 @@ class ThreeD:
     zero_stage: int | None = None
     """The ZeRO stage of every layout; None: the layout's own."""
 
-    def space(self, job: Job, topology: FatTree) -> Space:
+    def space(self, job: Job, topology: FatTree, *, shares_sequences: bool = False) -> Columns:
         """All legal layouts of this strategy on all devices of the topology."""
-        return layout_space(job, topology, self.free_degrees, self.zero_stage)
+        return layout_space(
+            job, topology, self.free_degrees, self.zero_stage, shares_sequences=shares_sequences
+        )
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
         """All legal layouts of this strategy on all devices of the topology; offloaded if none fits else."""
         space = self.space(job, topology)
-        columns = space.rows()
-        yield from (columns.layout(row) for row in range(len(columns)))
+        yield from map(space.layout, range(len(space)))
         if not (_memory_share(job, space, topology) <= 1.0).any():
-            yield from offloaded_layouts(job, topology, columns)
+            yield from offloaded_layouts(job, topology, space)
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         space = self.space(job, topology)
         share = _memory_share(job, space, topology)
         may_share = "context" in self.free_degrees and job.runtime.attention == "flash"
         if may_share and not (share <= 1.0).any():
-            space = layout_space(job, topology, self.free_degrees, self.zero_stage, shares_sequences=True)
+            space = self.space(job, topology, shares_sequences=True)
             share = _memory_share(job, space, topology)
         fits = share <= 1.0
         kept = space.rows(fits)
@@ -86,7 +87,7 @@ class ThreeD:
         found = Screening(estimates, share[fits], kept.layout, len(share), refused, closest, indivisible)
         if len(kept) or not tried_places(job, topology):
             return found
-        return offloaded_screening(job, topology, costs, space.rows(), found)
+        return offloaded_screening(job, topology, costs, space, found)
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
@@ -138,10 +139,9 @@ class ThreeD:
         return float(estimate_steps_s(plan.job, columns, plan.topology, costs)[0])
 
 
-def _memory_share(job: Job, space: Space, topology: FatTree) -> Floats:
+def _memory_share(job: Job, space: Columns, topology: FatTree) -> Floats:
     """Share of its memory that the fullest device uses, of every layout."""
-    peaks = (peak_bytes(job, grid, topology.system)[grid.all_legal()] for grid in space.grids)
-    return np.concatenate([np.zeros(0), *peaks]) / topology.system.device.memory.capacity
+    return peak_bytes(job, space, topology.system) / topology.system.device.memory.capacity
 
 
 # The nearest change with which a layout fits in memory, found by trying.
