@@ -33,6 +33,8 @@ def estimate_steps_s(
     job: Job, columns: Columns, topology: FatTree, costs: Costs, *, updates: bool = True
 ) -> Floats:
     """Step time of every layout by the formula above, shape (rows,); `updates`: with its update."""
+    if not len(columns):
+        return np.zeros(0)
     passes = Passes(job, columns, topology, costs)
     replicas = OverReplicas(job, columns, topology, costs)
     seconds = np.empty(len(columns), dtype=np.float64)

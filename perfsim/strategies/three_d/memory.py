@@ -9,13 +9,15 @@ activations of micro-batches in flight, the temporaries of one pass, and the buf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
+from perfsim.costs.gpu import HostCosts
 from perfsim.costs.memory import (
     MemoryUse,
     logit_bytes,
@@ -24,8 +26,9 @@ from perfsim.costs.memory import (
     stage_parameters,
     state_bytes,
 )
+from perfsim.network import FatTree
 from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import ParallelLayout, Place
 from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
@@ -39,6 +42,9 @@ from perfsim.work.counts import (
     layer_activation_bytes,
     mlp_weight_input_bytes,
 )
+
+BUCKETS = "gradient buckets"
+"""The part of unsharded gradients of a few layers."""
 
 
 class SliceBytes(NamedTuple):
@@ -156,7 +162,7 @@ def _state_bytes(
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
     buffers = {
         "gathered parameters": np.where(zero == SHARDED, whole * states.parameters, 0.0),
-        "gradient buckets": np.where(has_buckets, whole * states.gradients, 0.0),
+        BUCKETS: np.where(has_buckets, whole * states.gradients, 0.0),
     }
     held = sharded_state_bytes(parameters, states, zero, data)
     if sizes.experts.any():
@@ -230,27 +236,103 @@ def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     return factors
 
 
-def peak_bytes(job: Job, columns: Columns, system: GpuClusterSpec) -> Floats:
-    """Peak memory of the fullest rank of every layout, shape (rows,)."""
-    peaks = np.empty(len(columns))
+# Offload: what is not on the device, but in the memory of the host or on its drives.
+
+
+class Places(NamedTuple):
+    """Where offloaded states are."""
+
+    optimizer: Place = "none"
+    param: Place = "none"
+    activations: Place = "none"
+
+    @classmethod
+    def of(cls, layout: ParallelLayout) -> Places:
+        return cls(layout.offload_optimizer, layout.offload_param, layout.offload_activations)
+
+    def on(self, layout: ParallelLayout) -> ParallelLayout:
+        return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
+
+
+class Moved(NamedTuple):
+    """Memory of ranks by part, arrays of shape (rows, ranks)."""
+
+    device: dict[str, Floats]
+    host: dict[str, Floats]
+    drives: dict[str, Floats]
+
+    @classmethod
+    def of(cls, job: Job, columns: Columns, ranks: RankColumns, topology: FatTree, places: Places) -> Moved:
+        """The memory of layouts whose states are at these places.
+
+        Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank
+        two layers, and embedding and LM head as one more, may still be on the device. So may the activations
+        of two layers: of one that computes, and of one that leaves or comes back.
+        """
+        device = rank_bytes(job, columns, ranks, topology.system)
+        off: dict[Place, dict[str, Floats]] = {"cpu": {}, "nvme": {}}
+        zero = columns.zero[:, None]
+        if places.optimizer != "none":
+            off[places.optimizer]["optimizer"] = device["optimizer"]
+            device["optimizer"] = np.zeros_like(device["optimizer"])
+            leaves = zero >= GRADIENTS_SHARDED
+            gradients = device["gradients"]
+            off["cpu"]["gradients"] = np.where(leaves, gradients, 0.0)
+            device["gradients"] = np.where(leaves, 0.0, gradients)
+            some = np.minimum(1.0, (IN_FLIGHT + 1) / (ranks.layers + 1)) * gradients
+            alone = leaves & (columns.replicas[:, None] == 1)
+            device[BUCKETS] = np.where(alone, some, device[BUCKETS])
+        if places.param != "none":
+            off[places.param]["parameters"] = np.where(zero == SHARDED, device["parameters"], 0.0)
+            device["parameters"] = np.where(zero == SHARDED, 0.0, device["parameters"])
+        if places.activations != "none":
+            off["cpu"]["activations"] = device["activations"]
+            device["activations"] = np.minimum(1.0, IN_FLIGHT / ranks.layers) * device["activations"]
+        return cls(device, off["cpu"], off["nvme"])
+
+    def tiers(self, topology: FatTree) -> Iterator[tuple[str, dict[str, Floats], float]]:
+        """What the devices of a host hold off them: name, bytes if all hold as much as a rank, capacity."""
+        host = topology.system.node.host
+        if host is None:
+            return
+        sharing = HostCosts(topology).sharing
+        held = (("host memory", self.host, host.memory), ("drives", self.drives, host.nvme))
+        for name, parts, tier in held:
+            if parts and tier is not None:
+                shared = {part: sharing * column for part, column in parts.items()}
+                yield f"{name} of {sharing} devices", shared, tier.capacity
+
+
+def memory_shares(job: Job, columns: Columns, topology: FatTree, places: Places) -> tuple[Floats, Floats]:
+    """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
+    on_device = np.empty(len(columns))
+    off_device = np.zeros(len(columns))
     for rows, some in columns.blocks():
-        parts = rank_bytes(job, some, some.ranks(), system)
-        peaks[rows] = np.asarray(sum(parts.values())).max(axis=1)
-    return peaks
+        moved = Moved.of(job, some, some.ranks(), topology, places)
+        on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
+        for _, parts, capacity in moved.tiers(topology):
+            off_device[rows] = np.maximum(off_device[rows], _fullest(parts) / capacity)
+    return on_device, off_device
 
 
-def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tuple[MemoryUse, ...]:
-    """Peak memory of one rank of each pipeline stage."""
+def _fullest(parts: Mapping[str, Floats]) -> Floats:
+    return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
+
+
+def stage_memory(job: Job, layout: ParallelLayout, topology: FatTree) -> tuple[MemoryUse, ...]:
+    """Peak memory of one rank of each pipeline stage, and of a host and its drives with offload."""
     columns = columns_of(job, layout)
-    parts = rank_bytes(job, columns, columns.divisions[0].ranks(), system)
-    applies = {
-        "weight gradient inputs": schedule_called(layout.schedule).has("splits_backward"),
-        "gathered parameters": layout.zero_stage == SHARDED,
-        "gradient buckets": layout.zero_stage >= GRADIENTS_SHARDED and layout.replicas > 1,
-    }
-    shown = {name: column[0] for name, column in parts.items() if applies.get(name, True)}
-    capacity = system.device.memory.capacity
-    return tuple(
+    moved = Moved.of(job, columns, columns.divisions[0].ranks(), topology, Places.of(layout))
+    optional = {"gathered parameters", BUCKETS}
+    if not schedule_called(layout.schedule).has("splits_backward"):
+        optional.add("weight gradient inputs")
+    shown = {name: column[0] for name, column in moved.device.items() if column.any() or name not in optional}
+    capacity = topology.system.device.memory.capacity
+    stages = [
         MemoryUse(f"stage {rank}", {name: float(column[rank]) for name, column in shown.items()}, capacity)
         for rank in range(layout.pipeline)
-    )
+    ]
+    for place, parts, size in moved.tiers(topology):
+        held = {part: float(column.max()) for part, column in parts.items()}
+        stages.append(MemoryUse(place, held, size, on_device=False))
+    return tuple(stages)
