@@ -144,7 +144,7 @@ class Columns:
     def ranks(self) -> RankColumns:
         """Representative ranks of every layout, shape (rows, ranks)."""
         width = self.divisions.sizes[self.division].max(initial=1)
-        return self.divisions.ranks.of(self.division, int(width))
+        return self.divisions.ranks.rows(self.division, int(width))
 
     def layout(self, row: int) -> ParallelLayout:
         division = self.divisions[int(self.division[row])]
@@ -273,7 +273,8 @@ def layout_space(
             numbers = first[pipeline] + np.arange(len(_divisions(pipeline, shape)))
             of_degrees = (tensor, context, exchange, pipeline)
             parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage))
-    return Columns(*np.concatenate(parts, axis=1), divisions=divisions)
+    table = np.concatenate(parts, axis=1)
+    return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
 
 
 def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
