@@ -107,7 +107,7 @@ class Division:
         return RankColumns.of(np.array(rows, dtype=np.int64).T[:, None, :])
 
     def representatives(self) -> list[tuple[int, ...]]:
-        """Ranks that stand for all, as fields: the first and the last of every run of ranks with equal shares.
+        """Ranks that stand for all, as fields: the first and the last of every run with equal shares.
 
         What a rank holds in flight changes in one direction along a run of equal shares, so the fullest rank
         is at one of its ends; it is the first where activations are all that is held.
