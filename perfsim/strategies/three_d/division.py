@@ -196,7 +196,8 @@ class Divisions:
 
     def of_schedules(self, trait: Trait) -> Bools:
         """Whether every division's schedule has a trait."""
-        return np.array([schedule.has(trait) for schedule in SCHEDULES.values()])[self.schedule]
+        of_schedules = np.array([schedule.has(trait) for schedule in SCHEDULES.values()])
+        return np.asarray(of_schedules[self.schedule])
 
     @cached_property
     def last_rank(self) -> Ints:
