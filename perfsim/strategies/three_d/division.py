@@ -206,7 +206,8 @@ class Divisions:
     @cached_property
     def uneven(self) -> Bools:
         """Whether chunks of a rank may hold different numbers of layers, and do."""
-        return self.of_schedules("in_groups") & ~np.array([division.even for division in self.divisions])
+        even = np.array([division.even for division in self.divisions], dtype=np.bool_)
+        return self.of_schedules("in_groups") & ~even
 
     @cached_property
     def _representatives(self) -> list[list[tuple[int, ...]]]:
