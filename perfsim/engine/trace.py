@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.work import TaskGraph
 from perfsim.work.graph import computes, owners_of
 
@@ -133,6 +133,32 @@ class Trace:
             for device, head, tail in zip(block.devices, heads, tails, strict=True):
                 boundaries[device] = {name: head.get(name, 0.0) + tail.get(name, 0.0) for name in head | tail}
         return self._mean(boundaries)
+
+    @cached_property
+    def hidden_share(self) -> float:
+        """Share of the step in which a device computes while it communicates; the mean over devices.
+
+        Communication is what runs on a device's streams besides its compute. Streams of no device (weights
+        that a store sends to a wafer) do not count: they take nothing from a device's compute.
+        """
+        graph = self.graph
+        communicates = np.array([work.kind.is_communication for work in graph.works])[graph.work]
+        computing = {owner for name in graph.streams if computes(name) for owner in owners_of(name)}
+        owned = np.array([owners_of(name)[0] in computing for name in graph.streams])[graph.stream]
+        hidden_s: dict[str, dict[str, float]] = {}
+        for block in self._blocks():
+            low_s, high_s = (np.full(len(block.devices), bound_s) for bound_s in self.step_window_s)
+            window = block._replace(low_s=low_s, high_s=high_s)
+            busy = self._spans(window, block.compute.chosen(~communicates)).union()
+            sending = self._spans(window, block.background.chosen(communicates & owned)).union()
+            shape = (len(block.devices), 1)
+            either_s = busy.with_others(sending).union().seconds(shape)
+            both_s = (busy.seconds(shape) + sending.seconds(shape) - either_s)[:, 0]
+            both_s[both_s < ROUNDING * (high_s - low_s)] = 0.0
+            hidden_s |= {
+                name: {"": seconds} for name, seconds in zip(block.devices, both_s.tolist(), strict=True)
+            }
+        return self._mean(hidden_s).get("", 0.0) / self.step_time_s
 
     def _blocks(self) -> Iterator[_Block]:
         """The tasks of all computing devices, some devices at a time so that the tables stay small."""
@@ -294,6 +320,11 @@ class _Rows(NamedTuple):
     task: Tasks
     category: Ints
 
+    def chosen(self, tasks: Bools) -> _Rows:
+        """The rows of these tasks, given as a mask over all of them."""
+        rows = tasks[self.task]
+        return _Rows(self.device[rows], self.task[rows], self.category[rows])
+
 
 class _Block(NamedTuple):
     """Some computing devices with their tasks; each device has a window of its own."""
@@ -335,7 +366,7 @@ class _Spans(NamedTuple):
     end_s: Floats
     category: Ints
 
-    def chosen(self, rows: NDArray[np.bool_] | Ints) -> _Spans:
+    def chosen(self, rows: Bools | Ints) -> _Spans:
         """The intervals of these rows."""
         return _Spans(self.device[rows], self.start_s[rows], self.end_s[rows], self.category[rows])
 

@@ -259,6 +259,10 @@ class Machine(ABC):
         """Calibrations, besides the device's own, that prices use."""
         return []
 
+    def has_host(self, system: SystemSpec) -> bool:
+        """Whether a host launches the kernels, so that the constants of a framework are in the prices."""
+        return isinstance(system.device.calibration, GpuCalibration)
+
     def releases(self, _system: Any, _recipe: Recipe, /) -> tuple[str, str] | None:
         """The software release of a system, and the measured one whose speed is used.
 
