@@ -21,7 +21,7 @@ from perfsim.base.spec import Spec
 from perfsim.base.text import nearest
 from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog, load_mapping
-from perfsim.catalog.reader import Loc, build
+from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import nearest_release
 from perfsim.engine.limits import present_limits
@@ -626,7 +626,7 @@ def read_cases(path: Path, kind: type[CaseT], catalog: Catalog | None = None) ->
     problems: list[list[Problem]] = [[] for _ in range(len(nodes) + 1)]
     for problem in mapping.problems:
         problems[sum(start <= (problem.line, problem.column) for start in starts)].append(problem)
-    build(LocatedMapping(path, mapping.node, problems[0]), (_Envelope,), catalog, path.stem)
+    LocatedMapping(path, mapping.node, problems[0]).build((_Envelope,), catalog, path.stem)
     cases: list[CaseT] = []
     lines: dict[str, int] = {}
     refused = []
@@ -652,7 +652,7 @@ def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:
     if not row.node.is_mapping:
         message = "a mapping (key: value) is expected"
         raise CatalogError([*row.problems, row.node.mark.problem(message)])
-    case = build(row, (kind,), catalog, "case")
+    case = row.build((kind,), catalog, "case")
     if isinstance(case, StepCase):
         named: Loc = ("system", "device")
         try:

@@ -32,7 +32,7 @@ from perfsim.base.sizes import MOST_CASES
 from perfsim.base.spec import Name, Spec
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
-from perfsim.catalog.reader import Loc
+from perfsim.catalog.yaml_tree import Loc
 from perfsim.convergence.critical_batch import Z_90, fit_hyperbola
 from perfsim.evidence.cases import ConvergenceFile, StepCase
 from perfsim.evidence.fitting import read_table, rounded, table_columns

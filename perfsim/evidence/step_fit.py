@@ -13,7 +13,7 @@ release:
     efficiency(release) = level growth^(releases after the newest)
 
 So a release without a log is interpolated or extrapolated. The time of the mesh is a fact of the hardware
-(`perfsim.costs.mesh`) and not fitted; the record says what a fit would give for it.
+(`perfsim.costs.wafer`) and not fitted; the record says what a fit would give for it.
 """
 
 from __future__ import annotations
