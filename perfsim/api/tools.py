@@ -50,7 +50,7 @@ from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import refusals
-from perfsim.studies.spec import StudySpec, with_verify
+from perfsim.studies.spec import StudySpec
 from perfsim.studies.trials import (
     AnswerDocument,
     Difference,
@@ -155,7 +155,7 @@ def _kind_of_file(path: Path) -> str:
 def _study(path: Path, catalog: Catalog) -> str:
     spec = load_study(str(path), catalog)
     reasons = {refused.label: f" (no answer: {refused.reason})" for refused in refusals(spec)}
-    labels = [candidate.label(devices) for candidate, devices in spec.machines]
+    labels = [point.label for point in spec.points]
     machines = [f"{label}{reasons.get(label, '')}" for label in labels]
     return f"{spec.model.name} by {spec.recipe.name} on {'; '.join(machines)}"
 
@@ -200,7 +200,7 @@ def why(
     Raises InputError for a file of another kind, and what answering the study raises.
     """
     asked = changed_study(_study_named(study), changes or {}, default_catalog())
-    return explain(with_verify(asked, "off"), names_of(compare, "compare"))[1]
+    return explain(asked.with_verify("off"), names_of(compare, "compare"))
 
 
 @within_floats
@@ -230,7 +230,9 @@ def _study_named(study: Named) -> StudySpec:
         return load_study(str(study)).model_copy(update={"resilience": None})
     document = _document(Path(study))
     spec = load_study(document.study)
-    asked = {(candidate.strategy, candidate.system.name, devices) for candidate, devices in spec.machines}
+    asked = {
+        (point.candidate.strategy, point.candidate.system.name, point.num_devices) for point in spec.points
+    }
     answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
     if document.title not in (None, spec.title) or not answered <= asked:
         text = f"answers another study than the catalogue's {spec.name}"
@@ -275,7 +277,7 @@ def diff(first: Named, second: Named) -> Difference:
         return compare_answers(*(_document(Path(each)) for each in (first, second)))
     if any(answers):
         raise InputError("compare two studies or two answers, not one of each")
-    specs = (with_verify(_study_named(each), "off") for each in (first, second))
+    specs = (_study_named(each).with_verify("off") for each in (first, second))
     return compare_studies(*specs)
 
 
