@@ -27,7 +27,7 @@ from perfsim.convergence.time_to_accuracy import (
 )
 from perfsim.convergence.wall_clock import Training
 from perfsim.engine.limits import present_limits
-from perfsim.prediction.bands import accuracy_of
+from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
@@ -125,9 +125,9 @@ class Target:
             else relative_error(batch_tokens, self.measured),
         )
 
-    def time_of_run(self, run: Evaluation, hidden: float | None = None) -> TimeToAccuracy:
-        """The time of a simulated plan's steps; `hidden` replaces the share that hides communication."""
-        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction if hidden is None else hidden)
+    def time_of_run(self, run: Evaluation, accuracy: Accuracy | None = None) -> TimeToAccuracy:
+        """The time of a simulated plan's steps, with the run's `accuracy`."""
+        accuracy = accuracy or run.accuracy
         return self.time_of(
             run.plan.job.tokens_per_step, run.step_time_s, accuracy.step_time_error, accuracy.unshared_error
         )
@@ -150,7 +150,7 @@ class Target:
         """
         asked = question.at(global_batch_size)
         run = evaluated(asked, estimated(asked).plan)
-        return BatchPoint.of(run.plan, self.time_of_run(run, hidden=0.0))
+        return BatchPoint.of(run.plan, self.time_of_run(run, accuracy_of(run.plan)))
 
     def curve(self, question: Question, batches: Sequence[int], *, extend: bool = False) -> BatchCurve:
         """Time to the target at every batch.

@@ -17,8 +17,8 @@ from perfsim.convergence.wall_clock import RunPart, whole_run
 from perfsim.engine.limits import present_limits
 from perfsim.network import Topology
 from perfsim.network.export import network_map
-from perfsim.prediction.bands import Accuracy, accuracy_of
-from perfsim.prediction.caveats import default_settings, worst_first
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import default_settings
 from perfsim.prediction.disturbed import perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
@@ -112,15 +112,13 @@ def answer_point(
         label = f"{question.label}, {evaluation.plan.strategy}"
         evaluation = _disturbed(evaluation, spec.perturbations, label)
         time = target.time_of_run(evaluation)
-    prediction = prediction_of(evaluation, question.memory_limit)
-    named = question.named_settings
     caveats = [
-        *prediction.caveats,
         *([] if curve is None else edge_batch(curve.tried, best)),
         *extrapolated_law(time.critical.notes),
         *([] if target.loss is None else [sensitive_target(target.loss)]),
-        *([] if named is None else default_settings(named, evaluation.plan)),
+        *default_settings(question, evaluation.plan),
     ]
+    prediction = prediction_of(evaluation, question.allowed_share, caveats)
     production = production_of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
@@ -129,7 +127,7 @@ def answer_point(
     if parts and production:
         notes.append(COVERED_ONCE)
     row = Answer(
-        **{**values_of(prediction), "caveats": worst_first(caveats), "notes": tuple(notes)},
+        **{**values_of(prediction), "notes": tuple(notes)},
         time=time,
         whole_run=parts,
         production=production,
@@ -372,8 +370,7 @@ def _accuracy(runs: Sequence[Evaluation]) -> tuple[Accuracy, ...]:
     """For each strategy and family of published runs, the accuracy of its least similar candidate."""
     by_family: dict[tuple[str, str], Accuracy] = {}
     for run in runs:
-        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction)
-        accuracy = replace(accuracy, strategy=run.plan.strategy)
+        accuracy = replace(run.accuracy, strategy=run.plan.strategy)
         key = (accuracy.strategy, accuracy.family)
         by_family[key] = max(by_family.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
     return tuple(by_family.values())
