@@ -28,7 +28,6 @@ from perfsim.base.files import must_exist, write_file
 from perfsim.base.units import parse_quantity
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.catalog.reader import KINDS as CATALOGUED
-from perfsim.catalog.reader import classes_of, mark_at
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
 from perfsim.evidence.cases import (
@@ -87,7 +86,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 def _classes(kind: str) -> Sequence[type[BaseModel]]:
     """The classes of which a file of a kind describes one."""
-    return (OWN[kind],) if kind in OWN else classes_of(kind)
+    return (OWN[kind],) if kind in OWN else CATALOGUED[kind].classes
 
 
 def write_schemas(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
@@ -247,7 +246,7 @@ def _document(path: Path) -> AnswerDocument:
         problem = Problem(text, str(path), int(said[1]), int(said[2]), help=advice)
     else:
         with suppress(CatalogError):
-            problem = mark_at(read_yaml(path)[0], first["loc"]).problem(text, advice)
+            problem = read_yaml(path)[0].mark_at(first["loc"]).problem(text, advice)
     raise InputError([problem])
 
 

@@ -89,7 +89,7 @@ def why(run: Evaluation) -> Why:
     mentioned = ["compute", *(wait for wait in waits if parts[wait] >= MENTIONED * step_s)]
     shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
     verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
-    about = machine.about_roof(roof, lane) if roof is not None else ""
+    about = "" if roof is None else roof.about("" if lane is None else lane.name)
     sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
     return Why(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
 
