@@ -21,7 +21,7 @@ from perfsim.report.study_page import study_document, study_page, write_study_pa
 from perfsim.report.terminal import run_lines
 from perfsim.report.text import ALWAYS
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
-from perfsim.studies.answers import CandidateResult
+from perfsim.studies.answers import Answer
 from perfsim.studies.trust import edge_batch, shared_caveats
 
 SMALL = "cerebras_gpt_111m"
@@ -77,7 +77,7 @@ def scaled(*residuals: float) -> ps.Prediction:
 
 
 @cache
-def studied(code: str) -> CandidateResult:
+def studied(code: str) -> Answer:
     """The candidate of a study of one batch more or of an extrapolated law."""
     fields: dict[str, Any] = {
         "name": "s",
