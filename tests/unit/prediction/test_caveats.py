@@ -362,7 +362,8 @@ def test_every_serious_caveat_is_on_a_terminal_and_at_the_head_of_a_page(factory
             lambda: gpus("tp=2,pp=2"),
             (
                 "left at defaults by the layout: micro_batch_size 1, sequence_parallel false, zero_stage 0, "
-                "recompute none, schedule 1f1b; Megatron users usually set sp=true, zero=1, recompute=selective"
+                "recompute none, schedule 1f1b; "
+                "Megatron users usually set sp=true, zero=1, recompute=selective"
             ),
         ),
         (
