@@ -26,8 +26,8 @@ from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import owners_of, rank_of
 
 # Source of the messages: mlcommons/chakra, `schema/protobuf/et_def.proto` (Apache-2.0): their field numbers,
-# as far as compute, memory and communication nodes need them. Chakra itself is not packaged; protobuf comes with
-# the extra `[chakra]`.
+# as far as compute, memory and communication nodes need them. Chakra itself is not packaged; the library
+# comes with the extra `[chakra]`.
 
 PACKAGE = "ChakraProtoMsg"
 NODE_TYPES = (
