@@ -61,7 +61,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
 
 
 def _resolved(values: Mapping[str, Any], name: str, value: Any, depth: int = 0) -> Any:
-    """A value with `${path}`, `${.sibling}` and `${multiply: a, b}` written out; None where it is not told."""
+    """A value with `${path}`, `${.sibling}` and `${multiply: a, b}` written out; None if it is not told."""
     if value == MANDATORY and depth == 0:
         return None
     while isinstance(value, str) and (match := INTERPOLATION.search(value)):
