@@ -139,6 +139,27 @@ class ExecutionTrace:
     attributes: Mapping[str, Any]
     nodes: tuple[Node, ...]
 
+    @classmethod
+    def read(cls, path: Path) -> ExecutionTrace:
+        """Read the file of a rank, whoever wrote it.
+
+        Raises InputError for a file that is not there or no trace, and PerfsimError without protobuf.
+        """
+        if not path.is_file():
+            raise InputError([Problem("there is no such file", file=str(path))])
+        types = _messages()
+        from google.protobuf.message import DecodeError
+
+        try:
+            first, *rest = _split(path.read_bytes())
+            metadata = types["GlobalMetadata"].FromString(first)
+            nodes = tuple(_read_node(types["Node"].FromString(part)) for part in rest)
+            if not metadata.version and not nodes:
+                raise ValueError("it has no version and no node")
+        except (DecodeError, ValueError) as error:
+            raise InputError([Problem(f"is no Chakra trace: {error}", str(path))]) from None
+        return cls(metadata.version, _values(metadata.attr), nodes)
+
     def summary(self) -> dict[str, Any]:
         """Counts by type, and sums of FLOPs, bytes and seconds.
 
@@ -347,27 +368,6 @@ def is_chakra(path: Path) -> bool:
         and 0 < head[2] <= head[0] - 2
         and head[3 : 3 + head[2]].replace(b".", b"").isalnum()
     )
-
-
-def read_chakra(path: Path) -> ExecutionTrace:
-    """Read the file of a rank, whoever wrote it.
-
-    Raises InputError for a file that is not there or no trace, and PerfsimError without protobuf.
-    """
-    if not path.is_file():
-        raise InputError([Problem("there is no such file", file=str(path))])
-    types = _messages()
-    from google.protobuf.message import DecodeError
-
-    try:
-        first, *rest = _split(path.read_bytes())
-        metadata = types["GlobalMetadata"].FromString(first)
-        nodes = tuple(_read_node(types["Node"].FromString(part)) for part in rest)
-        if not metadata.version and not nodes:
-            raise ValueError("it has no version and no node")
-    except (DecodeError, ValueError) as error:
-        raise InputError([Problem(f"is no Chakra trace: {error}", str(path))]) from None
-    return ExecutionTrace(metadata.version, _values(metadata.attr), nodes)
 
 
 def _split(data: bytes) -> list[bytes]:

@@ -133,10 +133,10 @@ def import_file(
     format, a file of none or of several, and for wrong values, at their lines.
     """
     if format_name in ("", CHAKRA):
-        from perfsim.interop.chakra import is_chakra, read_chakra
+        from perfsim.interop.chakra import ExecutionTrace, is_chakra
 
         if format_name or is_chakra(path):
-            return Imported(CHAKRA, "trace", read_chakra(path).summary())
+            return Imported(CHAKRA, "trace", ExecutionTrace.read(path).summary())
     source = replace(Source.read(path, given), model=model)
     for other in more:
         logs = (source.text, Source.read(other).text)
