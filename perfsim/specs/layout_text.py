@@ -97,19 +97,13 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     if kind in (int, int | None):
         default = defaults[name]
         return _whole_number(value, least=1 if default is None else min(1, default))
-    if re.search("[a-zA-Z|]", value):
-        return _stages(value)
-    return tuple(_whole_number(part, least=0) for part in value.split("-"))
-
-
-def _stages(value: str) -> tuple[int, ...]:
-    """Layers of each virtual stage in Megatron-Core's notation."""
+    if not re.search("[a-zA-Z|]", value):
+        return tuple(_whole_number(part, least=0) for part in value.split("-"))
     try:
         return layers_of_stages(value)
     except ValueError as error:
-        raise LayoutError(
-            [Problem(str(error), help="write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L")]
-        ) from None
+        advice = "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L"
+        raise LayoutError([Problem(str(error), help=advice)]) from None
 
 
 def _whole_number(value: str, least: int) -> int:
