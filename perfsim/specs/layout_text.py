@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.text import did_you_mean
-from perfsim.specs.layout import AXES, layers_of_stages
+from perfsim.specs.layout import AXES, Layout, layers_of_stages
 
 SHORT_NAMES = {axis.short: name for name, axis in AXES.items() if axis.short}
 OTHER_NAMES = {"pipeline_layout": "layers_per_stage"}
@@ -59,8 +59,8 @@ def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
     return given
 
 
-def text_of(layout: Any) -> str:
-    """The text that `parsed_settings` reads as this layout: every field that is not at its default."""
+def text_of(layout: Layout) -> str:
+    """The text that `parsed_settings` reads as this layout: replicas, and every field not at its default."""
     short = {long: name for name, long in SHORT_NAMES.items()}
     return ",".join(
         f"{short.get(field.name, field.name)}={written(value)}"
