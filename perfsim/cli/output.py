@@ -226,9 +226,9 @@ def print_lines(lines: Sequence[str]) -> None:
 
 def prose(*sentences: str) -> list[str]:
     """Sentences for a person, in lines that fit the terminal."""
-    from perfsim.report.terminal import paragraphs
+    from perfsim.report.text import paragraphs
 
-    return paragraphs(sentences)
+    return paragraphs(*sentences)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,20 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
 from perfsim.report import draw, text
 from perfsim.report.page import Section
-from perfsim.report.study import leaders
 from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import CandidateResult, Decision, Lever, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
+from perfsim.studies.decision import first_and_rival
 from perfsim.studies.timeline import TimelineBar, grouped
 from perfsim.work.graph import computes
+
+
+def leaders(result: StudyResult) -> list[text.Named]:
+    """The first at the target and its rival under their names; fewer where there are not two."""
+    names = {id(own): name for name, own in text.named(result.candidates)}
+    pair = first_and_rival(result.candidates) or ()
+    return [text.Named(names[id(own)], own) for own in pair if own is not None]
+
 
 # Time to the target over global batch: a small batch takes many steps, a large one wastes tokens.
 

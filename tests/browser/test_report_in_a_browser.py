@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from perfsim.report.draw import heat_map
-from perfsim.report.page import Section, write_page
-from perfsim.report.study_page import write_study_page
+from perfsim.report.page import Page, Section
+from perfsim.report.study import study_page
 from perfsim.report.sweep_figures import scaling_curve
 from perfsim.report.table import Table
 from perfsim.report.text import COUNT, SHARE, Unit, duration
@@ -30,8 +30,8 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 
 @pytest.fixture(scope="session")
 def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study_page(
-        factory.study_result(), tmp_path_factory.mktemp("study"), trace_names=["trace.json.gz"]
+    return study_page(factory.study_result(), trace_names=["trace.json.gz"]).write(
+        tmp_path_factory.mktemp("study")
     )
 
 
@@ -51,7 +51,7 @@ def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Section("Heat map", figure=heat_map(cells, "Time (days)", "batch")),
         Section("Validation", figure=residuals(runs)),
     ]
-    return write_page("A sweep", sections, tmp_path_factory.mktemp("sweep") / "index.html")
+    return Page("A sweep", sections).write(tmp_path_factory.mktemp("sweep"))
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
@@ -189,7 +189,7 @@ def test_print_takes_tall_plots_shorter_and_the_screen_gets_them_back(
 
 
 def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp_path: Path) -> None:
-    opened = open_page(write_study_page(factory.hostile_result(), tmp_path))
+    opened = open_page(study_page(factory.hostile_result()).write(tmp_path))
     assert opened.page.evaluate("() => window.stolen === undefined")
     assert opened.page.locator("img").count() == 0
     assert opened.errors == []
