@@ -12,8 +12,8 @@ from perfsim.report import text
 from perfsim.report.document import plain, text_with_rows
 from perfsim.report.page import Page, Section, caveats_section, trust_of
 from perfsim.report.study import assumptions_tables, production_rate
-from perfsim.report.sweep_figures import MAX_ROWS, change_table, drawn, series_table
-from perfsim.report.table import Cell, Table, Value
+from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
+from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import verb
 from perfsim.studies.scaling import Match, Series
@@ -42,39 +42,25 @@ def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     asked = [point for point in result.points if feasible or not point.feasible]
     points = text.thinned(asked, MAX_ROWS)
     paths = list(dict.fromkeys(path for point in asked for path, _ in point.circumstances))
-    keys: dict[str, tuple[str, text.Unit | None]] = {
-        **{name: (name, None) for name in ("system", "strategy")},
-        **{name: (name, text.COUNT) for name in ("devices", "batch")},
-        **{text.human(path): (f"set {path}", None) for path in paths},
-    }
-    if feasible:
-        keys |= {name: (name, text.TIME) for name in ("time to the target", "on the wall", "step")}
-        keys |= {"MFU": ("MFU", text.SHARE), "layout": ("layout", None)}
+    names = ["time to the target", "on the wall", "step", "MFU", "layout"] if feasible else []
+    units = dict.fromkeys(names[:3], text.TIME) | {"MFU": text.SHARE, "devices": text.COUNT}
     rows = []
     for point in points:
-        row: dict[str, Cell | Value] = {
-            "system": point.system,
-            "strategy": point.strategy,
-            "devices": point.num_devices,
-            "batch": point.batch_text or None,
-            "reason": "; ".join(point.reasons),
-            **{f"set {path}": value for path, value in point.circumstances},
-        }
-        if point.feasible:
-            prediction = point.prediction
-            row["time to the target"] = Cell(point.target_time.time_s, point.target_time.band_s)
-            row["on the wall"] = prediction.wall_s
-            row["step"] = prediction.step_time_s
-            row["MFU"] = prediction.mfu
-            row["layout"] = text.layout_short(prediction.layout)
-        rows.append(row)
+        answer = answer_cells(point) if point.feasible else {}
+        row = answer | {"time to the target": answer.get("time"), "on the wall": answer.get("wall")}
+        row |= {f"set {path}": value for path, value in point.circumstances}
+        row |= {"system": point.system, "strategy": point.strategy, "devices": point.num_devices}
+        rows.append(row | {"batch": point.batch_text or None, "reason": "; ".join(point.reasons)})
+    columns = {name: (name, units.get(name)) for name in ("system", "strategy", "devices")}
+    columns |= {"batch": ("batch", text.COUNT), **{text.human(path): (f"set {path}", None) for path in paths}}
+    columns |= {name: (name, units.get(name)) for name in (*names, "reason")}
     caption = "In the order of the grid."
     if len(points) < len(asked):
         caption = (
             f"{len(points):,} of {len(asked):,} points, evenly spread in the order of the grid; "
             "summary.json has all, and so has the file of --table."
         )
-    return Table.read(keys | {"reason": ("reason", None)}, rows, caption)
+    return Table.read(columns, rows, caption)
 
 
 def _on_terminal(analysis: Analysis) -> Table:
