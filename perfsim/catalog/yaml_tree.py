@@ -19,6 +19,8 @@ from perfsim.base.errors import CatalogError, Problem, not_text
 # a date becomes an object. Here a scalar that looks like a number is one, and any other is a string.
 
 Scalar = str | int | float | bool | None
+Loc = tuple[object, ...]
+"""Keys and indices that lead to a value."""
 
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -57,10 +59,6 @@ def resolve_plain(text: str) -> Scalar:
         raise ScalarError(f"{text} is not a finite number")
     if not _FLOAT.fullmatch(text):
         return text
-    return _number(text)
-
-
-def _number(text: str) -> int | float:
     if _LEADING_ZERO.match(text):
         meant = re.sub(r"^([-+]?)0+(?=[0-9])", r"\1", text)
         raise ScalarError(
@@ -125,6 +123,25 @@ class Node:
     def sequence(self) -> list[Node]:
         """The elements; empty unless the node is a sequence."""
         return self.value if isinstance(self.value, list) else []
+
+    def child(self, part: object) -> Node | None:
+        """The value under a key or an index; None where there is none."""
+        if isinstance(self.value, list):
+            return self.value[part] if isinstance(part, int) and part < len(self.value) else None
+        return self.mapping.get(part)  # type: ignore[call-overload, no-any-return]
+
+    def mark_at(self, path: Loc, *, of_key: bool = False) -> Mark:
+        """Position of the value (or key) at a path; of the innermost mapping around it where it is absent."""
+        node = self
+        mark = self.mark
+        for part in path:
+            child = node.child(part)
+            if child is None:
+                break
+            at_key = of_key or child.mapping
+            mark = node.keys.get(part, child.mark) if at_key else child.mark  # type: ignore[call-overload]
+            node = child
+        return mark
 
     def plain(self) -> Any:
         """The tree as dicts, lists and scalars."""

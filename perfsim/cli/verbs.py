@@ -660,10 +660,10 @@ def _validate(
         raise click.UsageError("--leave-out is for files of step times")
     known: dict[str, Sequence[LeavingOut]] = {}
     if page is not None:
-        from perfsim.evidence.accuracy_page import accuracy_page
+        from perfsim.evidence.accuracy_page import AccuracyPage
         from perfsim.report.validation import write_validation
 
-        accuracy = accuracy_page(paths, results, leaves_out=leave_out)
+        accuracy = AccuracyPage.of(paths, results, leaves_out=leave_out)
         written = write_validation(accuracy, page)
         write_error(f"Page: {written[0]}, {written[1]}\n")
         known = {step.result["file"]: step.leaving for step in accuracy.steps}

@@ -26,7 +26,7 @@ from simpy.events import NORMAL, Event, EventPriority
 from perfsim.base.arrays import Floats
 from perfsim.engine import rules
 from perfsim.engine.limits import Limits
-from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Rows, Tables, excess
+from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess
 
 Waits = Generator[Event, None, None]
 CHECKED_EVERY = 4096
@@ -161,7 +161,7 @@ class Devices:
 
     def take(self, kind: int, sign: int) -> None:
         """A communication starts and takes its shares (`sign` 1), or ends and leaves them (-1)."""
-        for device in _row(self.tables.occupied, kind):
+        for device in self.tables.occupied.row(kind):
             self.taken[device] += sign * self.tables.taken[kind]
             self.changed[device] = None
 
@@ -217,7 +217,7 @@ class Simulation:
         self._kind = tables.kind.tolist()
         self._flow = tables.flow.tolist()
         self._device = tables.device.tolist()
-        self._occupies = np.diff(tables.occupied.first).astype(bool).tolist()
+        self._occupies = np.diff(tables.occupied.start).astype(bool).tolist()
         self._waits_for, self._ended = self._meetings()
         self._is_closing = False
 
@@ -308,11 +308,6 @@ class Simulation:
 
     def _so_far(self) -> str:
         return f"{self.ended:,} of {len(self.end_s):,} tasks of the present simulation had ended"
-
-
-def _row(rows: Rows, index: int) -> list[int]:
-    values: list[int] = rows.values[rows.first[index] : rows.first[index + 1]].tolist()
-    return values
 
 
 def run(tables: Tables, start_s: Floats, end_s: Floats, limits: Limits) -> tuple[int, float]:

@@ -31,9 +31,9 @@ from perfsim.base.sizes import MOST_CASES
 from perfsim.base.spec import Name, Spec
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
-from perfsim.catalog.reader import Loc
+from perfsim.catalog.yaml_tree import Loc
 from perfsim.convergence.critical_batch import Z_90, HyperbolaFit, fit_hyperbola
-from perfsim.evidence.cases import ConvergenceFile, StepCase, case_system, evaluate_case
+from perfsim.evidence.cases import ConvergenceFile, StepCase
 from perfsim.evidence.fitting import read_table, rounded, table_columns
 from perfsim.interop import mllog
 from perfsim.interop.formats import format_of, measured_document, read
@@ -125,8 +125,8 @@ def _scaled(
     devices = []
     for number, case in enumerate(file.cases):
         try:
-            devices.append(case_system(case, catalog).device.name)
-            predicted.append(evaluate_case(case, catalog).step_time_s)
+            devices.append(case.system.spec(catalog).device.name)
+            predicted.append(case.evaluated(catalog).step_time_s)
         except PerfsimError as error:
             problems.append(problem(("cases", number), f"case {case.id} cannot be predicted: {error}"))
     if len(set(devices)) > 1:

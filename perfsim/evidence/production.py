@@ -22,7 +22,7 @@ from perfsim.base.spec import Spec
 from perfsim.base.units import number
 from perfsim.catalog import Catalog, data_root, parse_file
 from perfsim.evidence.cases import STREAMING
-from perfsim.prediction.bands import accuracy_of, unknowns_of
+from perfsim.prediction.bands import unknowns_of
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluate
@@ -50,6 +50,24 @@ class _ProductionRun(Spec):
     assumed: dict[str, str] = Field(default_factory=dict)
     """By field, the reason for a value that is not published."""
 
+    @property
+    def healthy_tokens_per_s(self) -> float:
+        """Predicted tokens/s per device of its healthy steps. Raises as plans and simulations do.
+
+        The run is known to fit in memory, so the memory model cannot refuse it.
+        """
+        question = Question(
+            model=self.model,
+            recipe=self.recipe,
+            system=self.system,
+            devices=self.devices,
+            strategy="3d",
+            batch=self.global_batch_size,
+            layout=self.layout,
+            must_fit=False,
+        )
+        return best_plan(question.check()).tokens_per_s / self.devices
+
 
 class _ProductionFile(Spec):
     """A file of production runs."""
@@ -61,24 +79,6 @@ class _ProductionFile(Spec):
 def production_runs(catalog: Catalog) -> tuple[_ProductionRun, ...]:
     """The production runs that come with perfsim."""
     return parse_file(data_root() / "studies" / "production" / "runs.yaml", _ProductionFile, catalog).runs
-
-
-def healthy_tokens_per_s(run: _ProductionRun) -> float:
-    """Predicted tokens/s per device of the run's healthy steps. Raises as plans and simulations do.
-
-    The run is known to fit in memory, so the memory model cannot refuse it.
-    """
-    question = Question(
-        model=run.model,
-        recipe=run.recipe,
-        system=run.system,
-        devices=run.devices,
-        strategy="3d",
-        batch=run.global_batch_size,
-        layout=run.layout,
-        must_fit=False,
-    )
-    return best_plan(question.check()).tokens_per_s / run.devices
 
 
 _Ratio = Annotated[float, *number(1e-6, 1e6)]
@@ -180,8 +180,8 @@ def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]
 
     def rate_and_width(step: Evaluation) -> tuple[float, float]:
         """Also the log half-width that two runs of one machine do not share."""
-        unshared = accuracy_of(step.plan, step.hidden_communication_fraction).unshared_error
-        return step.tokens_per_s / step.plan.topology.num_devices, math.log1p(unshared)
+        width = math.log1p(step.accuracy.unshared_error)
+        return step.tokens_per_s / step.plan.topology.num_devices, width
 
     rate, run_width = rate_and_width(steps[run.name])
     for base in published.runs[: published.runs.index(run)]:

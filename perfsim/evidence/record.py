@@ -13,9 +13,9 @@ from typing import Any
 
 from perfsim.base.files import write_file
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.evidence.cases import StepCase, case_question, public_cases, read_cases
+from perfsim.evidence.cases import StepCase, public_cases, read_cases
 from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut, fitted_widths, left_out
-from perfsim.evidence.production import healthy_tokens_per_s, production_runs
+from perfsim.evidence.production import production_runs
 from perfsim.prediction import bands
 from perfsim.prediction.bands import SHARDED, BandWidths, Reached, alone, recorded_errors
 from perfsim.studies import answers as study_answers
@@ -121,7 +121,7 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
     """By production run, its published rate, its predicted rate in tokens/s per device, and their ratio."""
     rows = []
     for run in production_runs(catalog):
-        healthy = healthy_tokens_per_s(run)
+        healthy = run.healthy_tokens_per_s
         rows.append(
             {
                 "name": run.name,
@@ -134,7 +134,7 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _reached(case: StepCase, catalog: Catalog) -> Reached:
-    question = case_question(case, catalog)
+    question = case.question(catalog)
     job = question.job
     device = question.system.device
     count = question.devices

@@ -13,7 +13,7 @@ release:
     efficiency(release) = level growth^(releases after the newest)
 
 So a release without a log is interpolated or extrapolated. The time of the mesh is a fact of the hardware
-(`perfsim.costs.mesh`) and not fitted; the record says what a fit would give for it.
+(`perfsim.costs.wafer`) and not fitted; the record says what a fit would give for it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,27 +30,11 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, PerfsimError, Problem
 from perfsim.base.sizes import MOST_DEVICES
-from perfsim.catalog import Catalog, default_catalog
+from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
-from perfsim.evidence.cases import (
-    PlacedCase,
-    StepCase,
-    case_question,
-    case_system,
-    evaluate_case,
-    place_case,
-    read_cases,
-)
-from perfsim.evidence.fitting import (
-    Loss,
-    family_weight,
-    fit_record,
-    need_more_than,
-    rounded,
-    scipy,
-    source_of,
-)
+from perfsim.evidence.cases import PlacedCase, StepCase, read_cases
+from perfsim.evidence.fitting import SoftL1, family_weight, fit_record, need_more_than, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
 from perfsim.prediction.planner import plan_of
@@ -106,27 +91,28 @@ _COMMAND = "perfsim calibrate framework"
 
 
 @dataclass(frozen=True)
-class _Owners:
-    """The calibrations that a run's constants belong to."""
+class GpuRun:
+    """A placed run on calibrated GPUs, and the calibrations to which the constants of its step belong."""
 
+    placed: PlacedCase
     framework: FrameworkCalibration
     network: CollectiveCalibration
     device: GpuCalibration
 
     @classmethod
-    def of(cls, placed: PlacedCase) -> _Owners:
-        """The owners of a case's constants. Raises InputError where it runs on no calibrated GPU cluster."""
+    def of(cls, placed: PlacedCase) -> GpuRun:
+        """A run as the catalogue calibrates it. Raises InputError where it is on no calibrated GPUs."""
         system = gpu_plan(placed.plan).topology.system
         framework = placed.plan.job.runtime.framework
         network = system.node.nic.calibration
         device = system.device.calibration
         if framework is None or network is None or not isinstance(device, GpuCalibration):
             raise InputError(f"{placed.case.id} runs on no calibrated GPU cluster")
-        return cls(framework, network, device)
+        return cls(placed, framework, network, device)
 
     @property
-    def parts(self) -> dict[str, Calibration]:
-        """The owners by the part of the prices that they calibrate."""
+    def owners(self) -> dict[str, Calibration]:
+        """The calibrations by the part of the prices that they calibrate."""
         return {"framework": self.framework, "network": self.network, "device": self.device}
 
     def name(self, field: str) -> str:
@@ -139,17 +125,20 @@ class _Owners:
         }[_CONSTANTS[field].shared_by]
         return f"{field} of {shared_by}" if shared_by else field
 
-    def value(self, field: str) -> float | None:
-        """Its value; None where the owner has none, or has it as an assumption."""
-        part = _CONSTANTS[field].part
-        owner = self.parts[part]
-        if _PREFIX[part] + field in owner.assumed:
-            return None
-        holder = self.network.network if part == "network" else owner
-        return getattr(holder, field, None) or None
+    @cached_property
+    def recorded(self) -> dict[str, float]:
+        """The catalogue's values of the constants that may be fitted."""
+        values: dict[str, float] = {}
+        for field, row in _CONSTANTS.items():
+            owner = self.owners[row.part]
+            holder = self.network.network if row.part == "network" else owner
+            value = getattr(holder, field, None)
+            if value and _PREFIX[row.part] + field not in owner.assumed:
+                values[self.name(field)] = value
+        return values
 
-    def changed(self, constants: Constants) -> _Owners:
-        """The owners with other values of these constants."""
+    def changed(self, constants: Constants) -> GpuRun:
+        """The run with other values of these constants."""
         new: dict[str, dict[str, float]] = defaultdict(dict)
         for field, row in _CONSTANTS.items():
             value = constants.get(self.name(field))
@@ -158,43 +147,31 @@ class _Owners:
         between = self.network.network
         if between is not None:
             between = between.model_copy(update=new["network"])
-        return _Owners(
+        return GpuRun(
+            self.placed,
             self.framework.model_copy(update=new["framework"]),
             self.network.model_copy(update={"network": between}),
             self.device.model_copy(update=new["device"]),
         )
 
+    def step(self, constants: Constants) -> Step:
+        """Its step with these constants."""
+        run = self.changed(constants)
+        topology = gpu_plan(self.placed.plan).topology
+        system = topology.system
+        nic = system.node.nic.model_copy(update={"calibration": run.network})
+        system = system.model_copy(
+            update={
+                "device": system.device.model_copy(update={"calibration": run.device}),
+                "node": system.node.model_copy(update={"nic": nic}),
+            }
+        )
+        recipe = self.placed.plan.job.recipe.ran_with(framework=run.framework)
+        return self.placed.step(GpuCosts(FatTree(system, topology.num_devices), recipe))
 
-def device_calibration(placed: PlacedCase) -> GpuCalibration:
-    """The calibration of a case's device. Raises InputError unless it is a calibrated GPU."""
-    return _Owners.of(placed).device
-
-
-def recorded_constants(placed: PlacedCase) -> dict[str, float]:
-    """The catalogue's values of the constants of a case that may be fitted."""
-    owners = _Owners.of(placed)
-    values = {owners.name(field): owners.value(field) for field in _CONSTANTS}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def step_with(placed: PlacedCase, constants: Constants) -> Step:
-    """The step of a placed case with these constants."""
-    owners = _Owners.of(placed).changed(constants)
-    system = gpu_plan(placed.plan).topology.system
-    nic = system.node.nic.model_copy(update={"calibration": owners.network})
-    system = system.model_copy(
-        update={
-            "device": system.device.model_copy(update={"calibration": owners.device}),
-            "node": system.node.model_copy(update={"nic": nic}),
-        }
-    )
-    recipe = placed.plan.job.recipe.ran_with(framework=owners.framework)
-    return placed.step(GpuCosts(FatTree(system, placed.plan.topology.num_devices), recipe))
-
-
-def predict_with(placed: PlacedCase, constants: Constants) -> float:
-    """Step time of a placed case with these constants: the longest path, slowed as recorded."""
-    return placed.slowed * step_with(placed, constants).run(contention=False).step_time_s
+    def step_s(self, constants: Constants) -> float:
+        """Its step time with these constants: the longest path, slowed as recorded."""
+        return self.placed.slowed * self.step(constants).run(contention=False).step_time_s
 
 
 def fit_steps(
@@ -213,44 +190,44 @@ def fit_steps(
     """
     if unknown := [field for field in only if field not in _CONSTANTS]:
         raise InputError(f"{unknown[0]} is no constant of a fit; there are {', '.join(_CONSTANTS)}")
-    optimize = scipy("optimize")
     catalog = default_catalog()
     sparse = bool(only) and all(_CONSTANTS[field].of_experts for field in only)
-    cases = [placed for path in paths for placed in _cases(path, device, catalog, most_devices, sparse)]
+    runs = [run for path in paths for run in _gpu_runs(path, device, catalog, most_devices, sparse)]
     fields = [field for field, row in _CONSTANTS.items() if row.shared_by == "device" or not device_only]
     start = {
         name: value
-        for placed in cases
-        for name, value in recorded_constants(placed).items()
+        for run in runs
+        for name, value in run.recorded.items()
         if name.partition(" of ")[0] in (only or fields)
     }
-    runs = (placed.case for placed in cases)
-    distinct = {repr((run.system, run.model, run.strategy, run.parallel, run.training)) for run in runs}
+    cases = [run.placed.case for run in runs]
+    distinct = {
+        repr((case.system, case.model, case.strategy, case.parallel, case.training)) for case in cases
+    }
     need_more_than(len(start), len(distinct), paths[0], "different runs on GPUs")
-    weight = family_weight([placed.case.family for placed in cases])
+    weight = family_weight([case.family for case in cases])
+    measured_s = np.array([case.measured.step_time_s for case in cases])
 
     def constants(logs: Floats) -> dict[str, float]:
         return dict(zip(start, np.exp(logs).tolist(), strict=True))
 
     def residuals(logs: Floats) -> Floats:
         at = constants(logs)
-        errors = [np.log(predict_with(each, at) / each.case.measured.step_time_s) for each in cases]
-        return np.asarray(weight * np.array(errors))
+        return np.asarray(weight * np.log([run.step_s(at) for run in runs] / measured_s))
 
     def slopes(logs: Floats) -> Floats:
         """Of shape (runs, constants); a run is priced again only for the constants of its own owners."""
         at = constants(logs)
         names = list(start)
-        found = np.zeros((len(cases), len(names)))
-        for row, placed in enumerate(cases):
-            here_s = predict_with(placed, at)
-            for name in recorded_constants(placed):
-                if name in start:
-                    moved_s = predict_with(placed, at | {name: at[name] * float(np.exp(_STEP))})
-                    found[row, names.index(name)] = np.log(moved_s / here_s) / _STEP
-        return np.asarray(weight[:, None] * found)
+        slope = np.zeros((len(runs), len(names)))
+        for row, run in enumerate(runs):
+            here_s = run.step_s(at)
+            for name in run.recorded.keys() & start.keys():
+                moved_s = run.step_s(at | {name: at[name] * float(np.exp(_STEP))})
+                slope[row, names.index(name)] = np.log(moved_s / here_s) / _STEP
+        return np.asarray(weight[:, None] * slope)
 
-    result = optimize.least_squares(
+    result = scipy("optimize").least_squares(
         residuals,
         np.log(list(start.values())),
         jac=slopes,
@@ -263,16 +240,16 @@ def fit_steps(
     options += "".join(f" --only {field}" for field in only)
     options += f" --most-devices {most_devices}" * (most_devices < MOST_DEVICES)
     command = f"{_COMMAND} {' '.join(path.name for path in paths)}{options}"
-    table = source or source_of(paths[0], "public-gpu-runs")
+    table = source or _source_of(paths[0], "public-gpu-runs")
     record = _record(result, weight, list(start), command=command, table=table)
     moved = {name: rounded(value) for name, value in constants(result.x).items()}
-    return list(_recorded(cases, {name: moved[name] for name in record.standard_errors}, record))
+    return list(_recorded(runs, {name: moved[name] for name in record.standard_errors}, record))
 
 
-def _cases(
+def _gpu_runs(
     path: Path, device: str | None, catalog: Catalog, most_devices: int, sparse: bool
-) -> list[PlacedCase]:
-    """The scored cases of a file on GPUs: all, or those whose device has the calibration of `device`.
+) -> list[GpuRun]:
+    """The scored runs of a file on GPUs: all, or those whose device has the calibration of `device`.
 
     `sparse` leaves only runs of models with experts.
     """
@@ -282,21 +259,27 @@ def _cases(
         if not isinstance(calibration, GpuCalibration):
             raise InputError(f"{device} has no GPU calibration")
         wanted = calibration.name
-    cases = []
+    placed = []
     for case in read_cases(path, StepCase, catalog).cases:
         small = case.system.num_devices <= most_devices
         if not (case.scored and small and (case.model.experts or not sparse)):
             continue
         try:
-            constants = case_system(case, catalog).device.calibration
+            constants = case.system.spec(catalog).device.calibration
             if isinstance(constants, GpuCalibration) and wanted in (None, constants.name):
-                cases.append(place_case(case, catalog))
+                placed.append(case.placed(catalog))
         except PerfsimError:  # a run that cannot be planned determines nothing
             continue
-    if not cases:
+    if not placed:
         text = f"no scored case runs on a device with calibration {wanted or 'of a GPU'}"
         raise InputError([Problem(text, str(path), 1)])
-    return cases
+    return [GpuRun.of(each) for each in placed]
+
+
+def _source_of(path: Path, bundled: str) -> str:
+    """The source id `bundled` for perfsim's own file of runs; the name of any other file."""
+    ours = path.resolve().parent == (data_root() / "studies" / "validation").resolve()
+    return bundled if ours else path.name
 
 
 def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, table: str) -> FitRecord:
@@ -305,7 +288,7 @@ def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, 
     SciPy returns the Jacobian times (1 + z)^(-3/4), z = (residual / scale)^2.
     """
     z = (result.fun / (OUTLIER * float(weight.mean()))) ** 2
-    loss = Loss(result.fun / np.sqrt(1 + z), (1 + z) ** -1.5, np.arange(len(z)))
+    loss = SoftL1(result.fun, np.ones(len(z)), z, np.arange(len(z)))
     errors = loss.errors(result.jac * (1 + z)[:, None] ** 0.75).tolist()
     matters = (np.abs(result.jac).max(axis=0) > 0.0).tolist()
     idle = [name for name, moved in zip(names, matters, strict=True) if not moved]
@@ -322,16 +305,15 @@ def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, 
     )
 
 
-def _recorded(cases: Sequence[PlacedCase], moved: Constants, record: FitRecord) -> Iterator[Calibration]:
-    """The calibrations of the cases with new constants and the record of their fit."""
+def _recorded(runs: Sequence[GpuRun], moved: Constants, record: FitRecord) -> Iterator[Calibration]:
+    """The calibrations of runs with new constants and the record of their fit."""
     done: set[str] = set()
-    for placed in cases:
-        owners = _Owners.of(placed)
-        for part, owner in owners.changed(moved).parts.items():
+    for run in runs:
+        for part, owner in run.changed(moved).owners.items():
             names = {
-                field: owners.name(field)
+                field: run.name(field)
                 for field, row in _CONSTANTS.items()
-                if row.part == part and not (row.shared_by == "launcher" and owners.framework.launcher)
+                if row.part == part and not (row.shared_by == "launcher" and run.framework.launcher)
             }
             errors = {field: record.standard_errors[name] for field, name in names.items() if name in moved}
             if not errors or owner.name in done:
@@ -378,18 +360,6 @@ def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
 # Wafers: one efficiency a software release.
 
 
-def release_of(case: StepCase, catalog: Catalog) -> str:
-    """The measured release whose efficiency a wafer's log has; empty for any other run."""
-    try:
-        calibration = case_system(case, catalog).device.calibration
-    except PerfsimError:
-        return ""
-    release = case.system.software_release
-    if not release or not isinstance(calibration, WaferCalibration):
-        return ""
-    return nearest_release(release, calibration)
-
-
 @dataclass(frozen=True)
 class WaferFit:
     """Predictions of some logs as a function of the logarithms of the fitted constants.
@@ -411,7 +381,7 @@ class WaferFit:
         cases = []
         for case in logs:
             try:
-                plan_of(case_question(case, catalog))
+                plan_of(case.question(catalog))
             except PerfsimError:  # a log that cannot be planned determines nothing
                 continue
             cases.append(case)
@@ -450,7 +420,7 @@ class WaferFit:
     def residuals(self, values: Floats) -> Floats:
         """log(predicted / measured) of every case."""
         calibration = self.calibration(values)
-        predicted = [evaluate_case(case, self.catalog, calibration).step_time_s for case in self.cases]
+        predicted = [case.evaluated(self.catalog, calibration).step_time_s for case in self.cases]
         measured = [case.measured.step_time_s for case in self.cases]
         return np.asarray(np.log(np.array(predicted) / np.array(measured)))
 
@@ -481,7 +451,7 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
     record = fit_record(
         np.abs(np.expm1(result.fun)),
         command=f"perfsim calibrate wafer {path.name} --device {device}",
-        table=source or source_of(path, "public-wafer-logs"),
+        table=source or _source_of(path, "public-wafer-logs"),
         standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
         note=f"{freedom} residual degree(s) of freedom; efficiency grows {grown:.1%} a release; "
         f"errors {by_case}{_free_link(fit)}",

@@ -16,7 +16,8 @@ from perfsim.base.errors import InputError, Problem, refused_values
 from perfsim.base.spec import CatalogSpec
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.interop import CHAKRA, GAP, READ, tool_named
-from perfsim.interop.source import SYNTAXES, Gap, Source, Syntax
+from perfsim.interop.nearest_model import Gap
+from perfsim.interop.source import SYNTAXES, Source, Syntax
 from perfsim.interop.tool import Reading, Step
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.layout_text import text_of

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
-from perfsim.interop.source import Gap
 from perfsim.specs.model import TransformerConfig
 from perfsim.work.counts import parameters
 
@@ -21,6 +20,13 @@ _MOST_INTERVAL = 64
 """Largest interval of layers with experts that is looked for."""
 _ALWAYS = ("position_embedding", "gated_mlp", "tied_embeddings", "bias")
 """Fields that are written although they may have their default."""
+
+
+class Gap(NamedTuple):
+    """What a description of perfsim cannot express; `changes_model` where it then describes another model."""
+
+    text: str
+    changes_model: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

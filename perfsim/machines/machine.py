@@ -180,13 +180,6 @@ class Rate(NamedTuple):
     """Its standard deviation in log."""
 
 
-class SystemLinks(NamedTuple):
-    """Links of a system that collectives run over."""
-
-    inside_node: tuple[LinkSpec, ...] = ()
-    between_nodes: tuple[LinkSpec, ...] = ()
-
-
 class Unknown(NamedTuple):
     """Something about a plan that no published run shows, and how much it may change its step time."""
 
@@ -251,13 +244,17 @@ class Machine(ABC):
         """Devices that share a node; None where there are no nodes."""
         return None
 
-    def links(self, _system: Any, /) -> SystemLinks:
-        """The links that collectives run over."""
-        return SystemLinks()
+    def links(self, _system: Any, /) -> tuple[LinkSpec, ...]:
+        """The links that collectives run over: those inside a node, and those between nodes."""
+        return ()
 
     def calibrations(self, _system: Any, _recipe: Recipe, /) -> list[Calibration]:
         """Calibrations, besides the device's own, that prices use."""
         return []
+
+    def has_host(self, system: SystemSpec) -> bool:
+        """Whether a host launches the kernels, so that the constants of a framework are in the prices."""
+        return isinstance(system.device.calibration, GpuCalibration)
 
     def releases(self, _system: Any, _recipe: Recipe, /) -> tuple[str, str] | None:
         """The software release of a system, and the measured one whose speed is used.
@@ -299,10 +296,6 @@ class Machine(ABC):
     def cause(self, _lane: Lane, wait: str, /) -> str:
         """The cause to name for a limiting lane; `wait` is the longest wait."""
         return wait
-
-    def about_roof(self, _roof: StreamingRoof, _lane: Lane | None, /) -> str:
-        """A sentence that compares a step with its roof."""
-        return ""
 
     def wait_remedy(self, _cause: str, _plan: Any, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
         """What shortens a step that is bound by a wait."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.units import DAY_S
-from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.caveats import Caveat, rank
 from perfsim.prediction.prediction import document_of
 from perfsim.report import text
@@ -200,7 +199,7 @@ def _notes(planned: Planned) -> Iterator[str]:
 def _wider_bands(planned: Planned) -> Iterator[str]:
     """Why the bands of some rows are wider than the narrowest, by what differs from the published runs."""
     runs = [entry.prediction.run for entry in planned.shortlist]
-    accuracies = [accuracy_of(run.plan, run.hidden_communication_fraction) for run in runs]
+    accuracies = [run.accuracy for run in runs]
     narrowest = min(accuracies, key=lambda accuracy: accuracy.step_time_error)
     reasons: dict[str, list[str]] = {}
     for number, accuracy in enumerate(accuracies, start=1):

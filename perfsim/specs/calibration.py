@@ -313,7 +313,7 @@ class WaferCalibration(Calibration):
     efficiency: dict[str, Fraction]
     """Fraction of peak reached by the arithmetic of matrix products, by software release."""
     link_s_per_element: Latency
-    """Time of one element on a link of the mesh; `perfsim.costs.mesh` has the equation."""
+    """Time of one element on a link of the mesh; `perfsim.costs.wafer` has the equation."""
     peak_profile: str = ""
     """Which peak the efficiency is a fraction of."""
 

@@ -17,7 +17,7 @@ from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
-from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, is_named, mark_at, members
+from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, is_named, members
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part
@@ -138,7 +138,7 @@ def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list
             node = mapping.node
             for key in (*where, path):
                 node = node.mapping[key]
-            mark = mark_at(mapping.node, (*where, path), of_key=True)
+            mark = mapping.node.mark_at((*where, path), of_key=True)
             axis = _Axis(path, mark, (node,) if name else tuple(node.sequence), ": ".join(where))
             known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]
             root = path.partition(".")[0]

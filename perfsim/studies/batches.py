@@ -27,7 +27,7 @@ from perfsim.convergence.time_to_accuracy import (
 )
 from perfsim.convergence.wall_clock import Training
 from perfsim.engine.limits import present_limits
-from perfsim.prediction.bands import accuracy_of
+from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
@@ -199,7 +199,7 @@ def _point_at(question: Question, target: Target, global_batch_size: int) -> Bat
     """
     asked = question.at(global_batch_size)
     run = evaluated(asked, estimated(asked).plan)
-    return batch_point(run.plan, _time_of(run, target, hidden=0.0))
+    return batch_point(run.plan, time_of_run(run, target, accuracy_of(run.plan)))
 
 
 def batch_curve(
@@ -248,13 +248,9 @@ def best_of(curve: Iterable[BatchPoint]) -> int:
     return min(curve, key=lambda point: (point.time_to_accuracy_s, point.batch_tokens)).global_batch_size
 
 
-def time_of_run(run: Evaluation, target: Target) -> TimeToAccuracy:
-    """What the step time of a simulated plan makes of the time to the target."""
-    return _time_of(run, target, run.hidden_communication_fraction)
-
-
-def _time_of(run: Evaluation, target: Target, hidden: float) -> TimeToAccuracy:
-    accuracy = accuracy_of(run.plan, hidden)
+def time_of_run(run: Evaluation, target: Target, accuracy: Accuracy | None = None) -> TimeToAccuracy:
+    """What the step time of a simulated plan makes of the time to the target, with the run's `accuracy`."""
+    accuracy = accuracy or run.accuracy
     return target.time_of(
         run.plan.job.tokens_per_step, run.step_time_s, accuracy.step_time_error, accuracy.unshared_error
     )

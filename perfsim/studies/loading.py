@@ -13,7 +13,8 @@ from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError
 from perfsim.base.text import did_you_mean
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.catalog import complaints_of
-from perfsim.catalog.reader import Loc, element, is_named, kind_of
+from perfsim.catalog.reader import element, is_named, kind_of
+from perfsim.catalog.yaml_tree import Loc
 from perfsim.machines import build_topology
 from perfsim.network import Topology, nearest_link
 from perfsim.prediction.planner import refusal
@@ -145,11 +146,7 @@ def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
     if isinstance(value, (str, Path)) and named and str not in types:
         return catalog.load(kind_of(named[0]), str(value))
     if isinstance(value, Mapping):
-        return {
-            key: _loaded(part, [inner for known in types for inner in element(known, key)], catalog)
-            for key, part in value.items()
-        }
+        return {key: _loaded(part, element(types, key), catalog) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        inside = [inner for known in types for inner in element(known, 0)]
-        return [_loaded(part, inside, catalog) for part in value]
+        return [_loaded(part, element(types, 0), catalog) for part in value]
     return value

@@ -17,8 +17,8 @@ from perfsim.convergence.wall_clock import RunPart, whole_run
 from perfsim.engine.limits import present_limits
 from perfsim.network import Topology
 from perfsim.network.export import network_map
-from perfsim.prediction.bands import Accuracy, accuracy_of
-from perfsim.prediction.caveats import default_settings, worst_first
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import default_settings
 from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
@@ -213,15 +213,13 @@ def _row(spec: StudySpec, answered: Answered) -> Answer:
     question = answered.question
     time = answered.time
     loss = answered.target.loss
-    prediction = prediction_of(answered.evaluation, question.memory_limit)
-    named = question.named_settings
     caveats = [
-        *prediction.caveats,
-        *edge_batch(answered.tried, prediction.global_batch_size),
+        *edge_batch(answered.tried, answered.evaluation.plan.job.global_batch_size),
         *extrapolated_law(time.critical.notes),
         *([] if loss is None else [sensitive_target(loss)]),
-        *([] if named is None else default_settings(named, answered.evaluation.plan)),
+        *default_settings(question, answered.evaluation.plan),
     ]
+    prediction = prediction_of(answered.evaluation, question.allowed_share, caveats)
     production = production_of(spec, answered.candidate)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
@@ -230,7 +228,7 @@ def _row(spec: StudySpec, answered: Answered) -> Answer:
     if parts and production:
         notes.append(COVERED_ONCE)
     return Answer(
-        **{**values_of(prediction), "caveats": worst_first(caveats), "notes": tuple(notes)},
+        **{**values_of(prediction), "notes": tuple(notes)},
         time=time,
         whole_run=parts,
         production=production,
@@ -440,8 +438,7 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
     """For each strategy and family of published runs, the accuracy of its least similar candidate."""
     by_family: dict[tuple[str, str], Accuracy] = {}
     for run in (answer.evaluation for answer in answered):
-        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction)
-        accuracy = replace(accuracy, strategy=run.plan.strategy)
+        accuracy = replace(run.accuracy, strategy=run.plan.strategy)
         key = (accuracy.strategy, accuracy.family)
         by_family[key] = max(by_family.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
     return tuple(by_family.values())

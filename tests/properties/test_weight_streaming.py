@@ -425,7 +425,7 @@ def test_prices_and_topology_agree_on_the_way_from_memoryx_to_a_system(
 ) -> None:
     plan, costs = planned(toys, systems, systems)
     chunk_s = len(plan.topology.tree_levels) * 2**18 / LINK
-    assert costs.streams.tree_latency_s(1e9) == pytest.approx(plan.topology.latency_s("down") + chunk_s)
+    assert costs.tree_latency_s(1e9) == pytest.approx(plan.topology.latency_s("down") + chunk_s)
 
 
 @pytest.mark.parametrize("group", [0, 1, 2])

@@ -63,9 +63,9 @@ def test_the_slowest_of_memoryx_tree_and_ports_sets_the_rate(toys: ModuleType) -
         update={"server": system.memoryx.server.model_copy(update={"bandwidth": 5e9})}
     )
     topology = toys.topology(1, system.model_copy(update={"memoryx": memoryx}))
-    assert WaferCosts(topology, toys.recipe()).streams.rate_bytes_per_s("memoryx_read") == 50e9
+    assert WaferCosts(topology, toys.recipe()).rate_bytes_per_s("memoryx_read") == 50e9
     narrow = system.model_copy(update={"io_ports": 6})
-    streams = WaferCosts(toys.topology(1, narrow), toys.recipe()).streams
+    streams = WaferCosts(toys.topology(1, narrow), toys.recipe())
     assert streams.rate_bytes_per_s("memoryx_read") == pytest.approx(75e9)
 
 
