@@ -335,8 +335,8 @@ def matches_table(matches: Sequence[Match]) -> Table:
                 match.rival.machine,
                 match.rival.target_time.time_s,
                 middle if low == middle == high else f"{middle} ({low} to {high})",
-                _count(fewest and fewest.num_devices, match),
-                fewest and fewest.target_time.time_s,
+                _count(fewest.num_devices if fewest else None, match),
+                fewest.target_time.time_s if fewest else None,
                 _count(match.possibly, match),
                 _count(match.surely, match),
             )
