@@ -22,9 +22,9 @@ from perfsim.report.study_figures import leaders
 from perfsim.report.table import Cell, Table, Value
 from perfsim.specs.prices import NOT_GIVEN
 from perfsim.studies.answers import (
+    Answer,
     Assumption,
     BreakEven,
-    CandidateResult,
     Decision,
     LawRow,
     Outcome,
@@ -34,7 +34,6 @@ from perfsim.studies.answers import (
     recorded,
 )
 from perfsim.studies.decision import amount, chance, verb
-from perfsim.studies.runner import StudyRun
 from perfsim.version import __version__
 
 _SAME = 0.02
@@ -68,10 +67,10 @@ def _candidates_table(named: Sequence[text.Named], decision: Decision | None = N
     mfu = max((own.mfu for own in shown), default=math.inf)
     compared = len(shown) > 1
 
-    def is_first(own: CandidateResult) -> bool:
+    def is_first(own: Answer) -> bool:
         return own.time_to_accuracy_s == first_s < math.inf
 
-    def time(own: CandidateResult) -> Cell:
+    def time(own: Answer) -> Cell:
         band = own.time_to_accuracy_band_s if math.isfinite(own.time_to_accuracy_s) else None
         return Cell(own.time_to_accuracy_s, band, mark=compared and is_first(own))
 
@@ -146,7 +145,7 @@ def _headline(result: StudyResult) -> str:
     )
 
 
-def _wall_sentence(candidates: Sequence[CandidateResult]) -> str:
+def _wall_sentence(candidates: Sequence[Answer]) -> str:
     """What days on the wall hold besides healthy steps; empty if nothing."""
     words = []
     if any(candidate.whole_run for candidate in candidates):
@@ -295,7 +294,7 @@ def _scale(result: StudyResult) -> Table:
             notes[outcome.label] = "; ".join([wall, *money])
     first = next((own for _, own in leaders(result)), None)
 
-    def time(own: CandidateResult) -> Cell:
+    def time(own: Answer) -> Cell:
         band = own.time_to_accuracy_band_s
         return Cell(own.time_to_accuracy_s, band, notes.get(own.label, ""), own is first)
 
@@ -371,7 +370,7 @@ def _times(ratio: float) -> str:
     return f"{max(ratio, 1 / ratio):.2f} {text.TIMES}"
 
 
-def _rate(candidate: CandidateResult) -> str:
+def _rate(candidate: Answer) -> str:
     rate = candidate.tokens_per_s
     return f"{text.large(rate)}/s" if rate >= 1e6 else f"{rate / 1e3:,.3g} k/s"
 
@@ -657,7 +656,8 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
     Every quantity is SI and its key names the unit. `report` is where the page stands, as the
     caller wants it written.
     """
-    document: dict[str, Any] = plain(replace(result, candidates=()))
+    document: dict[str, Any] = plain(replace(result, candidates=(), stopped=None))
+    del document["stopped"]
     candidates = []
     for own in result.candidates:
         known = document_of(own) | {name: getattr(own, name) for name in _OF_CANDIDATE}
@@ -677,20 +677,19 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
     return document | {"candidates": candidates, "report": report, "version": __version__}
 
 
-def write_study(run: StudyRun, folder: Path) -> Path:
+def write_study(result: StudyResult, folder: Path) -> Path:
     """Write `index.html`, `summary.json` and a trace for each candidate; returns the page.
 
     Traces are named by system, devices and strategy, and numbered where two would be the same.
     """
     names: list[str] = []
     seen = Counter[str]()
-    for answered in run.answered:
-        question = answered.question
-        strategy = answered.evaluation.plan.strategy
-        name = "_".join(["trace", *map(slugify, (question.system.name, str(question.devices), strategy))])
+    for plan, trace in ((own.run.plan, own.run.trace) for own in result.candidates):
+        parts = (plan.system.name, str(plan.topology.num_devices), plan.strategy)
+        name = "_".join(["trace", *map(slugify, parts)])
         seen[name] += 1
         number = f"_{seen[name]}" if seen[name] > 1 else ""
         names.append(f"{name}{number}.json.gz")
-        write_chrome_trace(answered.evaluation.trace, folder / names[-1])
-    page = study_page(run.result, trace_names=names)
-    return page.write(folder, document_text(study_document(run.result)))
+        write_chrome_trace(trace, folder / names[-1])
+    page = study_page(result, trace_names=names)
+    return page.write(folder, document_text(study_document(result)))

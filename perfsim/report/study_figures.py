@@ -14,7 +14,7 @@ from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, Kern
 from perfsim.report import draw, text
 from perfsim.report.page import Section
 from perfsim.report.table import Cell, Table
-from perfsim.studies.answers import CandidateResult, Decision, Lever, Spread, StudyResult
+from perfsim.studies.answers import Answer, Decision, Lever, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.decision import first_and_rival
 from perfsim.studies.timeline import TimelineBar, grouped
@@ -46,7 +46,7 @@ def batch(result: StudyResult) -> Section:
         lead += f" Starting points from published laws: {', '.join(laws)}."
     unit = text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
 
-    def time(candidate: CandidateResult, point: BatchPoint) -> Cell:
+    def time(candidate: Answer, point: BatchPoint) -> Cell:
         best = point.global_batch_size == candidate.global_batch_size
         return Cell(point.time_to_accuracy_s, point.time_to_accuracy_band_s, mark=best)
 
@@ -510,7 +510,7 @@ def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
     return shares
 
 
-def drawn_bars(candidate: CandidateResult, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:
+def drawn_bars(candidate: Answer, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:
     """The bars of two steps at most, short ones joined by kind, and in words what they leave out."""
     known = grouped(candidate.timeline, most)
     end_s = min((bar.start_s for bar in known), default=0.0) + _MAX_STEPS * candidate.step_time_s * (1 + 1e-9)
@@ -528,7 +528,7 @@ def drawn_bars(candidate: CandidateResult, most: int = _MAX_BARS) -> tuple[Seque
     )
 
 
-def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figure:
+def timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
     """One lane per stream in the order given by the candidate, time from left to right."""
     unit = text.time_unit([max((bar.end_s for bar in bars), default=1.0)])
     kept = {bar.lane for bar in bars}
@@ -614,7 +614,7 @@ def _told(bar: TimelineBar) -> str:
     return f"<b>{draw.esc(name)}</b><br>{work}<br>{when}"
 
 
-def _timeline_table(candidate: CandidateResult) -> Table:
+def _timeline_table(candidate: Answer) -> Table:
     """Busy seconds by lane and category, of all bars, drawn or not."""
     busy: dict[tuple[str, str], list[TimelineBar]] = {}
     for bar in candidate.timeline:

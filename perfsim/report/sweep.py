@@ -17,7 +17,7 @@ from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import verb
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.variants import Analysis, SweepResult, first_sentence
+from perfsim.studies.variants import SweepResult
 from perfsim.version import __version__
 
 _MAX_NAMED = 3
@@ -63,11 +63,11 @@ def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     return Table.read(columns, rows, caption)
 
 
-def _on_terminal(analysis: Analysis) -> Table:
+def _on_terminal(result: SweepResult) -> Table:
     """The fastest points of each series, or the variants of most effect in each group."""
-    if analysis.changes:
-        table = change_table(analysis.changes)
-        most = max(2, MAX_ON_TERMINAL // len(analysis.changes))
+    if result.changes:
+        table = change_table(result.changes)
+        most = max(2, MAX_ON_TERMINAL // len(result.changes))
         names = ("in common", "variant", "batch", "step", "MFU", "change", "time", "wall")
         seen = Counter[object]()
         rows = []
@@ -76,7 +76,7 @@ def _on_terminal(analysis: Analysis) -> Table:
             rows += [row] if seen[row[0].value] <= most else []
         left_out = "more variants, of less effect, are in the report."
     else:
-        table = series_table(analysis.series)
+        table = series_table(result.series)
         names = ("series", "machine", "batch", "step", "MFU", "efficiency", "time", "wall")
         times = sorted(cell.number for cell in table.column("time"))[:MAX_ON_TERMINAL]
         rows = [
@@ -103,7 +103,7 @@ def sweep_lines(result: SweepResult) -> list[str]:
     count = f"{len(result.points):,} points"
     if infeasible:
         count += f", {infeasible:,} without a feasible plan"
-    table = _on_terminal(result.analysis) if result.feasible else None
+    table = _on_terminal(result) if result.feasible else None
     return [
         *text.paragraphs(f"{result.title} ({count})"),
         "",
@@ -128,10 +128,9 @@ def _production_notes(feasible: Sequence[PointResult]) -> list[str]:
 
 def sweep_page(result: SweepResult) -> Page:
     """The report of a sweep; sections without anything to say are left out."""
-    analysis = result.analysis
     sections = []
     if result.feasible:
-        sections = [*drawn(analysis), *_policies(analysis), *_differences(analysis)]
+        sections = [*drawn(result), *_policies(result), *_differences(result)]
     sections += caveats_section(result.caveats, result.verdict)
     if 0 < len(result.feasible) < len(result.points):
         lead = "For each of these points the reason says what would have to change."
@@ -145,15 +144,15 @@ def sweep_page(result: SweepResult) -> Page:
     lead = "What every answer above rests on. To change an input, change the sweep's file and run it again."
     topics = assumptions_tables(result.assumptions)
     sections.append(Section("Inputs", lead, topics=topics, slug="inputs"))
-    drawn_below = bool(analysis.variants) and not analysis.scalings
-    scale, note = (None, "") if drawn_below else _scale(analysis)
-    first = first_sentence(analysis) if result.feasible else ""
+    drawn_below = bool(result.variants) and not result.scalings
+    scale, note = (None, "") if drawn_below else _scale(result)
+    first = result.first_sentence if result.feasible else ""
     return Page(
         result.title,
         sections,
         result.question,
-        _headline(analysis),
-        " ".join(words for words in analysis.sentences if words != first),
+        _headline(result),
+        " ".join(words for words in result.sentences if words != first),
         trust_of(result.caveats),
         scale if scale is not None and len(scale.rows) > 1 else None,
         note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
@@ -163,13 +162,13 @@ def sweep_page(result: SweepResult) -> Page:
     )
 
 
-def _headline(analysis: Analysis) -> str:
+def _headline(result: SweepResult) -> str:
     """The answer in one short sentence; empty where no point has a plan."""
-    if not analysis.feasible:
+    if not result.feasible:
         return ""
-    if analysis.changes:
+    if result.changes:
         effects: dict[str, float] = {}
-        for change in (change for own in analysis.changes.values() for change in own[1:]):
+        for change in (change for own in result.changes.values() for change in own[1:]):
             known = effects.get(change.point.variant, 1.0)
             effects[change.point.variant] = max(known, change.ratio, key=lambda ratio: max(ratio, 1 / ratio))
         largest = sorted(effects.items(), key=lambda own: -max(own[1], 1 / own[1]))[:_MAX_NAMED]
@@ -178,33 +177,33 @@ def _headline(analysis: Analysis) -> str:
             changed = f"{100 * (ratio - 1):+.0f} %" if ratio < 2 else f"{text.number(ratio)} times as long"
             words.append(f"{name} ({changed})")
         return f"The step changes most with: {', '.join(words)}."
-    if analysis.variants and analysis.scalings:
+    if result.variants and result.scalings:
         grown = ", ".join(
             f"{text.number(own.speedup(own.last))} times ({own.circumstance})"
-            for own in analysis.scalings[:_MAX_NAMED]
+            for own in result.scalings[:_MAX_NAMED]
         )
-        first = analysis.scalings[0]
+        first = result.scalings[0]
         return f"From {first.first.num_devices:,} to {first.last.machine}, throughput grows {grown}."
-    if analysis.variants or len(analysis.targets) > 1:
-        return _of_targets(analysis)
-    return first_sentence(analysis)
+    if result.variants or len(result.targets) > 1:
+        return _of_targets(result)
+    return result.first_sentence
 
 
-def _of_targets(analysis: Analysis) -> str:
+def _of_targets(result: SweepResult) -> str:
     """Which machine is the fastest to how many targets; of one machine, its shortest and longest time."""
-    fastest = sorted((own.fastest for own in analysis.series), key=_time_s)
-    machines = {member.machine for member in analysis.series}
+    fastest = sorted((own.fastest for own in result.series), key=_time_s)
+    machines = {member.machine for member in result.series}
     if len(machines) == 1 or len(fastest) == 1:
         ends = [f"{text.duration(_time_s(own))} ({own.variant})" for own in (fastest[0], fastest[-1])]
         return f"{fastest[0].devices_noun}: from {ends[0]} to {ends[1]}."
     wins: dict[tuple[str, str], list[PointResult]] = {}
-    for group in analysis.targets:
+    for group in result.targets:
         winner = min(group, key=_fastest_s)
         wins.setdefault(winner.machine, []).append(winner.fastest)
     if len(wins) == 1:
-        return f"{_winners(*wins.values())} first to all {len(analysis.targets)} targets."
+        return f"{_winners(*wins.values())} first to all {len(result.targets)} targets."
     words = [f"{_winners(points)} first to {len(points)}" for points in wins.values()]
-    return f"Of {len(analysis.targets)} targets, {', '.join(words)}."
+    return f"Of {len(result.targets)} targets, {', '.join(words)}."
 
 
 def _winners(points: Sequence[PointResult]) -> str:
@@ -219,16 +218,16 @@ def _fastest_s(series: Series) -> float:
     return _time_s(series.fastest)
 
 
-def _scale(analysis: Analysis) -> tuple[Table | None, str]:
+def _scale(result: SweepResult) -> tuple[Table | None, str]:
     """A row for each series in their order, the fastest of each target marked; and what the rows show.
 
     Where there are more than fit, the fastest are shown if all have one target, else the first.
     """
-    series = analysis.series
+    series = result.series
     if not series:
         return None, ""
-    one_target = len(analysis.targets) == 1
-    winners = [min(group, key=_fastest_s) for group in analysis.targets if len(group) > 1]
+    one_target = len(result.targets) == 1
+    winners = [min(group, key=_fastest_s) for group in result.targets if len(group) > 1]
     chosen = (sorted(series, key=_fastest_s) if one_target else list(series))[:_MAX_HEAD_ROWS]
     shown = [member for member in series if member in chosen]
     words = ["Each machine at the number of devices that reaches the target first, at its best batch."]
@@ -249,7 +248,7 @@ def _scale(analysis: Analysis) -> tuple[Table | None, str]:
     return table, " ".join(words)
 
 
-def _policies(analysis: Analysis) -> Iterator[Section]:
+def _policies(result: SweepResult) -> Iterator[Section]:
     """What the planner changed from each variant to the next, machine by machine, where models differ."""
     table = Table.of(
         ("machine, from and to", "changed", "new layout"),
@@ -259,7 +258,7 @@ def _policies(analysis: Analysis) -> Iterator[Section]:
                 change.policy or "nothing",
                 text.layout_long(change.point.prediction.layout),
             )
-            for machine, changes in analysis.successions.items()
+            for machine, changes in result.successions.items()
             for change in changes
         ),
     )
@@ -271,10 +270,10 @@ def _policies(analysis: Analysis) -> Iterator[Section]:
         yield Section("What changes from one to the next", lead, table=table, slug="policies")
 
 
-def _differences(analysis: Analysis) -> Iterator[Section]:
+def _differences(result: SweepResult) -> Iterator[Section]:
     """What is written differently in the variants, value by value; of many variants, what each changes."""
-    names = analysis.variants
-    differing = analysis.differences
+    names = result.variants
+    differing = result.differences
     if not differing:
         return
 
@@ -324,7 +323,7 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
 
     def as_fast_as(match: Match) -> dict[str, Any]:
         rival = {"system": match.rival.system, "num_devices": match.rival.num_devices}
-        return {"as_fast_as": rival, "system": match.series.system}
+        return {"as_fast_as": rival, "system": match.series.first.system}
 
     equals = [
         as_fast_as(match)
@@ -333,11 +332,11 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
             "possibly": match.possibly,
             "surely": match.surely,
         }
-        for match in result.analysis.matches
+        for match in result.matches
     ]
     equal_time = [
         as_fast_as(match) | {"num_devices": match.equal}
-        for pair in result.analysis.equal_times
+        for pair in result.equal_times
         for direction in pair
         for match in direction
     ]

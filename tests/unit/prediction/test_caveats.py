@@ -20,7 +20,7 @@ from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.report.terminal import run_lines
 from perfsim.report.text import ALWAYS
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
-from perfsim.studies.answers import CandidateResult
+from perfsim.studies.answers import Answer
 from perfsim.studies.trust import edge_batch, shared_caveats
 
 SMALL = "cerebras_gpt_111m"
@@ -76,7 +76,7 @@ def scaled(*residuals: float) -> ps.Prediction:
 
 
 @cache
-def studied(code: str) -> CandidateResult:
+def studied(code: str) -> Answer:
     """The candidate of a study of one batch more or of an extrapolated law."""
     fields: dict[str, Any] = {
         "name": "s",

@@ -152,7 +152,7 @@ def test_a_point_without_a_plan_stands_in_the_table_with_its_reason(result: Swee
 
 
 def test_the_table_of_equals_bounds_what_the_grid_cannot_tell(result: SweepResult) -> None:
-    table = matches_table(result.analysis.matches)
+    table = matches_table(result.matches)
     assert table.columns[2].name == "as many CS-2"
     assert table.shown()[0][2] == "\u2264 1 (\u2264 1 to 1.34)"
     assert table.shown()[-1][0] == "4 devices of slow"
