@@ -86,7 +86,9 @@ def test_a_run_leaves_no_cycle_of_references_behind(toys: ModuleType) -> None:
     gc.disable()
     try:
         simulate(graph, durations, ONE_LINK, np.array([1.0]))
-        kept = [row for row in gc.get_objects() if type(row).__name__ in {"Devices", "Links", "Simulation"}]
+        kept = [
+            row for row in gc.get_objects() if type(row).__name__ in {"_Devices", "_Links", "_Simulation"}
+        ]
     finally:
         gc.enable()
     assert not kept
