@@ -152,14 +152,14 @@ class StudyAnswer(StudyResult, Tabular):
 
     def save(self, folder: str | Path) -> Path:
         """Write the report, `summary.json` and a trace of each candidate; returns the page."""
-        from perfsim.report.study_page import write_study
+        from perfsim.report.study import write_study
 
         with writing(folder) as path:
             return write_study(self, path)
 
     def document(self, report: str = "") -> dict[str, Any]:
         """The answer as `perfsim study --json` prints it; `report` is where the page stands."""
-        from perfsim.report.study_page import study_document
+        from perfsim.report.study import study_document
 
         return study_document(self, report=report)
 
