@@ -270,7 +270,7 @@ def _shares_on_wafers(placed: PlacedCase) -> dict[str, float]:
     costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
     trace = placed.step(costs).run(contention=False)
     parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
-    costs.mesh = replace(costs.mesh, link_s_per_element=0.0)
+    costs.link_s_per_element = 0.0
     without_s = placed.step(costs).run(contention=False).step_time_s
     return {**parts, "movement over the mesh": 1.0 - without_s / trace.step_time_s}
 

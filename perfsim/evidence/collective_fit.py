@@ -108,9 +108,9 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
     link between nodes, because tables are measured inside one, and without SciPy.
     """
     systems = default_catalog().systems.values()
-    links = [machine_of(system).links(system) for system in systems]
-    inside = sorted({inner.name for each in links for inner in each.inside_node})
-    if link.name in {outer.name for each in links for outer in each.between_nodes} - set(inside):
+    links = [[used.name for used in machine_of(system).links(system)] for system in systems]
+    inside = sorted({name for names in links for name in names[:1]})
+    if link.name in {name for names in links for name in names[1:]} - set(inside):
         raise InputError(
             f"{link.name} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
         )

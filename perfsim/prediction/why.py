@@ -24,6 +24,7 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step
 from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
 from perfsim.work import Work
@@ -89,7 +90,7 @@ def why(run: Evaluation) -> Why:
     mentioned = ["compute", *(wait for wait in waits if parts[wait] >= MENTIONED * step_s)]
     shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
     verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
-    about = machine.about_roof(roof, lane) if roof is not None else ""
+    about = "" if roof is None else roof.about("" if lane is None else lane.name)
     sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
     return Why(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
 
@@ -387,7 +388,7 @@ def explain_gap(question: Question, measured_s: float) -> GapExplained:
         measured_s,
         run.band_s,
         abs(gap) / spread,
-        run.plan.layout.short,
+        text_of(run.plan.layout),
         run.mfu * predicted_s / measured_s,
         run.training.words,
         tuple(suspects),

@@ -25,6 +25,7 @@ from perfsim.prediction.planner import Search
 from perfsim.prediction.verification import SamplingSpec, verify
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.plan import runs_on
@@ -312,7 +313,7 @@ def _ranks_hold_what_their_schedule_promises(case: Case) -> None:
     for _, layout in deepest.values():
         plan = case.plan(layout, check_memory=False)
         for fault in held_unlike_promised(case.graph(plan), plan):
-            raise BrokenPromise(f"{layout.short}: {fault}")
+            raise BrokenPromise(f"{text_of(layout)}: {fault}")
 
 
 # ----------------------------------------------------------------------------------------- runs
