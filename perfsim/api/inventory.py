@@ -22,40 +22,36 @@ Rows = list[dict[str, str]]
 
 
 def names(kind: str) -> Rows:
-    """Every name of a kind with its description."""
+    """Every name of a kind with its description; a plug-in that cannot be used does not hide the others."""
     if kind == "strategies":
         from perfsim.strategies import strategy_names
 
-        return [_listed_strategy(name) for name in strategy_names()]
+        rows = []
+        for name in strategy_names():
+            try:
+                rows += entry(kind, name)
+            except PerfsimError as error:
+                rows.append({"name": name, "runs on": "", "description": str(error)})
+        return rows
     catalog = default_catalog()
-    return [{"name": name, "description": _description(kind, name)} for name in catalog.names(SINGULAR[kind])]
-
-
-def _strategy(name: str) -> dict[str, str]:
-    from perfsim.strategies import strategy  # the other kinds do without NumPy
-
-    chosen = strategy(name)
-    return {"name": name, "runs on": chosen.system_kind, "description": chosen.summary}
-
-
-def _listed_strategy(name: str) -> dict[str, str]:
-    """A line of the list; a plug-in that cannot be used does not hide the others."""
-    try:
-        return _strategy(name)
-    except PerfsimError as error:
-        return {"name": name, "runs on": "", "description": str(error)}
-
-
-def _description(kind: str, name: str) -> str:
-    catalog = default_catalog()
-    data = load_mapping(catalog.find(SINGULAR[kind], name), catalog, SINGULAR[kind]).data
-    return str(data.get("description") or data.get("title") or "")
+    singular = SINGULAR[kind]
+    files = {
+        name: load_mapping(catalog.find(singular, name), catalog, singular).data
+        for name in catalog.names(singular)
+    }
+    return [
+        {"name": name, "description": str(data.get("description") or data.get("title") or "")}
+        for name, data in files.items()
+    ]
 
 
 def entry(kind: str, name: str) -> Rows:
     """Every value of one entry with its source; InputError names the nearest for an unknown name."""
     if kind == "strategies":
-        return [_strategy(name)]
+        from perfsim.strategies import strategy  # the other kinds do without NumPy
+
+        chosen = strategy(name)
+        return [{"name": name, "runs on": chosen.system_kind, "description": chosen.summary}]
     if kind not in SINGULAR:
         raise InputError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
     rows = default_catalog().describe(name, SINGULAR[kind], deep=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -27,7 +28,6 @@ from perfsim.base.files import must_exist, write_file
 from perfsim.base.units import parse_quantity
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.catalog.reader import KINDS as CATALOGUED
-from perfsim.catalog.reader import classes_of, mark_at
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
 from perfsim.evidence.cases import (
@@ -50,7 +50,7 @@ from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import refusals
-from perfsim.studies.spec import StudySpec, with_verify
+from perfsim.studies.spec import StudySpec
 from perfsim.studies.trials import (
     AnswerDocument,
     Difference,
@@ -76,13 +76,17 @@ def schema_of(kind: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of files of a kind; InputError suggests the nearest kind."""
     if kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
-    classes: Sequence[type[BaseModel]] = (OWN[kind],) if kind in OWN else classes_of(kind)
-    schema = yaml_schema(kind, classes)
+    schema = yaml_schema(kind, _classes(kind))
     if kind == "sweep":
         # Any dotted path of the study may be an axis, so its name is not checked here.
         for name in ("GridSpec", "GridSpec.changes"):
             schema["$defs"][name]["additionalProperties"] = {"type": "array", "minItems": 1}
     return schema
+
+
+def _classes(kind: str) -> Sequence[type[BaseModel]]:
+    """The classes of which a file of a kind describes one."""
+    return (OWN[kind],) if kind in OWN else CATALOGUED[kind].classes
 
 
 def write_schemas(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
@@ -91,7 +95,7 @@ def write_schemas(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
 
 
 def schema_text(schema: dict[str, Any]) -> str:
-    """Deterministic JSON text, keys in their own order, with a final newline."""
+    """A schema as JSON text, keys in their own order, with a final newline."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -137,31 +141,20 @@ def _kind_of_file(path: Path) -> str:
         return "study"
     if isinstance(data, dict) and isinstance(data.get("cases"), list):
         return "convergence" if "points" in str(data["cases"][:1]) else "cases"
-    counts = {
-        kind: max(
-            len(keys & set(cls.model_fields)) for cls in ((OWN[kind],) if kind in OWN else classes_of(kind))
-        )
-        for kind in KINDS
-    }
+    counts = {kind: max(len(keys & set(cls.model_fields)) for cls in _classes(kind)) for kind in KINDS}
     best = max(counts, key=lambda kind: counts[kind])
     if counts[best] == len(keys & {"name", "description", "extends"}):
-        known = ", ".join(KINDS)
-        raise InputError(
-            [Problem("what kind of file is this?", file=str(path), help=f"--kind, one of {known}")]
-        )
+        known = f"--kind, one of {', '.join(KINDS)}"
+        raise InputError([Problem("what kind of file is this?", file=str(path), help=known)])
     return best
 
 
 def _study(path: Path, catalog: Catalog) -> str:
     spec = load_study(str(path), catalog)
     reasons = {refused.label: f" (no answer: {refused.reason})" for refused in refusals(spec)}
-    labels = [candidate.label(devices) for candidate, devices in spec.machines]
+    labels = [point.label for point in spec.points]
     machines = [f"{label}{reasons.get(label, '')}" for label in labels]
     return f"{spec.model.name} by {spec.recipe.name} on {'; '.join(machines)}"
-
-
-def _sweep(path: Path, catalog: Catalog) -> str:
-    return f"{len(load_sweep(str(path), catalog).points):,} points"
 
 
 def _cases(kind: type[CaseT], path: Path, catalog: Catalog) -> str:
@@ -180,11 +173,12 @@ def _measured(path: Path, catalog: Catalog) -> str:
 
 _READERS: dict[str, Callable[[Path, Catalog], str]] = {
     "study": _study,
-    "sweep": _sweep,
+    "sweep": lambda path, catalog: f"{len(load_sweep(str(path), catalog).points):,} points",
     "cases": partial(_cases, StepCase),
     "convergence": partial(_cases, ConvergenceCase),
     "measured": _measured,
 }
+"""For kinds outside the catalogue: reads a file with all that it names, and says in words what it holds."""
 
 
 # `why` a study has its answer or a step takes its time, and the `diff` of two studies.
@@ -200,7 +194,7 @@ def why(
     Raises InputError for a file of another kind, and what answering the study raises.
     """
     asked = changed_study(_study_named(study), changes or {}, default_catalog())
-    return explain(with_verify(asked, "off"), names_of(compare, "compare"))[1]
+    return explain(asked.with_verify("off"), names_of(compare, "compare"))
 
 
 @within_floats
@@ -214,8 +208,7 @@ def why_measured(measured: str | float, **asked: Any) -> GapExplained:
         try:
             measured = parse_quantity(measured, "seconds", usual="s")
         except InputError as error:
-            problems = [replace(each, message=f"measured: {each.message}") for each in error.problems]
-            raise InputError(problems) from None
+            raise InputError([replace(p, message=f"measured: {p.message}") for p in error.problems]) from None
     return explain_gap(question_of(asked), measured)
 
 
@@ -230,7 +223,9 @@ def _study_named(study: Named) -> StudySpec:
         return load_study(str(study)).model_copy(update={"resilience": None})
     document = _document(Path(study))
     spec = load_study(document.study)
-    asked = {(candidate.strategy, candidate.system.name, devices) for candidate, devices in spec.machines}
+    asked = {
+        (point.candidate.strategy, point.candidate.system.name, point.num_devices) for point in spec.points
+    }
     answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
     if document.title not in (None, spec.title) or not answered <= asked:
         text = f"answers another study than the catalogue's {spec.name}"
@@ -239,28 +234,22 @@ def _study_named(study: Named) -> StudySpec:
 
 
 def _document(path: Path) -> AnswerDocument:
-    """The document of a study's answer. Raises InputError for anything else."""
+    """The document of a study's answer. Raises InputError for anything else, with the line of the mistake."""
+    advice = "give the study's file"
     try:
         return AnswerDocument.model_validate_json(path.read_bytes())
     except OSError as error:
-        text = error.strerror or str(error)
+        raise InputError([Problem(error.strerror or str(error), str(path), help=advice)]) from None
     except ValidationError as error:
-        raise InputError([_no_answer(error, path)]) from None
-    raise InputError([Problem(text, str(path), help="give the study's file")])
-
-
-def _no_answer(error: ValidationError, path: Path) -> Problem:
-    """The first reason why a document is no answer of a study, with its line."""
-    first = error.errors()[0]
+        first = error.errors()[0]
     text = f"is no answer of `perfsim study --json`: {refused_values([first])[0]}"
-    said = re.search(r"at line (\d+) column (\d+)", first["msg"])
-    if said:
-        return Problem(text, str(path), int(said[1]), int(said[2]), help="give the study's file")
-    try:
-        mark = mark_at(read_yaml(path)[0], first["loc"])
-    except CatalogError:
-        return Problem(text, str(path), 1, help="give the study's file")
-    return mark.problem(text, "give the study's file")
+    problem = Problem(text, str(path), 1, help=advice)
+    if said := re.search(r"at line (\d+) column (\d+)", first["msg"]):
+        problem = Problem(text, str(path), int(said[1]), int(said[2]), help=advice)
+    else:
+        with suppress(CatalogError):
+            problem = read_yaml(path)[0].mark_at(first["loc"]).problem(text, advice)
+    raise InputError([problem])
 
 
 @within_floats
@@ -270,13 +259,12 @@ def diff(first: Named, second: Named) -> Difference:
     Two files `summary.json` are compared as they stand: the times of their candidates, and the inputs that
     differ. Raises InputError for one of each, and what answering the studies raises.
     """
-    answers = [Path(each).suffix == ".json" for each in (first, second)]
+    answers = [Path(name).suffix == ".json" for name in (first, second)]
     if all(answers):
-        return compare_answers(*(_document(Path(each)) for each in (first, second)))
+        return compare_answers(_document(Path(first)), _document(Path(second)))
     if any(answers):
         raise InputError("compare two studies or two answers, not one of each")
-    specs = (with_verify(_study_named(each), "off") for each in (first, second))
-    return compare_studies(*specs)
+    return compare_studies(*(_study_named(name).with_verify("off") for name in (first, second)))
 
 
 # `perfsim.Model` and `perfsim.import_file`: models from the files of other tools.

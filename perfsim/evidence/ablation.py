@@ -1,15 +1,14 @@
 """Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
 
 A removal is a wrapper around the prices; graphs do not change. Mechanisms that were tried and dropped are
-put in the same way (`TRIED`). Fitted constants do not change either; `left_out.refitted` gives the scores
-after a new fit, of all runs and of each family left out. A step time is the length
-of the critical path, which leaves out only the contention for links, times the slowdown of compute during
-communication.
+put in the same way. Fitted constants do not change either; `left_out.refitted` gives the scores after a new
+fit, of all runs and of each family left out. A step time is the length of the critical path, which leaves out
+only the contention for links, times the slowdown of compute during communication.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -25,7 +24,7 @@ from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import GpuCalibration
 from perfsim.strategies import Plan
-from perfsim.work import WAIT_OF_HOST, RankGroup, TaskGraph, Work
+from perfsim.work import WAIT_OF_HOST, TaskGraph, Work
 from perfsim.work.kernels import Kernel
 
 _LARGER_MEMORY = "a100-sxm4"
@@ -60,6 +59,8 @@ class _Removal:
     """Communication takes nothing from the compute that runs at the same time."""
     constants: tuple[str, ...] = ()
     """Fitted constants of the mechanism, which a new fit leaves out."""
+    tried: bool = False
+    """Whether the mechanism was tried and dropped: it is put in, and `instead` says what it does."""
 
 
 class _WithoutMechanism(GpuCosts):
@@ -76,17 +77,13 @@ class _WithoutMechanism(GpuCosts):
     def durations_s(self, works: Sequence[Work]) -> Floats:
         kept = np.array([not self.removal.work(work) for work in works], dtype=bool)
         seconds = np.zeros(len(works))
-        seconds[kept] = super().durations_s([works[place] for place in np.flatnonzero(kept).tolist()])
+        seconds[kept] = super().durations_s([works[index] for index in np.flatnonzero(kept).tolist()])
         return seconds
 
     def kernel_s(self, kernel: Kernel) -> float:
         if self.removal.kernel(kernel):
             return 0.0
         return super().kernel_s(kernel) * self.removal.factor(kernel, self)
-
-
-def _of_category(category: str) -> Callable[[Work], bool]:
-    return lambda work: work.category == category
 
 
 def _put(**parts: Callable[[GpuCosts], object]) -> Change:
@@ -126,10 +123,6 @@ class _GemmWithoutWaves(GemmModel):
         tile = self._candidates
         tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
         return replace(geometry, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
-
-
-def _in_a_node(ranks: RankGroup) -> Group:
-    return Group.inside_node(ranks.size)
 
 
 def _no_waves(costs: GpuCosts) -> GemmModel:
@@ -197,15 +190,20 @@ def _recomputed_collectives(graph: TaskGraph) -> Bools:
 
 
 REMOVALS = (
-    _Removal("tensor-parallel collectives", "free", work=_of_category("tensor_communication")),
+    _Removal(NOTHING, ""),
+    _Removal(
+        "tensor-parallel collectives", "free", work=lambda work: work.category == "tensor_communication"
+    ),
     _Removal("collectives of recompute", "free", tasks=_recomputed_collectives),
     _Removal(
-        "hierarchical collectives", "every group inside one node", change=_put(group=lambda _: _in_a_node)
+        "hierarchical collectives",
+        "every group inside one node",
+        change=_put(group=lambda _: lambda ranks: Group.inside_node(ranks.size)),
     ),
     _Removal(
         "data-parallel and FSDP traffic",
         "free",
-        work=_of_category("data_communication"),
+        work=lambda work: work.category == "data_communication",
         constants=("partial_node_rank_bytes_per_s",),
     ),
     _Removal(
@@ -244,7 +242,7 @@ REMOVALS = (
     ),
     _Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
     _Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
-    _Removal("optimizer", "free", work=_of_category("optimizer")),
+    _Removal("optimizer", "free", work=lambda work: work.category == "optimizer"),
     _Removal("waves of tiles", "no idle units in the last wave", change=_put(gemm=_no_waves)),
     _Removal(
         "matrix cores want rows of 16 bytes", "they take any", change=_put(vector_flop_per_s=lambda _: None)
@@ -291,37 +289,39 @@ REMOVALS = (
         change=_ceiling(lambda costs, _: costs.gpu.sustained_fraction),
     ),
     _Removal("ceiling of the A100 with 40 GB", "that with 80 GB", change=_ceiling(_of_larger_memory)),
+    _Removal("power saved in idle time", "a ceiling that rises", change=_ceiling(_of_idle_time), tried=True),
+    _Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores, tried=True),
+    _Removal("slower weight gradients", "1.1 times", change=_set("gpu", wgrad_factor=1.1), tried=True),
 )
-"""In the order of the table: communication, host, memory, parts of the model, matrix products."""
+"""Nothing, then communication, host, memory, parts of the model, matrix products, and what was tried."""
 
 
-TRIED = (
-    _Removal("power saved in idle time", "a ceiling that rises", change=_ceiling(_of_idle_time)),
-    _Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores),
-    _Removal("slower weight gradients", "1.1 times", change=_set("gpu", wgrad_factor=1.1)),
-)
-"""Mechanisms that were tried and dropped: each is put in, with `instead` as what it does."""
+@dataclass(frozen=True)
+class Ablation:
+    """The predicted steps of a run without each mechanism."""
 
+    steps_s: dict[str, float]
+    """Step time by the key of a removal."""
+    trace: Trace
+    """The step with every mechanism in place."""
 
-def ablate(placed: PlacedCase) -> tuple[dict[str, float], Trace]:
-    """Step time by removed mechanism, with `NOTHING` among them, and the trace with all of them.
+    @classmethod
+    def of(cls, placed: PlacedCase) -> Ablation:
+        """The ablation of a placed case. Raises InputError for a case that does not run on GPUs."""
+        step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
+        trace = step.run(contention=False)
+        steps_s = {}
+        for removal in REMOVALS:
+            duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
+            if removal.tasks is not None:
+                duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
+            # A mechanism that changes no duration needs no new simulation.
+            affects = not np.array_equal(duration_s, step.duration_s)
+            changed = step.run(duration_s, contention=False) if affects else trace
+            steps_s[removal.key] = (1.0 if removal.alone else placed.slowed) * changed.step_time_s
+        return cls(steps_s, trace)
 
-    Raises InputError for a case that does not run on GPUs.
-    """
-    step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
-    trace = step.run(contention=False)
-    steps = {NOTHING: placed.slowed * trace.step_time_s}
-    for removal in (*REMOVALS, *TRIED):
-        duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
-        if removal.tasks is not None:
-            duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
-        # A mechanism that changes no duration needs no new simulation.
-        affects = not np.array_equal(duration_s, step.duration_s)
-        changed = step.run(duration_s, contention=False) if affects else trace
-        steps[removal.key] = (1.0 if removal.alone else placed.slowed) * changed.step_time_s
-    return steps, trace
-
-
-def shares(steps: Mapping[str, float]) -> dict[str, float]:
-    """The fraction of the step that each removal saves; negative if the step gets longer."""
-    return {key: 1.0 - seconds / steps[NOTHING] for key, seconds in steps.items() if key != NOTHING}
+    @property
+    def shares(self) -> dict[str, float]:
+        """The fraction of the step that each removal saves; negative if the step gets longer."""
+        return {key: 1.0 - seconds / self.steps_s[NOTHING] for key, seconds in self.steps_s.items()}

@@ -21,19 +21,11 @@ import numpy as np
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
-from perfsim.evidence.ablation import NOTHING, REMOVALS, TRIED, ablate, shares
-from perfsim.evidence.cases import PlacedCase, StepCase, mapped, place_case, read_cases
-from perfsim.evidence.left_out import (
-    LeavingOut,
-    LeftOut,
-    Tangent,
-    left_out,
-    left_out_document,
-    refitted,
-    tangent,
-)
-from perfsim.evidence.score import Scored, families, scored_case, summary
-from perfsim.evidence.step_fit import FittedConstant, fitted_constants
+from perfsim.evidence.ablation import NOTHING, REMOVALS, Ablation
+from perfsim.evidence.cases import PlacedCase, StepCase, mapped, read_cases
+from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent, left_out, refitted
+from perfsim.evidence.score import Scored, families, summary
+from perfsim.evidence.step_fit import FittedConstant
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.machines.wafer_cluster import wafer_plan
 
@@ -83,6 +75,18 @@ class Facts:
     """Mean error of the other scored runs of its family; 0 if there are none."""
     tensor_across_nodes: bool = False
 
+    @property
+    def likely_cause(self) -> str:
+        """At most two causes, the most likely first."""
+        causes = list(islice(self._unusual(), _MOST_CAUSES))
+        texts = [text for text, _ in causes]
+        blamed = {mechanism for _, mechanism in causes}
+        for mechanism in sorted(set(_MECHANISMS) - blamed, key=lambda name: (-self.share(name), name)):
+            if self.explains(mechanism):
+                texts.append(f"{self.words(mechanism)}, right at {self.factor(mechanism):.2f} times)")
+        none = "no single mechanism besides the matrix products is large enough"
+        return "; ".join(texts[:_MOST_CAUSES]) or none
+
     def share(self, mechanism: str) -> float:
         """Fraction of the predicted step of a mechanism."""
         return self.shares.get(mechanism, 0.0)
@@ -101,59 +105,44 @@ class Facts:
         name = name or mechanism.replace("_", " ").replace("bubble", "pipeline bubble")
         return f"{name} ({100 * self.share(mechanism):.0f} % of the step"
 
-
-def likely_cause(facts: Facts) -> str:
-    """At most two causes, the most likely first."""
-    causes = list(islice(_unusual(facts), _MOST_CAUSES))
-    blamed = {mechanism for _, mechanism in causes}
-    heavy = sorted(set(_MECHANISMS) - blamed, key=lambda name: (-facts.share(name), name))
-    texts = [text for text, _ in causes]
-    texts += [
-        f"{facts.words(mechanism)}, right at {facts.factor(mechanism):.2f} times)"
-        for mechanism in heavy
-        if facts.explains(mechanism)
-    ]
-    return (
-        "; ".join(texts[:_MOST_CAUSES]) or "no single mechanism besides the matrix products is large enough"
-    )
-
-
-def _unusual(facts: Facts) -> Iterator[tuple[str, str]]:
-    """What is unusual about a run, the most likely cause first, each with its mechanism, if it has one."""
-    case = facts.case
-    model = case.model
-    if not case.scored:
-        notes = [part.strip() for part in case.notes.split(";")]
-        reasons = [part.removeprefix("weak:").strip() for part in notes if part.startswith("weak:")]
-        assumed = [re.split(r"[:(]", part)[0].strip() for part in case.assumed]
-        why = reasons[0] if reasons else f"not printed: {', '.join(assumed)}" if assumed else ""
-        yield (f"weak evidence ({why})" if why else "weak evidence"), ""
-    size = model.hidden_size // model.num_attention_heads
-    if size % _HEAD_MULTIPLE and facts.share(_ATTENTION) >= _LEAST_SHARE:
-        how = "slower still than" if facts.error < 0 else "faster than"
-        text = f"head size {size} is no multiple of {_HEAD_MULTIPLE}: attention {how} without matrix cores"
-        yield text, _ATTENTION
-    if facts.tensor_across_nodes and facts.share(_COLLECTIVES) >= _LEAST_SHARE:
-        yield f"{facts.words(_COLLECTIVES, 'tensor parallelism between nodes')})", _COLLECTIVES
-    rows = facts.factor(_ENDS) * model.vocab_size
-    if "vocab" in case.assumed and _FEWEST_ROWS <= rows < model.vocab_size:
-        fitting = f"right with about {rows:,.0f} rows in place of {model.vocab_size:,}"
-        yield f"{facts.words(_ENDS)} at a vocabulary that is assumed; {fitting})", _ENDS
-    if abs(facts.family_bias) >= _FAMILY_BIAS and facts.family_bias * facts.error > 0:
-        yield f"shared by its family ({100 * facts.family_bias:+.1f} % on average in its other runs)", ""
-    if case.training.host_blocking and facts.explains(_HOST):
-        yield f"{facts.words(_HOST, 'a host that waits for every kernel')})", _HOST
-    if any(text.startswith("layers_per_stage") for text in case.assumed):
-        yield "which stages are short is inferred", "bubble"
-    if case.parallel.pipeline > 1 and facts.explains(_ENDS):
-        yield f"{facts.words(_ENDS, 'embedding, or head and loss on the last stage')})", _ENDS
-    if facts.share("bubble") >= _MUCH_IDLE:
-        yield f"{facts.words('bubble')})", "bubble"
-    release = case.system.software_release
-    computing = sum(facts.share(category) for category in _COMPUTING)
-    if release is not None and computing > 0:
-        share = f"{100 * computing:.0f} % of the step"
-        yield f"computing ({share}) at one efficiency for all of release {release}", ""
+    def _unusual(self) -> Iterator[tuple[str, str]]:
+        """What is unusual about the run, the most likely cause first, each with its mechanism, if any."""
+        case = self.case
+        model = case.model
+        if not case.scored:
+            notes = [part.strip() for part in case.notes.split(";")]
+            reasons = [part.removeprefix("weak:").strip() for part in notes if part.startswith("weak:")]
+            assumed = [re.split(r"[:(]", part)[0].strip() for part in case.assumed]
+            why = reasons[0] if reasons else f"not printed: {', '.join(assumed)}" if assumed else ""
+            yield (f"weak evidence ({why})" if why else "weak evidence"), ""
+        size = model.hidden_size // model.num_attention_heads
+        if size % _HEAD_MULTIPLE and self.share(_ATTENTION) >= _LEAST_SHARE:
+            how = "slower still than" if self.error < 0 else "faster than"
+            text = (
+                f"head size {size} is no multiple of {_HEAD_MULTIPLE}: attention {how} without matrix cores"
+            )
+            yield text, _ATTENTION
+        if self.tensor_across_nodes and self.share(_COLLECTIVES) >= _LEAST_SHARE:
+            yield f"{self.words(_COLLECTIVES, 'tensor parallelism between nodes')})", _COLLECTIVES
+        rows = self.factor(_ENDS) * model.vocab_size
+        if "vocab" in case.assumed and _FEWEST_ROWS <= rows < model.vocab_size:
+            fitting = f"right with about {rows:,.0f} rows in place of {model.vocab_size:,}"
+            yield f"{self.words(_ENDS)} at a vocabulary that is assumed; {fitting})", _ENDS
+        if abs(self.family_bias) >= _FAMILY_BIAS and self.family_bias * self.error > 0:
+            yield f"shared by its family ({100 * self.family_bias:+.1f} % on average in its other runs)", ""
+        if case.training.host_blocking and self.explains(_HOST):
+            yield f"{self.words(_HOST, 'a host that waits for every kernel')})", _HOST
+        if any(text.startswith("layers_per_stage") for text in case.assumed):
+            yield "which stages are short is inferred", "bubble"
+        if case.parallel.pipeline > 1 and self.explains(_ENDS):
+            yield f"{self.words(_ENDS, 'embedding, or head and loss on the last stage')})", _ENDS
+        if self.share("bubble") >= _MUCH_IDLE:
+            yield f"{self.words('bubble')})", "bubble"
+        release = case.system.software_release
+        computing = sum(self.share(category) for category in _COMPUTING)
+        if release is not None and computing > 0:
+            share = f"{100 * computing:.0f} % of the step"
+            yield f"computing ({share}) at one efficiency for all of release {release}", ""
 
 
 @dataclass(frozen=True)
@@ -175,19 +164,6 @@ class Removed:
 
 
 @dataclass(frozen=True)
-class _Examined:
-    """The parts of one case's predicted step."""
-
-    case: StepCase
-    steps_s: dict[str, float]
-    """Step time by removed mechanism; empty for a wafer."""
-    shares: dict[str, float]
-    """Fraction of the step by mechanism and by category of the breakdown."""
-    tensor_across_nodes: bool = False
-    tangent: Tangent | None = None
-
-
-@dataclass(frozen=True)
 class StepAccuracy:
     """The score of a file of step-time cases and its explanation."""
 
@@ -197,20 +173,35 @@ class StepAccuracy:
     leaving: Sequence[LeavingOut] = ()
     """Its runs as predicted without their family or release; empty if not requested."""
 
+    @classmethod
+    def of(
+        cls, cases: Sequence[StepCase], result: Mapping[str, Any], catalog: Catalog, *, leaves_out: bool
+    ) -> StepAccuracy:
+        """Explain the score of some step-time cases."""
+        parts = mapped(partial(_examine, catalog=catalog, leaves_out=leaves_out), cases)
+        examined = [part for part in parts if part is not None]
+        tangents = [part.tangent for part in examined if part.tangent is not None]
+        return cls(
+            result=result,
+            causes=_causes(cases, result, examined),
+            removed=_removed([part for part in examined if part.steps_s], tangents),
+            leaving=left_out(cases, catalog, tangents) if leaves_out else [],
+        )
+
     @property
     def outside(self) -> Mapping[str, Any] | None:
         """`left_out` of the JSON document; None if not requested."""
-        return left_out_document(self.leaving)
+        return LeavingOut.document(self.leaving)
 
     @property
     def left_out(self) -> list[LeftOut]:
         """Families of runs on GPUs, then all of them together."""
-        return [row for each in self.leaving if each.by == "family" for row in each.rows]
+        return [row for part in self.leaving if part.by == "family" for row in part.rows]
 
     @property
     def releases_left_out(self) -> Mapping[str, Any] | None:
         """Wafer logs predicted without their release."""
-        return next((each.as_dict() for each in self.leaving if each.by == "release"), None)
+        return next((part.as_dict() for part in self.leaving if part.by == "release"), None)
 
 
 @dataclass(frozen=True)
@@ -223,71 +214,65 @@ class AccuracyPage:
     """Whether each family was left out of a fit."""
     constants: Sequence[FittedConstant] = ()
 
+    @classmethod
+    def of(
+        cls, paths: Sequence[Path], results: Sequence[Mapping[str, Any]], *, leaves_out: bool
+    ) -> AccuracyPage:
+        """The page for `results`, as from `validate_file` for `paths`; takes minutes.
 
-def accuracy_page(
-    paths: Sequence[Path], results: Sequence[Mapping[str, Any]], *, leaves_out: bool
-) -> AccuracyPage:
-    """The page for `results`, as from `validate_file` for `paths`; takes minutes.
-
-    Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
-    """
-    catalog = default_catalog()
-    steps = [
-        step_accuracy(read_cases(path, StepCase, catalog).cases, result, catalog, leaves_out=leaves_out)
-        for path, result in zip(paths, results, strict=True)
-        if result["kind"] == "step_time"
-    ]
-    convergence = [result for result in results if result["kind"] == "convergence"]
-    return AccuracyPage(steps, convergence, leaves_out, fitted_constants(catalog))
+        Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
+        """
+        catalog = default_catalog()
+        steps = [
+            StepAccuracy.of(read_cases(path, StepCase, catalog).cases, result, catalog, leaves_out=leaves_out)
+            for path, result in zip(paths, results, strict=True)
+            if result["kind"] == "step_time"
+        ]
+        convergence = [result for result in results if result["kind"] == "convergence"]
+        return cls(steps, convergence, leaves_out, FittedConstant.recorded(catalog))
 
 
-def step_accuracy(
-    cases: Sequence[StepCase], result: Mapping[str, Any], catalog: Catalog, *, leaves_out: bool
-) -> StepAccuracy:
-    """Explain the score of some step-time cases."""
-    parts = mapped(partial(_examine, catalog=catalog, leaves_out=leaves_out), cases)
-    examined = [part for part in parts if part is not None]
-    tangents = [part.tangent for part in examined if part.tangent is not None]
-    return StepAccuracy(
-        result=result,
-        causes=_causes(cases, result, examined),
-        removed=_ablation([part for part in examined if part.steps_s], tangents),
-        leaving=left_out(cases, catalog, tangents) if leaves_out else [],
-    )
+@dataclass(frozen=True)
+class _Examined:
+    """The parts of one case's predicted step."""
+
+    case: StepCase
+    steps_s: Mapping[str, float]
+    """Step time by removed mechanism; empty for a wafer."""
+    shares: Mapping[str, float]
+    """Fraction of the step by mechanism and by category of the breakdown."""
+    tensor_across_nodes: bool = False
+    tangent: Tangent | None = None
 
 
 def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> _Examined | None:
     """The parts of one case; None if it cannot be predicted."""
     try:
-        placed = place_case(case, catalog)
-        if placed.plan.system.kind == "wafer-cluster":
-            return _examine_wafers(placed)
-        return _examine_gpus(placed, leaves_out=leaves_out and case.scored)
+        placed = case.placed(catalog)
+        if case.on_wafers:
+            return _Examined(case, {}, _shares_on_wafers(placed))
+        plan = gpu_plan(placed.plan)
+        ablation = Ablation.of(placed)
+        idle = ablation.trace.mean_breakdown()["bubble"] / ablation.trace.step_time_s
+        return _Examined(
+            case,
+            ablation.steps_s,
+            {**ablation.shares, "bubble": idle},
+            plan.layout.tensor > plan.topology.devices_per_node,
+            Tangent.of(placed) if leaves_out and case.scored else None,
+        )
     except PerfsimError:
         return None
 
 
-def _examine_gpus(placed: PlacedCase, *, leaves_out: bool) -> _Examined:
-    plan = gpu_plan(placed.plan)
-    steps, trace = ablate(placed)
-    idle = trace.mean_breakdown()["bubble"] / trace.step_time_s
-    return _Examined(
-        placed.case,
-        steps,
-        {**shares(steps), "bubble": idle},
-        plan.layout.tensor > plan.topology.devices_per_node,
-        tangent(placed) if leaves_out else None,
-    )
-
-
-def _examine_wafers(placed: PlacedCase) -> _Examined:
+def _shares_on_wafers(placed: PlacedCase) -> dict[str, float]:
+    """Fraction of the step by category, and of movement over the mesh."""
     costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
     trace = placed.step(costs).run(contention=False)
     parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
-    costs.mesh = replace(costs.mesh, link_s_per_element=0.0)
+    costs.link_s_per_element = 0.0
     without_s = placed.step(costs).run(contention=False).step_time_s
-    parts["movement over the mesh"] = 1.0 - without_s / trace.step_time_s
-    return _Examined(placed.case, {}, parts)
+    return {**parts, "movement over the mesh": 1.0 - without_s / trace.step_time_s}
 
 
 def _causes(
@@ -298,59 +283,49 @@ def _causes(
     causes = {}
     for parts in examined:
         case = parts.case
-        if case.id not in errors:
-            continue
-        relatives = [
-            errors[other.id] for other in scored if other.id != case.id and other.family == case.family
-        ]
-        bias = float(np.mean(relatives)) if relatives else 0.0
-        facts = Facts(case, errors[case.id], parts.shares, bias, parts.tensor_across_nodes)
-        causes[case.id] = likely_cause(facts)
+        if case.id in errors:
+            others = [other for other in scored if other.id != case.id and other.family == case.family]
+            bias = float(np.mean([errors[other.id] for other in others])) if others else 0.0
+            facts = Facts(case, errors[case.id], parts.shares, bias, parts.tensor_across_nodes)
+            causes[case.id] = facts.likely_cause
     return causes
 
 
-def _ablation(on_gpus: Sequence[_Examined], tangents: Sequence[Tangent]) -> list[Removed]:
+def _removed(on_gpus: Sequence[_Examined], tangents: Sequence[Tangent]) -> list[Removed]:
     """The score with every mechanism in place and without each one, over the GPU cases.
 
     With `tangents` also after a new fit of the constants.
     """
-    if not on_gpus:
-        return []
-
-    def runs_without(key: str) -> list[Scored]:
-        return [scored_case(part.case, part.steps_s[key]) for part in on_gpus]
-
-    def mean_errors(runs: Sequence[Scored]) -> dict[str, float]:
-        return {name: figures["mape"] for name, figures in families(runs).items() if figures["n"]}
-
-    before = mean_errors(runs_without(NOTHING))
-
-    def removed(key: str, instead: str, constants: Sequence[str] = (), *, tried: bool = False) -> Removed:
-        runs = runs_without(key)
-        after = mean_errors(runs)
+    rows: list[Removed] = []
+    before: dict[str, float] = {}
+    for removal in REMOVALS if on_gpus else ():
+        runs = [Scored.of(part.case, part.steps_s[removal.key]) for part in on_gpus]
+        after = {name: figures["mape"] for name, figures in families(runs).items() if figures["n"]}
+        if removal.key == NOTHING:
+            before = after
         hurt = max(after, key=lambda name: after[name] - before[name], default="")
         if hurt and after[hurt] <= before[hurt]:
             hurt = ""
-        predicted_s = {part.case.id: part.steps_s[key] for part in on_gpus}
-
-        def after_fit(*, leave_out: bool) -> Mapping[str, Any] | None:
-            if not tangents:
-                return None
-            fitted_s = refitted(tangents, predicted_s, constants, leave_out=leave_out)
-            return summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
-
-        return Removed(
-            key,
-            instead,
-            summary(runs),
-            hurt,
-            after.get(hurt),
-            after_fit(leave_out=False),
-            after_fit(leave_out=True),
-            tried,
+        steps_s = {part.case.id: part.steps_s[removal.key] for part in on_gpus}
+        fits = [
+            refitted(tangents, steps_s, removal.constants, leave_out=leave_out)
+            for leave_out in ((False, True) if tangents else ())
+        ]
+        scores = [
+            summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
+            for fitted_s in fits
+        ]
+        after_fit, without_family = scores or (None, None)
+        rows.append(
+            Removed(
+                removal.key,
+                removal.instead,
+                summary(runs),
+                hurt,
+                after.get(hurt),
+                after_fit,
+                without_family,
+                removal.tried,
+            )
         )
-
-    return [
-        removed(NOTHING, ""),
-        *(removed(row.key, row.instead, row.constants, tried=row in TRIED) for row in (*REMOVALS, *TRIED)),
-    ]
+    return rows

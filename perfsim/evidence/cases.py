@@ -1,12 +1,13 @@
-"""Published runs: case files, read row by row, and the question, plan and placed graph of each run."""
+"""Published runs: case files, read row by row; each run is a question and a measurement."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,24 +15,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cas
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from perfsim.base.errors import CatalogError, InputError, Problem, refused_values
+from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Spec
 from perfsim.base.text import nearest
 from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog, load_mapping
-from perfsim.catalog.reader import Loc, build
-from perfsim.catalog.yaml_tree import Node
+from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
+from perfsim.costs.wafer import nearest_release
 from perfsim.engine.limits import present_limits
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
-from perfsim.specs.calibration import Calibration, Dispatcher
+from perfsim.specs.calibration import Calibration, Dispatcher, RunKind, WaferCalibration
 from perfsim.specs.hardware import Devices, GpuClusterSpec, Release, SystemSpec
-from perfsim.specs.layout import Layout
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
 from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.recipe import Recipe, Sequences
@@ -55,7 +55,7 @@ class _CaseSpec(Spec):
         return {key: part for key, part in value.items() if not str(key).endswith("_note")}
 
 
-class CaseSystem(_CaseSpec):
+class _CaseSystem(_CaseSpec):
     """The machine of a case."""
 
     device: str
@@ -72,8 +72,32 @@ class CaseSystem(_CaseSpec):
         """Whether `device` is the file of a system."""
         return self.device.endswith((".yaml", ".yml"))
 
+    def named(self, catalog: Catalog) -> SystemSpec:
+        """The system of that name or file, or the first one with a device of that name.
 
-class ModelRow(_CaseSpec):
+        Raises InputError for an unknown one.
+        """
+        names = catalog.names("system")
+        if self.is_file or self.device in names:
+            return catalog.system(self.device)
+        systems = [catalog.system(name) for name in names]
+        for system in systems:
+            if system.device.name == self.device:
+                return system
+        present = sorted({system.device.name for system in systems} | set(names))
+        message = f"no system with device {self.device!r} in the catalogue; it has {', '.join(present)}"
+        near = nearest(self.device, present)
+        raise InputError([Problem(message, help=f"did you mean `{near}`?" if near else "")])
+
+    def spec(self, catalog: Catalog) -> SystemSpec:
+        """The system with the case's node size and network. Raises InputError for an unknown one."""
+        system = self.named(catalog)
+        return machine_of(system).published_system(
+            system, self.devices_per_node, self.inter_node, self.nvlink_domain
+        )
+
+
+class _ModelRow(_CaseSpec):
     """The model of a row, on one level and with Megatron's names; a case has the model described."""
 
     num_layers: Layers
@@ -144,11 +168,11 @@ class ModelRow(_CaseSpec):
 if TYPE_CHECKING:
     Model = TransformerConfig
 else:
-    Model = Annotated[ModelRow, AfterValidator(ModelRow.described)]
-"""What a row calls its model is read as a `ModelRow`, and kept as the model."""
+    Model = Annotated[_ModelRow, AfterValidator(_ModelRow.described)]
+"""What a row calls its model is read as a `_ModelRow`, and kept as the model."""
 
 
-class CaseParallel(_CaseSpec):
+class _CaseParallel(_CaseSpec):
     """The layout of a case."""
 
     tensor: Devices = 1
@@ -171,7 +195,7 @@ class CaseParallel(_CaseSpec):
     """Layers of each virtual stage, in Megatron-Core's notation."""
 
 
-class CaseTraining(_CaseSpec):
+class _CaseTraining(_CaseSpec):
     """How a case was trained."""
 
     global_batch_size: Sequences
@@ -210,16 +234,37 @@ STREAMING = "weight-streaming"
 _UNFUSED_ATTENTION = "NVTE_FUSED_ATTN=0"
 """The setting of Transformer Engine with which attention is FlashAttention 2 instead of cuDNN's."""
 _CONTAINER = re.compile(r"container (\d\d\.\d\d)")
+_KEEPS_QKV = "save_qkv_proj"
+"""MaxText's policy of full recompute that keeps the results of the QKV projections."""
+_BY_OPERATOR = "per-op selective"
+"""torchtitan's selective recompute, which is its framework's."""
+_ELEMENTWISE = {"layernorm", "moe_act"}
+"""Modules that recompute a norm or an activation, some 2 % of a layer; a prediction leaves them out."""
+_DISPATCHERS: Mapping[str | None, Dispatcher | None] = {
+    None: None,
+    "alltoall": "all_to_all",
+    "allgather": "all_gather",
+    "deepep": "deepep",
+    "hybridep": "deepep",
+}
+_DEGREES = ("tensor", "pipeline", "context_parallel", "expert_parallel")
+_ERA_OF_2021 = ("v100", "a100")
+"""Devices whose public runs were made before fused attention and Transformer Engine."""
+_AMD = "mi"
+_GRAPHED = "26.06"
+"""The container from which on the recipes of Megatron-Bridge in mxfp8 replay whole steps from a CUDA graph
+(`cuda_graph_impl="full_iteration"` in its scripts/performance/configs), where all devices are in one NVLink
+domain: the recipe of GPT-OSS on eight nodes of B300 has these two lines commented out."""
 
 
 class StepCase(_CaseSpec):
-    """One measured training run."""
+    """One measured training run: a question with the answer that was measured."""
 
     id: str
     family: str
     evidence: Literal["A", "B", "C"]
     source: dict[str, Any] = Field(default_factory=dict)
-    system: CaseSystem
+    system: _CaseSystem
     model: Model
     strategy: str
     framework: str | None = None
@@ -227,8 +272,8 @@ class StepCase(_CaseSpec):
     settings suggest one."""
     container: str | None = None
     """Release of NVIDIA's container that it ran in, as `26.06`."""
-    parallel: CaseParallel
-    training: CaseTraining
+    parallel: _CaseParallel
+    training: _CaseTraining
     measured: Measured
     sweep: str | None = None
     assumed: tuple[str, ...] = ()
@@ -267,6 +312,223 @@ class StepCase(_CaseSpec):
         plain = (re.sub(r"\s+[\d.]+$", "", name).replace("_", " ") for name in names)
         return tuple(name.replace("global batch size", "batch") for name in plain)
 
+    @property
+    def ignored(self) -> list[str]:
+        """Settings of the software stack that a prediction leaves out."""
+        detail = self.training.recompute_detail
+        known = detail is None or _KEEPS_QKV in detail or _BY_OPERATOR in detail
+        little = ["recompute_modules"] if self._recomputes_little else []
+        return [*(() if known else ("recompute_detail",)), *little]
+
+    @property
+    def _recomputes_little(self) -> bool:
+        modules = set(self.training.recompute_modules)
+        return bool(modules) and modules <= _ELEMENTWISE
+
+    def release(self, catalog: Catalog) -> str:
+        """The measured release whose efficiency a wafer's log has; empty for any other run."""
+        try:
+            calibration = self.system.spec(catalog).device.calibration
+        except PerfsimError:
+            return ""
+        release = self.system.software_release
+        if not release or not isinstance(calibration, WaferCalibration):
+            return ""
+        return nearest_release(release, calibration)
+
+    @property
+    def stack(self) -> tuple[str, str]:
+        """Name of the framework that ran; where the case does not say, the likely one and why.
+
+        It follows from the strategy, the device, and the settings that only some stacks have; family, id,
+        sweep and source of a run decide nothing.
+        """
+        training = self.training
+        device = self.system.device
+        fused = training.attention == "flash"
+        narrow = PRECISIONS[training.precision].is_narrow
+        if self.framework:
+            return self.framework, ""
+        if device.startswith(_AMD):
+            return "primus-te", f"device {device}"
+        if self.strategy == "zero3":
+            if training.compiled is not None or training.async_tp is not None:
+                return "torchtitan", "compiled or async_tp is given"
+            if training.cuda_graph is not None or self.parallel.shard_group is not None:
+                return "maxtext-xla", "FSDP with cuda_graph or shard_group"
+            if narrow:
+                return "torchtitan", f"FSDP in {training.precision}"
+            if fused:
+                return "fsdp-2023", "FSDP with fused attention"
+            return "megatron-2021", "standard attention"
+        if narrow or training.tp_comm_overlap is not None or training.cuda_graph is not None:
+            return "megatron-core-te", "8 bits or fewer, tp_comm_overlap or cuda_graph"
+        if fused and not device.startswith(_ERA_OF_2021):
+            return "megatron-core-te", f"fused attention on {device}"
+        return "megatron-2021", f"{training.attention} attention on {device}"
+
+    def question(self, catalog: Catalog, calibration: Calibration | None = None) -> Question:
+        """The question of the run; a fit passes its own `calibration` of the device.
+
+        The run is known to fit in memory, so the memory model cannot refuse it. Raises InputError with all
+        contradictions of a case, and with what the catalogue lacks or nothing models yet.
+        """
+        system = self.system.spec(catalog)
+        if messages := list(self._contradictions(system)):
+            raise InputError([Problem(f"case {self.id}: {message}") for message in messages])
+        if calibration is not None:
+            device = system.device.model_copy(update={"calibration": calibration})
+            system = system.model_copy(update={"device": device})
+        training = self.training
+        recompute = "none" if self._recomputes_little else training.recompute or "none"
+        settings = {"micro_batch_size": training.micro_batch_size or 1, "recompute": recompute}
+        return Question(
+            model=self.model.model_copy(update={"name": self.id}),
+            recipe=self._recipe(catalog),
+            system=system,
+            devices=self.system.num_devices,
+            strategy=self.strategy,
+            batch=training.global_batch_size,
+            layout=machine_of(system).published_layout(self.parallel.model_dump() | settings),
+            must_fit=False,
+        )
+
+    def _contradictions(self, system: SystemSpec) -> Iterator[str]:
+        """What is wrong with the case on its system: no model yet, or a contradiction."""
+        machine = machine_of(system)
+        training = self.training
+        devices = self.system.num_devices
+        settings = getattr(machine.layout_type, "__dataclass_fields__", {})
+        missing = []
+        group = self.parallel.shard_group
+        if "shard_group" not in settings and group not in (None, 1, self.parallel.data):
+            missing.append(f"shard_group {group}")
+        modules = training.recompute_modules
+        core_alone = training.recompute == "selective" and modules == ("core_attn",)
+        if modules and not core_alone and not self._recomputes_little:
+            missing.append(f"recompute_modules {', '.join(modules)}")
+        if missing:
+            yield f"not modelled yet: {'; '.join(missing)}"
+        degrees = {name: getattr(self.parallel, name) for name in _DEGREES if "tensor" not in settings}
+        if wrong := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
+            yield f"{system.name} divides the batch and nothing else, not {', '.join(wrong)}"
+        node = machine.devices_per_node(system)
+        is_system = self.system.is_file or self.system.device == system.name != system.device.name
+        if node is not None and devices > node and self.system.inter_node is None and not is_system:
+            yield (
+                f"{devices} devices in nodes of {node} without inter_node, which means one node; write what "
+                "all NICs of a node carry one way, e.g. inter_node: 1.6 Tb/s"
+            )
+        length = self.model.max_position_embeddings
+        if training.lm_head_positions is not None and training.lm_head_positions > length:
+            yield (
+                f"lm_head_positions {training.lm_head_positions} is more than seq_length {length}; leave it "
+                "out where the output layer reads every position"
+            )
+        if not system.device.computes(training.precision):
+            has = ", ".join(system.device.peak)
+            yield f"{system.device.name} computes no {training.precision}; it has {has}"
+        if training.moe_a2a_overlap:
+            yield "moe_a2a_overlap: all-to-alls of one micro-batch during compute of another have no model"
+
+    def _recipe(self, catalog: Catalog) -> Recipe:
+        """The recipe of the run.
+
+        A run that says that it does not overlap gradient reduction has the defaults of Megatron-LM, gradients
+        in fp32: the recipes of a framework that reduce them in 16 bits overlap it as well. The peak memory of
+        24 runs on B200 that say so agrees (2 % in the median, 11 % with gradients in 16 bits). It overlaps no
+        tensor-parallel communication either, unless it says so.
+        """
+        training = self.training
+        framework = catalog.framework(self.stack[0])
+        fused = () if training.compiled is False else framework.fused
+        sharded = self.strategy == "zero3"
+        overlap = training.overlap_grad_reduce
+        overlaps = sharded if overlap is None else overlap
+        said = [value for value in (training.tp_comm_overlap, training.async_tp) if value is not None]
+        reduced = training.reduce_precision
+        halves = sharded and reduced is not None and PRECISIONS[reduced].is_16_bit
+        runtime = Runtime(
+            name=framework.name,
+            attention=training.attention,
+            overlap_grad_reduce=overlaps,
+            overlap_tensor=any(said) if said else framework.overlaps_tensor and overlaps,
+            dispatcher=_DISPATCHERS[training.moe_dispatcher],
+            grouped_products=training.moe_grouped_gemm is not False,
+            recompute_keeps="qkv" if _KEEPS_QKV in (training.recompute_detail or "") else "nothing",
+            fused=fused,
+            fused_cross_entropy="cross_entropy" in fused,
+            framework=framework,
+            attention_kernel=training.attention_kernel,
+            cuda_graph=self._replays,
+            host_blocking=training.host_blocking,
+            software_release=self.system.software_release,
+        )
+        return Recipe(
+            name=self.id,
+            seq_length=self.model.max_position_embeddings,
+            precision=training.precision,
+            recompute=training.recompute or "auto",
+            routing="balanced" if training.moe_force_balance else "drawn",
+            expert_capacity=training.moe_capacity_factor,
+            reduce_precision=reduced or (None if overlap is False else framework.grad_precision),
+            # FSDP that reduces gradients in 16 bits keeps all states so (pure bf16).
+            optimizer_precision=cast(StatePrecision, reduced) if halves else "fp32",
+            dropout=framework.dropout and training.attention == "standard",
+            lm_head_positions=training.lm_head_positions,
+            runtime=runtime,
+        )
+
+    @property
+    def _replays(self) -> bool | None:
+        """Whether the run replays whole steps from a CUDA graph, as it says or as its container does."""
+        training = self.training
+        if training.cuda_graph is not None or training.precision != "mxfp8" or self.container is None:
+            return training.cuda_graph
+        domain = self.system.nvlink_domain or self.system.devices_per_node
+        one_domain = domain is None or self.system.num_devices <= domain
+        return self.container >= _GRAPHED and one_domain
+
+    def evaluated(self, catalog: Catalog, calibration: Calibration | None = None) -> Evaluation:
+        """The run simulated from its description alone."""
+        question = self.question(catalog, calibration)
+        return evaluate(plan_of(question), question.costs)
+
+    def placed(self, catalog: Catalog) -> PlacedCase:
+        """The run planned and its graph placed. Raises PerfsimError if it cannot be planned."""
+        plan = plan_of(self.question(catalog))
+        return PlacedCase(self, plan, place(graph_of(plan), plan.topology, contention=False))
+
+
+@dataclass(frozen=True)
+class PlacedCase:
+    """A case, its plan, and its graph placed without contention, which fits price many times."""
+
+    case: StepCase
+    plan: Plan
+    placed: Placed
+
+    def step(self, costs: Costs) -> Step:
+        """The step of the case at the prices of `costs`."""
+        return Step(self.placed, costs)
+
+    @cached_property
+    def slowed(self) -> float:
+        """Step time with compute slowed by simultaneous communication, over the time of the longest path.
+
+        It hardly depends on the constants that are fitted, so it is computed once, with the recorded ones.
+        Only where gradients or parameters travel on a stream of their own does anything run during compute.
+        Where several nodes are one NVLink domain, communications of all kinds meet in its ports.
+        """
+        if not self.plan.job.runtime.overlap_grad_reduce:
+            return 1.0
+        system = self.plan.system
+        step = self.step(machine_of(system).costs(self.plan.topology, self.plan.job.recipe))
+        whole = step
+        if isinstance(system, GpuClusterSpec) and system.node.server is not None:
+            whole = Step(place(graph_of(self.plan), self.plan.topology), step.costs)
+        return whole.run().step_time_s / step.run(contention=False).step_time_s
+
 
 class _Envelope(_CaseSpec):
     """A case file whose rows are not read yet."""
@@ -303,39 +565,18 @@ class ConvergenceCase(_CaseSpec):
     notes: str = ""
     """Begins with `fine-tuning` or `warm` if the runs did not start from random weights."""
 
+    @property
+    def run_kind(self) -> RunKind:
+        """The kind of its runs."""
+        if self.notes.startswith("fine-tuning"):
+            return "fine-tuning"
+        return "warm-start" if self.notes.startswith("warm") else "pre-training"
+
 
 class ConvergenceFile(_Envelope):
     """A file of convergence cases."""
 
     cases: Annotated[tuple[ConvergenceCase, ...], Field(max_length=MOST_CASES)]
-
-
-def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
-    """The system of the catalogue with the case's device, node size and network.
-
-    A device stands for the first system that has it. Raises InputError for an unknown one.
-    """
-    described = case.system
-    system = _system_named(described, catalog)
-    return machine_of(system).published_system(
-        system, described.devices_per_node, described.inter_node, described.nvlink_domain
-    )
-
-
-def _system_named(described: CaseSystem, catalog: Catalog) -> SystemSpec:
-    """The system of that name or file, or the first one with a device of that name."""
-    name = described.device
-    names = catalog.names("system")
-    if described.is_file or name in names:
-        return catalog.system(name)
-    systems = [catalog.system(system_name) for system_name in names]
-    for system in systems:
-        if system.device.name == name:
-            return system
-    present = sorted({system.device.name for system in systems} | set(names))
-    message = f"no system with device {name!r} in the catalogue; it has {', '.join(present)}"
-    near = nearest(name, present)
-    raise InputError([Problem(message, help=f"did you mean `{near}`?" if near else "")])
 
 
 CaseT = TypeVar("CaseT", StepCase, ConvergenceCase)
@@ -348,7 +589,7 @@ class RefusedRow:
     id: str
     line: int
     problems: tuple[Problem, ...]
-    values: Any
+    values: Mapping[str, Any]
 
     @property
     def reason(self) -> str:
@@ -364,8 +605,8 @@ class CaseRows(Generic[CaseT]):
     """The rows of a file, read and refused."""
 
     cases: tuple[CaseT, ...]
-    lines: tuple[int, ...]
-    """Line in which each case begins."""
+    lines: Mapping[str, int]
+    """Line in which each case begins, by its id."""
     refused: tuple[RefusedRow, ...]
 
 
@@ -381,26 +622,29 @@ def read_cases(path: Path, kind: type[CaseT], catalog: Catalog | None = None) ->
     listed = mapping.node.mapping.get("cases")
     nodes = [] if listed is None else listed.sequence
     starts = [(node.mark.line, node.mark.column) for node in nodes]
-    of_file: list[Problem] = []
-    by_row: list[list[Problem]] = [[] for _ in nodes]
+    # What is wrong before the first row is wrong with the file.
+    problems: list[list[Problem]] = [[] for _ in range(len(nodes) + 1)]
     for problem in mapping.problems:
-        before = sum(start <= (problem.line, problem.column) for start in starts)
-        (by_row[before - 1] if before else of_file).append(problem)
-    build(LocatedMapping(path, mapping.node, of_file), (_Envelope,), catalog, path.stem)
-    read: dict[str, tuple[CaseT, int]] = {}
+        problems[sum(start <= (problem.line, problem.column) for start in starts)].append(problem)
+    LocatedMapping(path, mapping.node, problems[0]).build((_Envelope,), catalog, path.stem)
+    cases: list[CaseT] = []
+    lines: dict[str, int] = {}
     refused = []
-    for position, (node, problems) in enumerate(zip(nodes, by_row, strict=True), 1):
+    for position, node in enumerate(nodes, 1):
         try:
-            case = _case(LocatedMapping(path, node, problems), kind, catalog)
-            if (same := read.get(case.id)) is not None:
-                message = f"the case in line {same[1]} has the same id"
+            case = _case(LocatedMapping(path, node, problems[position]), kind, catalog)
+            if case.id in lines:
+                message = f"the case in line {lines[case.id]} has the same id"
                 raise CatalogError([node.mapping["id"].mark.problem(message)])
-            read[case.id] = case, node.mark.line
         except CatalogError as error:
-            refused.append(_refused(node, position, error.problems))
-    return CaseRows(
-        tuple(case for case, _ in read.values()), tuple(line for _, line in read.values()), tuple(refused)
-    )
+            values = node.plain() if node.is_mapping else {}
+            line = next((problem.line for problem in error.problems if problem.line), node.mark.line)
+            name = str(values.get("id") or f"row {position}")
+            refused.append(RefusedRow(name, line, tuple(error.problems), values))
+        else:
+            cases.append(case)
+            lines[case.id] = node.mark.line
+    return CaseRows(tuple(cases), lines, tuple(refused))
 
 
 def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:
@@ -408,11 +652,11 @@ def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:
     if not row.node.is_mapping:
         message = "a mapping (key: value) is expected"
         raise CatalogError([*row.problems, row.node.mark.problem(message)])
-    case = build(row, (kind,), catalog, "case")
+    case = row.build((kind,), catalog, "case")
     if isinstance(case, StepCase):
         named: Loc = ("system", "device")
         try:
-            _system_named(case.system, catalog)
+            case.system.named(catalog)
             named = ("framework",)
             if case.framework is not None:
                 catalog.find("framework", case.framework)
@@ -423,255 +667,6 @@ def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:
     return case
 
 
-def _refused(node: Node, position: int, problems: Sequence[Problem]) -> RefusedRow:
-    values = node.plain()
-    named = values.get("id") if isinstance(values, dict) else None
-    line = next((problem.line for problem in problems if problem.line), node.mark.line)
-    return RefusedRow(str(named or f"row {position}"), line, tuple(problems), values)
-
-
-# From a row to its question, its plan, and its placed graph, which fits price many times.
-
-_KEEPS_QKV = "save_qkv_proj"
-"""MaxText's policy of full recompute that keeps the results of the QKV projections."""
-_BY_OPERATOR = "per-op selective"
-"""torchtitan's selective recompute, which is its framework's."""
-_ELEMENTWISE = {"layernorm", "moe_act"}
-"""Modules that recompute a norm or an activation, some 2 % of a layer; a prediction leaves them out."""
-_DISPATCHERS: dict[str, Dispatcher] = {
-    "alltoall": "all_to_all",
-    "allgather": "all_gather",
-    "deepep": "deepep",
-    "hybridep": "deepep",
-}
-_DEGREES = ("tensor", "pipeline", "context_parallel", "expert_parallel")
-_ERA_OF_2021 = ("v100", "a100")
-"""Devices whose public runs were made before fused attention and Transformer Engine."""
-_AMD = "mi"
-_GRAPHED = "26.06"
-"""The container from which on the recipes of Megatron-Bridge in mxfp8 replay whole steps from a CUDA graph
-(`cuda_graph_impl="full_iteration"` in its scripts/performance/configs), where all devices are in one NVLink
-domain: the recipe of GPT-OSS on eight nodes of B300 has these two lines commented out."""
-
-
-def case_question(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> Question:
-    """The question of a published run; a fit passes its own `calibration` of the device.
-
-    The run is known to fit in memory, so the memory model cannot refuse it. Raises InputError with all
-    contradictions of a case, and with what the catalogue lacks or nothing models yet.
-    """
-    system = case_system(case, catalog)
-    if messages := list(_contradictions(case, system)):
-        raise InputError([Problem(f"case {case.id}: {message}") for message in messages])
-    if calibration is not None:
-        device = system.device.model_copy(update={"calibration": calibration})
-        system = system.model_copy(update={"device": device})
-    return Question(
-        model=case.model.model_copy(update={"name": case.id}),
-        recipe=_recipe(case, catalog),
-        system=system,
-        devices=case.system.num_devices,
-        strategy=case.strategy,
-        batch=case.training.global_batch_size,
-        layout=_layout(case, system),
-        must_fit=False,
-    )
-
-
-def ignored(case: StepCase) -> list[str]:
-    """Settings of the software stack that a prediction leaves out."""
-    detail = case.training.recompute_detail
-    known = detail is None or _KEEPS_QKV in detail or _BY_OPERATOR in detail
-    little = ["recompute_modules"] if _recomputes_little(case) else []
-    return [*(() if known else ("recompute_detail",)), *little]
-
-
-def _recomputes_little(case: StepCase) -> bool:
-    return bool(case.training.recompute_modules) and set(case.training.recompute_modules) <= _ELEMENTWISE
-
-
-def _contradictions(case: StepCase, system: SystemSpec) -> Iterator[str]:
-    """What is wrong with a case on its system: no model yet, or a contradiction."""
-    machine = machine_of(system)
-    training = case.training
-    devices = case.system.num_devices
-    settings = getattr(machine.layout_type, "__dataclass_fields__", {})
-    if missing := list(_not_modelled(case, settings)):
-        yield f"not modelled yet: {'; '.join(missing)}"
-    degrees = {name: getattr(case.parallel, name) for name in _DEGREES if "tensor" not in settings}
-    if wrong := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
-        yield f"{system.name} divides the batch and nothing else, not {', '.join(wrong)}"
-    node = machine.devices_per_node(system)
-    is_system = case.system.is_file or case.system.device == system.name != system.device.name
-    if node is not None and devices > node and case.system.inter_node is None and not is_system:
-        yield (
-            f"{devices} devices in nodes of {node} without inter_node, which means one node; write what all "
-            "NICs of a node carry one way, e.g. inter_node: 1.6 Tb/s"
-        )
-    length = case.model.max_position_embeddings
-    if training.lm_head_positions is not None and training.lm_head_positions > length:
-        yield (
-            f"lm_head_positions {training.lm_head_positions} is more than seq_length {length}; leave it out "
-            "where the output layer reads every position"
-        )
-    if not system.device.computes(training.precision):
-        has = ", ".join(system.device.peak)
-        yield f"{system.device.name} computes no {training.precision}; it has {has}"
-    if training.moe_a2a_overlap:
-        yield "moe_a2a_overlap: all-to-alls of one micro-batch during the compute of another have no model"
-
-
-def _not_modelled(case: StepCase, settings: Iterable[str]) -> Iterator[str]:
-    """What would change the work of a run and has no model yet."""
-    group = case.parallel.shard_group
-    if "shard_group" not in settings and group not in (None, 1, case.parallel.data):
-        yield f"shard_group {group}"
-    modules = case.training.recompute_modules
-    core_alone = case.training.recompute == "selective" and modules == ("core_attn",)
-    if modules and not core_alone and not _recomputes_little(case):
-        yield f"recompute_modules {', '.join(modules)}"
-
-
-def _layout(case: StepCase, system: SystemSpec) -> Layout | None:
-    """The layout of a case; None if the planner chooses it."""
-    recompute = "none" if _recomputes_little(case) else case.training.recompute
-    given = case.parallel.model_dump() | {
-        "micro_batch_size": case.training.micro_batch_size or 1,
-        "recompute": recompute or "none",
-    }
-    return machine_of(system).published_layout(given)
-
-
-def _recipe(case: StepCase, catalog: Catalog) -> Recipe:
-    """The recipe of a case.
-
-    A run that says that it does not overlap gradient reduction has the defaults of Megatron-LM, gradients in
-    fp32: the recipes of a framework that reduce them in 16 bits overlap it as well. The peak memory of 24
-    runs on B200 that say so agrees (2 % in the median, 11 % with gradients in 16 bits). It overlaps no
-    tensor-parallel communication either, unless it says so.
-    """
-    training = case.training
-    framework = catalog.framework(case.framework or suggested(case)[0])
-    fused = () if training.compiled is False else framework.fused
-    sharded = case.strategy == "zero3"
-    overlap = training.overlap_grad_reduce
-    overlaps = sharded if overlap is None else overlap
-    said = [value for value in (training.tp_comm_overlap, training.async_tp) if value is not None]
-    reduced = training.reduce_precision
-    halves = sharded and reduced is not None and PRECISIONS[reduced].is_16_bit
-    runtime = Runtime(
-        name=framework.name,
-        attention=training.attention,
-        overlap_grad_reduce=overlaps,
-        overlap_tensor=any(said) if said else framework.overlaps_tensor and overlaps,
-        dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
-        grouped_products=training.moe_grouped_gemm is not False,
-        recompute_keeps="qkv" if _KEEPS_QKV in (training.recompute_detail or "") else "nothing",
-        fused=fused,
-        fused_cross_entropy="cross_entropy" in fused,
-        framework=framework,
-        attention_kernel=training.attention_kernel,
-        cuda_graph=_replays(case),
-        host_blocking=training.host_blocking,
-        software_release=case.system.software_release,
-    )
-    return Recipe(
-        name=case.id,
-        seq_length=case.model.max_position_embeddings,
-        precision=training.precision,
-        recompute=training.recompute or "auto",
-        routing="balanced" if training.moe_force_balance else "drawn",
-        expert_capacity=training.moe_capacity_factor,
-        reduce_precision=reduced or (None if overlap is False else framework.grad_precision),
-        # FSDP that reduces gradients in 16 bits keeps all states so (pure bf16).
-        optimizer_precision=cast(StatePrecision, reduced) if halves else "fp32",
-        dropout=framework.dropout and training.attention == "standard",
-        lm_head_positions=training.lm_head_positions,
-        runtime=runtime,
-    )
-
-
-def _replays(case: StepCase) -> bool | None:
-    """Whether a run replays whole steps from a CUDA graph, as it says or as its container does."""
-    training = case.training
-    if training.cuda_graph is not None or training.precision != "mxfp8" or case.container is None:
-        return training.cuda_graph
-    domain = case.system.nvlink_domain or case.system.devices_per_node
-    one_domain = domain is None or case.system.num_devices <= domain
-    return case.container >= _GRAPHED and one_domain
-
-
-def suggested(case: StepCase) -> tuple[str, str]:
-    """Name of the framework that a run without one is given, and why.
-
-    It follows from the strategy, the device, and the settings that only some stacks have; family, id, sweep
-    and source of a run decide nothing.
-    """
-    training = case.training
-    device = case.system.device
-    fused = training.attention == "flash"
-    narrow = PRECISIONS[training.precision].is_narrow
-    if device.startswith(_AMD):
-        return "primus-te", f"device {device}"
-    if case.strategy == "zero3":
-        if training.compiled is not None or training.async_tp is not None:
-            return "torchtitan", "compiled or async_tp is given"
-        if training.cuda_graph is not None or case.parallel.shard_group is not None:
-            return "maxtext-xla", "FSDP with cuda_graph or shard_group"
-        if narrow:
-            return "torchtitan", f"FSDP in {training.precision}"
-        return (
-            ("fsdp-2023", "FSDP with fused attention") if fused else ("megatron-2021", "standard attention")
-        )
-    if narrow or training.tp_comm_overlap is not None or training.cuda_graph is not None:
-        return "megatron-core-te", "8 bits or fewer, tp_comm_overlap or cuda_graph"
-    if fused and not device.startswith(_ERA_OF_2021):
-        return "megatron-core-te", f"fused attention on {device}"
-    return "megatron-2021", f"{training.attention} attention on {device}"
-
-
-def evaluate_case(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> Evaluation:
-    """A published run simulated from its description alone."""
-    question = case_question(case, catalog, calibration)
-    return evaluate(plan_of(question), question.costs)
-
-
-@dataclass(frozen=True)
-class PlacedCase:
-    """A case, its plan, and its graph placed without contention."""
-
-    case: StepCase
-    plan: Plan
-    placed: Placed
-
-    def step(self, costs: Costs) -> Step:
-        """The step of the case at the prices of `costs`."""
-        return Step(self.placed, costs)
-
-    @cached_property
-    def slowed(self) -> float:
-        """Step time with compute slowed by simultaneous communication, over the time of the longest path.
-
-        It hardly depends on the constants that are fitted, so it is found once, with the recorded ones. Only
-        where gradients or parameters travel on a stream of their own does anything run during compute. Where
-        several nodes are one NVLink domain, communications of all kinds meet in its ports.
-        """
-        if not self.plan.job.runtime.overlap_grad_reduce:
-            return 1.0
-        system = self.plan.system
-        step = self.step(machine_of(system).costs(self.plan.topology, self.plan.job.recipe))
-        whole = step
-        if isinstance(system, GpuClusterSpec) and system.node.server is not None:
-            whole = Step(place(graph_of(self.plan), self.plan.topology), step.costs)
-        return whole.run().step_time_s / step.run(contention=False).step_time_s
-
-
-def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
-    """Plan a case and place its graph. Raises PerfsimError if it cannot be planned."""
-    plan = plan_of(case_question(case, catalog))
-    return PlacedCase(case, plan, place(graph_of(plan), plan.topology, contention=False))
-
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEWEST = 20
@@ -680,20 +675,17 @@ _FEWEST = 20
 
 def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`function` of each item on all cores, in order; function, items and results must be picklable."""
-
-    def counted(results: Iterator[Result]) -> Iterator[Result]:
-        tell: Any = present_limits().tell_items
-        for done, result in enumerate(results, start=1):
+    results: list[Result] = []
+    tell = present_limits().tell_items
+    with ExitStack() as stack:
+        computed: Iterator[Result] = map(function, items)
+        if len(items) >= _FEWEST and (os.cpu_count() or 1) > 1:
+            # Ctrl-C reaches all processes of a terminal; only the parent handles it.
+            ignore = (signal.SIGINT, signal.SIG_IGN)
+            pool = stack.enter_context(ProcessPoolExecutor(initializer=signal.signal, initargs=ignore))
+            computed = pool.map(function, items)
+        for result in computed:
+            results.append(result)
             if tell is not None:
-                tell(done, len(items))
-            yield result
-
-    if len(items) < _FEWEST or (os.cpu_count() or 1) == 1:
-        return list(counted(map(function, items)))
-    with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
-        return list(counted(pool.map(function, items)))
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal; only the parent handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+                tell(len(results), len(items))
+    return results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from perfsim.base.errors import InputError, Problem
 from perfsim.catalog import default_catalog
 from perfsim.evidence.fitting import (
     Account,
-    Loss,
-    account,
+    SoftL1,
     cluster_of,
     log_jacobian,
     need_more_than,
@@ -108,7 +107,13 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
     all-to-all of two, a broadcast from the all-gather, unless measured. Raises InputError for a bad table, a
     link between nodes, because tables are measured inside one, and without SciPy.
     """
-    _refuse_between_nodes(link)
+    systems = default_catalog().systems.values()
+    links = [[used.name for used in machine_of(system).links(system)] for system in systems]
+    inside = sorted({name for names in links for name in names[:1]})
+    if link.name in {name for names in links for name in names[1:]} - set(inside):
+        raise InputError(
+            f"{link.name} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
+        )
     present = link.calibration or CollectiveCalibration(
         name=link.name, description=f"Collectives over {link.name} inside one node"
     )
@@ -135,7 +140,13 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
             note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
             "errors by the sandwich, constants that the table does not determine held",
         )
-    derived = _derived(segments)
+    derived: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = {}
+    if "all_gather" in segments and "broadcast" not in segments:
+        derived["broadcast"] = segments["all_gather"]
+    if "all_to_all" in segments and "send_recv" not in segments:
+        # An all-to-all of two sends half of each message: the same lines with half the local bandwidth.
+        values = _values(segments["all_to_all"]) / np.array([[1.0], [1.0], [1.0], [2.0]])
+        derived["send_recv"] = _segments(values)
     assumed |= {f"collectives.{op}": _DERIVED[op] for op in derived}
     refitted = tuple(f"collectives.{op}" for op in (*segments, *derived))
     return present.model_copy(
@@ -150,37 +161,21 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
     )
 
 
-def _refuse_between_nodes(link: LinkSpec) -> None:
-    catalog = default_catalog()
-    systems = [catalog.system(name) for name in catalog.names("system")]
-    links = [machine_of(system).links(system) for system in systems]
-    inside = sorted({inner.name for each in links for inner in each.inside_node})
-    if link.name in {outer.name for each in links for outer in each.between_nodes} - set(inside):
-        raise InputError(
-            f"{link.name} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
-        )
-
-
 def _lines_account(
     segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: _Table, weight: Floats, link: LinkSpec
 ) -> Account:
     """Standard errors of an operation's lines at the rows that they were fitted to.
 
-    By the sandwich estimator of the soft L1 loss, with the sizes of one octave as a cluster. A bandwidth at
-    the link's line rate, the bound of the fit, is a fact of the link and not an estimate.
+    The sizes of one octave are a cluster. A bandwidth at the link's line rate, the bound of the fit, is a
+    fact of the link and not an estimate.
     """
-    names = [f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments]
+    names = np.array([f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments])
     logs = np.log(_values(segments)).ravel()
     _, low, high = _start_and_bounds(link.bandwidth)
     near = np.log(1 + 1e-3)
-    reasons: dict[str, str] = {}
-    for name, value, least, most in zip(names, logs, low, high, strict=True):
-        if value > most - near:
-            reasons[name] = _AT_LINE_RATE.format(link=link.name)
-        elif value < least + near:
-            reasons[name] = _AT_FLOOR
-    free_names = [name for name in names if name not in reasons]
-    free = np.isin(names, free_names)
+    at_most = logs > high - near
+    at_least = logs < low + near
+    free = ~(at_most | at_least)
 
     def predict(free_logs: Floats) -> Floats:
         all_logs = logs.copy()
@@ -188,25 +183,14 @@ def _lines_account(
         return np.asarray(np.log(_predict(np.exp(all_logs).reshape(4, -1), op, rows)))
 
     error = predict(logs[free]) - np.log(rows.time_s)
-    bend = 1 + weight * error**2 / _OUTLIER**2
-    loss = Loss(weight * error / bend**0.5, weight / bend**1.5, cluster_of(*_cells(rows)))
-    estimates = account(free_names, log_jacobian(predict, logs[free]), loss)
-    reasons |= estimates.assumed
-    return Account(estimates.errors, {name: reasons[name] for name in names if name in reasons})
-
-
-def _derived(
-    segments: Mapping[CollectiveOp, tuple[ProtocolSegment, ...]],
-) -> dict[CollectiveOp, tuple[ProtocolSegment, ...]]:
-    """The lines of operations that were not measured and follow from others."""
-    derived: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = {}
-    if "all_gather" in segments and "broadcast" not in segments:
-        derived["broadcast"] = segments["all_gather"]
-    if "all_to_all" in segments and "send_recv" not in segments:
-        # An all-to-all of two sends half of each message: the same lines with half the local bandwidth.
-        values = _values(segments["all_to_all"]) / np.array([[1.0], [1.0], [1.0], [2.0]])
-        derived["send_recv"] = _segments(values)
-    return derived
+    loss = SoftL1(error, weight, weight * error**2 / _OUTLIER**2, cluster_of(*_cells(rows)))
+    estimates = loss.account(names[free].tolist(), log_jacobian(predict, logs[free]))
+    reasons = (
+        dict.fromkeys(names[at_most].tolist(), _AT_LINE_RATE.format(link=link.name))
+        | dict.fromkeys(names[at_least].tolist(), _AT_FLOOR)
+        | estimates.assumed
+    )
+    return Account(estimates.errors, {name: reasons[name] for name in names.tolist() if name in reasons})
 
 
 def _fit_lines(

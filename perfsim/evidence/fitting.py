@@ -4,7 +4,7 @@ A standard error comes from the sandwich estimator of a robust fit, H^-1 (sum ov
 H^-1, times c / (c - p) for c clusters and p constants (Huber 1967, White 1980; errors within a cluster are
 correlated: Liang and Zeger 1986). A constant whose relative standard error exceeds a third is not determined:
 it is held fixed, which is an assumption, and the others are estimated without it. A constant that decides an
-argmin has no derivative; `profile` compares losses instead.
+argmin has no derivative; losses are compared instead.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from perfsim.base.errors import InputError, Problem, not_text
 from perfsim.base.files import write_file
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.units import format_quantity
-from perfsim.catalog import data_root
-from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration, FitRecord
+from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration
 
 _MOST_PROBLEMS = 20
 """Limit, because a file of another kind is wrong in every line."""
@@ -128,7 +127,6 @@ def read_collectives(path: Path, operations: Sequence[str]) -> list[dict[str, st
     def refused(message: str, help_text: str) -> InputError:
         return InputError([Problem(f"this output of nccl-tests {message}", str(path), help=help_text)])
 
-    columns = header.group().split()[1:]
     ranks = _RANK.findall(text)
     hosts = {host for _, host in ranks}
     if not ranks:
@@ -142,17 +140,17 @@ def read_collectives(path: Path, operations: Sequence[str]) -> list[dict[str, st
     if not named:
         raise refused("does not name its operation", "name the file after it: all_reduce.txt")
     shared = {"collective": max(named, key=len), "num_gpus": str(len(ranks))}
+    columns = header.group().split()[1:]
+    at_time = columns.index("time")
     rows = []
     problems = []
     for line, words in enumerate(map(str.split, text.splitlines()), 1):
         if not (words and _MESSAGE.fullmatch(words[0])):
             continue
-        row = dict.fromkeys(columns, "") | dict(
-            zip(columns[: columns.index("time") + 1], words, strict=False)
-        )
-        if wrong := _wrong_number("time_us", row["time"]):
-            problems.append(Problem(f"time {wrong}, not {row['time']!r}", str(path), line))
-        rows.append({**shared, "bytes": row["size"], "time_us": row["time"]})
+        time_us = words[at_time] if at_time < len(words) else ""
+        if wrong := _wrong_number("time_us", time_us):
+            problems.append(Problem(f"time {wrong}, not {time_us!r}", str(path), line))
+        rows.append({**shared, "bytes": words[0], "time_us": time_us})
     if problems:
         raise InputError(problems)
     return rows
@@ -181,20 +179,6 @@ def need_more_than(constants: int, count: int, path: Path, measurements: str) ->
         )
 
 
-def source_of(path: Path, bundled: str) -> str:
-    """The source id `bundled` for perfsim's own file of runs; the name of any other file."""
-    ours = path.resolve().parent == (data_root() / "studies" / "validation").resolve()
-    return bundled if ours else path.name
-
-
-def fit_record(apes: Floats, **fields: Any) -> FitRecord:
-    """The record of a fit to whole steps, of which `apes` are the absolute errors."""
-    median = round(float(np.median(apes)), 4)
-    return FitRecord(
-        points=len(apes), median_ape=median, p90_ape=round(float(np.percentile(apes, 90)), 4), **fields
-    )
-
-
 def family_weight(families: Sequence[str]) -> Floats:
     """Weights of runs that give every family the same total, as square roots."""
     sizes = Counter(families)
@@ -202,7 +186,6 @@ def family_weight(families: Sequence[str]) -> Floats:
 
 
 _STEP = 1e-4
-_WIDTHS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.33)
 
 
 @dataclass(frozen=True)
@@ -214,22 +197,52 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Loss:
-    """A loss at its optimum, by row: slope and curvature in the log error, and the cluster."""
+class SoftL1:
+    """The loss of a fit at its optimum, by row: its slope in a log error e is weight e / sqrt(1 + z).
 
-    slope: Floats
-    curvature: Floats
+    z is the squared error over that from which on rows have less influence; 0 for least squares.
+    """
+
+    error: Floats
+    """Of the logarithm."""
+    weight: Floats
+    z: Floats
     cluster: NDArray[np.intp]
+    """Rows with one number err together."""
 
     def errors(self, jacobian: Floats, *, few: bool = True) -> Floats:
         """Standard errors of log constants; `few` allows for few clusters per constant."""
+        slope = self.weight * self.error / np.sqrt(1 + self.z)
+        curvature = self.weight / (1 + self.z) ** 1.5
         count = int(self.cluster.max()) + 1
         scores = np.zeros((count, jacobian.shape[1]))
-        np.add.at(scores, self.cluster, jacobian * self.slope[:, None])
-        inverse = np.linalg.pinv((jacobian * self.curvature[:, None]).T @ jacobian, hermitian=True)
+        np.add.at(scores, self.cluster, jacobian * slope[:, None])
+        inverse = np.linalg.pinv((jacobian * curvature[:, None]).T @ jacobian, hermitian=True)
         factor = count / max(count - jacobian.shape[1], 1) if few else 1.0
         covariance = inverse @ (scores.T @ scores) @ inverse * factor
         return np.asarray(np.sqrt(np.maximum(np.diag(covariance), 0.0)))
+
+    def account(self, names: Sequence[str], jacobian: Floats) -> Account:
+        """Errors of the constants with these names; those above a third are held, the worst first."""
+        running = [axis for axis in range(len(names)) if np.abs(jacobian[:, axis]).max() > 1e-9]
+        assumed = {
+            name: "no row of the table depends on it: near where the fit started"
+            for axis, name in enumerate(names)
+            if axis not in running
+        }
+        errors: list[float] = []
+        while running:
+            errors = self.errors(jacobian[:, running]).tolist()
+            worst = int(np.argmax(errors))
+            if errors[worst] < MOST_STANDARD_ERROR:
+                break
+            share = "over 10 times" if errors[worst] > 10 else f"{errors[worst]:.0%} of"
+            # One at a time: holding one constant may determine another that was correlated with it.
+            name = names[running.pop(worst)]
+            assumed[name] = (
+                f"not determined by the table (standard error {share} the value): held where the fit ended"
+            )
+        return Account({names[axis]: rounded(errors[at], 2) for at, axis in enumerate(running)}, assumed)
 
 
 def cluster_of(*columns: Floats) -> NDArray[np.intp]:
@@ -244,46 +257,6 @@ def log_jacobian(predict: Callable[[Floats], Floats], logs: Floats, step: float 
     return np.stack(
         [(predict(logs + shift) - predict(logs - shift)) / (2 * step) for shift in shifts], axis=1
     )
-
-
-def account(names: Sequence[str], jacobian: Floats, loss: Loss) -> Account:
-    """Standard errors by the sandwich estimator; constants above a third are held, the worst first."""
-    running = [axis for axis in range(len(names)) if np.abs(jacobian[:, axis]).max() > 1e-9]
-    assumed = {
-        name: "no row of the table depends on it: near where the fit started"
-        for axis, name in enumerate(names)
-        if axis not in running
-    }
-    errors: list[float] = []
-    while running:
-        errors = loss.errors(jacobian[:, running]).tolist()
-        worst = int(np.argmax(errors))
-        if errors[worst] < MOST_STANDARD_ERROR:
-            break
-        share = "over 10 times" if errors[worst] > 10 else f"{errors[worst]:.0%} of"
-        # One at a time: holding one constant may determine another that was correlated with it.
-        name = names[running.pop(worst)]
-        assumed[name] = (
-            f"not determined by the table (standard error {share} the value): held where the fit ended"
-        )
-    return Account({names[axis]: rounded(errors[at], 2) for at, axis in enumerate(running)}, assumed)
-
-
-def profile(losses: Callable[[float], Floats], cluster: NDArray[np.intp]) -> float:
-    """The log step of a constant at which its loss has grown by one standard error of that growth.
-
-    `losses` gives the rows' losses for a step; the wider of both directions counts, inf beyond a third.
-    """
-    best = losses(0.0)
-    return max(
-        next((width for width in _WIDTHS if _has_grown(losses(sign * width) - best, cluster)), math.inf)
-        for sign in (1.0, -1.0)
-    )
-
-
-def _has_grown(loss: Floats, cluster: NDArray[np.intp]) -> bool:
-    growth = np.bincount(cluster, loss)
-    return bool(growth.sum() > np.sqrt((growth**2).sum()) > 0)
 
 
 # Files of `hardware/calibrations`.

@@ -1,15 +1,16 @@
 """Fits the tile-and-wave model of `perfsim.costs.gemm` to measured times of matrix products.
 
-A plain table gives a device all constants of its library . A table with a column `precision`
-gives a few factors on the tiles of another calibration : products in bf16 have factors on
-efficiency and overhead, and a launch, a memory fraction and a ceiling of their own. Narrow products have
-factors on the device's own bf16 tiles; their rows have a cast:
+A plain table gives a device all constants of its library. A table with a column `precision` gives a few
+factors on the tiles of another calibration: products in bf16 have factors on efficiency and overhead, and a
+launch, a memory fraction and a ceiling of their own. Narrow products have factors on the device's own bf16
+tiles; their rows have a cast:
 
     seconds = product(factors) + cast_s + cast_bytes m k / bandwidth
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,18 +26,15 @@ from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import narrow_constants
 from perfsim.evidence.fitting import (
     Account,
-    Loss,
-    account,
+    SoftL1,
     cluster_of,
     log_jacobian,
     need_more_than,
-    profile,
     read_table,
     rounded,
     scipy,
 )
 from perfsim.specs.calibration import (
-    MOST_STANDARD_ERROR,
     Calibration,
     FitRecord,
     GemmConstants,
@@ -101,6 +99,9 @@ _REFINE_ROWS = 10_000
 _FIT_EVALUATIONS = 6000
 _ERROR_FLOOR = 0.02
 """Log errors below this count the same: repeats of one measurement differ by as much."""
+_SIXTEEN_BITS: tuple[Precision, ...] = ("bf16", "fp16")
+_WIDTHS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.33)
+"""Log steps that are tried of a constant without derivatives, up to the largest standard error."""
 _PRIOR = 1e-3
 """Pull towards the start, so that a constant that no row determines stays plausible."""
 
@@ -131,17 +132,14 @@ class _Products(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, str]]) -> _Products:
-        """The rows of a file of measurements."""
+        """The rows of a file of measurements at random, always the same, since a table may be sorted."""
         m, n, k, time_us = (np.array([float(row[key]) for row in rows]) for key in _COLUMNS)
-        return cls(m, n, k, time_us * 1e-6)
+        order = np.random.default_rng(0).permutation(m.size)
+        return cls(m[order], n[order], k[order], time_us[order] * 1e-6)
 
-    def at(self, index: NDArray[np.intp]) -> _Products:
-        """The products with these indices."""
-        return _Products(*(column[index] for column in self))
-
-    def in_any_order(self) -> NDArray[np.intp]:
-        """Their indices at random, always the same, since a table may be sorted."""
-        return np.random.default_rng(0).permutation(self.time_s.size)
+    def part(self, first: int, end: int | None = None) -> _Products:
+        """The products from one position to another."""
+        return _Products(*(column[first:end] for column in self))
 
     def geometry(self, model: GemmModel) -> Geometry:
         """Tiles and waves, which do not depend on fitted constants."""
@@ -194,9 +192,26 @@ def gpu_calibration(
     return _with_factors(table, device, like, source)
 
 
+def _model(gemm: GemmConstants, device: DeviceSpec, precision: Precision) -> GemmModel:
+    return GemmModel(gemm, device.peak_flop_per_s(precision), device.memory.bandwidth, device.compute_units)
+
+
+def _without(reasons: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name: reason for name, reason in reasons.items() if not name.startswith(prefix)}
+
+
+def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
+    """Whether a calibration is a device's own, and not one that it borrows."""
+    known = device.calibration
+    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
+
+
+# All constants of a library.
+
+
 def _with_library(path: Path, device: DeviceSpec, source: str, evaluations: int) -> GpuCalibration:
-    constants, record, estimates = _fit_library(path, device, source, evaluations)
-    assumed = {f"gemm.{name}": reason for name, reason in estimates.assumed.items()}
+    """The calibration with a library fitted to a table; constants that a device lacks are the A100's."""
+    constants, record, assumed = _fit_library(path, device, source, evaluations)
     present = device.calibration
     if not isinstance(present, GpuCalibration):
         return GpuCalibration(
@@ -221,66 +236,46 @@ def _with_library(path: Path, device: DeviceSpec, source: str, evaluations: int)
     )
 
 
-def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: str) -> GpuCalibration:
-    """A calibration with products fitted as factors on the tiles of `base`; other constants are its own."""
-    gemm, narrow, records = _fit_factors(path, device, base, source)
-    known = device.calibration
-    present = known if isinstance(known, GpuCalibration) and _is_own(device, known) else base
-    kept = _without(present.assumed, "narrow")
-    if "gemm" in records:
-        errors = records["gemm"].standard_errors
-        kept = _without(kept, "gemm.") | {
-            name: f"as in {base.name}, whose tiles the table's own factors scale"
-            for name in present.model_copy(update={"gemm": gemm}).constants()
-            if name.startswith("gemm.") and not any(f".{name}".endswith(f".{known}") for known in errors)
-        }
-    return present.model_copy(
-        update={
-            "gemm": gemm,
-            "narrow": narrow,
-            "fit": {**(present.fit if present is known else {}), **records},
-            "assumed": kept,
-        }
-    )
-
-
-def _without(reasons: Mapping[str, str], prefix: str) -> dict[str, str]:
-    return {name: reason for name, reason in reasons.items() if not name.startswith(prefix)}
-
-
-def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
-    """Whether a calibration is a device's own, and not one that it borrows."""
-    known = device.calibration
-    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
-
-
 def _fit_library(
     path: Path, device: DeviceSpec, source: str, evaluations: int
-) -> tuple[GemmConstants, FitRecord, Account]:
-    """Constants of the device's GEMM library, fitted to half of the table and judged on the rest.
+) -> tuple[GemmConstants, FitRecord, dict[str, str]]:
+    """Constants of the device's GEMM library, their record, and why others have the values that they have.
 
-    Minimises the robust log error from two starts: a library that overrates its large tiles, and one that
-    ranks tiles correctly. The record has the residuals of the rows left out, training sizes only; then
-    the constants are refined with all rows, to which their standard errors apply.
+    Minimises the robust log error on half of the table from two starts: a library that overrates its large
+    tiles, and one that ranks tiles correctly. The record has the residuals of the rows left out, training
+    sizes only; then the constants are refined with all rows, to which their standard errors apply.
     """
     table = _Products.of(read_table(path, _COLUMNS))
-    optimize = scipy("optimize")
-    names = list(_values(_START))
-    start = np.log(list(_values(_START).values()))
-    low, high = np.log([_BOUNDS[name.rpartition(".")[2]] for name in names]).T
+    precision = next((name for name in _SIXTEEN_BITS if name in device.peak), None)
+    if precision is None:
+        raise InputError(f"device {device.name} has no 16-bit peak to relate GEMM times to")
+    model = _model(_START, device, precision)
+    values = _values(_START)
+    start = np.log(list(values.values()))
+    low, high = np.log([_BOUNDS[name.rpartition(".")[2]] for name in values]).T
     # Only one half is fitted, so that half must have more rows than there are constants.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
-    need_more_than(2 * len(names) + 1, shapes, path, "GEMM shapes")
-    order = table.in_any_order()
-    fit_rows = min(-(-order.size // 2), _FIT_ROWS)
-    half = table.at(order[:fit_rows])
-    rest = table.at(order[fit_rows:])
+    need_more_than(2 * len(values) + 1, shapes, path, "GEMM shapes")
+    fit_rows = min(-(-table.m.size // 2), _FIT_ROWS)
+    half = table.part(0, fit_rows)
+    rest = table.part(fit_rows)
+    most = table.part(0, _REFINE_ROWS)
+
+    def loss_on(rows: _Products, first: Floats) -> Callable[[Floats], float]:
+        geometry = rows.geometry(model)
+
+        def log_errors(logs: Floats) -> Floats:
+            seconds = replace(model, constants=_constants(logs)).price(geometry)
+            return np.asarray(np.log(seconds / rows.time_s))
+
+        return _robust_loss(log_errors, rows.weight / rows.weight.sum(), first)
+
     # The second start is a library that knows how fast its tiles are.
     ranked = {f"tiles.{tile.label}.choice_efficiency": tile.efficiency for tile in _START.tiles}
     results = []
-    for first in (start, np.log(list((_values(_START) | ranked).values()))):
-        loss = _loss_of_table(half, device, first)
-        result = optimize.minimize(
+    for first in (start, np.log(list((values | ranked).values()))):
+        loss = loss_on(half, first)
+        result = scipy("optimize").minimize(
             loss,
             first,
             method="Powell",
@@ -289,12 +284,11 @@ def _fit_library(
         )
         results.append(_polished(loss, np.clip(result.x, low, high), low, high, evaluations // 2))
     best, _ = min(results, key=lambda result: result[1])
-    predicted_s = _model(_constants(best), device).time_s(rest.m, rest.n, rest.k)
+    predicted_s = replace(model, constants=_constants(best)).time_s(rest.m, rest.n, rest.k)
     errors = np.abs(predicted_s / rest.time_s - 1)
     judged = errors[rest.is_training_size] if rest.is_training_size.any() else errors
-    loss = _loss_of_table(table.at(order[:_REFINE_ROWS]), device, start)
-    constants = _constants(_polished(loss, best, low, high, evaluations // 2)[0])
-    estimates = _estimates(constants, device, table.at(order[:_REFINE_ROWS]))
+    constants = _constants(_polished(loss_on(most, start), best, low, high, evaluations // 2)[0])
+    estimates = _estimates(replace(model, constants=constants), most)
     record = FitRecord(
         command=f"perfsim calibrate gemm {path.name} --device {device.name}",
         table=source or path.name,
@@ -308,24 +302,7 @@ def _fit_library(
             f"{np.quantile(errors, 0.9):.1%} p90; then refined with all rows; {_METHOD}"
         ),
     )
-    return constants, record, estimates
-
-
-def _model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
-    peaks = [device.peak[name] for name in ("bf16", "fp16") if name in device.peak]
-    if not peaks:
-        raise InputError(f"device {device.name} has no 16-bit peak to relate GEMM times to")
-    return GemmModel(constants, peaks[0], device.memory.bandwidth, device.compute_units)
-
-
-def _loss_of_table(table: _Products, device: DeviceSpec, start: Floats) -> Callable[[Floats], float]:
-    model = _model(_START, device)
-    geometry = table.geometry(model)
-
-    def log_errors(logs: Floats) -> Floats:
-        return np.asarray(np.log(replace(model, constants=_constants(logs)).price(geometry) / table.time_s))
-
-    return _robust_loss(log_errors, table.weight / table.weight.sum(), start)
+    return constants, record, {f"gemm.{name}": reason for name, reason in estimates.assumed.items()}
 
 
 def _polished(
@@ -384,50 +361,58 @@ def _constants(logs: Floats) -> GemmConstants:
     return _with(_START, values)
 
 
-def _estimates(constants: GemmConstants, device: DeviceSpec, table: _Products) -> Account:
-    """Standard errors of the constants at the rows of a table, in the order of the calibration file.
+def _estimates(model: GemmModel, table: _Products) -> Account:
+    """Standard errors of a model's constants at the rows of a table, in the order of the calibration file.
 
     The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
     and split, which jump with the constants.
     """
-    model = _model(constants, device)
+    constants = model.constants
     geometry = table.geometry(model)
     values = _values(constants)
     plain = [name for name in values if "choice" not in name]
     chosen = model.choice(geometry)
     cluster = cluster_of(table.n, table.k)
-    weight = table.weight
 
     def predict(logs: Floats) -> Floats:
         changed = _with(constants, dict(zip(plain, np.exp(logs).tolist(), strict=True)))
         return np.asarray(np.log(replace(model, constants=changed).price(geometry, chosen=chosen)))
 
-    logs = np.log([values[name] for name in plain])
-    error = predict(logs) - np.log(table.time_s)
-    smooth = np.sqrt(error**2 + _ERROR_FLOOR**2)
-    loss = Loss(weight * error / smooth, weight * _ERROR_FLOOR**2 / smooth**3, cluster)
-    found = account(plain, log_jacobian(predict, logs), loss)
-    errors = dict(found.errors)
-    assumed = dict(found.assumed)
-
     def losses(name: str, step: float) -> Floats:
         changed = _with(constants, {name: values[name] * float(np.exp(step))})
         seconds = replace(model, constants=changed).price(geometry)
-        return np.asarray(weight * np.hypot(np.log(seconds / table.time_s), _ERROR_FLOOR))
+        return np.asarray(table.weight * np.hypot(np.log(seconds / table.time_s), _ERROR_FLOOR))
 
-    for name in [name for name in values if name not in plain]:
-        width = profile(partial(losses, name), cluster)
-        if width < MOST_STANDARD_ERROR:
-            errors[name] = rounded(width, 2)
-        else:
-            assumed[name] = _LOOSE
+    logs = np.log([values[name] for name in plain])
+    error = predict(logs) - np.log(table.time_s)
+    loss = SoftL1(error, table.weight, (error / _ERROR_FLOOR) ** 2, cluster)
+    known = loss.account(plain, log_jacobian(predict, logs))
+    widths = {name: _width(partial(losses, name), cluster) for name in values if name not in plain}
+    errors = known.errors | {name: rounded(width, 2) for name, width in widths.items() if width < math.inf}
+    assumed = known.assumed | dict.fromkeys(widths, _LOOSE)
     return Account(
         {name: errors[name] for name in values if name in errors},
-        {name: assumed[name] for name in values if name in assumed} | _FIXED,
+        {name: assumed[name] for name in values if name not in errors} | _FIXED,
     )
 
 
-_SIXTEEN: Precision = "bf16"
+def _width(losses: Callable[[float], Floats], cluster: NDArray[np.intp]) -> float:
+    """The log step of a constant at which its loss has grown by one standard error of that growth.
+
+    `losses` gives the rows' losses for a step; the wider of both directions counts, inf beyond a third.
+    """
+    best = losses(0.0)
+
+    def has_grown(step: float) -> bool:
+        growth = np.bincount(cluster, losses(step) - best)
+        return bool(growth.sum() > np.sqrt((growth**2).sum()) > 0)
+
+    return max(next((width for width in _WIDTHS if has_grown(sign * width)), math.inf) for sign in (1, -1))
+
+
+# A few factors on the tiles of another calibration.
+
+_SIXTEEN = _SIXTEEN_BITS[0]
 _ROWS = 2500
 """Enough for six factors."""
 _EVALUATIONS = 700
@@ -435,47 +420,58 @@ _LARGE = 1024
 """Least side of a product of training size; others have the weight `_SMALL_WEIGHT`."""
 _SMALL_WEIGHT = 0.2
 _STEP = 0.02
+_FRACTIONS = ("memory_fraction", "burst_fraction")
+"""Factors of at most 1."""
 _START_OF_ALL = {"efficiency": 1.0, "overhead": 1.0, "memory_fraction": 0.83, "burst_fraction": 0.75}
 _START_OF_SIXTEEN = {**_START_OF_ALL, "launch_s": 2.5e-6}
 _START_OF_NARROW = {**_START_OF_ALL, "cast_bytes": 4.0, "cast_s": 6e-6}
 
 
-def _fit_factors(
-    path: Path, device: DeviceSpec, like: GpuCalibration, source: str
-) -> tuple[GemmConstants, dict[str, NarrowGemmConstants], dict[str, FitRecord]]:
-    """16-bit products, narrow ones by precision, and the record of each fit.
+def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: str) -> GpuCalibration:
+    """A calibration with products fitted as factors on the tiles of `base`; other constants are its own.
 
-    Where `like` is the device's own calibration its 16-bit products are kept.
+    Where `base` is the device's own calibration its 16-bit products are kept.
     """
     rows = read_table(path, _COLUMNS, ("precision",))
     names = list(dict.fromkeys(row["precision"] for row in rows))
     if unknown := [name for name in names if name not in PRECISIONS]:
         raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
     tables = {name: _Products.of([row for row in rows if row["precision"] == name]) for name in names}
-    command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
+    command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {base.name}"
     fitted = partial(_factors, path=path, command=command, source=source or path.name)
+    known = device.calibration
+    present = known if isinstance(known, GpuCalibration) and _is_own(device, known) else base
     records: dict[str, FitRecord] = {}
-    gemm = like.gemm
-    if _SIXTEEN in tables and not _is_own(device, like):
+    assumed = _without(present.assumed, "narrow")
+    gemm = base.gemm
+    if _SIXTEEN in tables and not _is_own(device, base):
 
         def of_sixteen(values: dict[str, float], rows: _Products) -> Floats:
-            model = _like(device, _scaled(like.gemm, values), _SIXTEEN)
+            model = _model(_scaled(base.gemm, values), device, _SIXTEEN)
             return np.asarray(model.price(rows.geometry(model)))
 
         values, records["gemm"] = fitted(tables[_SIXTEEN], _START_OF_SIXTEEN, of_sixteen)
         gemm = _scaled(gemm, values)
+        errors = records["gemm"].standard_errors
+        assumed = _without(assumed, "gemm.") | {
+            name: f"as in {base.name}, whose tiles the table's own factors scale"
+            for name in present.model_copy(update={"gemm": gemm}).constants()
+            if name.startswith("gemm.") and not any(f".{name}".endswith(f".{known}") for known in errors)
+        }
     narrow = {}
     for precision, table in tables.items():
-        if precision == _SIXTEEN or not device.computes(precision):
-            continue
-        seconds = _seconds_of_narrow(device, gemm, precision)
-        values, records[f"narrow.{precision}"] = fitted(table, _START_OF_NARROW, seconds)
-        narrow[precision] = NarrowGemmConstants(**values)
-    return gemm, narrow, records
-
-
-def _like(device: DeviceSpec, gemm: GemmConstants, precision: Precision) -> GemmModel:
-    return GemmModel(gemm, device.peak_flop_per_s(precision), device.memory.bandwidth, device.compute_units)
+        if precision != _SIXTEEN and device.computes(precision):
+            seconds = _seconds_of_narrow(device, gemm, precision)
+            values, records[f"narrow.{precision}"] = fitted(table, _START_OF_NARROW, seconds)
+            narrow[precision] = NarrowGemmConstants(**values)
+    return present.model_copy(
+        update={
+            "gemm": gemm,
+            "narrow": narrow,
+            "fit": {**(present.fit if present is known else {}), **records},
+            "assumed": assumed,
+        }
+    )
 
 
 def _seconds_of_narrow(
@@ -483,22 +479,24 @@ def _seconds_of_narrow(
 ) -> Callable[[dict[str, float], _Products], Floats]:
     """The time of narrow products with their cast, by the factors on 16-bit products."""
     model = replace(
-        _like(device, gemm, precision),
+        _model(gemm, device, precision),
         element_bytes=PRECISIONS[precision].bytes,
-        result_bytes=PRECISIONS["bf16"].bytes,
+        result_bytes=PRECISIONS[_SIXTEEN].bytes,
     )
     start = NarrowGemmConstants(**_START_OF_NARROW)
 
     def seconds(values: dict[str, float], rows: _Products) -> Floats:
-        bounded = {
-            name: min(value, 1.0) if name.endswith("fraction") else value for name, value in values.items()
-        }
-        constants = start.model_copy(update=bounded)
+        constants = start.model_copy(update=_bounded(values))
         product = replace(model, constants=narrow_constants(gemm, constants)).price(rows.geometry(model))
         cast = values["cast_s"] + values["cast_bytes"] * rows.m * rows.k / device.memory.bandwidth
         return np.asarray(product + cast)
 
     return seconds
+
+
+def _bounded(values: Mapping[str, float]) -> dict[str, float]:
+    """Factors of which fractions are at most 1."""
+    return {name: min(1.0, value) if name in _FRACTIONS else value for name, value in values.items()}
 
 
 def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
@@ -512,8 +510,8 @@ def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
         )
         for tile in gemm.tiles
     )
-    bounded = {name: rounded(min(1.0, values[name])) for name in ("memory_fraction", "burst_fraction")}
-    return gemm.model_copy(update={"tiles": tiles, "launch_s": rounded(values["launch_s"]), **bounded})
+    shared = {name: rounded(_bounded(values)[name]) for name in (*_FRACTIONS, "launch_s")}
+    return gemm.model_copy(update={"tiles": tiles, **shared})
 
 
 def _factors(
@@ -526,7 +524,7 @@ def _factors(
     source: str,
 ) -> tuple[dict[str, float], FitRecord]:
     """The factors with the least robust error on some rows, and the record of their fit."""
-    table = table.at(table.in_any_order()[:_ROWS])
+    table = table.part(0, _ROWS)
     need_more_than(len(start), table.m.size, path, "GEMM shapes")
     sides = np.minimum(np.minimum(table.m, table.n), table.k)
     weight = np.where(sides >= _LARGE, 1.0, _SMALL_WEIGHT)
@@ -542,21 +540,20 @@ def _factors(
     loss = _robust_loss(errors, weight, first)
     best = scipy("optimize").minimize(loss, first, method="Nelder-Mead", options=options).x
     apes = np.abs(np.expm1(errors(best)))[weight == weight.max()]
-    values = {name: rounded(float(value)) for name, value in zip(start, np.exp(best), strict=True)}
-    for name in ("memory_fraction", "burst_fraction"):
-        values[name] = min(1.0, values[name])
     relative = weight / weight.mean()
-    at_best = Loss(relative * errors(best), relative, np.arange(weight.size))
-    found = at_best.errors(log_jacobian(errors, best, _STEP), few=False).tolist()
+    at_best = SoftL1(errors(best), relative, np.zeros(weight.size), np.arange(weight.size))
+    standard_errors = at_best.errors(log_jacobian(errors, best, _STEP), few=False).tolist()
     paths = {"overhead": "overhead_k"} if "launch_s" in start else {}
-    return values, FitRecord(
+    values = {name: rounded(float(value)) for name, value in zip(start, np.exp(best), strict=True)}
+    return _bounded(values), FitRecord(
         command=command,
         table=source,
         points=table.m.size,
         median_ape=rounded(float(np.median(apes)), 3),
         p90_ape=rounded(float(np.quantile(apes, 0.9)), 3),
         standard_errors={
-            paths.get(name, name): rounded(error, 2) for name, error in zip(start, found, strict=True)
+            paths.get(name, name): rounded(error, 2)
+            for name, error in zip(start, standard_errors, strict=True)
         },
         note=f"residuals over products with all sides of {_LARGE:,} or more",
     )

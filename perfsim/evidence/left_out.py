@@ -41,20 +41,10 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
-from perfsim.evidence.cases import PlacedCase, StepCase, evaluate_case, mapped, place_case
+from perfsim.evidence.cases import PlacedCase, StepCase, mapped
 from perfsim.evidence.fitting import family_weight, rounded, scipy
-from perfsim.evidence.score import Scored, dense_and_experts, scored_case, summary
-from perfsim.evidence.step_fit import (
-    CEILING,
-    OUTLIER,
-    Constants,
-    WaferFit,
-    device_calibration,
-    predict_with,
-    recorded_constants,
-    release_of,
-    step_with,
-)
+from perfsim.evidence.score import Scored, dense_and_experts, summary
+from perfsim.evidence.step_fit import CEILING, OUTLIER, Constants, GpuRun, WaferFit
 from perfsim.prediction.bands import BandWidths, Traits
 
 ALL = "all runs"
@@ -152,13 +142,13 @@ class LeavingOut:
             "cases": [{name: getattr(run, name) for name in names} for run in self.runs],
         }
 
-
-def left_out_document(found: Sequence[LeavingOut]) -> dict[str, Any] | None:
-    """`left_out` of the JSON document; of a file with both, the scores of its logs stand under `wafers`."""
-    documents = [each.as_dict() for each in found]
-    if not documents:
-        return None
-    return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
+    @classmethod
+    def document(cls, parts: Sequence[LeavingOut]) -> dict[str, Any] | None:
+        """`left_out` of the JSON document; of a file with both, its logs stand under `wafers`."""
+        documents = [part.as_dict() for part in parts]
+        if not documents:
+            return None
+        return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
 
 
 @dataclass(frozen=True)
@@ -175,6 +165,28 @@ class Tangent:
     setting: str = ""
     """Model and number of devices."""
 
+    @classmethod
+    def of(cls, placed: PlacedCase) -> Tangent:
+        """The slopes of one case. Raises InputError for a case that does not run on GPUs."""
+        run = GpuRun.of(placed)
+        at = run.recorded
+        here = run.step(at)
+        step_s = here.run(contention=False).step_time_s
+
+        def log_step(constants: Constants) -> float:
+            step = run.step(constants)
+            # Many constants do not affect a run, which then need not be simulated.
+            moved = not np.array_equal(step.duration_s, here.duration_s)
+            return float(np.log(step.run(contention=False).step_time_s if moved else step_s))
+
+        slopes = {}
+        for name, value in at.items():
+            rise = log_step({**at, name: value * (1 + _STEP)}) - log_step({**at, name: value / (1 + _STEP)})
+            slopes[name] = rise / (2 * float(np.log1p(_STEP)))
+        scored = replace(Scored.of(placed.case, placed.slowed * step_s), traits=Traits.of(placed.plan))
+        ceiling = run.device.gemm.burst_fraction
+        return cls(scored, run.device.name, at, slopes, ceiling, placed.case.setting)
+
 
 def left_out(
     cases: Sequence[StepCase], catalog: Catalog, tangents: Sequence[Tangent] | None = None
@@ -183,13 +195,19 @@ def left_out(
 
     Without the `tangents` of the runs on GPUs it takes minutes. It needs scipy.
     """
-    wafers = _wafers_left_out([case for case in cases if case.scored and case.on_wafers], catalog)
+    logs = [case for case in cases if case.scored and case.on_wafers]
     if tangents is None:
         on_gpus = [case for case in cases if case.scored and not case.on_wafers]
         tangents = [run for run in mapped(partial(_tangent, catalog=catalog), on_gpus) if run is not None]
-    if wafers and not tangents:
-        return wafers
-    return [_families_left_out(tangents, cases, catalog), *wafers]
+    wafers = [_releases_left_out(logs, catalog)] if logs else []
+    return wafers if wafers and not tangents else [_families_left_out(tangents, cases, catalog), *wafers]
+
+
+def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
+    try:
+        return Tangent.of(case.placed(catalog))
+    except PerfsimError:
+        return None
 
 
 Item = TypeVar("Item")
@@ -203,58 +221,27 @@ def _each_group(items: Sequence[Item], groups: Sequence[str]) -> Iterator[tuple[
         yield group, left, [item for item, its_group in together if its_group != group]
 
 
-def _wafers_left_out(logs: Sequence[StepCase], catalog: Catalog) -> list[LeavingOut]:
-    """Each wafer log predicted without the logs of its release; empty without logs.
+def _releases_left_out(logs: Sequence[StepCase], catalog: Catalog) -> LeavingOut:
+    """Each wafer log predicted without the logs of its release.
 
     All logs of a release are left out together, since the others would still contain its efficiency.
     """
-    if not logs:
-        return []
     fit = WaferFit.of(logs, _WAFER, catalog)
     rows = []
-    for release, left, others in _each_group(fit.cases, [release_of(case, catalog) for case in fit.cases]):
+    for release, left, others in _each_group(fit.cases, [case.release(catalog) for case in fit.cases]):
         if not others:
             continue
         known = replace(fit, cases=others)
         without = known.calibration(known.least_squares().x)
-        runs = []
-        for case in left:
-            step = evaluate_case(case, catalog, without)
-            run = scored_case(case, step.step_time_s)
-            runs.append(replace(run, traits=Traits.of(step.plan), left_out=release))
-        constants = {"efficiency": without.efficiency[release]}
-        rows.append(LeftOut(release, _WAFER, tuple(runs), {}, constants))
+        steps = [case.evaluated(catalog, without) for case in left]
+        runs = tuple(
+            replace(Scored.of(case, step.step_time_s), traits=Traits.of(step.plan), left_out=release)
+            for case, step in zip(left, steps, strict=True)
+        )
+        rows.append(LeftOut(release, _WAFER, runs, {}, {"efficiency": without.efficiency[release]}))
     predicted = {run.id: run for row in rows for run in row.runs}
-    runs = [predicted.get(case.id) or scored_case(case, None) for case in logs]
-    return [LeavingOut("release", tuple(rows), tuple(runs))]
-
-
-def tangent(placed: PlacedCase) -> Tangent:
-    """The slopes of one case. Raises InputError for a case that does not run on GPUs."""
-    at = recorded_constants(placed)
-    here = step_with(placed, at)
-    step_s = here.run(contention=False).step_time_s
-
-    def log_step(constants: Constants) -> float:
-        step = step_with(placed, constants)
-        # Many constants do not affect a run, which then need not be simulated.
-        moved = not np.array_equal(step.duration_s, here.duration_s)
-        return float(np.log(step.run(contention=False).step_time_s if moved else step_s))
-
-    slopes = {}
-    for name, value in at.items():
-        rise = log_step({**at, name: value * (1 + _STEP)}) - log_step({**at, name: value / (1 + _STEP)})
-        slopes[name] = rise / (2 * float(np.log1p(_STEP)))
-    device = device_calibration(placed)
-    scored = replace(scored_case(placed.case, placed.slowed * step_s), traits=Traits.of(placed.plan))
-    return Tangent(scored, device.name, at, slopes, device.gemm.burst_fraction, placed.case.setting)
-
-
-def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
-    try:
-        return tangent(place_case(case, catalog))
-    except PerfsimError:
-        return None
+    runs = tuple(predicted.get(case.id) or Scored.of(case, None) for case in logs)
+    return LeavingOut("release", tuple(rows), runs)
 
 
 def _groups_of(tangents: Sequence[Tangent]) -> list[str]:
@@ -274,31 +261,36 @@ def _groups_of(tangents: Sequence[Tangent]) -> list[str]:
 def _families_left_out(
     tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog
 ) -> LeavingOut:
-    """Every group of runs on GPUs; those that are among the cases are priced in full."""
+    """Every group of runs on GPUs with constants from the others; runs among the cases are priced in full."""
     used = [run for run in tangents if run.scored.counts]
+    rows = []
+    for group, left, others in _each_group(used, _groups_of(used)):
+        fit = _fit(others)
+        at: dict[str, float] = {}
+        for run in left:
+            moved = _change(run, others, fit)
+            at |= {name: rounded(value * float(np.exp(moved[name]))) for name, value in run.constants.items()}
+        runs = tuple(replace(run.scored, left_out=group) for run in left)
+        kept = tuple(name for name in at if name not in fit)
+        borrowed = ", ".join(_ceilings(fit)) if any(_borrows(run, fit) for run in left) else ""
+        rows.append(LeftOut(group, left[0].calibration, runs, summary(runs), at, kept, borrowed))
     by_id = {case.id: case for case in cases}
-    rows = [_without(group, left, others) for group, left, others in _each_group(used, _groups_of(used))]
     questions = [(by_id[run.id], row.constants) for row in rows for run in row.runs if run.id in by_id]
-    seconds = mapped(partial(_predict, catalog=catalog), questions)
+    seconds = mapped(partial(_step_s, catalog=catalog), questions)
     predicted = {case.id: step_s for (case, _), step_s in zip(questions, seconds, strict=True)}
-    groups = [
-        replace(
-            row,
-            runs=tuple(
-                replace(run, predicted_s=predicted.get(run.id, run.predicted_s), left_out=row.family)
-                for run in row.runs
-            ),
-        )
-        for row in rows
-    ]
+
+    def priced(run: Scored) -> Scored:
+        return replace(run, predicted_s=predicted.get(run.id, run.predicted_s))
+
+    groups = tuple(replace(row, runs=tuple(map(priced, row.runs))) for row in rows)
     outside = {run.id: run for row in groups for run in row.runs}
     scored = [run.scored for run in used]
-    return LeavingOut("family", tuple(groups), tuple(outside[run.id] for run in scored), summary(scored))
+    return LeavingOut("family", groups, tuple(outside[run.id] for run in scored), summary(scored))
 
 
-def _predict(question: tuple[StepCase, Constants], catalog: Catalog) -> float:
+def _step_s(question: tuple[StepCase, Constants], catalog: Catalog) -> float:
     case, constants = question
-    return predict_with(place_case(case, catalog), constants)
+    return GpuRun.of(case.placed(catalog)).step_s(constants)
 
 
 def refitted(
@@ -328,24 +320,6 @@ def refitted(
             moves = sum(run.slopes.get(name, 0.0) * value for name, value in change.items())
             fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(moves))
     return fitted_s
-
-
-def _without(group: str, left: Sequence[Tangent], others: Sequence[Tangent]) -> LeftOut:
-    """New constants for a group's runs from the other groups."""
-    fit = _fit(others)
-    at: dict[str, float] = {}
-    for run in left:
-        moved = _change(run, others, fit)
-        at |= {name: rounded(value * float(np.exp(moved[name]))) for name, value in run.constants.items()}
-    return LeftOut(
-        group,
-        left[0].calibration,
-        tuple(run.scored for run in left),
-        summary(run.scored for run in left),
-        at,
-        kept=tuple(name for name in at if name not in fit),
-        borrowed=", ".join(_ceilings(fit)) if any(_borrows(run, fit) for run in left) else "",
-    )
 
 
 def _ceilings(fit: Constants) -> list[str]:
@@ -482,11 +456,14 @@ def _points(runs: Sequence[Scored]) -> list[float]:
     families: dict[str, list[Mapping[str, Any]]] = {}
     for group in {run.left_out for run, _ in known}:
         traits: dict[str, list[Traits]] = {}
-        for run, own in known:
+        for run, its_traits in known:
             if run.left_out != group:
-                traits.setdefault(run.family, []).append(own)
+                traits.setdefault(run.family, []).append(its_traits)
         families[group] = [Traits.together(alike) for alike in traits.values()]
-    return [min(own.unlikeness(family)[0] for family in families[run.left_out]) for run, own in known]
+    return [
+        min(its_traits.unlikeness(family)[0] for family in families[run.left_out])
+        for run, its_traits in known
+    ]
 
 
 def _unshared(runs: Sequence[Scored], widths: Floats) -> float:

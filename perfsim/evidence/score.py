@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -31,29 +31,11 @@ import numpy as np
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.catalog import Catalog, default_catalog, load_mapping
 from perfsim.convergence.critical_batch import fit_hyperbola
-from perfsim.evidence.cases import (
-    ConvergenceCase,
-    RefusedRow,
-    StepCase,
-    case_question,
-    case_system,
-    evaluate_case,
-    ignored,
-    mapped,
-    place_case,
-    read_cases,
-    suggested,
-)
+from perfsim.evidence.cases import ConvergenceCase, RefusedRow, StepCase, mapped, read_cases
 from perfsim.evidence.production import scaling_comparison
-from perfsim.evidence.step_fit import predict_with, recorded_constants, release_of
-from perfsim.prediction.bands import (
-    Traits,
-    accuracy_of,
-    left_out_of,
-    recorded_errors,
-)
+from perfsim.evidence.step_fit import GpuRun
+from perfsim.prediction.bands import Traits, accuracy_of, left_out_of, recorded_errors
 from perfsim.prediction.planner import plan_of
-from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
@@ -61,6 +43,8 @@ from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 _FEWEST_LAYOUTS = 4
 """Least number of layouts of a sweep for a rank correlation."""
 _GIB = 2**30
+_OF_MEMORY = {"median_ape": "median", "p90_ape": "p90", "mape": "mean"}
+"""Keys of a summary as the summary of peak memory has them."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +58,50 @@ class CaseBand:
     unlikeness: float = 0.0
     """Points of unlikeness to the most similar of the families that may be used."""
 
+    @classmethod
+    def of(cls, case: StepCase, run: Evaluation, catalog: Catalog) -> CaseBand | None:
+        """The band of a predicted case; None where its group cannot be left out of it."""
+        kind = run.plan.system.kind
+        families = {family["family"] for entry in recorded_errors() for family in entry["families"]}
+        groups: list[str] = []
+        if case.family in families:
+            # Logs of its release, or its family or a part of it.
+            release = case.release(catalog)
+            groups = [release] if release else [f"{case.family}, {case.setting}", case.family]
+        group = next((name for name in groups if left_out_of(kind, name) is not None), "")
+        record = left_out_of(kind, group) if group else None
+        try:
+            left_out_s = None if record is None else _left_out_s(case, group, record, catalog)
+        except PerfsimError:
+            return None
+        without = group if left_out_s else ""
+        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction, without=without)
+        centre_s = run.step_time_s if left_out_s is None else left_out_s
+        factor = 1.0 + accuracy.step_time_error
+        return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
+
     def holds(self, measured_s: float) -> bool:
         """Whether a measured time lies in the band."""
         return self.low_s <= measured_s <= self.high_s
+
+
+def _left_out_s(case: StepCase, group: str, record: Mapping[str, Any], catalog: Catalog) -> float | None:
+    """Step time with the constants fitted without a group; None where another fit made the constants.
+
+    On GPUs the critical path without contention, as in the fit.
+    """
+    calibration = case.system.spec(catalog).device.calibration
+    constants = record["constants"]
+    if isinstance(calibration, WaferCalibration):
+        if calibration.name != record["calibration"]:
+            return None
+        efficiency = {**calibration.efficiency, group: constants["efficiency"]}
+        changed = calibration.model_copy(update={"efficiency": efficiency})
+        return case.evaluated(catalog, changed).step_time_s
+    if calibration is None:
+        return None
+    run = GpuRun.of(case.placed(catalog))
+    return run.step_s(constants) if run.recorded.keys() <= constants.keys() else None
 
 
 @dataclass(frozen=True)
@@ -111,6 +136,14 @@ class Scored:
     left_out: str = ""
     """The group of runs that the fit behind `predicted_s` was without; empty if it had all."""
 
+    @classmethod
+    def of(cls, case: StepCase, predicted_s: float | None) -> Scored:
+        """A case with its prediction, None if it failed."""
+        layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
+        measured_s = case.measured.step_time_s
+        experts = case.model.experts is not None
+        return cls(case.id, case.family, case.evidence, case.sweep, layout, measured_s, predicted_s, experts)
+
     @property
     def error(self) -> float | None:
         """Relative error: predicted over measured, minus 1."""
@@ -125,14 +158,6 @@ class Scored:
     def counts(self) -> bool:
         """Whether it is scored; evidence C is only predicted and shown."""
         return self.evidence in ("A", "B")
-
-
-def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
-    """A case with its prediction, None if it failed."""
-    layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
-    measured_s = case.measured.step_time_s
-    experts = case.model.experts is not None
-    return Scored(case.id, case.family, case.evidence, case.sweep, layout, measured_s, predicted_s, experts)
 
 
 class _Counted(Protocol):
@@ -185,10 +210,10 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
 
 
 def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
-    found: dict[str, list[Scored]] = {}
+    by_family: dict[str, list[Scored]] = {}
     for run in runs:
-        found.setdefault(run.family, []).append(run)
-    return found
+        by_family.setdefault(run.family, []).append(run)
+    return by_family
 
 
 def _rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
@@ -239,8 +264,7 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
         return {"file": path.name, **validate_convergence(benchmarks.cases, benchmarks.refused)}
     read = read_cases(path, StepCase, catalog)
     result = {"file": path.name, **validate_cases(read.cases, catalog, read.refused)}
-    lines = {case.id: line for case, line in zip(read.cases, read.lines, strict=True)}
-    result["failed"] = [{"line": lines.get(row["id"]), **row} for row in result["failed"]]
+    result["failed"] = [{"line": read.lines.get(row["id"]), **row} for row in result["failed"]]
     if any(case.on_wafers for case in read.cases):
         result["scaling"] = scaling_comparison(catalog)
     return result
@@ -258,7 +282,7 @@ def validate_cases(
     A refused row counts as a failed case of the family and evidence that it states.
     """
     read = mapped(partial(_predicted, catalog=catalog), cases)
-    unread = [_scored_row(row) for row in refused]
+    unread = [_unread(row) for row in refused]
     runs = [*read, *unread]
     known = [run for run in runs if run.counts and run.ideal_s is not None]
     efficiency = one_constant(known)
@@ -268,6 +292,12 @@ def validate_cases(
         family: [run.traits for run in members if run.counts and run.traits is not None]
         for family, members in by_family.items()
     }
+    # Errors of the predicted peak memory of the fullest device, over runs that print theirs.
+    peaks = summary(
+        replace(run, measured_s=measured_gib, predicted_s=run.peak_gib)
+        for case, run in zip(cases, read, strict=True)
+        if run.peak_gib is not None and (measured_gib := case.measured.peak_memory_gib) is not None
+    )
     return {
         "kind": "step_time",
         "count": len(runs),
@@ -279,7 +309,7 @@ def validate_cases(
         "summary_predicted": summary(run for run in runs if run.predicted_s is not None),
         **dense_and_experts(runs),
         "baseline": summary(baseline) | ({"efficiency": efficiency} if known else {}),
-        "memory": _memory_summary(cases, read),
+        "memory": {_OF_MEMORY.get(name, name): value for name, value in peaks.items()},
         "families": {
             family: {
                 **figures,
@@ -291,7 +321,7 @@ def validate_cases(
             for family, figures in families(runs).items()
         },
         "families_baseline": families(baseline),
-        "families_traits": {family: Traits.together(found) for family, found in traits.items() if found},
+        "families_traits": {family: Traits.together(alike) for family, alike in traits.items() if alike},
         "sweeps": _rankings(runs),
         "without_release": _without_release(cases, read, catalog),
         "cases": [*map(_row, read, cases), *map(_row, unread)],
@@ -300,40 +330,36 @@ def validate_cases(
 
 def _predicted(case: StepCase, catalog: Catalog) -> Scored:
     """A case with all that can be told of it: what fails leaves the rest unknown."""
-    run = scored_case(case, None)
+    run = Scored.of(case, None)
     try:
-        question = case_question(case, catalog)
-        run = replace(run, ideal_s=_ideal_s(case, question))
+        question = case.question(catalog)
+        job = question.job
+        flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
+        peak = question.devices * question.system.device.peak_flop_per_s(job.recipe.precision)
+        run = replace(run, ideal_s=flop / peak)
         plan = plan_of(question)
         run = replace(run, traits=Traits.of(plan))
-        found = evaluate(plan, question.costs)
+        evaluation = evaluate(plan, question.costs)
     except LimitError:
         raise
     except PerfsimError as error:
         return replace(run, failure=str(error))
     return replace(
         run,
-        predicted_s=found.step_time_s,
-        band=case_band(case, found, catalog),
-        hidden_communication=found.hidden_communication_fraction,
-        peak_gib=found.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
+        predicted_s=evaluation.step_time_s,
+        band=CaseBand.of(case, evaluation, catalog),
+        hidden_communication=evaluation.hidden_communication_fraction,
+        peak_gib=evaluation.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
     )
 
 
-def _ideal_s(case: StepCase, question: Question) -> float:
-    job = question.job
-    flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
-    return flop / (question.devices * question.system.device.peak_flop_per_s(job.recipe.precision))
-
-
-def _scored_row(row: RefusedRow) -> Scored:
+def _unread(row: RefusedRow) -> Scored:
     """A row that could not be read, with what can be told from it; without evidence it does not count."""
-    values = row.values if isinstance(row.values, dict) else {}
-    measured = values.get("measured")
+    measured = row.values.get("measured")
     step_s = measured.get("step_time_s") if isinstance(measured, dict) else None
     seconds = float(step_s) if isinstance(step_s, int | float) else math.nan
-    family = str(values.get("family") or "")
-    evidence = str(values.get("evidence") or "")
+    family = str(row.values.get("family") or "")
+    evidence = str(row.values.get("evidence") or "")
     return Scored(row.id, family, evidence, None, "", seconds, None)
 
 
@@ -357,70 +383,14 @@ def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
         return row
     row |= {
         "inferred": [] if run.counts else list(case.inferred),
-        "ignored": ignored(case),
+        "ignored": case.ignored,
         "measured_peak_gib": case.measured.peak_memory_gib,
         "predicted_peak_gib": run.peak_gib,
     }
-    if not case.on_wafers:
-        name, because = (case.framework, "") if case.framework else suggested(case)
-        row |= {"framework": name, "framework_because": because}
-    return row
-
-
-def case_band(case: StepCase, run: Evaluation, catalog: Catalog) -> CaseBand | None:
-    """The band of a predicted case; None where its group cannot be left out of it."""
-    kind = run.plan.system.kind
-    try:
-        group = _group_on_record(case, kind, catalog)
-        record = left_out_of(kind, group) if group else None
-        left_out_s = _left_out_s(case, group, record, catalog) if record else None
-    except PerfsimError:
-        return None
-    without = group if left_out_s else ""
-    accuracy = accuracy_of(run.plan, run.hidden_communication_fraction, without=without)
-    centre_s = run.step_time_s if left_out_s is None else left_out_s
-    factor = 1.0 + accuracy.step_time_error
-    return CaseBand(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
-
-
-def _group_on_record(case: StepCase, kind: str, catalog: Catalog) -> str:
-    """What was left out with a case: logs of its release, its family or a part of it; empty if nothing."""
-    families = {family["family"] for entry in recorded_errors() for family in entry["families"]}
-    if case.family not in families:
-        return ""
-    release = release_of(case, catalog)
-    groups = [release] if release else [f"{case.family}, {case.setting}", case.family]
-    return next((group for group in groups if left_out_of(kind, group) is not None), "")
-
-
-def _left_out_s(case: StepCase, group: str, record: Mapping[str, Any], catalog: Catalog) -> float | None:
-    """Step time with the constants fitted without a group; None where another fit made the constants.
-
-    On GPUs the critical path without contention, as in the fit.
-    """
-    calibration = case_system(case, catalog).device.calibration
-    constants = record["constants"]
-    if isinstance(calibration, WaferCalibration):
-        if calibration.name != record["calibration"]:
-            return None
-        efficiency = {**calibration.efficiency, group: constants["efficiency"]}
-        changed = calibration.model_copy(update={"efficiency": efficiency})
-        return evaluate_case(case, catalog, changed).step_time_s
-    if calibration is None:
-        return None
-    placed = place_case(case, catalog)
-    return predict_with(placed, constants) if set(recorded_constants(placed)) <= set(constants) else None
-
-
-def _memory_summary(cases: Sequence[StepCase], runs: Sequence[Scored]) -> dict[str, Any]:
-    """Errors of the predicted peak memory of the fullest device, over scored runs that print theirs."""
-    figures = summary(
-        replace(run, measured_s=measured_gib, predicted_s=run.peak_gib)
-        for case, run in zip(cases, runs, strict=True)
-        if run.peak_gib is not None and (measured_gib := case.measured.peak_memory_gib) is not None
-    )
-    names = {"median_ape": "median", "p90_ape": "p90", "mape": "mean"}
-    return {names.get(name, name): value for name, value in figures.items()}
+    if case.on_wafers:
+        return row
+    framework, because = case.stack
+    return row | {"framework": framework, "framework_because": because}
 
 
 def _coverage(runs: Sequence[Scored]) -> float | None:
@@ -450,7 +420,7 @@ def _without_release(
 
     A single log largely determines the efficiency of its release, so its error says little.
     """
-    released = [(release_of(case, catalog), run) for case, run in zip(cases, runs, strict=True)]
+    released = [(case.release(catalog), run) for case, run in zip(cases, runs, strict=True)]
     counts = Counter(release for release, run in released if run.counts)
     alone = sorted(name for name, count in counts.items() if name and count == 1)
     groups = [(name,) for name in alone] + ([tuple(alone)] if len(alone) > 1 else [])
@@ -466,8 +436,6 @@ _LEAVE_ONE_OUT = "leave_one_out"
 _LARGER_BATCH = "larger_batch"
 _MIN_BATCH_SIZES = 4
 _MIN_FITTED_BELOW = 3
-_Points = Sequence[tuple[float, float]]
-"""(batch, mean of the repeats), batches increasing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +444,7 @@ class _BatchPrediction:
     protocol: str
     batch: float
     measured: float
+    """Mean of the repeats."""
     baseline: float
     """The geometric mean of the points that are fitted."""
     adjacent: bool
@@ -486,7 +455,7 @@ class _BatchPrediction:
     @property
     def counts(self) -> bool:
         """False for a refusal that the kind of run allows."""
-        return not self.refused or _run_kind(self.case) == "pre-training"
+        return not self.refused or self.case.run_kind == "pre-training"
 
     @property
     def error(self) -> float | None:
@@ -502,97 +471,86 @@ def validate_convergence(
     `larger_batch_adjacent` has the larger-batch predictions whose batch is at least twice the next one, so
     that all smaller ones were fitted. `bias` leaves out refused predictions, which have no sign.
     """
-    points = {case.id: _points(case) for case in cases}
-    scored = [case for case in cases if len(points[case.id]) >= _MIN_BATCH_SIZES]
-    predictions = [prediction for case in scored for prediction in _predictions(case, points[case.id])]
-    single = [each for each in predictions if each.protocol == _LEAVE_ONE_OUT]
-    larger = [each for each in predictions if each.protocol == _LARGER_BATCH]
+    by_case = {case.id: list(_batch_predictions(case)) for case in cases}
+    predictions = [row for rows in by_case.values() for row in rows]
+    single = [row for row in predictions if row.protocol == _LEAVE_ONE_OUT]
+    larger = [row for row in predictions if row.protocol == _LARGER_BATCH]
+    reasons = {name: [row.refused for row in rows if row.refused] for name, rows in by_case.items()}
 
-    def score(asked: Iterable[_BatchPrediction]) -> dict[str, Any]:
-        figures = summary(asked)
+    def score(rows: Iterable[_BatchPrediction], *, baseline: bool = False) -> dict[str, Any]:
+        figures = summary(replace(row, predicted=row.baseline) if baseline else row for row in rows)
         del figures["n"]
         return figures
-
-    def baseline(asked: Iterable[_BatchPrediction]) -> dict[str, Any]:
-        return score(replace(each, predicted=each.baseline) for each in asked)
 
     return {
         "kind": "convergence",
         "count": len(cases) + len(refused),
-        "failed": [*_failed_rows(refused), *_refusals(predictions)],
-        "not_scored": [
-            {"id": case.id, "reason": "fewer than four batch sizes"} for case in cases if case not in scored
+        "failed": [
+            *_failed_rows(refused),
+            *(
+                {"id": name, "error": f"{len(said)} of {len(by_case[name])} refused: {said[0]}"}
+                for name, said in reasons.items()
+                if said
+            ),
         ],
-        "refused": sum(1 for each in predictions if each.refused),
-        "refused_allowed": sum(1 for each in predictions if not each.counts),
+        "not_scored": [
+            {"id": name, "reason": "fewer than four batch sizes"}
+            for name, rows in by_case.items()
+            if not rows
+        ],
+        "refused": sum(1 for row in predictions if row.refused),
+        "refused_allowed": sum(1 for row in predictions if not row.counts),
         "summary": score(single),
-        "baseline": baseline(single),
+        "baseline": score(single, baseline=True),
         "larger_batch": score(larger),
-        "larger_batch_baseline": baseline(larger),
-        "larger_batch_adjacent": score(each for each in larger if each.adjacent),
+        "larger_batch_baseline": score(larger, baseline=True),
+        "larger_batch_adjacent": score(row for row in larger if row.adjacent),
         "predictions": {
-            protocol: sum(1 for each in predictions if each.counts and each.protocol == protocol)
+            protocol: sum(1 for row in predictions if row.counts and row.protocol == protocol)
             for protocol in (_LEAVE_ONE_OUT, _LARGER_BATCH)
         },
         "families": {
-            family: summary(each for each in single if each.case.family == family)
-            for family in sorted({each.case.family for each in single})
+            family: summary(row for row in single if row.case.family == family)
+            for family in sorted({row.case.family for row in single})
         },
         "cases": [
             {
-                "id": each.case.id,
-                "family": each.case.family,
-                "protocol": each.protocol,
-                "unit": each.case.unit,
-                "batch": each.batch,
-                "measured": each.measured,
-                "predicted": each.predicted,
-                "error": each.error,
-                "baseline_error": each.baseline / each.measured - 1,
-                "refused": each.refused or None,
-                "counted": each.counts,
+                "id": row.case.id,
+                "family": row.case.family,
+                "protocol": row.protocol,
+                "unit": row.case.unit,
+                "batch": row.batch,
+                "measured": row.measured,
+                "predicted": row.predicted,
+                "error": row.error,
+                "baseline_error": row.baseline / row.measured - 1,
+                "refused": row.refused or None,
+                "counted": row.counts,
             }
-            for each in predictions
+            for row in predictions
         ],
     }
 
 
-def _points(case: ConvergenceCase) -> _Points:
+def _batch_predictions(case: ConvergenceCase) -> Iterator[_BatchPrediction]:
+    """Each batch size predicted from all others, and the largest from smaller ones; none of few sizes."""
     repeats: dict[float, list[float]] = {}
     for batch, mean, *_ in case.points:
         repeats.setdefault(batch or 0.0, []).append(mean or 0.0)
-    return [(batch, float(np.mean(repeats[batch]))) for batch in sorted(repeats)]
-
-
-def _run_kind(case: ConvergenceCase) -> str:
-    """The kind of a case's runs, from notes that begin with `fine-tuning` or `warm`."""
-    if case.notes.startswith("fine-tuning"):
-        return "fine-tuning"
-    return "warm-start" if case.notes.startswith("warm") else "pre-training"
-
-
-def _predictions(case: ConvergenceCase, points: _Points) -> Iterable[_BatchPrediction]:
-    asked = [(_LEAVE_ONE_OUT, [point for point in points if point != target], target) for target in points]
+    points = [(batch, float(np.mean(repeats[batch]))) for batch in sorted(repeats)]
+    if len(points) < _MIN_BATCH_SIZES:
+        return
+    tried = [(_LEAVE_ONE_OUT, [point for point in points if point != target], target) for target in points]
     below = [point for point in points if point[0] <= points[-1][0] / 2]
     if len(below) >= _MIN_FITTED_BELOW:
-        asked.append((_LARGER_BATCH, below, points[-1]))
-    for protocol, fitted, target in asked:
+        tried.append((_LARGER_BATCH, below, points[-1]))
+    for protocol, fitted, target in tried:
         batches, measured = zip(*fitted, strict=True)
         baseline = float(np.exp(np.mean(np.log(measured))))
         adjacent = protocol == _LARGER_BATCH and len(fitted) == len(points) - 1
         unknown = _BatchPrediction(case, protocol, *target, baseline, adjacent)
         try:
-            fit = fit_hyperbola(batches, measured, _run_kind(case), prior=True)
+            fit = fit_hyperbola(batches, measured, case.run_kind, prior=True)
             yield replace(unknown, predicted=fit.examples(target[0]))
         except PerfsimError as error:
             yield replace(unknown, refused=str(error))
-
-
-def _refusals(predictions: Sequence[_BatchPrediction]) -> list[dict[str, str]]:
-    """One line per benchmark: number of refused predictions and the first reason."""
-    lines = []
-    for name in dict.fromkeys(each.case.id for each in predictions if each.refused):
-        group = [each for each in predictions if each.case.id == name]
-        reasons = [each.refused for each in group if each.refused]
-        lines.append({"id": name, "error": f"{len(reasons)} of {len(group)} refused: {reasons[0]}"})
-    return lines

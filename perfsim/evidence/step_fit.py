@@ -13,7 +13,7 @@ release:
     efficiency(release) = level growth^(releases after the newest)
 
 So a release without a log is interpolated or extrapolated. The time of the mesh is a fact of the hardware
-(`perfsim.costs.mesh`) and not fitted; the record says what a fit would give for it.
+(`perfsim.costs.wafer`) and not fitted; the record says what a fit would give for it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,27 +30,11 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, PerfsimError, Problem
 from perfsim.base.sizes import MOST_DEVICES
-from perfsim.catalog import Catalog, default_catalog
+from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
-from perfsim.evidence.cases import (
-    PlacedCase,
-    StepCase,
-    case_question,
-    case_system,
-    evaluate_case,
-    place_case,
-    read_cases,
-)
-from perfsim.evidence.fitting import (
-    Loss,
-    family_weight,
-    fit_record,
-    need_more_than,
-    rounded,
-    scipy,
-    source_of,
-)
+from perfsim.evidence.cases import PlacedCase, StepCase, read_cases
+from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
 from perfsim.prediction.planner import plan_of
@@ -106,27 +91,28 @@ _COMMAND = "perfsim calibrate framework"
 
 
 @dataclass(frozen=True)
-class _Owners:
-    """The calibrations that a run's constants belong to."""
+class GpuRun:
+    """A placed run on calibrated GPUs, and the calibrations to which the constants of its step belong."""
 
+    placed: PlacedCase
     framework: FrameworkCalibration
     network: CollectiveCalibration
     device: GpuCalibration
 
     @classmethod
-    def of(cls, placed: PlacedCase) -> _Owners:
-        """The owners of a case's constants. Raises InputError where it runs on no calibrated GPU cluster."""
+    def of(cls, placed: PlacedCase) -> GpuRun:
+        """A run as the catalogue calibrates it. Raises InputError where it is on no calibrated GPUs."""
         system = gpu_plan(placed.plan).topology.system
         framework = placed.plan.job.runtime.framework
         network = system.node.nic.calibration
         device = system.device.calibration
         if framework is None or network is None or not isinstance(device, GpuCalibration):
             raise InputError(f"{placed.case.id} runs on no calibrated GPU cluster")
-        return cls(framework, network, device)
+        return cls(placed, framework, network, device)
 
     @property
-    def parts(self) -> dict[str, Calibration]:
-        """The owners by the part of the prices that they calibrate."""
+    def owners(self) -> dict[str, Calibration]:
+        """The calibrations by the part of the prices that they calibrate."""
         return {"framework": self.framework, "network": self.network, "device": self.device}
 
     def name(self, field: str) -> str:
@@ -139,17 +125,20 @@ class _Owners:
         }[_CONSTANTS[field].shared_by]
         return f"{field} of {shared_by}" if shared_by else field
 
-    def value(self, field: str) -> float | None:
-        """Its value; None where the owner has none, or has it as an assumption."""
-        part = _CONSTANTS[field].part
-        owner = self.parts[part]
-        if _PREFIX[part] + field in owner.assumed:
-            return None
-        holder = self.network.network if part == "network" else owner
-        return getattr(holder, field, None) or None
+    @cached_property
+    def recorded(self) -> dict[str, float]:
+        """The catalogue's values of the constants that may be fitted."""
+        values: dict[str, float] = {}
+        for field, row in _CONSTANTS.items():
+            owner = self.owners[row.part]
+            holder = self.network.network if row.part == "network" else owner
+            value = getattr(holder, field, None)
+            if value and _PREFIX[row.part] + field not in owner.assumed:
+                values[self.name(field)] = value
+        return values
 
-    def changed(self, constants: Constants) -> _Owners:
-        """The owners with other values of these constants."""
+    def changed(self, constants: Constants) -> GpuRun:
+        """The run with other values of these constants."""
         new: dict[str, dict[str, float]] = defaultdict(dict)
         for field, row in _CONSTANTS.items():
             value = constants.get(self.name(field))
@@ -158,43 +147,31 @@ class _Owners:
         between = self.network.network
         if between is not None:
             between = between.model_copy(update=new["network"])
-        return _Owners(
+        return GpuRun(
+            self.placed,
             self.framework.model_copy(update=new["framework"]),
             self.network.model_copy(update={"network": between}),
             self.device.model_copy(update=new["device"]),
         )
 
+    def step(self, constants: Constants) -> Step:
+        """Its step with these constants."""
+        run = self.changed(constants)
+        topology = gpu_plan(self.placed.plan).topology
+        system = topology.system
+        nic = system.node.nic.model_copy(update={"calibration": run.network})
+        system = system.model_copy(
+            update={
+                "device": system.device.model_copy(update={"calibration": run.device}),
+                "node": system.node.model_copy(update={"nic": nic}),
+            }
+        )
+        recipe = self.placed.plan.job.recipe.ran_with(framework=run.framework)
+        return self.placed.step(GpuCosts(FatTree(system, topology.num_devices), recipe))
 
-def device_calibration(placed: PlacedCase) -> GpuCalibration:
-    """The calibration of a case's device. Raises InputError unless it is a calibrated GPU."""
-    return _Owners.of(placed).device
-
-
-def recorded_constants(placed: PlacedCase) -> dict[str, float]:
-    """The catalogue's values of the constants of a case that may be fitted."""
-    owners = _Owners.of(placed)
-    values = {owners.name(field): owners.value(field) for field in _CONSTANTS}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def step_with(placed: PlacedCase, constants: Constants) -> Step:
-    """The step of a placed case with these constants."""
-    owners = _Owners.of(placed).changed(constants)
-    system = gpu_plan(placed.plan).topology.system
-    nic = system.node.nic.model_copy(update={"calibration": owners.network})
-    system = system.model_copy(
-        update={
-            "device": system.device.model_copy(update={"calibration": owners.device}),
-            "node": system.node.model_copy(update={"nic": nic}),
-        }
-    )
-    recipe = placed.plan.job.recipe.ran_with(framework=owners.framework)
-    return placed.step(GpuCosts(FatTree(system, placed.plan.topology.num_devices), recipe))
-
-
-def predict_with(placed: PlacedCase, constants: Constants) -> float:
-    """Step time of a placed case with these constants: the longest path, slowed as recorded."""
-    return placed.slowed * step_with(placed, constants).run(contention=False).step_time_s
+    def step_s(self, constants: Constants) -> float:
+        """Its step time with these constants: the longest path, slowed as recorded."""
+        return self.placed.slowed * self.step(constants).run(contention=False).step_time_s
 
 
 def fit_steps(
@@ -213,44 +190,44 @@ def fit_steps(
     """
     if unknown := [field for field in only if field not in _CONSTANTS]:
         raise InputError(f"{unknown[0]} is no constant of a fit; there are {', '.join(_CONSTANTS)}")
-    optimize = scipy("optimize")
     catalog = default_catalog()
     sparse = bool(only) and all(_CONSTANTS[field].of_experts for field in only)
-    cases = [placed for path in paths for placed in _cases(path, device, catalog, most_devices, sparse)]
+    runs = [run for path in paths for run in _gpu_runs(path, device, catalog, most_devices, sparse)]
     fields = [field for field, row in _CONSTANTS.items() if row.shared_by == "device" or not device_only]
     start = {
         name: value
-        for placed in cases
-        for name, value in recorded_constants(placed).items()
+        for run in runs
+        for name, value in run.recorded.items()
         if name.partition(" of ")[0] in (only or fields)
     }
-    runs = (placed.case for placed in cases)
-    distinct = {repr((run.system, run.model, run.strategy, run.parallel, run.training)) for run in runs}
+    cases = [run.placed.case for run in runs]
+    distinct = {
+        repr((case.system, case.model, case.strategy, case.parallel, case.training)) for case in cases
+    }
     need_more_than(len(start), len(distinct), paths[0], "different runs on GPUs")
-    weight = family_weight([placed.case.family for placed in cases])
+    weight = family_weight([case.family for case in cases])
+    measured_s = np.array([case.measured.step_time_s for case in cases])
 
     def constants(logs: Floats) -> dict[str, float]:
         return dict(zip(start, np.exp(logs).tolist(), strict=True))
 
     def residuals(logs: Floats) -> Floats:
         at = constants(logs)
-        errors = [np.log(predict_with(each, at) / each.case.measured.step_time_s) for each in cases]
-        return np.asarray(weight * np.array(errors))
+        return np.asarray(weight * np.log([run.step_s(at) for run in runs] / measured_s))
 
     def slopes(logs: Floats) -> Floats:
         """Of shape (runs, constants); a run is priced again only for the constants of its own owners."""
         at = constants(logs)
         names = list(start)
-        found = np.zeros((len(cases), len(names)))
-        for row, placed in enumerate(cases):
-            here_s = predict_with(placed, at)
-            for name in recorded_constants(placed):
-                if name in start:
-                    moved_s = predict_with(placed, at | {name: at[name] * float(np.exp(_STEP))})
-                    found[row, names.index(name)] = np.log(moved_s / here_s) / _STEP
-        return np.asarray(weight[:, None] * found)
+        slope = np.zeros((len(runs), len(names)))
+        for row, run in enumerate(runs):
+            here_s = run.step_s(at)
+            for name in run.recorded.keys() & start.keys():
+                moved_s = run.step_s(at | {name: at[name] * float(np.exp(_STEP))})
+                slope[row, names.index(name)] = np.log(moved_s / here_s) / _STEP
+        return np.asarray(weight[:, None] * slope)
 
-    result = optimize.least_squares(
+    result = scipy("optimize").least_squares(
         residuals,
         np.log(list(start.values())),
         jac=slopes,
@@ -263,16 +240,16 @@ def fit_steps(
     options += "".join(f" --only {field}" for field in only)
     options += f" --most-devices {most_devices}" * (most_devices < MOST_DEVICES)
     command = f"{_COMMAND} {' '.join(path.name for path in paths)}{options}"
-    table = source or source_of(paths[0], "public-gpu-runs")
+    table = source or _source_of(paths[0], "public-gpu-runs")
     record = _record(result, weight, list(start), command=command, table=table)
     moved = {name: rounded(value) for name, value in constants(result.x).items()}
-    return list(_recorded(cases, {name: moved[name] for name in record.standard_errors}, record))
+    return list(_recorded(runs, {name: moved[name] for name in record.standard_errors}, record))
 
 
-def _cases(
+def _gpu_runs(
     path: Path, device: str | None, catalog: Catalog, most_devices: int, sparse: bool
-) -> list[PlacedCase]:
-    """The scored cases of a file on GPUs: all, or those whose device has the calibration of `device`.
+) -> list[GpuRun]:
+    """The scored runs of a file on GPUs: all, or those whose device has the calibration of `device`.
 
     `sparse` leaves only runs of models with experts.
     """
@@ -282,21 +259,35 @@ def _cases(
         if not isinstance(calibration, GpuCalibration):
             raise InputError(f"{device} has no GPU calibration")
         wanted = calibration.name
-    cases = []
+    placed = []
     for case in read_cases(path, StepCase, catalog).cases:
         small = case.system.num_devices <= most_devices
         if not (case.scored and small and (case.model.experts or not sparse)):
             continue
         try:
-            constants = case_system(case, catalog).device.calibration
+            constants = case.system.spec(catalog).device.calibration
             if isinstance(constants, GpuCalibration) and wanted in (None, constants.name):
-                cases.append(place_case(case, catalog))
+                placed.append(case.placed(catalog))
         except PerfsimError:  # a run that cannot be planned determines nothing
             continue
-    if not cases:
+    if not placed:
         text = f"no scored case runs on a device with calibration {wanted or 'of a GPU'}"
         raise InputError([Problem(text, str(path), 1)])
-    return cases
+    return [GpuRun.of(run) for run in placed]
+
+
+def _fit_record(apes: Floats, **fields: Any) -> FitRecord:
+    """The record of a fit to whole steps, of which `apes` are the absolute errors."""
+    median = round(float(np.median(apes)), 4)
+    return FitRecord(
+        points=len(apes), median_ape=median, p90_ape=round(float(np.percentile(apes, 90)), 4), **fields
+    )
+
+
+def _source_of(path: Path, bundled: str) -> str:
+    """The source id `bundled` for perfsim's own file of runs; the name of any other file."""
+    ours = path.resolve().parent == (data_root() / "studies" / "validation").resolve()
+    return bundled if ours else path.name
 
 
 def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, table: str) -> FitRecord:
@@ -305,12 +296,12 @@ def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, 
     SciPy returns the Jacobian times (1 + z)^(-3/4), z = (residual / scale)^2.
     """
     z = (result.fun / (OUTLIER * float(weight.mean()))) ** 2
-    loss = Loss(result.fun / np.sqrt(1 + z), (1 + z) ** -1.5, np.arange(len(z)))
+    loss = SoftL1(result.fun, np.ones(len(z)), z, np.arange(len(z)))
     errors = loss.errors(result.jac * (1 + z)[:, None] ** 0.75).tolist()
     matters = (np.abs(result.jac).max(axis=0) > 0.0).tolist()
     idle = [name for name, moved in zip(names, matters, strict=True) if not moved]
     kept = f"; kept, for no run depends on them: {', '.join(idle)}" if idle else ""
-    return fit_record(
+    return _fit_record(
         np.abs(np.expm1(result.fun / weight)),
         command=command,
         table=table,
@@ -322,16 +313,15 @@ def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, 
     )
 
 
-def _recorded(cases: Sequence[PlacedCase], moved: Constants, record: FitRecord) -> Iterator[Calibration]:
-    """The calibrations of the cases with new constants and the record of their fit."""
+def _recorded(runs: Sequence[GpuRun], moved: Constants, record: FitRecord) -> Iterator[Calibration]:
+    """The calibrations of runs with new constants and the record of their fit."""
     done: set[str] = set()
-    for placed in cases:
-        owners = _Owners.of(placed)
-        for part, owner in owners.changed(moved).parts.items():
+    for run in runs:
+        for part, owner in run.changed(moved).owners.items():
             names = {
-                field: owners.name(field)
+                field: run.name(field)
                 for field, row in _CONSTANTS.items()
-                if row.part == part and not (row.shared_by == "launcher" and owners.framework.launcher)
+                if row.part == part and not (row.shared_by == "launcher" and run.framework.launcher)
             }
             errors = {field: record.standard_errors[name] for field, name in names.items() if name in moved}
             if not errors or owner.name in done:
@@ -354,48 +344,34 @@ class FittedConstant:
     runs: int
     """Runs of the fit."""
 
-
-def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
-    """Constants of frameworks, networks and devices that `perfsim calibrate framework` found, each once."""
-    frameworks = [catalog.framework(name) for name in catalog.names("framework")]
-    found: dict[str, FittedConstant] = {}
-    for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
-        values = owner.constants()
-        for path, record in owner.fit.items():
-            field = path.rpartition(".")[2]
-            value = values.get(path)
-            if not (record.command.startswith(_COMMAND) and isinstance(value, float)):
-                continue
-            row = _CONSTANTS[field]
-            launched = row.shared_by == "launcher" and bool(getattr(owner, "launcher", ""))
-            if launched or path in owner.assumed:
-                continue
-            name = field if (row.part, row.shared_by) == ("device", "all") else f"{field} of {owner.name}"
-            found[name] = FittedConstant(name, value, record.standard_errors[field], record.points)
-    return list(found.values())
+    @classmethod
+    def recorded(cls, catalog: Catalog) -> list[FittedConstant]:
+        """Constants of the catalogue that `perfsim calibrate framework` determined, each once."""
+        frameworks = [catalog.framework(name) for name in catalog.names("framework")]
+        constants: dict[str, FittedConstant] = {}
+        for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
+            values = owner.constants()
+            for path, record in owner.fit.items():
+                field = path.rpartition(".")[2]
+                value = values.get(path)
+                if not (record.command.startswith(_COMMAND) and isinstance(value, float)):
+                    continue
+                row = _CONSTANTS[field]
+                launched = row.shared_by == "launcher" and bool(getattr(owner, "launcher", ""))
+                if launched or path in owner.assumed:
+                    continue
+                of_all_devices = (row.part, row.shared_by) == ("device", "all")
+                name = field if of_all_devices else f"{field} of {owner.name}"
+                constants[name] = cls(name, value, record.standard_errors[field], record.points)
+        return list(constants.values())
 
 
 # Wafers: one efficiency a software release.
 
 
-def release_of(case: StepCase, catalog: Catalog) -> str:
-    """The measured release whose efficiency a wafer's log has; empty for any other run."""
-    try:
-        calibration = case_system(case, catalog).device.calibration
-    except PerfsimError:
-        return ""
-    release = case.system.software_release
-    if not release or not isinstance(calibration, WaferCalibration):
-        return ""
-    return nearest_release(release, calibration)
-
-
 @dataclass(frozen=True)
 class WaferFit:
-    """Predictions of some logs as a function of the logarithms of the fitted constants.
-
-    These are the level, the growth if the logs show it, and the time of a link if it is free.
-    """
+    """Predictions of some logs as a function of the logarithms of the fitted constants."""
 
     cases: Sequence[StepCase]
     start: WaferCalibration
@@ -411,53 +387,61 @@ class WaferFit:
         cases = []
         for case in logs:
             try:
-                plan_of(case_question(case, catalog))
+                plan_of(case.question(catalog))
             except PerfsimError:  # a log that cannot be planned determines nothing
                 continue
             cases.append(case)
         return cls(cases, start, catalog)
 
-    @property
-    def first(self) -> Floats:
-        """The start values; growth only if the logs cover several releases."""
-        positions = self.positions
-        newest = max(positions, key=positions.__getitem__)
-        releases = {nearest_release(case.system.software_release or "", self.start) for case in self.cases}
-        values = [float(np.log(self.start.efficiency[newest]))]
-        values += [growth_per_release(self.start)] if len(releases) > 1 else []
-        values += [float(np.log(self.start.link_s_per_element))] if self.link_is_free else []
-        return np.array(values)
-
-    @property
-    def positions(self) -> dict[str, int]:
-        """Position of each release relative to the newest measured one: 0 or less."""
+    @cached_property
+    def after(self) -> dict[str, int]:
+        """Number of each release after the newest measured one: 0 or less."""
         places = {release: place_of(release) for release in self.start.efficiency}
         return {release: place - max(places.values()) for release, place in places.items()}
 
+    @cached_property
+    def first(self) -> dict[str, float]:
+        """Start of the level, of the growth if the logs cover several releases, of a link if it is free."""
+        newest = max(self.after, key=self.after.__getitem__)
+        releases = {nearest_release(case.system.software_release or "", self.start) for case in self.cases}
+        first = {"level": float(np.log(self.start.efficiency[newest]))}
+        if len(releases) > 1:
+            first["growth"] = growth_per_release(self.start)
+        if self.link_is_free:
+            first["link"] = float(np.log(self.start.link_s_per_element))
+        return first
+
     def growth(self, values: Floats) -> float:
         """Log of the growth per release; the start's if the logs do not show it."""
-        return float(values[1]) if len(values) - self.link_is_free > 1 else growth_per_release(self.start)
+        return float(values[1]) if "growth" in self.first else growth_per_release(self.start)
 
     def calibration(self, values: Floats, digits: int = 15) -> WaferCalibration:
         """The calibration with these constants."""
         efficiency = {
             release: rounded(float(np.exp(float(values[0]) + self.growth(values) * after)), digits)
-            for release, after in self.positions.items()
+            for release, after in self.after.items()
         }
         link_s = float(np.exp(values[-1])) if self.link_is_free else self.start.link_s_per_element
         return self.start.model_copy(update={"efficiency": efficiency, "link_s_per_element": link_s})
 
-    def residuals(self, values: Floats) -> Floats:
-        """log(predicted / measured) of every case."""
-        calibration = self.calibration(values)
-        predicted = [evaluate_case(case, self.catalog, calibration).step_time_s for case in self.cases]
-        measured = [case.measured.step_time_s for case in self.cases]
-        return np.asarray(np.log(np.array(predicted) / np.array(measured)))
-
     def least_squares(self) -> Any:
-        """SciPy's result of the fit."""
+        """SciPy's result of the fit; residuals are log(predicted / measured) of every case."""
+        measured_s = np.array([case.measured.step_time_s for case in self.cases])
+
+        def residuals(values: Floats) -> Floats:
+            calibration = self.calibration(values)
+            predicted = [case.evaluated(self.catalog, calibration).step_time_s for case in self.cases]
+            return np.asarray(np.log(np.array(predicted) / measured_s))
+
         # Predictions jump with the number of micro-batches, so derivatives need a larger step than usual.
-        return scipy("optimize").least_squares(self.residuals, self.first, diff_step=1e-3, x_scale=0.1)
+        first = np.array(list(self.first.values()))
+        return scipy("optimize").least_squares(residuals, first, diff_step=1e-3, x_scale=0.1)
+
+    def covariance(self, result: Any) -> Floats:
+        """The covariance of the fitted logarithms."""
+        inverse = np.linalg.pinv(result.jac.T @ result.jac)
+        freedom = max(len(self.cases) - len(self.first), 1)
+        return np.asarray(inverse * (result.fun @ result.fun) / freedom)
 
 
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
@@ -469,38 +453,29 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
         raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])
     need_more_than(len(fit.first), len(fit.cases), path, "scored logs")
     result = fit.least_squares()
-    freedom = len(fit.cases) - len(result.x)
-    covariance = _covariance(result, freedom)
-    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(result.x) > 1 else {}
-    for release, after in fit.positions.items():
+    covariance = fit.covariance(result)
+    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if "growth" in fit.first else {}
+    for release, after in fit.after.items():
         slope = np.array([1.0, float(after)])[: len(result.x)]
         errors[f"efficiency.{release}"] = float(np.sqrt(slope @ covariance @ slope))
-    pairs = zip(fit.cases, np.expm1(result.fun).tolist(), strict=True)
-    by_case = ", ".join(f"{case.id} {error:+.1%}" for case, error in pairs)
-    grown = np.expm1(fit.growth(result.x))
-    record = fit_record(
-        np.abs(np.expm1(result.fun)),
+    signed = np.expm1(result.fun)
+    by_case = ", ".join(f"{case.id} {error:+.1%}" for case, error in zip(fit.cases, signed, strict=True))
+    note = (
+        f"{len(fit.cases) - len(fit.first)} residual degree(s) of freedom; efficiency grows "
+        f"{np.expm1(fit.growth(result.x)):.1%} a release; errors {by_case}"
+    )
+    # The time of a link is not fitted; what it would be is a check.
+    free = replace(fit, link_is_free=True)
+    if len(fit.cases) > len(free.first):
+        checked = free.least_squares()
+        error = np.sqrt(free.covariance(checked)[-1, -1])
+        link_ns = np.exp(checked.x[-1]) * 1e9
+        note += f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"
+    record = _fit_record(
+        np.abs(signed),
         command=f"perfsim calibrate wafer {path.name} --device {device}",
-        table=source or source_of(path, "public-wafer-logs"),
+        table=source or _source_of(path, "public-wafer-logs"),
         standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
-        note=f"{freedom} residual degree(s) of freedom; efficiency grows {grown:.1%} a release; "
-        f"errors {by_case}{_free_link(fit)}",
+        note=note,
     )
     return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
-
-
-def _covariance(result: Any, freedom: int) -> Floats:
-    inverse = np.linalg.pinv(result.jac.T @ result.jac)
-    return np.asarray(inverse * (result.fun @ result.fun) / max(freedom, 1))
-
-
-def _free_link(fit: WaferFit) -> str:
-    """The time of a link if it were fitted: a check only, since it is not."""
-    free = replace(fit, link_is_free=True)
-    freedom = len(fit.cases) - len(free.first)
-    if freedom < 1:
-        return ""
-    result = free.least_squares()
-    error = np.sqrt(_covariance(result, freedom)[-1, -1])
-    link_ns = np.exp(result.x[-1]) * 1e9
-    return f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"

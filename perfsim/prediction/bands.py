@@ -353,7 +353,7 @@ _ERRORS = ("median_ape", "p90_ape", "held_out_p90_ape", "baseline_median_ape")
 def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
     """The errors of the family of published runs most like a plan, and the plan's band.
 
-    `share` of its step hides communication (`run.hidden_share`; 0 where the plan was not simulated).
+    `share` of its step hides communication (`Trace.hidden_share`; 0 where the plan was not simulated).
     `without` names a group of runs of which the answer knows nothing.
     """
     unknowns = [*unknowns_of(plan), *hidden_of(plan, share, without=without).unknown()]

@@ -18,7 +18,6 @@ from perfsim.machines.machine import is_borrowed
 from perfsim.prediction.bands import (
     MARGIN,
     SHARDED,
-    Hidden,
     Reached,
     best_below,
     class_of,
@@ -111,29 +110,30 @@ _OF_THE_JOB = ("experts-outside", "sequence-outside", "shape-outside")
 _DEVICE_FIGURES = ("peak", "memory.bandwidth")
 
 
-def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[Caveat, ...]:
-    """The caveats of one step, worst first."""
+def caveats_of(
+    evaluation: Evaluation, why: Why, allowed_share: float, more: Iterable[Caveat] = ()
+) -> tuple[Caveat, ...]:
+    """The caveats of one step with `more` of its question, worst first.
+
+    `allowed_share` is the share of a device's memory that a plan may use.
+    """
     plan = evaluation.plan
     runs = runs_like(plan)
-    return worst_first(
-        [
-            *_measured(plan),
-            *_evidence(plan, runs),
-            *_outside(plan, runs),
-            *_positions(plan),
-            *_hidden(hidden_of(plan, evaluation.hidden_communication_fraction)),
-            *_utilisation(plan, evaluation.mfu),
-            *_few_sequences(plan, runs, why.fixed_s),
-            *_memory(plan, memory_limit),
-            *_assumed(plan, why.cause),
-            *_scaled(evaluation),
-        ]
-    )
-
-
-def worst_first(caveats: Iterable[Caveat]) -> tuple[Caveat, ...]:
-    """Sorted by severity, then by the order of `CODES`."""
+    caveats = [
+        *_measured(plan),
+        *_evidence(plan, runs),
+        *_outside(plan, runs),
+        *_of_run(evaluation),
+        *_few_sequences(plan, runs, why.fixed_s),
+        *_inputs(plan, why.cause, allowed_share),
+        *more,
+    ]
     return tuple(sorted(caveats, key=rank))
+
+
+def rank(caveat: Caveat) -> tuple[int, int]:
+    """The rank of a caveat among others, by severity, then by the order of `CODES`: the lower, the worse."""
+    return SEVERITIES.index(caveat.severity), [*CODES].index(caveat.code)
 
 
 def caveat(code: str, words: str, factor: float = 1.0) -> Caveat:
@@ -144,16 +144,11 @@ def caveat(code: str, words: str, factor: float = 1.0) -> Caveat:
     return Caveat(code, severity or "warning", words)
 
 
-def rank(caveat: Caveat) -> tuple[int, int]:
-    """The place of a caveat among others: the lower, the worse."""
-    return SEVERITIES.index(caveat.severity), [*CODES].index(caveat.code)
-
-
 # ------------------------------------------------------------------------------------ constants
 def _measured(plan: Plan) -> Iterator[Caveat]:
     """Constants that were measured on another device, link or release, or not at all."""
     system = plan.system
-    machine = machine_of(plan.system)
+    machine = machine_of(system)
     device = system.device
     borrowed = is_borrowed(device.name, device.assumed, device.calibration, "device")
     if borrowed and device.calibration is not None:
@@ -163,21 +158,27 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
     releases = machine.releases(system, plan.job.recipe)
     if releases is not None and device.calibration is not None:
         wanted, used = releases
-        owner = device.calibration.name
         if used == PEAK:
             yield caveat("release-peak", "peak efficiency, which no software release reaches")
         elif wanted != used:
             words = f"no measurement of software release {wanted}: the efficiency of {used} is used"
             yield caveat("release-borrowed", words + _allowed(plan, "release-borrowed"))
         elif borrowed:
-            words = f"software release {used} was measured on {owner} only, as a fraction of its peak"
-            yield caveat("release-borrowed", words)
-    links = machine.links(system)
-    nodes = machine.devices_per_node(system) or 1
-    if plan.topology.num_devices > 1:
-        yield from _links(links.inside_node)
-    if plan.topology.num_devices > nodes:
-        yield from _links(links.between_nodes)
+            measured = f"was measured on {device.calibration.name} only, as a fraction of its peak"
+            yield caveat("release-borrowed", f"software release {used} {measured}")
+    # A device alone uses no link, and a node alone none between nodes.
+    devices = plan.topology.num_devices
+    joined = (1, machine.devices_per_node(system) or 1)
+    for link, size in zip(machine.links(system), joined, strict=False):
+        if devices <= size:
+            break
+        yield from _unread(link, ("bandwidth",))
+        if link.calibration is None:
+            words = f"no measurement of collectives on {link.name}: its data sheet sets their speed"
+            yield caveat("link-uncalibrated", words)
+        elif is_borrowed(link.name, link.assumed, link.calibration, "link"):
+            words = f"collectives on {link.name} have the constants of {link.calibration.name}"
+            yield caveat("link-borrowed", words)
 
 
 def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Caveat]:
@@ -188,23 +189,10 @@ def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Cav
             yield caveat("data-sheet-unread", words)
 
 
-def _links(links: Iterable[LinkSpec]) -> Iterator[Caveat]:
-    for link in links:
-        yield from _unread(link, ("bandwidth",))
-        if link.calibration is None:
-            words = f"no measurement of collectives on {link.name}: its data sheet sets their speed"
-            yield caveat("link-uncalibrated", words)
-        elif is_borrowed(link.name, link.assumed, link.calibration, "link"):
-            words = f"collectives on {link.name} have the constants of {link.calibration.name}"
-            yield caveat("link-borrowed", words)
-
-
 # -------------------------------------------------------------------------------- published runs
 def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """How many published runs there are, and whether they trained in this precision."""
     device = plan.system.device
-    unit = machine_of(plan.system).unit
-    constants = device.constants
     if not runs:
         kind = plan.system.kind
         known = {row.kind for row in recorded_runs()}
@@ -214,11 +202,14 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     most = max(row.num_devices for row in runs)
     if len(runs) < FEW_RUNS:
         severity: Severity = "serious" if plan.topology.num_devices > most else "warning"
-        where = "" if device.name in {row.device for row in runs} else f" with the constants of {constants}"
-        yield Caveat("few-runs", severity, f"{len(runs)} published runs{where}, at most {most:,} {unit}")
+        measured_here = device.name in {row.device for row in runs}
+        where = "" if measured_here else f" with the constants of {device.constants}"
+        words = f"{len(runs)} published runs{where}, at most {most:,} {machine_of(plan.system).unit}"
+        yield Caveat("few-runs", severity, words)
     precision = class_of(plan.job.recipe.precision)
-    if precision not in {class_of(row.precision) for row in runs}:
-        others = ", ".join(sorted({class_of(row.precision) for row in runs}))
+    published = {class_of(row.precision) for row in runs}
+    if precision not in published:
+        others = ", ".join(sorted(published))
         words = f"no published run in {precision}; the constants were fitted to runs in {others}"
         yield caveat("precision-outside", words)
 
@@ -228,18 +219,33 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     for unknown in unknowns_of(plan):
         if unknown.code in _OF_THE_JOB:
             yield caveat(unknown.code, unknown.words)
+    positions = plan.job.model.max_position_embeddings
+    tokens = plan.job.seq_length
+    if tokens > positions:
+        words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
+        yield caveat("positions-outside", f"{words}: set the recipe's seq_length")
     if not runs:
         return
     layout = plan.layout
-    unit = machine_of(plan.system).unit
     yield from _above(
         "devices-outside",
         plan.topology.num_devices,
         [row.num_devices for row in runs],
-        f"{{factor}} times as many {unit} as in any published run (at most {{most:,.0f}})"
-        f"{_allowed(plan, 'devices-outside')}",
+        f"{{factor}} times as many {machine_of(plan.system).unit} as in any published run "
+        f"(at most {{most:,.0f}}){_allowed(plan, 'devices-outside')}",
     )
-    yield from _size(float(parameters(plan.job.model).total), [row.parameters for row in runs])
+    size = float(parameters(plan.job.model).total)
+    least = min(row.parameters for row in runs)
+    most = max(row.parameters for row in runs)
+    if size > most * LIKE_SIZE:
+        words = (
+            f"{_rounded(size / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"
+        )
+        yield caveat("parameters-outside", words, size / most)
+    elif size * LIKE_SIZE < least:
+        smallest = f"the smallest published run ({least / 1e9:.2g} billion)"
+        words = f"{_rounded(size / least)} times the parameters of {smallest}"
+        yield caveat("parameters-outside", words, least / size)
     sharded = layout.zero_stage == SHARDED
     tensor = layout.tensor > 1
     if sharded:
@@ -268,14 +274,6 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     )
 
 
-def _positions(plan: Plan) -> Iterator[Caveat]:
-    positions = plan.job.model.max_position_embeddings
-    tokens = plan.job.seq_length
-    if tokens > positions:
-        words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
-        yield caveat("positions-outside", f"{words}: set the recipe's seq_length")
-
-
 def _allowed(plan: Plan, code: str) -> str:
     """What a machine says of how its band allows for something that no published run shows."""
     return "".join(f"; {unknown.words}" for unknown in unknowns_of(plan) if unknown.code == code)
@@ -293,23 +291,10 @@ def _above(code: str, value: float, published: Sequence[float], words: str) -> I
         yield caveat(code, words.format(factor=_rounded(value / most), most=most), value / most)
 
 
-def _size(value: float, published: Sequence[float]) -> Iterator[Caveat]:
-    """A caveat where a model is much larger or smaller than all published ones."""
-    least = min(published)
-    most = max(published)
-    if value > most * LIKE_SIZE:
-        run = f"any published run ({most / 1e9:.3g} billion)"
-    elif value * LIKE_SIZE < least:
-        run = f"the smallest published run ({least / 1e9:.2g} billion)"
-    else:
-        return
-    ratio = value / (most if value > most else least)
-    words = f"{_rounded(ratio)} times the parameters of {run}"
-    yield caveat("parameters-outside", words, max(ratio, 1.0 / ratio))
-
-
-def _hidden(hidden: Hidden) -> Iterator[Caveat]:
-    """More communication behind compute, which it slows, than in any published run."""
+def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
+    """A step that hides more, uses its devices better, or is scaled more than the published runs show."""
+    plan = evaluation.plan
+    hidden = hidden_of(plan, evaluation.hidden_communication_fraction)
     factor = hidden.share / hidden.published if hidden.published else inf
     if hidden.cost and factor > MARGIN:
         words = (
@@ -318,18 +303,17 @@ def _hidden(hidden: Hidden) -> Iterator[Caveat]:
             f"the band allows up to {100 * hidden.cost:.2g} % of the step"
         )
         yield caveat("hidden-communication", words, factor)
-
-
-def _utilisation(plan: Plan, mfu: float) -> Iterator[Caveat]:
-    """An MFU above every comparable published run."""
-    above = best_below(plan, mfu)
-    if above is not None:
+    mfu = evaluation.mfu
+    if above := best_below(plan, mfu):
         best, words = above
         yield caveat(
             "mfu-above-published",
             f"MFU {100 * mfu:.0f} % lies above every published run on {best.device} {words}: take it as "
             f"optimistic; the best has {100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)",
         )
+    cluster = evaluation.cluster
+    if cluster is not None:
+        yield Caveat("cluster-scaled", "warning" if cluster.is_wide else "info", cluster.note)
 
 
 def _few_sequences(plan: Plan, runs: Sequence[Reached], fixed_s: float) -> Iterator[Caveat]:
@@ -355,19 +339,15 @@ def _few_sequences(plan: Plan, runs: Sequence[Reached], fixed_s: float) -> Itera
 
 
 # ---------------------------------------------------------------------------- memory and inputs
-def _memory(plan: Plan, limit: float) -> Iterator[Caveat]:
-    """Memory that is nearly full, where fragmentation could make it too small."""
+def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:
+    """Memory that fragmentation could make too small, and inputs without a source that decide the answer."""
     share = plan.memory_share
-    if share > limit:
-        words = f"{100 * share:.1f} % of memory is used, above the limit of {100 * limit:.4g} %"
-        yield caveat("memory-above-limit", f"{words}; fragmentation could end the run")
-    elif share > limit - NEAR_LIMIT:
-        words = f"{100 * share:.1f} % of memory is used, near the limit of {100 * limit:.4g} %"
-        yield caveat("memory-tight", words)
-
-
-def _assumed(plan: Plan, cause: str) -> Iterator[Caveat]:
-    """Inputs without a source that decide the answer."""
+    limit = f"the limit of {100 * allowed_share:.4g} %"
+    if share > allowed_share:
+        words = f"{100 * share:.1f} % of memory is used, above {limit}; fragmentation could end the run"
+        yield caveat("memory-above-limit", words)
+    elif share > allowed_share - NEAR_LIMIT:
+        yield caveat("memory-tight", f"{100 * share:.1f} % of memory is used, near {limit}")
     fields = machine_of(plan.system).inputs.get(cause, ())
     unknown = [
         path
@@ -380,13 +360,6 @@ def _assumed(plan: Plan, cause: str) -> Iterator[Caveat]:
     if plan.job.recipe.weight_sparsity:
         words = "a sparse model is assumed to need as many tokens as the dense one; known for few models"
         yield caveat("sparsity-assumed", words)
-
-
-def _scaled(evaluation: Evaluation) -> Iterator[Caveat]:
-    """Step times that are multiplied by the user's calibration of a cluster."""
-    cluster = evaluation.cluster
-    if cluster is not None:
-        yield Caveat("cluster-scaled", "warning" if cluster.is_wide else "info", cluster.note)
 
 
 # ------------------------------------------------------------------------------------- questions
@@ -405,14 +378,15 @@ def batch_caveats(question: Question) -> list[Caveat]:
     return [caveat("batch-default", words)]
 
 
-def default_settings(named: Iterable[str], plan: Plan) -> list[Caveat]:
-    """The settings of a layout that are left at defaults, and their usual values among users of Megatron.
+def default_settings(question: Question, plan: Plan) -> list[Caveat]:
+    """The settings that the text of a layout leaves at defaults, and their usual values in Megatron.
 
     Only settings that matter for the layout's degrees are listed.
     """
-    given = set(named)
+    if question.named_settings is None:
+        return []
     settings = machine_of(plan.system).usual_settings(plan.layout, plan.job.recipe)
-    left = [setting for setting in settings if setting.name not in given]
+    left = [setting for setting in settings if setting.name not in question.named_settings]
     if not left:
         return []
     usual = [setting.usual for setting in left if setting.usual]

@@ -13,19 +13,18 @@ from perfsim.base.text import did_you_mean
 from perfsim.costs.price import Costs, Shares
 from perfsim.engine.failures import (
     Checkpoints,
-    FailedRun,
     exponential_failures,
     run_with_failures,
     with_jitter,
     with_stragglers,
 )
 from perfsim.engine.trace import Trace
-from perfsim.machines.placement import MOST_TASKS, Placed, PlacedStragglers, place, place_stragglers
+from perfsim.machines.placement import MOST_TASKS, Placed, place, place_stragglers
 from perfsim.network import Topology, degraded
 from perfsim.network.collectives import num_steps, tree_rounds
 from perfsim.prediction.run import Evaluation, Perturbed
 from perfsim.specs.calibration import CollectiveOp
-from perfsim.specs.perturbations import FailureSpec, PerturbationSpec, ResilienceSpec
+from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import expand
 
@@ -45,19 +44,32 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     if evaluation.perturbed is not None:
         raise InputError("this step is perturbed already")
     topology = degraded(plan.topology, {link.link: link.left for link in spec.links})
+    replicas = evaluation.graph.width // plan.layout.tensor
+    apart = bool(spec.jitter) and replicas * len(evaluation.graph) <= MOST_TASKS
     numbers = range(spec.draws if spec.is_random else 1)
-    drawn = [_draw(evaluation, spec, topology, number) for number in numbers]
+    drawn = [_draw(evaluation, spec, topology, number, apart=apart) for number in numbers]
+    notes = [draw.note for draw in drawn]
+    if spec.jitter and not apart:
+        notes.insert(
+            0, "all replicas have the same jitter, as separate ones are too many tasks: a lower bound"
+        )
     draws = sorted(drawn, key=lambda draw: draw.trace.step_time_s)
     trace, placed, _ = draws[(len(draws) - 1) // 2]
+    run = None
+    failure = spec.failure
+    if failure is not None:
+        checkpoints = Checkpoints(failure.checkpoint, failure.restart, failure.write)
+        times = iter([failure.at] if failure.at is not None else [])
+        if failure.at is None:
+            times = exponential_failures(failure.mttf or 0.0, spec.seed)
+        run = run_with_failures(failure.steps * trace.step_time_s, checkpoints, times)
     summary = Perturbed(
         text=text_of(spec),
         unperturbed_step_time_s=evaluation.step_time_s,
         draws_s=tuple(draw.trace.step_time_s for draw in draws),
         tasks=len(trace.graph),
-        note="; ".join(
-            dict.fromkeys(filter(None, [_note(evaluation, spec), *(draw.note for draw in drawn)]))
-        ),
-        run=_run(trace.step_time_s, spec.failure, spec.seed),
+        note="; ".join(dict.fromkeys(filter(None, notes))),
+        run=run,
     )
     return replace(evaluation, trace=trace, disturbed=placed, perturbed=summary)
 
@@ -70,58 +82,36 @@ class _Draw(NamedTuple):
     note: str
 
 
-def _draw(evaluation: Evaluation, spec: PerturbationSpec, topology: Topology, number: int) -> _Draw:
+def _draw(
+    evaluation: Evaluation, spec: PerturbationSpec, topology: Topology, number: int, *, apart: bool
+) -> _Draw:
+    """The step with the slow ranks and the jitter of one draw; `apart`: every replica has its own jitter."""
     plan = evaluation.plan
     folded = evaluation.graph
+    devices = plan.topology.num_devices
     rng = np.random.default_rng([spec.seed, number])
-    factors = _factors(spec, plan.topology.num_devices, rng)
-    apart = bool(spec.jitter) and _fits(evaluation)
-    marks: dict[int, Hashable] = dict(factors)
-    if apart:
-        width = folded.width
-        replica = {rank: rank % width // plan.layout.tensor for rank in range(plan.topology.num_devices)}
-        marks = {rank: (factors.get(rank), number) for rank, number in replica.items()}
-    if spec.jitter:
-        slow = PlacedStragglers(place(folded, topology, marks=marks), factors)
-    else:
-        slow = place_stragglers(folded, plan, factors, topology)
-    graph = slow.placed.graph
-    step = replace(evaluation.step, placed=slow.placed)
-    duration_s = with_stragglers(graph, step.duration_s, slow.placed.rank, slow.factors)
-    peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
-    duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
-    return _Draw(step.run(duration_s), slow.placed, slow.note)
-
-
-def _factors(spec: PerturbationSpec, devices: int, rng: np.random.Generator) -> dict[int, float]:
-    """Compute time factors of the slow ranks in one draw."""
     factors: dict[int, float] = {}
     for straggler in spec.stragglers:
         factors[straggler.rank] = factors.get(straggler.rank, 1.0) * straggler.factor
     if spec.step_stragglers is not None:
         for rank in np.flatnonzero(rng.random(devices) < spec.step_stragglers.share).tolist():
             factors[rank] = factors.get(rank, 1.0) * spec.step_stragglers.factor
-    return {rank: factor for rank, factor in factors.items() if factor != 1.0}
-
-
-def _fits(evaluation: Evaluation) -> bool:
-    replicas = evaluation.graph.width // evaluation.plan.layout.tensor
-    return replicas * len(evaluation.graph) <= MOST_TASKS
-
-
-def _note(evaluation: Evaluation, spec: PerturbationSpec) -> str:
-    if spec.jitter and not _fits(evaluation):
-        return "all replicas have the same jitter, as separate ones are too many tasks: a lower bound"
-    return ""
-
-
-def _run(step_time_s: float, failure: FailureSpec | None, seed: int) -> FailedRun | None:
-    """The whole run through failures; None where there are none."""
-    if failure is None:
-        return None
-    checkpoints = Checkpoints(failure.checkpoint, failure.restart, failure.write)
-    times = iter([failure.at]) if failure.at is not None else exponential_failures(failure.mttf or 0.0, seed)
-    return run_with_failures(failure.steps * step_time_s, checkpoints, times)
+    factors = {rank: factor for rank, factor in factors.items() if factor != 1.0}
+    if spec.jitter:
+        marks: dict[int, Hashable] = dict(factors)
+        if apart:
+            replica = {rank: rank % folded.width // plan.layout.tensor for rank in range(devices)}
+            marks = {rank: (factors.get(rank), number) for rank, number in replica.items()}
+        placed = place(folded, topology, marks=marks)
+    else:
+        placed = place_stragglers(folded, plan, factors, topology)
+        factors = dict(placed.factors)
+    graph = placed.graph
+    step = replace(evaluation.step, placed=placed)
+    duration_s = with_stragglers(graph, step.duration_s, placed.rank, factors)
+    peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
+    duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
+    return _Draw(step.run(duration_s), placed, placed.note if placed.factors else "")
 
 
 def text_of(spec: PerturbationSpec) -> str:
@@ -171,11 +161,12 @@ def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resi
     plan = evaluation.plan
     rank = min(spec.rank, plan.topology.num_devices - 1)
     severities = sorted({1.0, *spec.severities})
-    placed, slow, _ = place_stragglers(evaluation.graph, plan, {rank: severities[-1]}, step_only=True)
+    placed = place_stragglers(evaluation.graph, plan, {rank: severities[-1]}, step_only=True)
     step = replace(evaluation.step, placed=placed)
     points = []
     for severity in severities:
-        slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, dict.fromkeys(slow, severity))
+        factors = dict.fromkeys(placed.factors, severity)
+        slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, factors)
         points.append(ResiliencePoint(severity, step.run(slow_s).step_time_s))
     return Resilience(label, rank, tuple(points))
 
@@ -202,39 +193,35 @@ class _StepCosts(Costs):
     whole: Costs
 
     def duration_s(self, work: Work) -> float:
-        algorithm, _, name = work.op.partition(".")
-        if work.group is None or algorithm not in ALGORITHMS:
-            return self.whole.duration_s(work)
-        if algorithm == "tree":
-            return self._round_s(work, work.group, *name.split("."))
-        op = cast(CollectiveOp, name)
-        return self.whole.duration_s(_whole(work, op)) / num_steps(op, work.group.size)
+        """A step of a ring takes its part of the collective, a round of a tree its slowest message."""
+        if work.group is not None and work.op.startswith("tree."):
+            _, op, number = work.op.split(".")
+            pairs = tree_rounds(cast(CollectiveOp, op), work.group.size)[int(number)]
+            return max(self.whole.send_s(_ends(work.group, pair), work.comm_bytes) for pair in pairs)
+        priced, steps = self._priced(work)
+        return self.whole.duration_s(priced) / steps
 
     def latency_s(self, work: Work, /) -> float:
-        algorithm, _, name = work.op.partition(".")
-        if work.group is None or algorithm not in ALGORITHMS:
-            return self.whole.latency_s(work)
-        if algorithm == "ring":
-            op = cast(CollectiveOp, name)
-            return self.whole.latency_s(_whole(work, op)) / num_steps(op, work.group.size)
-        return self.whole.latency_s(replace(work, op="send_recv", group=_ends(work.group, (0, 1))))
+        priced, steps = self._priced(work)
+        return self.whole.latency_s(priced) / steps
 
     def taken(self, work: Work, /) -> Shares:
-        """What a step takes of a device: that of its collective, or of a message in a round of a tree."""
-        algorithm, _, name = work.op.partition(".")
-        if work.group is None or algorithm not in ALGORITHMS:
-            return self.whole.taken(work)
-        if algorithm == "tree":
-            return self.whole.taken(replace(work, op="send_recv", group=_ends(work.group, (0, 1))))
-        return self.whole.taken(_whole(work, cast(CollectiveOp, name)))
+        """What a step takes of a device: as much as its collective, or as a message in a round of a tree."""
+        return self.whole.taken(self._priced(work)[0])
 
     def bound(self, work: Work, /) -> Shares:
         return self.whole.bound(work)
 
-    def _round_s(self, work: Work, group: RankGroup, op: str, number: str) -> float:
-        """Seconds of a round of a tree: the slowest of its messages."""
-        pairs = tree_rounds(cast(CollectiveOp, op), group.size)[int(number)]
-        return max(self.whole.send_s(_ends(group, pair), work.comm_bytes) for pair in pairs)
+    def _priced(self, work: Work) -> tuple[Work, int]:
+        """The work whose price a step has, and the number of steps that share it."""
+        algorithm, _, name = work.op.partition(".")
+        if work.group is None or algorithm not in ALGORITHMS:
+            return work, 1
+        if algorithm == "tree":
+            return replace(work, op="send_recv", group=_ends(work.group, (0, 1))), 1
+        op = cast(CollectiveOp, name)
+        collective = replace(work, op=op, comm_bytes=work.comm_bytes * work.group.size)
+        return collective, num_steps(op, work.group.size)
 
 
 def expanded(evaluation: Evaluation, text: str) -> Evaluation:
@@ -242,14 +229,6 @@ def expanded(evaluation: Evaluation, text: str) -> Evaluation:
 
     Raises InputError for a collective that the step does not have or the algorithm cannot run.
     """
-    plan = evaluation.plan
-    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, _parse_expansion(text))
-    step = replace(evaluation.step, placed=place(graph, plan.topology), costs=costs)
-    return replace(evaluation, graph=graph, step=step, trace=step.run())
-
-
-def _parse_expansion(text: str) -> dict[str, str]:
-    """Algorithms by name of the collective. Raises InputError for an unknown algorithm."""
     algorithms = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, algorithm = (part.strip() for part in item.partition("="))
@@ -257,7 +236,9 @@ def _parse_expansion(text: str) -> dict[str, str]:
             message = f"--expand {item!r}: the algorithm must be one of {', '.join(ALGORITHMS)}"
             raise InputError([Problem(message, help="write for example data.all_reduce=ring")])
         algorithms[name] = algorithm
-    return algorithms
+    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, algorithms)
+    step = replace(evaluation.step, placed=place(graph, evaluation.plan.topology), costs=costs)
+    return replace(evaluation, graph=graph, step=step, trace=step.run())
 
 
 def in_steps(graph: TaskGraph, costs: Costs, algorithms: Mapping[str, str]) -> tuple[TaskGraph, _StepCosts]:
@@ -273,30 +254,24 @@ def in_steps(graph: TaskGraph, costs: Costs, algorithms: Mapping[str, str]) -> t
     for number, work in enumerate(graph.works):
         if work.name not in algorithms or work.group is None or work.group.size < 2:
             continue
-        chains[number] = _steps(work, work.group, algorithms[work.name])
-        chains[number][-1] = replace(chains[number][-1], writes=work.writes)
+        algorithm = algorithms[work.name]
+        if work.op not in ALGORITHMS[algorithm]:
+            allowed = ", ".join(ALGORITHMS[algorithm])
+            raise InputError(f"{work.name} cannot run as a {algorithm}; these can: {allowed}")
+        op = cast(CollectiveOp, work.op)
+        size = work.group.size
+        if algorithm == "ring":
+            part_bytes = work.comm_bytes / size
+            step = replace(work, name=f"{work.name}.step", op=f"ring.{op}", comm_bytes=part_bytes, writes=())
+            steps = [step] * num_steps(op, size)
+        else:
+            steps = [
+                replace(work, name=f"{work.name}.round{turn}", op=f"tree.{op}.{turn}", writes=())
+                for turn in range(len(tree_rounds(op, size)))
+            ]
+        steps[-1] = replace(steps[-1], writes=work.writes)
+        chains[number] = steps
     return expand(graph, chains), _StepCosts(costs)
-
-
-def _steps(work: Work, group: RankGroup, algorithm: str) -> list[Work]:
-    if work.op not in ALGORITHMS[algorithm]:
-        allowed = ", ".join(ALGORITHMS[algorithm])
-        raise InputError(f"{work.name} cannot run as a {algorithm}; these can: {allowed}")
-    op = cast(CollectiveOp, work.op)
-    if algorithm == "ring":
-        n_bytes = work.comm_bytes / group.size
-        step = replace(work, name=f"{work.name}.step", op=f"ring.{op}", comm_bytes=n_bytes, writes=())
-        return [step] * num_steps(op, group.size)
-    return [
-        replace(work, name=f"{work.name}.round{number}", op=f"tree.{op}.{number}", writes=())
-        for number in range(len(tree_rounds(op, group.size)))
-    ]
-
-
-def _whole(step: Work, op: CollectiveOp) -> Work:
-    """The collective of a step of a ring."""
-    size = 1 if step.group is None else step.group.size
-    return replace(step, op=op, comm_bytes=step.comm_bytes * size)
 
 
 def _ends(group: RankGroup, pair: tuple[int, int]) -> RankGroup:

@@ -16,7 +16,7 @@ from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, Pe
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Evaluation, Step, evaluated, evaluation_of, graph_of
+from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated, graph_of
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.plan import Screening
@@ -31,7 +31,7 @@ MOST_CONFIRMED = 16
 MOST_ALIKE = 6
 """How many of these may be of one kind; their errors are nearly the same."""
 KIND = ("schedule", "zero_stage", "sequence_parallel", "tensor", "pipeline", "data", "micro_batch_size")
-"""What layouts of a kind have in common."""
+"""What layouts of a kind have in common; their estimates err alike."""
 MOST_NEAREST = 3
 """How many legal layouts a refusal names."""
 MOST_LISTED = 400
@@ -58,132 +58,97 @@ class Search:
         if not self.screening.feasible:
             raise PlanError(self._reasons())
 
-    @property
-    def above_limit(self) -> int:
-        """Number of layouts that fit, but use more than the question's limit."""
-        return int((self.screening.memory_share > self.question.allowed_share).sum())
+    @cached_property
+    def ranked(self) -> NDArray[np.intp]:
+        """Indices of all layouts that fit, best estimate first, of ties least memory."""
+        estimates = np.round(self.screening.estimate_s, 12)
+        return np.lexsort((self.screening.memory_share, estimates))
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
-        """Indices of the layouts within the memory limit, best estimate first, of ties least memory.
+        """The indices of `ranked` within the memory limit; all of them where nothing is within it."""
+        within = self.ranked[self.screening.memory_share[self.ranked] <= self.question.allowed_share]
+        return within if len(within) else self.ranked
 
-        Where nothing is within the limit, these are all layouts that fit.
-        """
-        return self._ranked(within=True)
-
-    def _ranked(self, *, within: bool) -> NDArray[np.intp]:
-        share = self.screening.memory_share
-        kept = np.flatnonzero(share <= self.question.allowed_share)
-        if not within or not len(kept):
-            kept = np.arange(len(share))
-        estimates = np.round(self.screening.estimate_s[kept], 12)
-        return kept[np.lexsort((share[kept], estimates))]
-
-    def best(self, count: int, *, within_limit: bool = True) -> list[Screened]:
-        """The plans of best estimate; also those above the memory limit if asked."""
-        order = self.order if within_limit else self._ranked(within=False)
-        return [self.plan(index) for index in order[:count].tolist()]
-
-    def candidates(self) -> Iterator[Screened]:
-        return (self.plan(index) for index in self.order.tolist())
+    def best(self, count: int) -> list[Screened]:
+        """The plans of best estimate in `order`."""
+        return [self.plan(index) for index in self.order[:count].tolist()]
 
     def plan(self, index: int) -> Screened:
+        """The plan of the layout with this index."""
         question = self.question
         layout = self.screening.layout(index)
         try:
             plan = question.chosen.plan(question.job, question.topology, layout)
         except (LayoutError, MemoryCapacityError) as error:
-            raise PlanError([f"strategy {question.chosen.name} screens {layout.short}: {error}"]) from None
+            raise PlanError([f"strategy {question.chosen.name} screens {text_of(layout)}: {error}"]) from None
         return Screened(float(self.screening.estimate_s[index]), plan)
 
     def _reasons(self) -> list[str]:
+        """Why there is no plan, and what the layout closest to one lacks."""
         job = self.question.job
         screening = self.screening
-        strategy = self.question.chosen
-        asked = f"strategy {strategy.name}, {self.question.label}, {job.global_batch_size} sequences a step"
-        head = f"no plan fits: {asked}"
+        head = (
+            f"no plan fits: strategy {self.question.chosen.name}, {self.question.label}, "
+            f"{job.global_batch_size} sequences a step"
+        )
         if not screening.screened or screening.closest is None:
             model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
             why = f"batch {job.global_batch_size}, {model}: no degrees divide them"
             return [f"{head}: no layout is legal ({why})"]
-        closest = screening.closest
+        error = ""
         try:
-            strategy.plan(job, self.question.topology, closest)
-            error = ""
+            self.question.chosen.plan(job, self.question.topology, screening.closest)
         except MemoryCapacityError as refusal:
             error = str(refusal)
         return [
             f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory",
-            f"closest: {closest.short}: {error}",
+            f"closest: {text_of(screening.closest)}: {error}",
         ]
 
 
 def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     """The plans that could be fastest, simulated, fastest first.
 
-    Plans are simulated in the order of their corrected estimates until the rest cannot be faster than the
-    best, given the error of the closed form, or until `most` are done. The longest path is a lower bound of a
-    step, so a plan whose path is longer than the best step is not simulated.
+    Plans are simulated in the order of their estimates, corrected by what layouts of their kind took, until
+    the rest cannot be faster than the best, given the error of the closed form, or until `most` are done. The
+    longest path is a lower bound of a step: a plan whose path is longer than the best step is left out.
     """
     question = searched.question
+    indices = searched.order[:MOST_LISTED].tolist()
+    layouts = map(searched.screening.layout, indices)
+    kinds = [tuple(getattr(layout, name, None) for name in KIND) for layout in layouts]
+    factor = np.ones(len(indices))
+    left = np.ones(len(indices), dtype=bool)
+    tried: Counter[tuple[Hashable, ...]] = Counter()
     runs: list[Evaluation] = []
-    shortlist = _Shortlist(searched)
     best_s = np.inf
-    for tried in range(most):
-        candidate = shortlist.next_before(best_s / question.scale)
-        if candidate is None:
+    for number in range(most):
+        expected_s = np.where(left, searched.screening.estimate_s[indices] * factor, np.inf)
+        if expected_s.min() * (1 - ESTIMATE_ERROR) > best_s / question.scale:
             break
-        words = f"{tried} of at most {most} layouts simulated on {question.label}"
+        nearest = int(expected_s.argmin())
+        candidate = searched.plan(indices[nearest])
+        words = f"{number} of at most {most} layouts simulated on {question.label}"
         present_limits().in_time(partial(str, words))
         graph = graph_of(candidate.plan, question.chosen)
         step = Step(place(graph, question.topology), question.costs, question.scale)
         step_s = step.run(contention=False).step_time_s
         if step_s < best_s:
-            run = evaluation_of(candidate.plan, graph, step, step.run(), question.cluster)
-            runs.append(run)
-            step_s = run.step_time_s
+            runs.append(
+                evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph, step=step)
+            )
+            step_s = runs[-1].step_time_s
             best_s = min(best_s, step_s)
-        shortlist.correct(candidate, step_s / question.scale)
+        kind = kinds[nearest]
+        alike = np.array([other == kind for other in kinds])
+        error = step_s / question.scale / candidate.estimate_s
+        factor[alike] = np.fmin(factor[alike], error) if tried[kind] else error
+        left[nearest] = False
+        tried[kind] += 1
+        if tried[kind] >= MOST_ALIKE:
+            left &= ~alike
     return sorted(runs, key=lambda run: round(run.step_time_s / best_s, TIE_DIGITS))
-
-
-class _Shortlist:
-    """The layouts of best estimate, with estimates corrected by what layouts of their kind took.
-
-    Layouts of a kind have the same schedule, ZeRO stage, degrees and micro-batch, and err alike.
-    """
-
-    def __init__(self, searched: Search) -> None:
-        self._searched = searched
-        self._indices = searched.order[:MOST_LISTED]
-        self._estimate_s = searched.screening.estimate_s[self._indices]
-        numbers: dict[tuple[Hashable, ...], int] = {}
-        layouts = map(searched.screening.layout, self._indices.tolist())
-        kinds = [tuple(getattr(layout, name, None) for name in KIND) for layout in layouts]
-        self._kind = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
-        self._factor = np.full(len(kinds), np.nan)
-        self._left = np.ones(len(kinds), dtype=bool)
-        self._tried: Counter[int] = Counter()
-        self._place = 0
-
-    def next_before(self, best_s: float) -> Screened | None:
-        """The layout of best corrected estimate, if it could be faster than `best_s`."""
-        factor = np.where(np.isnan(self._factor), 1.0, self._factor)
-        expected_s = np.where(self._left, self._estimate_s * factor, np.inf)
-        if not len(expected_s) or expected_s.min() * (1 - ESTIMATE_ERROR) > best_s:
-            return None
-        self._place = int(expected_s.argmin())
-        return self._searched.plan(int(self._indices[self._place]))
-
-    def correct(self, candidate: Screened, step_s: float) -> None:
-        """Take the step of the layout that was given last into account, and do not give it again."""
-        kind = int(self._kind[self._place])
-        alike = self._kind == kind
-        self._left[self._place] = False
-        self._factor[alike] = np.fmin(self._factor[alike], step_s / candidate.estimate_s)
-        self._tried[kind] += 1
-        if self._tried[kind] >= MOST_ALIKE:
-            self._left &= ~alike
 
 
 def plan_of(question: Question) -> Plan:
@@ -257,12 +222,12 @@ def _with_headroom(plan: Plan, searched: Search) -> Plan:
     if plan.memory_share > limit:
         note = f"no plan leaves more than {1 - limit:.0%} of memory free"
         return replace(plan, notes=(*plan.notes, note))
-    (fuller,) = searched.best(1, within_limit=False)
+    fuller = searched.plan(int(searched.ranked[0]))
     faster = 100 * (1 - fuller.estimate_s / float(searched.screening.estimate_s[searched.order[0]]))
     if fuller.plan.memory_share <= limit or faster < 0.05:
         return plan
     note = (
-        f"above the memory limit of {limit:.0%}: {fuller.plan.layout.short} fills "
+        f"above the memory limit of {limit:.0%}: {text_of(fuller.plan.layout)} fills "
         f"{100 * fuller.plan.memory_share:.0f} % and takes about {faster:.1f} % less time"
     )
     return replace(plan, notes=(*plan.notes, note))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from perfsim.engine.trace import Simulated
 from perfsim.interop import gaps_of
 from perfsim.interop.chrome import StepTrace
 from perfsim.machines import machine_of
-from perfsim.prediction.bands import accuracy_of, recorded_errors
-from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings, worst_first
+from perfsim.prediction.bands import recorded_errors
+from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings
 from perfsim.prediction.disturbed import expanded, perturbed
 from perfsim.prediction.planner import best_plan
-from perfsim.prediction.question import MEMORY_LIMIT, Question, allowed_share
+from perfsim.prediction.question import MEMORY_LIMIT, Question
 from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
 from perfsim.prediction.why import LinkUse, Why, link_use, why
 from perfsim.strategies import Plan
@@ -106,11 +106,7 @@ class Prediction:
     @property
     def band_s(self) -> tuple[float, float] | None:
         """The 90 % band of the step time, from the errors on published runs; None without the run itself."""
-        run = self.evaluation
-        if run is None:
-            return None
-        factor = 1.0 + accuracy_of(run.plan, run.hidden_communication_fraction).step_time_error
-        return self.step_time_s / factor, self.step_time_s * factor
+        return None if self.evaluation is None else self.evaluation.band_s
 
     @property
     def memory_capacity_bytes(self) -> float:
@@ -144,33 +140,31 @@ class Prediction:
 def predict(question: Question) -> Prediction:
     """Predict one step. Raises InputError, LayoutError or PlanError where the question has no answer."""
     evaluation = best_plan(question)
-    named = question.named_settings
+    caveats = [*batch_caveats(question), *default_settings(question, evaluation.plan)]
     if question.detail == "chunk":
         finer = machine_of(question.system).in_chunks(evaluation.plan.layout)
         if finer != evaluation.plan.layout:
             plan = question.chosen.plan(question.job, question.topology, finer)
             evaluation = evaluated(question, plan, reported=True)
-            named = None
-    asked = [*batch_caveats(question), *([] if named is None else default_settings(named, evaluation.plan))]
+            caveats = batch_caveats(question)
     if question.expand:
         evaluation = expanded(evaluation, question.expand)
     if question.perturbations is not None:
         evaluation = perturbed(evaluation, question.perturbations)
-    prediction = prediction_of(evaluation, question.memory_limit)
-    return replace(prediction, caveats=worst_first([*prediction.caveats, *asked]))
+    return prediction_of(evaluation, question.allowed_share, caveats)
 
 
-def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) -> Prediction:
+def prediction_of(
+    evaluation: Evaluation, allowed_share: float = MEMORY_LIMIT, more: Iterable[Caveat] = ()
+) -> Prediction:
     """The prediction of an evaluation, with the causes of its step time, its caveats and its plan's notes.
 
-    A plan above `memory_limit`, a share of a device's memory, has a caveat.
+    A plan above `allowed_share` of a device's memory has a caveat; `more` are caveats of the question.
     """
     plan = evaluation.plan
     causes = why(evaluation)
     cluster = evaluation.cluster
-    cluster_calibration = None
-    if cluster is not None:
-        cluster_calibration = _Scaling(cluster.name, cluster.scale, cluster.note)
+    scaling = None if cluster is None else _Scaling(cluster.name, cluster.scale, cluster.note)
     return Prediction(
         model=plan.job.model.name,
         strategy=plan.strategy,
@@ -189,10 +183,10 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
         why=causes,
         simulated=evaluation.trace.simulated,
         utilisation=link_use(evaluation.trace, evaluation.placed),
-        cluster_calibration=cluster_calibration,
+        cluster_calibration=scaling,
         perturbed=evaluation.perturbed,
         memory=tuple(use for use in plan.memory if use.on_device),
-        caveats=caveats_of(evaluation, causes, allowed_share(plan.system, memory_limit)),
+        caveats=caveats_of(evaluation, causes, allowed_share, more),
         notes=(*plan.notes, *gaps_of(plan.job.model)),
         machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
         devices_noun=_marked(plan, plan.system.devices_noun),
@@ -215,6 +209,11 @@ Document = dict[str, Any]
 def document_of(prediction: Prediction) -> Document:
     """The JSON of a step in runs, candidates of studies and points of sweeps."""
     scaling = prediction.cluster_calibration
+    perturbed: Document | None = None
+    if prediction.perturbed is not None:
+        perturbed = {**asdict(prediction.perturbed), "draws_s": list(prediction.perturbed.draws_s)}
+        if prediction.perturbed.run is not None:
+            perturbed["run"]["goodput"] = prediction.perturbed.run.goodput
     return {
         **{name: getattr(prediction, name) for name in _PLAIN},
         "layout": dict(prediction.layout),
@@ -225,7 +224,7 @@ def document_of(prediction: Prediction) -> Document:
         "training": None if prediction.training is None else asdict(prediction.training),
         "caveats": [asdict(caveat) for caveat in prediction.caveats],
         "cluster_calibration": None if scaling is None else asdict(scaling),
-        "perturbed": None if prediction.perturbed is None else _perturbed(prediction.perturbed),
+        "perturbed": perturbed,
     }
 
 
@@ -240,17 +239,18 @@ def run_document(prediction: Prediction) -> Document:
     }
 
 
-def _perturbed(perturbed: Perturbed) -> Document:
-    document = {**asdict(perturbed), "draws_s": list(perturbed.draws_s)}
-    if perturbed.run is not None:
-        document["run"] = {**asdict(perturbed.run), "goodput": perturbed.run.goodput}
-    return document
-
-
 def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
     """The prediction that `document_of` wrote, without memory, notes and the run itself."""
     scaling = document["cluster_calibration"]
     roof = document["why"]["streaming_roof"]
+    perturbed = document["perturbed"]
+    if perturbed:
+        run = {name: value for name, value in (perturbed["run"] or {}).items() if name != "goodput"}
+        perturbed = {
+            **perturbed,
+            "draws_s": tuple(perturbed["draws_s"]),
+            "run": FailedRun(**run) if run else None,
+        }
     return Prediction(
         **{name: document[name] for name in _PLAIN},
         model=model,
@@ -261,16 +261,8 @@ def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
         training=Training(**document["training"]) if document["training"] else None,
         caveats=tuple(Caveat(**caveat) for caveat in document["caveats"]),
         cluster_calibration=_Scaling(**scaling) if scaling else None,
-        perturbed=_perturbed_from(document["perturbed"]),
+        perturbed=Perturbed(**perturbed) if perturbed else None,
     )
-
-
-def _perturbed_from(document: Mapping[str, Any] | None) -> Perturbed | None:
-    if document is None:
-        return None
-    run = document["run"]
-    through_failures = FailedRun(**{k: v for k, v in run.items() if k != "goodput"}) if run else None
-    return Perturbed(**{**document, "draws_s": tuple(document["draws_s"]), "run": through_failures})
 
 
 _PLAIN = (

@@ -6,7 +6,6 @@ Nothing heavy is imported before a question is asked, since `perfsim --help` rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -100,9 +99,9 @@ class Asked:
         if value is None and self.default is None:
             return
         if self.kind:
-            from perfsim.catalog.reader import base_of
+            from perfsim.catalog import KINDS
 
-            if not isinstance(value, base := base_of(self.kind)):
+            if not isinstance(value, base := KINDS[self.kind].base):
                 none = "" if self.default is not None else " or None"
                 yield Problem(f"{self.name}: {type(value).__name__} is not {base.__name__}{none}")
         elif self.choices and value not in self.choices:
@@ -122,13 +121,6 @@ def _asked(help: str, default: Any = MISSING, **known: Any) -> Any:  # noqa: A00
     """A field that people may give."""
     metadata = {"asked": Asked(help, **known)}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
-
-
-def allowed_share(system: SystemSpec, memory_limit: float) -> float:
-    """Share of a device's memory that a planned layout may use: the limit where memory fragments."""
-    from perfsim.machines import machine_of
-
-    return memory_limit if machine_of(system).fragments_memory else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +208,9 @@ class Question:
     @property
     def allowed_share(self) -> float:
         """`memory_limit` where devices fragment their memory; all of it where it is laid out in advance."""
-        return allowed_share(self.system, self.memory_limit)
+        from perfsim.machines import machine_of
+
+        return self.memory_limit if machine_of(self.system).fragments_memory else 1.0
 
     @property
     def label(self) -> str:
@@ -299,10 +293,10 @@ class Question:
         number of devices that the system cannot have, a cluster calibration of another device, and a device
         without the constants that prices need.
         """
-        problems = [
-            problem for asked in ASKED.values() for problem in asked.wrong(getattr(self, asked.field))
-        ]
-        if problems := problems + list(self._wrong_objects()):
+        known = ASKED.values()
+        problems = [problem for entry in known for problem in entry.wrong(getattr(self, entry.field))]
+        problems += self._wrong_objects()
+        if problems:
             raise InputError(problems)
         _ = self.chosen, self.topology, self.costs
         return self
@@ -316,31 +310,29 @@ class Question:
 
         if not isinstance(self.perturbations, PerturbationSpec | None):
             yield Problem(f"perturb: {type(self.perturbations).__name__} is not PerturbationSpec or None")
+        if not isinstance(self.expand, str):
+            yield Problem(f"expand: {type(self.expand).__name__} is not str")
+        if not isinstance(self.strategy, str) and not hasattr(self.strategy, "plan"):
+            yield Problem(f"strategy: {type(self.strategy).__name__} is neither a name nor a strategy")
         if not isinstance(self.cluster, ClusterCalibration | None):
             yield Problem(
                 f"calibration {self.cluster.name} is not of kind cluster",
                 help="make one with: perfsim calibrate steps MEASURED.yaml --out FILE",
             )
-        if not isinstance(self.expand, str):
-            yield Problem(f"expand: {type(self.expand).__name__} is not str")
-        if not isinstance(self.strategy, str) and not hasattr(self.strategy, "plan"):
-            yield Problem(f"strategy: {type(self.strategy).__name__} is neither a name nor a strategy")
-        if isinstance(self.system, SystemSpec):
-            if (
-                isinstance(self.cluster, ClusterCalibration)
-                and self.cluster.device != self.system.device.name
-            ):
-                yield Problem(
-                    f"cluster calibration {self.cluster.name} was measured on {self.cluster.device}; "
-                    f"{self.system.name} is built of {self.system.device.name}",
-                    help="measure steps on this machine, or omit the calibration",
-                )
-            layout_type = machine_of(self.system).layout_type
-            if not isinstance(self.layout, (str, type(None), layout_type)):
-                yield Problem(
-                    f"layout: {type(self.layout).__name__} is no layout of a {self.system.kind}",
-                    help=f"give a {layout_type.__name__}, or text such as dp={self.devices},mbs=1",
-                )
+        if not isinstance(self.system, SystemSpec):
+            return
+        if isinstance(self.cluster, ClusterCalibration) and self.cluster.device != self.system.device.name:
+            yield Problem(
+                f"cluster calibration {self.cluster.name} was measured on {self.cluster.device}; "
+                f"{self.system.name} is built of {self.system.device.name}",
+                help="measure steps on this machine, or omit the calibration",
+            )
+        layout_type = machine_of(self.system).layout_type
+        if not isinstance(self.layout, str | None | layout_type):
+            yield Problem(
+                f"layout: {type(self.layout).__name__} is no layout of a {self.system.kind}",
+                help=f"give a {layout_type.__name__}, or text such as dp={self.devices},mbs=1",
+            )
 
 
 def _declared() -> Iterator[Asked]:
@@ -387,8 +379,18 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     for root, changes in changes_by_root(given).items():
         changed = changed_part(root, getattr(question, known[root].field), changes, catalog)
         question = replace(question, **{known[root].field: changed})
-    with _placed_in(given["system"]):
+    try:
         return question.check()
+    except CatalogError as error:
+        file = given["system"]
+        if not (isinstance(file, (str, Path)) and Path(file).is_file()):
+            raise
+        # A lack of constants is found without its place, which is the file of the system.
+        placed = [
+            problem if problem.file else replace(problem, file=str(file), line=1)
+            for problem in error.problems
+        ]
+        raise CatalogError(placed) from None
 
 
 def changes_by_root(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -433,9 +435,9 @@ def changed_part(root: str, part: Any, changes: Mapping[str, Any], catalog: Cata
 
 def described(given: Any, kind: str, catalog: Catalog) -> Any:
     """The description of a kind that is given, by name, by file or as itself."""
-    from perfsim.catalog.reader import base_of
+    from perfsim.catalog import KINDS
 
-    base = base_of(kind)
+    base = KINDS[kind].base
     if isinstance(given, base):
         return given
     if isinstance(given, (str, Path)):
@@ -456,21 +458,6 @@ def _recipe_for(given: Recipe | None, model: TransformerConfig, catalog: Catalog
         return recipe
     length = min(recipe.seq_length, model.max_position_embeddings)
     return recipe.model_copy(update={"seq_length": length})
-
-
-@contextmanager
-def _placed_in(given: Any) -> Iterator[None]:
-    """Name the file of a description in problems without a place, such as a lack of constants."""
-    try:
-        yield
-    except CatalogError as error:
-        if not (isinstance(given, (str, Path)) and Path(given).is_file()):
-            raise
-        placed = [
-            problem if problem.file else replace(problem, file=str(given), line=1)
-            for problem in error.problems
-        ]
-        raise CatalogError(placed) from None
 
 
 # Networks and prices that consecutive questions share, so that they are not built for each.
@@ -496,33 +483,29 @@ def priced_part(recipe: Recipe) -> Recipe:
 
 
 @dataclass
-class _Machine:
-    system: SystemSpec
-    devices: int
-    recipe: Recipe
+class _Priced:
+    """What was priced, and how many questions were given its prices."""
+
+    machine: tuple[SystemSpec, int, Recipe]
     topology: Topology
     costs: Costs
     lent: int = 0
-
-    def suits(self, question: Question, recipe: Recipe) -> bool:
-        """Whether a question has its prices."""
-        return self.devices == question.devices and self.recipe == recipe and self.system == question.system
 
 
 class PriceTables:
     """The networks and prices of the last few machines."""
 
     def __init__(self) -> None:
-        self._machines: list[_Machine] = []
+        self._tables: list[_Priced] = []
 
     def lend(self, question: Question) -> None:
         """Give a question the network and prices of an earlier one on the same machine, or keep these."""
-        recipe = priced_part(question.job.recipe)
-        machine = next((known for known in self._machines if known.suits(question, recipe)), None)
-        if machine is None:
-            machine = _Machine(question.system, question.devices, recipe, question.topology, question.costs)
-            self._machines = [*self._machines[1 - KEPT :], machine]
-        question.__dict__.update(topology=machine.topology, costs=machine.costs)
-        machine.lent += 1
-        if machine.lent == MOST_LENT:
-            self._machines = [known for known in self._machines if known is not machine]
+        machine = (question.system, question.devices, priced_part(question.job.recipe))
+        table = next((known for known in self._tables if known.machine == machine), None)
+        if table is None:
+            table = _Priced(machine, question.topology, question.costs)
+            self._tables = [*self._tables[1 - KEPT :], table]
+        question.__dict__.update(topology=table.topology, costs=table.costs)
+        table.lent += 1
+        if table.lent == MOST_LENT:
+            self._tables.remove(table)

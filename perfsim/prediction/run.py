@@ -6,7 +6,6 @@ and trial constants of a fit are all expressed by the fields of a `Step` or the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,13 +17,14 @@ from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
 from perfsim.engine.tables import Beside
 from perfsim.engine.trace import Trace
+from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
+from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.prediction.question import Question
-from perfsim.specs.calibration import ClusterCalibration, GpuCalibration
+from perfsim.specs.calibration import ClusterCalibration
 from perfsim.strategies import Plan, Strategy, strategy
-from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
+from perfsim.work import GraphBuilder, Kind, TaskGraph
 from perfsim.work.counts import hardware_flop_per_step, model_flop_per_step
-from perfsim.work.graph import owners_of
 
 
 @dataclass(frozen=True)
@@ -200,14 +200,25 @@ class Evaluation:
     @cached_property
     def hidden_communication_fraction(self) -> float:
         """Share of the step in which a device communicates while it computes."""
-        return hidden_share(self.trace)
+        return self.trace.hidden_share
+
+    @cached_property
+    def accuracy(self) -> Accuracy:
+        """The errors on the published runs most like the plan, and the 90 % band of the step time."""
+        return accuracy_of(self.plan, self.hidden_communication_fraction)
+
+    @property
+    def band_s(self) -> tuple[float, float]:
+        """The 90 % band of the step time, from the errors on published runs."""
+        factor = 1.0 + self.accuracy.step_time_error
+        return self.step_time_s / factor, self.step_time_s * factor
 
     @property
     def training(self) -> Training:
         """What the step holds for, besides model and machine."""
         recipe = self.plan.job.recipe
         runtime = self.plan.job.runtime
-        has_host = isinstance(self.plan.system.device.calibration, GpuCalibration)
+        has_host = machine_of(self.plan.system).has_host(self.plan.system)
         framework = runtime.stack.name if runtime.stack and has_host else ""
         return Training(
             recipe=recipe.name,
@@ -232,16 +243,14 @@ class Evaluation:
         works = self.graph.works
         counted = [work.kind is Kind.COMP and not (needed and work.category == "recompute") for work in works]
         flop = np.array([work.flop for work in works]) * counted
-        streamed = flop * np.array([_sparse_share(work) for work in works])
+        of_matrices = [
+            work.share * sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
+            if work.op.startswith("layer.")
+            else 0.0
+            for work in works
+        ]
+        streamed = np.array(of_matrices) * counted
         return 1.0 - zeros * float(streamed[self.graph.work].sum()) / float(flop[self.graph.work].sum())
-
-
-def _sparse_share(work: Work) -> float:
-    """Share of a class of work's FLOPs that multiply by the sparse matrices of layers."""
-    if not work.op.startswith("layer.") or not work.flop:
-        return 0.0
-    matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
-    return matrices / sum(kernel.flop for kernel in work.kernels)
 
 
 def graph_of(plan: Plan, chosen: Strategy | None = None) -> TaskGraph:
@@ -257,92 +266,22 @@ def evaluate(
     *,
     cluster: ClusterCalibration | None = None,
     graph: TaskGraph | None = None,
+    step: Step | None = None,
     reported: bool = False,
 ) -> Evaluation:
-    """Price and simulate the graph of a plan, which is written here unless it is given.
+    """Price and simulate a plan; its graph is written, placed and priced here unless these are given.
 
     `place` writes out the ranks that differ. The scale of a `cluster` stretches the whole run, so that
     its parts keep their shares. See `Step.run` for `reported`.
     """
     graph = graph_of(plan) if graph is None else graph
-    step = Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
-    return evaluation_of(plan, graph, step, step.run(reported=reported), cluster)
-
-
-def evaluation_of(
-    plan: Plan, graph: TaskGraph, step: Step, trace: Trace, cluster: ClusterCalibration | None
-) -> Evaluation:
-    """The evaluation of a plan from the trace of its placed step."""
+    step = step or Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
     if step.placed.note:
         plan = replace(plan, notes=(*plan.notes, step.placed.note))
-    return Evaluation(plan, graph, trace, step, cluster=cluster)
+    return Evaluation(plan, graph, step.run(reported=reported), step, cluster=cluster)
 
 
 def evaluated(question: Question, plan: Plan, *, reported: bool = False) -> Evaluation:
     """The evaluation of a plan of a question; see `Step.run` for `reported`."""
     graph = graph_of(plan, question.chosen)
     return evaluate(plan, question.costs, cluster=question.cluster, graph=graph, reported=reported)
-
-
-# Communication that hides behind compute.
-
-Spans = tuple[Floats, Floats]
-"""Starts and ends of intervals."""
-
-
-def hidden_share(trace: Trace) -> float:
-    """Share of the step in which a device computes while it communicates; the mean over computing devices.
-
-    Communication is what runs on a device's streams besides its compute. Streams of no device (weights that
-    a store sends to a wafer) do not count: they take nothing from a device's compute.
-    """
-    graph = trace.graph
-    streams_of: dict[str, list[int]] = {}
-    for stream, name in enumerate(graph.streams):
-        for owner in owners_of(name):
-            streams_of.setdefault(owner, []).append(stream)
-    order = np.argsort(graph.stream, kind="stable")
-    bounds = np.searchsorted(graph.stream[order], np.arange(len(graph.streams) + 1)).tolist()
-    communicates = np.array([work.kind.is_communication for work in graph.works])[graph.work]
-
-    def spans(streams: Iterable[int], *, communication: bool) -> Spans:
-        tasks = np.concatenate([order[bounds[stream] : bounds[stream + 1]] for stream in streams])
-        tasks = tasks[communicates[tasks] == communication]
-        start_s = np.clip(trace.start_s[tasks], *trace.step_window_s)
-        return _disjoint(start_s, np.clip(trace.end_s[tasks], *trace.step_window_s))
-
-    seconds = 0.0
-    devices = 0
-    for streams in streams_of.values():
-        computing = [stream for stream in streams if graph.streams[stream].endswith("/compute")]
-        if not computing:
-            continue
-        ranks = min(graph.stands_for[stream] for stream in computing)
-        devices += ranks
-        if len(streams) > len(computing):
-            background = spans(set(streams).difference(computing), communication=True)
-            seconds += ranks * _both_s(spans(computing, communication=False), background)
-    return seconds / devices / trace.step_time_s if devices else 0.0
-
-
-def _disjoint(start_s: Floats, end_s: Floats) -> Spans:
-    """Intervals in order, each without what an earlier one covers."""
-    order = np.argsort(start_s, kind="stable")
-    start_s = start_s[order]
-    reach_s = np.maximum.accumulate(end_s[order])
-    start_s[1:] = np.maximum(start_s[1:], reach_s[:-1])
-    return start_s, np.maximum(start_s, reach_s)
-
-
-def _both_s(busy: Spans, other: Spans) -> float:
-    """Seconds that lie in both of two sets of disjoint intervals."""
-    start_s, end_s = busy
-    if not len(start_s):
-        return 0.0
-    sums_s = np.concatenate([[0.0], np.cumsum(end_s - start_s)])
-
-    def busy_before(at_s: Floats) -> Floats:
-        begun = np.searchsorted(start_s, at_s, side="right")
-        return sums_s[begun] - np.maximum(0.0, np.where(begun > 0, end_s[begun - 1] - at_s, 0.0))
-
-    return float((busy_before(other[1]) - busy_before(other[0])).sum())

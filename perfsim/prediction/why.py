@@ -20,11 +20,11 @@ from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of, network_of
 from perfsim.machines.machine import Lane
 from perfsim.machines.placement import Placed
-from perfsim.prediction.bands import accuracy_of
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step
 from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
 from perfsim.work import Work
@@ -90,7 +90,7 @@ def why(run: Evaluation) -> Why:
     mentioned = ["compute", *(wait for wait in waits if parts[wait] >= MENTIONED * step_s)]
     shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
     verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
-    about = machine.about_roof(roof, lane) if roof is not None else ""
+    about = "" if roof is None else roof.about("" if lane is None else lane.name)
     sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
     return Why(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
 
@@ -272,7 +272,8 @@ def roofline(evaluation: Evaluation) -> Roofline | None:
     ranks = np.array(graph.stands_for) * np.array([computes(name) for name in graph.streams])
     runs = np.bincount(graph.work, ranks[graph.stream], minlength=len(graph.works))
     per_device = runs / (ranks.sum() * len(graph.step_ends))
-    wide = _wide(evaluation.plan.job.recipe.precision)
+    precision = evaluation.plan.job.recipe.precision
+    wide = "bf16" if PRECISIONS[precision].is_narrow else precision
     sums: dict[tuple[str, str, Precision | None], list[float]] = {}
     for work, times in zip(graph.works, per_device.tolist(), strict=True):
         for kernel in work.kernels if times else ():
@@ -292,13 +293,8 @@ def roofline(evaluation: Evaluation) -> Roofline | None:
     )
 
 
-def _wide(precision: Precision) -> Precision:
-    """The precision of products that are not narrow."""
-    return "bf16" if PRECISIONS[precision].is_narrow else precision
-
-
 def _use(work: Work, kernel: Kernel, wide: Precision) -> tuple[str, str, Precision | None]:
-    """Name, kind and precision under which a kernel counts."""
+    """Name, kind and precision under which a kernel counts; products that are not narrow have `wide`."""
     if work.category in {"optimizer", "update"}:
         return UPDATE, UPDATE, wide if kernel.op == "gemm" else None
     if kernel.op == "elementwise":
@@ -377,22 +373,25 @@ def explain_gap(question: Question, measured_s: float) -> GapExplained:
     if not 0.0 < measured_s < math.inf:
         raise InputError(f"a measured step takes more than 0 s, not {measured_s}")
     run = best_plan(question)
-    asked = replace(question, layout=run.plan.layout, must_fit=False)
+    question = replace(question, layout=run.plan.layout, must_fit=False)
     predicted_s = run.step_time_s
-    error = 1.0 + accuracy_of(run.plan, run.hidden_communication_fraction).step_time_error
-    spread = math.log(error) / BAND_DEVIATIONS
+    spread = math.log1p(run.accuracy.step_time_error) / BAND_DEVIATIONS
     gap = math.log(measured_s / predicted_s)
     trial = _Trial(predicted_s, measured_s, gap, spread)
-    suspects = [*_rates(asked, trial), *_settings(asked, trial)]
+    tried = [
+        *(trial.rate(words, changed, deviation) for words, changed, deviation in _rates(question)),
+        *(trial.setting(words, changed) for words, changed in _settings(question)),
+    ]
+    suspects = sorted(filter(None, tried), key=lambda suspect: suspect.deviations)
     return GapExplained(
         predicted_s,
         measured_s,
-        (predicted_s / error, predicted_s * error),
+        run.band_s,
         abs(gap) / spread,
-        run.plan.layout.short,
+        text_of(run.plan.layout),
         run.mfu * predicted_s / measured_s,
         run.training.words,
-        tuple(sorted(suspects, key=lambda suspect: suspect.deviations)),
+        tuple(suspects),
     )
 
 
@@ -422,18 +421,24 @@ class _Trial:
         return step_s is not None and abs(step_s / self.predicted_s - 1.0) >= CLOSE / 10
 
     def suspect(self, change: str, factor: float | None, step_s: float, prior: float) -> _Suspect:
+        """What a change explains; `prior` is how far it is from what is described, in standard deviations."""
         left = math.log(self.measured_s / step_s)
         explains = 1.0 - left / self.gap if self.gap else 0.0
         deviations = math.hypot(prior, left / self.spread)
         suffices = abs(left) <= BAND_DEVIATIONS * self.spread
         return _Suspect(change, factor, step_s, explains, deviations, suffices)
 
-    def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> Iterator[_Suspect]:
-        """A rate at the factor that comes nearest to the measured step; none where it does nothing."""
+    def setting(self, words: str, changed: Question) -> _Suspect | None:
+        """A setting as it may have been instead; None where it does nothing."""
+        step_s = self.step_s(changed)
+        return self.suspect(words, None, step_s, SETTING_DEVIATIONS) if self.differs(step_s) else None
+
+    def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> _Suspect | None:
+        """A rate at the factor that comes nearest to the measured step; None where it does nothing."""
         factor = 0.5 if self.gap > 0 else 2.0
         step_s = self.step_s(changed(factor))
         if not self.differs(step_s):
-            return
+            return None
         for attempt in range(2):
             between = LEAST_FACTOR < factor < MOST_FACTOR
             if attempt and not (between and abs(step_s / self.measured_s - 1.0) > CLOSE):
@@ -442,24 +447,25 @@ class _Trial:
             inverse = (self.measured_s - self.predicted_s) / slope + 1.0
             factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
             step_s = self.step_s(changed(factor)) or step_s
-        yield self.suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
+        return self.suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
 
 
-def _rates(asked: Question, trial: _Trial) -> Iterator[_Suspect]:
-    """Rates of the machine and of its host, each at the factor that explains most."""
-    for words, template, deviation in machine_of(asked.system).rates:
-        path = template.format(precision=asked.recipe.precision)
-        value: Any = asked.system
+def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Question], float]]:
+    """Rates of the machine and its host: words, the question with another rate, deviation of the rate."""
+    system = question.system
+    for words, template, deviation in machine_of(system).rates:
+        path = template.format(precision=question.recipe.precision)
+        value: Any = system
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
         if not value:
             continue
 
         def faster(factor: float, path: str = path, value: Any = value) -> Question:
-            return replace(asked, system=asked.system.with_(name=asked.system.name, **{path: factor * value}))
+            return replace(question, system=system.with_(name=system.name, **{path: factor * value}))
 
-        yield from trial.rate(words, faster, deviation)
-    runtime = asked.job.runtime
+        yield words, faster, deviation
+    runtime = question.job.runtime
     framework = runtime.stack
     if framework is None or framework.cuda_graph:
         return
@@ -468,23 +474,18 @@ def _rates(asked: Question, trial: _Trial) -> Iterator[_Suspect]:
         host = ("host_s_per_kernel", "expert_pass_s")
         update = {name: getattr(framework, name) / factor for name in host}
         slower = framework.model_copy(update=update)
-        return replace(asked, runtime=runtime.model_copy(update={"framework": slower}))
+        return replace(question, runtime=runtime.model_copy(update={"framework": slower}))
 
-    words = "the host, which waits for counts of experts" if asked.model.experts else "launches of the host"
-    yield from trial.rate(words, faster_host, HOST_DEVIATION)
-
-
-def _settings(asked: Question, trial: _Trial) -> Iterator[_Suspect]:
-    """Settings of recipe, runtime and layout, each as it may have been instead."""
-    for words, question in _changes(asked):
-        step_s = trial.step_s(question)
-        if trial.differs(step_s):
-            yield trial.suspect(words, None, step_s, SETTING_DEVIATIONS)
+    waits = (
+        "the host, which waits for counts of experts" if question.model.experts else "launches of the host"
+    )
+    yield waits, faster_host, HOST_DEVIATION
 
 
-def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
-    recipe = asked.recipe
-    runtime = asked.job.runtime
+def _settings(question: Question) -> Iterator[tuple[str, Question]]:
+    """Settings of recipe, runtime and layout as they may have been instead, with the question changed so."""
+    recipe = question.recipe
+    runtime = question.job.runtime
     instead: dict[str, list[Any]] = {
         "attention": ["flash" if runtime.attention == "standard" else "standard"],
         "overlap_grad_reduce": [not runtime.overlap_grad_reduce],
@@ -494,27 +495,25 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
     }
     if runtime.stack is not None:
         instead["cuda_graph"] = [not runtime.stack.cuda_graph]
-    if asked.model.experts is not None:
-        used = asked.job.recipe.expert_dispatcher
+    if question.model.experts is not None:
+        used = question.job.recipe.expert_dispatcher
         instead["dispatcher"] = [name for name in get_args(Dispatcher) if name != used]
         instead["routing"] = ["balanced" if recipe.routing == "drawn" else "drawn"]
         instead["grouped_products"] = [not runtime.grouped_products]
     for name, values in instead.items():
         for value in values:
-            update = {name: value}
-            yield (
-                f"{name} {str(value).lower()}",
-                replace(asked, recipe=recipe.model_copy(update=update))
-                if name in type(recipe).model_fields
-                else replace(asked, runtime=runtime.model_copy(update=update)),
-            )
-    layout = asked.layout
+            if name in type(recipe).model_fields:
+                changed = replace(question, recipe=recipe.model_copy(update={name: value}))
+            else:
+                changed = replace(question, runtime=runtime.model_copy(update={name: value}))
+            yield f"{name} {str(value).lower()}", changed
+    layout = question.layout
     if layout is None or isinstance(layout, str):
         return
-    for mode in machine_of(asked.system).recompute_modes:
+    for mode in machine_of(question.system).recompute_modes:
         if mode != layout.recompute:
             changed_layout = replace(layout, recompute=mode, recompute_every=1)
-            yield f"recompute {mode}", replace(asked, layout=changed_layout)
+            yield f"recompute {mode}", replace(question, layout=changed_layout)
     for size in (2 * layout.micro_batch_size, layout.micro_batch_size // 2):
         if size:
-            yield f"micro-batches of {size}", replace(asked, layout=replace(layout, micro_batch_size=size))
+            yield f"micro-batches of {size}", replace(question, layout=replace(layout, micro_batch_size=size))

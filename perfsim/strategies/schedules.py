@@ -95,19 +95,17 @@ def held_at_peak(order: StageOrder, virtual: int) -> tuple[tuple[float, float], 
         most_inputs[activations] = max(most_inputs.get(activations, 0), weight_inputs)
     corners: list[tuple[int, int]] = []
     for count in sorted(most_inputs, reverse=True):
-        moment = (count, most_inputs[count])
-        if corners and moment[1] <= corners[-1][1]:
+        inputs = most_inputs[count]
+        if corners and inputs <= corners[-1][1]:
             continue
-        while len(corners) > 1 and _is_inside(corners[-2], corners[-1], moment):
-            corners.pop()
-        corners.append(moment)
+        while len(corners) > 1:
+            (first, first_inputs), (middle, middle_inputs) = corners[-2:]
+            rise = (inputs - first_inputs) * (first - middle)
+            if (middle_inputs - first_inputs) * (first - count) > rise:
+                break
+            corners.pop()  # on or below the line between the others, so never the peak alone
+        corners.append((count, inputs))
     return tuple((count / virtual, inputs / virtual) for count, inputs in corners)
-
-
-def _is_inside(first: tuple[int, int], middle: tuple[int, int], last: tuple[int, int]) -> bool:
-    """Whether the middle moment is on or below the line between the others, so it is never the peak alone."""
-    rise = (last[1] - first[1]) * (first[0] - middle[0])
-    return (middle[1] - first[1]) * (first[0] - last[0]) <= rise
 
 
 # The placement of virtual stages on pipeline ranks.
@@ -134,10 +132,6 @@ class Placement:
         """The rank of the last virtual stage, with LM head and loss."""
         return self.rank(self.num_stages - 1)
 
-    def virtual_stage(self, rank: int, chunk: int) -> int:
-        """The virtual stage of a chunk of a rank."""
-        return chunk * self.pipeline + self._turned(rank, chunk)
-
     def rank(self, number: int) -> int:
         """The rank of a virtual stage."""
         chunk, offset = divmod(number, self.pipeline)
@@ -147,7 +141,7 @@ class Placement:
     def places(self) -> list[list[int]]:
         """The virtual stages of every rank, by chunk."""
         return [
-            [self.virtual_stage(rank, chunk) for chunk in range(self.virtual)]
+            [chunk * self.pipeline + self._turned(rank, chunk) for chunk in range(self.virtual)]
             for rank in range(self.pipeline)
         ]
 
@@ -204,33 +198,24 @@ def _deadlock(orders: Sequence[StageOrder], placement: Placement, position: Sequ
     """The message: the stuck slot of each stage and the slot that it waits for."""
     left = [order[reached] for order, reached in zip(orders, position, strict=True) if reached < len(order)]
     total = sum(len(order) for order in orders)
+    last = placement.num_stages - 1
+
+    def named(which: Pass, chunk: int, microbatch: int) -> str:
+        of_chunk = f", chunk {chunk}" if placement.virtual > 1 else ""
+        return f"{_IN_WORDS[which]} of micro-batch {microbatch}{of_chunk}"
+
     lines = [f"the schedule deadlocks: {total - sum(position)} of {total} slots can never run"]
-    for slot in left[:_MOST_STAGES]:
-        waits_for = _read_by(slot, placement)
-        where = "itself" if waits_for.stage == slot.stage else f"stage {waits_for.stage}"
-        lines.append(
-            f"  stage {slot.stage}: {_named(slot, placement)} waits for {_named(waits_for, placement)} "
-            f"of {where}"
-        )
+    for which, stage, chunk, microbatch in left[:_MOST_STAGES]:
+        place = placement.places[stage][chunk]
+        read: Pass = "F" if which == "F" or (which == "B" and place == last) else "B"
+        place += {"F": -1, "W": 0}.get(which, 1 if place < last else 0)
+        rank = placement.rank(place)
+        waits_for = named(read, placement.places[rank].index(place), microbatch)
+        where = "itself" if rank == stage else f"stage {rank}"
+        lines.append(f"  stage {stage}: {named(which, chunk, microbatch)} waits for {waits_for} of {where}")
     if len(left) > _MOST_STAGES:
         lines.append(f"  and {len(left) - _MOST_STAGES} more stages")
     return "\n".join(lines)
-
-
-def _read_by(slot: Slot, placement: Placement) -> Slot:
-    """The slot whose output a stuck slot reads."""
-    place = placement.virtual_stage(slot.stage, slot.chunk)
-    last = placement.num_stages - 1
-    which: Pass = "F" if slot.which == "F" or (slot.which == "B" and place == last) else "B"
-    step = {"F": -1, "W": 0}.get(slot.which, 1 if place < last else 0)
-    rank = placement.rank(place + step)
-    chunk = placement.places[rank].index(place + step)
-    return Slot(which, rank, chunk, slot.microbatch)
-
-
-def _named(slot: Slot, placement: Placement) -> str:
-    chunk = f", chunk {slot.chunk}" if placement.virtual > 1 else ""
-    return f"{_IN_WORDS[slot.which]} of micro-batch {slot.microbatch}{chunk}"
 
 
 # One row of the table.
@@ -272,7 +257,7 @@ class Schedule:
     bubble_s: Bubble
     chunks: int | None
     """Chunks per rank; None: any number."""
-    traits: frozenset[Trait]
+    traits: tuple[Trait, ...] = ()
 
     def has(self, trait: Trait) -> bool:
         """Whether the schedule has a trait."""
@@ -281,7 +266,7 @@ class Schedule:
     def __reduce__(self) -> tuple[Callable[..., Schedule], tuple[object, ...]]:
         """A row of the table travels to other processes by its name, another schedule by its fields."""
         if SCHEDULES.get(self.name) is self:
-            return _row, (self.name,)
+            return schedule_called, (self.name,)
         return Schedule, tuple(getattr(self, known.name) for known in fields(self))
 
     def chunks_problem(self, virtual: int) -> str:
@@ -295,11 +280,6 @@ class Schedule:
     def placement(self, pipeline: int, virtual: int) -> Placement:
         """The placement of virtual stages on ranks."""
         return Placement(pipeline, virtual, self.has("v_shaped"))
-
-
-def _row(name: str) -> Schedule:
-    """The row of a name."""
-    return SCHEDULES[name]
 
 
 # Without a split backward: GPipe, 1F1B and interleaved 1F1B.
@@ -689,58 +669,39 @@ def _in_controlled_memory(name: str, share: int) -> Schedule:
         lambda rank, pipeline, microbatches: order(pipeline, CHUNKS, microbatches)[rank],
         lambda pipeline: pipeline + 1,
     )
-    traits: frozenset[Trait] = frozenset(("splits_backward", "v_shaped", "fills_only"))
-    return Schedule(name, order, in_flight, partial(_controlled_bubble_s, share), CHUNKS, traits)
+    bubble_s = partial(_controlled_bubble_s, share)
+    return Schedule(name, order, in_flight, bubble_s, CHUNKS, ("splits_backward", "v_shaped", "fills_only"))
 
 
-SCHEDULES: dict[str, Schedule] = {
-    known.name: known
-    for known in (
-        Schedule(
-            "1f1b",
-            _one_f_one_b,
-            _one_f_one_b_in_flight,
-            _bubble_s,
-            1,
-            frozenset(("tight", "whole_passes", "counts_head")),
-        ),
-        Schedule("gpipe", _gpipe, _gpipe_in_flight, _bubble_s, 1, frozenset(("forwards_first",))),
-        Schedule(
-            "interleaved",
-            _interleaved,
-            _interleaved_in_flight,
-            _bubble_s,
-            None,
-            frozenset(("in_groups", "counts_head")),
-        ),
-        Schedule(
-            "zb1p",
-            partial(_zero_bubble, 1),
-            partial(_zero_bubble_in_flight, 1),
-            partial(_zero_bubble_s, 1),
-            1,
-            frozenset(("splits_backward", "tight")),
-        ),
-        Schedule(
-            "zb2p",
-            partial(_zero_bubble, 2),
-            partial(_zero_bubble_in_flight, 2),
-            partial(_zero_bubble_s, 2),
-            1,
-            frozenset(("splits_backward", "skewed")),
-        ),
-        Schedule(
-            "zbv",
-            _zbv,
-            _held_in(_zbv_rank, lambda pipeline: 2 * pipeline),
-            _zbv_bubble_s,
-            CHUNKS,
-            frozenset(("splits_backward", "v_shaped", "skewed")),
-        ),
-        _in_controlled_memory("v-half", _HALF),
-        _in_controlled_memory("v-min", _THIRD),
-    )
-}
+def _zero_bubble_row(name: str, ahead: int, trait: Trait) -> Schedule:
+    """`zb1p` or `zb2p`."""
+    order = partial(_zero_bubble, ahead)
+    in_flight = partial(_zero_bubble_in_flight, ahead)
+    return Schedule(name, order, in_flight, partial(_zero_bubble_s, ahead), 1, ("splits_backward", trait))
+
+
+_ROWS = (
+    Schedule(
+        "1f1b", _one_f_one_b, _one_f_one_b_in_flight, _bubble_s, 1, ("tight", "whole_passes", "counts_head")
+    ),
+    Schedule("gpipe", _gpipe, _gpipe_in_flight, _bubble_s, 1, ("forwards_first",)),
+    Schedule(
+        "interleaved", _interleaved, _interleaved_in_flight, _bubble_s, None, ("in_groups", "counts_head")
+    ),
+    _zero_bubble_row("zb1p", 1, "tight"),
+    _zero_bubble_row("zb2p", 2, "skewed"),
+    Schedule(
+        "zbv",
+        _zbv,
+        _held_in(_zbv_rank, lambda pipeline: 2 * pipeline),
+        _zbv_bubble_s,
+        CHUNKS,
+        ("splits_backward", "v_shaped", "skewed"),
+    ),
+    _in_controlled_memory("v-half", _HALF),
+    _in_controlled_memory("v-min", _THIRD),
+)
+SCHEDULES: dict[str, Schedule] = {row.name: row for row in _ROWS}
 
 
 def schedule_called(name: str) -> Schedule:

@@ -11,15 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
 from typing import Any, Literal
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError
 from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.interop import emit
-from perfsim.prediction.bands import SHARDED, Accuracy, accuracy_of
-from perfsim.prediction.caveats import batch_caveats, worst_first
+from perfsim.prediction.bands import SHARDED
+from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.planner import Search, confirmed
 from perfsim.prediction.prediction import Prediction, prediction_of
 from perfsim.prediction.question import Question
@@ -27,15 +26,7 @@ from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
-from perfsim.studies.batches import (
-    Target,
-    batch_curve,
-    batch_grid,
-    best_of,
-    target_for,
-    time_of_run,
-    tried_of,
-)
+from perfsim.studies.batches import Target, target_for
 from perfsim.studies.executors import Executor, Failed, attempt
 from perfsim.studies.spec import ConvergenceSpec
 
@@ -248,7 +239,7 @@ class Planned:
         except LayoutError as error:
             refused = error
         fastest_s = self.search.best(1)[0].estimate_s
-        for other in islice(self.search.candidates(), MOST_TRIED):
+        for other in map(self.search.plan, self.search.order[:MOST_TRIED].tolist()):
             remark = (
                 f"{refused.problems[0].message}; this layout takes {other.estimate_s / fastest_s:.3f} "
                 "times its step time by the closed form"
@@ -290,10 +281,10 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     tried: tuple[int, ...] = ()
     given = question.batch or question.recipe.batch_over(question.devices)
     if target is not None and given is None and objective != "step-time":
-        grid = batch_grid(target, question.recipe.seq_length, question.devices)
-        curve, unfit = batch_curve(question, target, grid, extend=True)
-        tried = tried_of(curve, unfit)
-        question = question.at(best_of(curve))
+        grid = target.grid(question.recipe.seq_length, question.devices)
+        curve = target.curve(question, grid, extend=True)
+        tried = curve.tried
+        question = question.at(curve.best)
     searched = Search(question)
     screening = searched.screening
     runs = _fastest_runs(searched, shown)
@@ -309,7 +300,8 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     if closest is not None:
         plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
     # The fastest layout that fits at all, where it is faster than all within the limit.
-    (best,), (fastest,) = searched.best(1), searched.best(1, within_limit=False)
+    best = searched.plan(int(searched.order[0]))
+    fastest = searched.plan(int(searched.ranked[0]))
     gain = 1.0 - fastest.estimate_s / best.estimate_s
     return Planned(
         question=question,
@@ -361,21 +353,16 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
 
 def ratio_error(run: Evaluation, other: Evaluation) -> float:
     """The part of the model's error that remains in the ratio of two layouts of one machine."""
-    errors = (_accuracy(known).unshared_error for known in (run, other))
+    errors = (known.accuracy.unshared_error for known in (run, other))
     return math.expm1(math.hypot(*map(math.log1p, errors)))
 
 
-def _accuracy(run: Evaluation) -> Accuracy:
-    return accuracy_of(run.plan, run.hidden_communication_fraction)
-
-
 def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
-    prediction = prediction_of(run, question.allowed_share)
-    error = 1.0 + _accuracy(run).step_time_error
+    prediction = prediction_of(run, question.allowed_share, batch_caveats(question))
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
     return Entry(
-        prediction=replace(prediction, caveats=worst_first([*prediction.caveats, *batch_caveats(question)])),
-        step_time_band_s=(run.step_time_s / error, run.step_time_s * error),
+        prediction=prediction,
+        step_time_band_s=run.band_s,
         ratio=run.step_time_s / first.step_time_s,
         ratio_error=ratio_error(run, first),
         differs={
@@ -383,7 +370,7 @@ def _entry(question: Question, run: Evaluation, first: Evaluation, target: Targe
             for name, value in prediction.layout.items()
             if name not in FOLLOWS and value != of_first.get(name)
         },
-        time=None if target is None else time_of_run(run, target),
+        time=None if target is None else target.time_of_run(run),
     )
 
 

@@ -86,7 +86,7 @@ def test_merging_keeps_every_stages_order_and_respects_what_each_slot_reads(shap
     done = set()
     last = pipeline * virtual - 1
     for slot in merged:
-        place = places.virtual_stage(slot.stage, slot.chunk)
+        place = places.places[slot.stage][slot.chunk]
         if slot.which == "F" and place:
             assert ("F", place - 1, slot.microbatch) in done
         if slot.which == "B":
@@ -206,7 +206,7 @@ def step_s(shape: Shape, times: PassTimes, steps: int = 3) -> tuple[float, float
     for _step in range(steps):
         done: dict[tuple[str, int, int], float] = {}
         for slot in merged:
-            place = places.virtual_stage(slot.stage, slot.chunk)
+            place = places.places[slot.stage][slot.chunk]
             reads = {
                 "F": ("F", place - 1),
                 "B": ("B", place + 1) if place + 1 < places.num_stages else ("F", place),

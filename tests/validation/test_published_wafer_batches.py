@@ -18,7 +18,7 @@ from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.streaming.memory import DEVICES, activations
+from perfsim.strategies.streaming.memory import Store
 from perfsim.testing import toys
 from perfsim.work.counts import parameters
 
@@ -63,7 +63,7 @@ def answered(batch: Batch) -> Evaluation:
 
 def resident_bytes(batch: Batch) -> float:
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
-    held = activations(asked(batch), layout, DEVICES["wafer"])
+    held = Store(asked(batch), toys.wafer_cluster()).activations(layout)
     return held.kept + held.working
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
@@ -20,17 +20,11 @@ import numpy as np
 
 from perfsim.base.errors import GraphError
 from perfsim.network import WaferTree
+from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming.memory import (
-    DEVICES,
-    Store,
-    StreamedDevice,
-    kept_parameters,
-    streamed_bytes,
-    update_kernel,
-)
+from perfsim.strategies.streaming.memory import DEVICES, Store, StreamedDevice
 from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Kind, RankGroup, Slots, Template, TensorClass, Work
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import LayerSlice
@@ -195,13 +189,13 @@ def _works_of(block: _Block, plan: StreamingPlan, chunks: int) -> BlockWorks:
     layout = plan.layout
     system = plan.topology.system
     store = Store(job, system)
-    kept = kept_parameters(job, block.num_parameters, block.matrices)
-    whole = streamed_bytes(job, system, block.num_parameters, block.matrices)
-    updated = kept_parameters(job, block.updated, block.matrices)
+    kept = store.kept(block.num_parameters, block.matrices)
+    whole = store.streamed_bytes(block.num_parameters, block.matrices)
+    updated = store.kept(block.updated, block.matrices)
     state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
     write_bytes = state_bytes
     if store.weights_in_flash:
-        write_bytes += streamed_bytes(job, system, block.updated, block.matrices)
+        write_bytes += store.streamed_bytes(block.updated, block.matrices)
     hidden = TensorClass("hidden", block.part.activation_bytes / chunks)
     gradients = TensorClass("gradients", kept * system.gradient_bytes / chunks)
 
@@ -218,7 +212,7 @@ def _works_of(block: _Block, plan: StreamingPlan, chunks: int) -> BlockWorks:
         return move("reduce", op, "gradient_stream", gradients, Kind.COMM_COLL)
 
     def update() -> Work:
-        kernel = update_kernel(job, updated)
+        kernel = store.update_kernel(updated)
         return Work(
             f"{block.name}.update",
             Kind.MEM_STORE,
@@ -288,33 +282,16 @@ class _PassKind(NamedTuple):
     """It is the last pass of its step, which updates the blocks."""
 
 
-class _PassWorks(NamedTuple):
-    """The work of a pass: that of each kind of block, and its samples."""
-
-    blocks: _Blocks[BlockWorks]
-    samples: Work
-
-
-class _PassRules(NamedTuple):
-    """Settings of a layout and a system that determine the dependencies of a pass."""
-
-    recompute_layers: int
-    chunks: int
-    prefetch_depth: int
-    staged_layers: int
-    gradients_on_wafer: bool
-    servers: int | None
-    """Number of weight servers with blocks of their own; None: blocks are sharded over all servers."""
-
-
 @dataclass
 class PassRecorder:
     """Records one pass in a template."""
 
     template: Template
-    works: _PassWorks
-    rules: _PassRules
+    layout: StreamingLayout
+    system: WaferClusterSpec
     kind: _PassKind
+    samples: Work
+    blocks: list[BlockWorks]
     computed: list[int] = field(default_factory=list)
     """Last tensor of each computed block, in order; its end frees a buffer of prefetched weights."""
     sent: list[int] = field(default_factory=list)
@@ -325,19 +302,19 @@ class PassRecorder:
     started: list[int] = field(default_factory=list)
     """The last tensor before each group's backward, in order."""
 
-    @cached_property
-    def blocks(self) -> list[BlockWorks]:
-        return self.works.blocks.in_order()
-
     @property
     def depth(self) -> int:
         """Prefetch depth, less than the number of block computations in a pass."""
-        return min(self.rules.prefetch_depth, 2 * len(self.blocks) - 1)
+        return min(self.system.streaming.prefetch_depth, 2 * len(self.blocks) - 1)
+
+    @property
+    def gradients_on_wafer(self) -> bool:
+        return self.system.streaming.accumulate_at == "wafer"
 
     @property
     def group(self) -> int:
         """Recompute interval: layers whose activations are recomputed from the input of the first."""
-        return max(1, self.rules.recompute_layers)
+        return max(1, self.layout.recompute_layers)
 
     def _task(
         self, number: int, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
@@ -362,16 +339,16 @@ class PassRecorder:
 
     def _forward(self) -> list[int]:
         used = [self.template.port("sampled")] if self.kind.refilled else []
-        samples = self.template.task(self.works.samples, f"{DEVICE}/samples", (), used)
+        samples = self.template.task(self.samples, f"{DEVICE}/samples", (), used)
         hidden: list[int] = [samples.tensor]
         firsts = {group[0] for group in self._groups()}
         for number, works in enumerate(self.blocks):
-            if works.spill is not None and number in firsts and self.rules.recompute_layers:
+            if works.spill is not None and number in firsts and self.layout.recompute_layers:
                 self._spill(number, hidden[-1])
             weights = self._stream(number)
             hidden.append(self._tasks(number, works.forward, weights, hidden[-1:], self._room())[-1])
             self.computed.append(hidden[-1])
-            if works.spill is not None and not self.rules.recompute_layers:
+            if works.spill is not None and not self.layout.recompute_layers:
                 self._spill(number, hidden[-1])
         self.template.output("sampled", hidden[1])
         return hidden[1:]
@@ -409,7 +386,7 @@ class PassRecorder:
         reads = [gradient, before]
         if works.recompute is not None and not recomputed:
             reads.append(self._tasks(number, works.recompute, weights, [before])[-1])
-        if self.kind.adds and self.rules.gradients_on_wafer:
+        if self.kind.adds and self.gradients_on_wafer:
             reads.append(self.template.port(f"gradient{number}"))
         parts = self._tasks(number, works.backward, weights, reads)
         self._egress(number, [part + 1 for part in parts])
@@ -425,7 +402,7 @@ class PassRecorder:
             reads = [self._task(number, works.stage, stream, reads, self._room_in_dram(self.sent))]
         freed = self._freed()
         arrived = []
-        for chunk in range(self.rules.chunks):
+        for chunk in range(self.layout.stream_chunks):
             load = self._task(number, works.load, self._server("memoryx/out", number), reads, freed)
             lane = f"swarmx/down{chunk or ''}"  # a lane per chunk: hops are latency, so chunks overlap
             arrived.append(self._task(number, works.broadcast, lane, [load]))
@@ -441,22 +418,22 @@ class PassRecorder:
 
     def _room_in_dram(self, done: Sequence[int]) -> list[int]:
         """The task that must end before one more layer is read from flash."""
-        staged = self.rules.staged_layers
+        staged = self.system.streaming.staged_layers
         return [self.template.writer(done[-staged])] if len(done) >= staged else []
 
     def _server(self, stream: str, number: int) -> str:
         """The stream of the weight server of a block; a common one where blocks are sharded."""
-        servers = self.rules.servers
-        return stream if servers is None else f"{stream}{number % servers}"
+        memoryx = self.system.memoryx
+        return stream if memoryx.placement == "sharded" else f"{stream}{number % memoryx.servers}"
 
     # ------------------------------------------------------------------------------ gradients out
     def _egress(self, number: int, parts: list[int]) -> None:
         """Send gradients up the tree, added to those of earlier passes; the last pass updates the block."""
         works = self.blocks[number]
         name = f"gradient{number}"
-        adds = [self.template.port(name)] if self.kind.adds and not self.rules.gradients_on_wafer else []
+        adds = [self.template.port(name)] if self.kind.adds and not self.gradients_on_wafer else []
         self.template.output(name, parts[-1])
-        if self.rules.gradients_on_wafer and not self.kind.last:
+        if self.gradients_on_wafer and not self.kind.last:
             return
         up = []
         for part in parts:
@@ -535,21 +512,16 @@ def write_steps(plan: StreamingPlan, builder: GraphBuilder) -> None:
     passes = plan.num_microbatches
     steps = max(LEAST_STEPS, plan.least_steps)
     held = system.activation_servers.prefetch
-    rules = _PassRules(
-        recompute_layers=plan.layout.recompute_layers,
-        chunks=plan.layout.stream_chunks,
-        prefetch_depth=system.streaming.prefetch_depth,
-        staged_layers=system.streaming.staged_layers,
-        gradients_on_wafer=system.streaming.accumulate_at == "wafer",
-        servers=None if system.memoryx.placement == "sharded" else system.memoryx.servers,
-    )
 
-    def works_of(*, last: bool) -> _PassWorks:
-        size = last_micro_batch(plan) if last else plan.layout.micro_batch_size
+    def recorded(kind: _PassKind) -> Template:
+        size = last_micro_batch(plan) if kind.last else plan.layout.micro_batch_size
         blocks = block_works(plan, size, plan.layout.stream_chunks)
-        if not last and system.streaming.accumulate_at == "swarmx":
+        if not kind.last and system.streaming.accumulate_at == "swarmx":
             blocks = blocks.of(BlockWorks.in_tree)
-        return _PassWorks(blocks, samples_work(plan, size))
+        samples = samples_work(plan, size)
+        return PassRecorder(
+            builder.template(), plan.layout, system, kind, samples, blocks.in_order()
+        ).record()
 
     index = np.arange(steps * passes, dtype=np.int64)
     kinds = [
@@ -563,10 +535,7 @@ def write_steps(plan: StreamingPlan, builder: GraphBuilder) -> None:
         for number in index.tolist()
     ]
     distinct = list(dict.fromkeys(kinds))
-    works = {last: works_of(last=last) for last in (False, True)}
-    templates = [
-        PassRecorder(builder.template(), works[kind.last], rules, kind).record() for kind in distinct
-    ]
+    templates = list(map(recorded, distinct))
     # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
     updated = np.where(index >= passes, index // passes * passes - 1, -1)
     sources = {}

@@ -10,7 +10,7 @@ folded to one system.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.base.sizes import passes_problem
@@ -22,15 +22,7 @@ from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Strategy, check_runs_on
-from perfsim.strategies.streaming.memory import (
-    DEVICES,
-    Store,
-    even_micro_batch,
-    largest_micro_batch,
-    policy_name,
-    wafer_memory,
-    with_policy,
-)
+from perfsim.strategies.streaming.memory import Store
 from perfsim.strategies.streaming.passes import (
     BlockWorks,
     StreamingPlan,
@@ -48,14 +40,6 @@ from perfsim.work import GraphBuilder, Work
 # the previous update is done. The first block is updated last; then its weights are sent for the next step.
 
 
-def estimate_s(plan: StreamingPlan, duration: Callable[[Work], float]) -> float:
-    """All micro-batches, the last at its own size, and the bubble between two steps."""
-    estimate = _Estimate(plan, duration)
-    full = estimate.pass_s(plan.layout.micro_batch_size, last=False)
-    last = estimate.pass_s(last_micro_batch(plan), last=True)
-    return (plan.num_microbatches - 1) * full + last + estimate.bubble_s()
-
-
 @dataclass
 class _Estimate:
     plan: StreamingPlan
@@ -63,6 +47,12 @@ class _Estimate:
 
     def seconds(self, work: Work | None) -> float:
         return 0.0 if work is None else self.duration(work)
+
+    def step_s(self) -> float:
+        """All micro-batches, the last at its own size, and the bubble between two steps."""
+        full = self.pass_s(self.plan.layout.micro_batch_size, last=False)
+        last = self.pass_s(last_micro_batch(self.plan), last=True)
+        return (self.plan.num_microbatches - 1) * full + last + self.bubble_s()
 
     def pass_s(self, micro_batch_size: int, *, last: bool) -> float:
         """One micro-batch forward and backward, or the transfer of its samples where that takes longer."""
@@ -190,21 +180,33 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         some 90 sequences, while only a few would fit with all activations kept. Where not even one sequence
         fits, the layout that needs least is refused with what it needs.
         """
-        system = topology.system
         per_system = -(-job.global_batch_size // topology.num_devices)
-        base = StreamingLayout(data=topology.num_devices, stream_chunks=_needed_chunks(system))
-        largest = {group: largest_micro_batch(job, system, per_system, group) for group in RECOMPUTE_GROUPS}
-        widest = even_micro_batch(per_system, max(largest.values())) if any(largest.values()) else 0
+        base = StreamingLayout(data=topology.num_devices, stream_chunks=_needed_chunks(topology.system))
+        store = Store(job, topology.system)
+        largest = {group: store.largest_micro_batch(per_system, group) for group in RECOMPUTE_GROUPS}
+        widest = max(largest.values())
+
+        def split(fits: int, group: int, *, spill: bool = False) -> StreamingLayout:
+            """A system's batch in the fewest parts that fit, of even sizes; the last part may be smaller."""
+            count = -(-per_system // fits)
+            return replace(
+                base,
+                micro_batch_size=-(-per_system // count),
+                recompute_layers=group,
+                recompute="full" if group else "none",
+                spill=spill,
+            )
+
         any_fits = widest > 0
         for group, size in largest.items():
-            if size >= widest > 0:
-                yield with_policy(base, widest, group)
-            spilling = largest_micro_batch(job, system, per_system, group, spill=True)
+            if widest and size >= split(widest, group).micro_batch_size:
+                yield split(widest, group)
+            spilling = store.largest_micro_batch(per_system, group, spill=True)
             if spilling > size:
                 any_fits = True
-                yield with_policy(base, even_micro_batch(per_system, spilling), group, spill=True)
+                yield split(spilling, group, spill=True)
         if not any_fits:
-            yield with_policy(base, 1, 1, spill=True)
+            yield split(1, 1, spill=True)
 
     def plan(
         self, job: Job, topology: WaferTree, layout: StreamingLayout, *, check_memory: bool = True
@@ -217,7 +219,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             raise LayoutError([Problem(text) for text in problems])
         per_system = -(-job.global_batch_size // layout.data)
         microbatches = -(-per_system // layout.micro_batch_size)
-        memory = wafer_memory(job, layout, system, per_system)
+        memory = Store(job, system).memory(layout, per_system)
         if check_memory:
             for use in memory:
                 if not use.fits:
@@ -252,8 +254,15 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     def _notes(
         job: Job, system: WaferClusterSpec, layout: StreamingLayout, microbatches: int
     ) -> Iterator[str]:
-        yield f"{DEVICES[system.device.kind].place} memory policy: {policy_name(layout, microbatches)}"
-        yield Store(job, system).note
+        group = layout.recompute_layers
+        policy = "resident" if group == 0 else f"recompute every {group} layers"
+        if layout.spill:
+            policy = "spill" if group == 0 else f"{policy}, inputs spilled"
+        if microbatches > 1:
+            policy += f", split in {microbatches} micro-batches"
+        store = Store(job, system)
+        yield f"{store.device.place} memory policy: {policy}"
+        yield store.note
         if layout.stream_chunks < _needed_chunks(system):
             yield (
                 "compute waits for all weights of a layer, though the machine uses weights as they arrive; "
@@ -275,7 +284,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
 
     def estimate_s(self, plan: StreamingPlan, costs: Costs) -> float:
         """The larger of compute and streams, summed over blocks, and the bubble between two steps."""
-        return estimate_s(plan, costs.duration_s)
+        return _Estimate(plan, costs.duration_s).step_s()
 
 
 def _needed_chunks(system: WaferClusterSpec) -> int:

@@ -23,7 +23,7 @@ from perfsim.strategies.schedules import PacedRanks, PassTimes, Trait, schedule_
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.memory import recomputed_layers
 from perfsim.strategies.three_d.prices import OverReplicas, Passes
-from perfsim.strategies.three_d.space import Columns, blocks_of, taken
+from perfsim.strategies.three_d.space import Columns, taken
 
 _TINY_S = 1e-30
 _TIE = 1e-12
@@ -33,13 +33,13 @@ def estimate_steps_s(
     job: Job, columns: Columns, topology: FatTree, costs: Costs, *, updates: bool = True
 ) -> Floats:
     """Step time of every layout by the formula above, shape (rows,); `updates`: with its update."""
+    if not len(columns):
+        return np.zeros(0)
     passes = Passes(job, columns, topology, costs)
     replicas = OverReplicas(job, columns, topology, costs)
-    alike = columns.alike()
     seconds = np.empty(len(columns), dtype=np.float64)
-    for block in blocks_of(len(columns)):
-        rows = alike[block]
-        steps = _Steps(job, columns.rows(rows), rows, passes, replicas)
+    for rows, some in columns.blocks():
+        steps = _Steps(job, some, rows, passes, replicas)
         seconds[rows] = steps.seconds()
         if not updates:
             seconds[rows] -= steps.replicas.update[:, 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -23,21 +23,21 @@ class RankColumns(NamedTuple):
     """
 
     rank: Ints
+    number: Ints
+    """How many ranks of the pipeline are like it."""
     layers: Ints
     first: Bools
     """Whether the rank holds the embedding."""
     last: Bools
     """Whether the rank holds LM head and loss."""
-    number: Ints
-    """How many ranks of the pipeline are like it."""
     kinds: tuple[Ints, ...] = ()
     """Layers of every kind, with those of multi-token prediction; none where all layers are alike."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[tuple[int, ...]]) -> RankColumns:
-        """The ranks of one pipeline, given as rows of the fields."""
-        rank, layers, first, last, number, *kinds = np.array(rows, dtype=np.int64).T[:, None, :]
-        return cls(rank, layers, first > 0, last > 0, number, tuple(kinds))
+    def of(cls, columns: Iterable[Ints]) -> RankColumns:
+        """The fields as columns, those of kinds one by one."""
+        rank, number, layers, first, last, *kinds = columns
+        return cls(rank, number, layers, first > 0, last > 0, tuple(kinds))
 
     def sum_of(self, of_kinds: Floats) -> Floats:
         """What the layers of every rank add up to, given a layer of each kind in a column (rows, kinds)."""
@@ -46,14 +46,13 @@ class RankColumns(NamedTuple):
         parts = [count * of_kinds[..., kind : kind + 1] for kind, count in enumerate(self.kinds)]
         return np.asarray(sum(parts))
 
-    def of(self, rows: Ints, width: int) -> RankColumns:
+    def rows(self, rows: Ints, width: int) -> RankColumns:
         """The first `width` ranks of these rows; each rank of all rows is contiguous, which is fast."""
 
         def some(column: NDArray[Any]) -> NDArray[Any]:
             return np.moveaxis(column[:, :width].T.take(rows, axis=1), 0, -1)
 
-        rank, layers, first, last, number, *kinds = map(some, (*self[:5], *self.kinds))
-        return RankColumns(rank, layers, first, last, number, tuple(kinds))
+        return RankColumns.of(map(some, (*self[:5], *self.kinds)))
 
 
 @dataclass(frozen=True)
@@ -71,68 +70,59 @@ class Division:
     def even(self) -> bool:
         return len(set(self.layers)) == 1
 
-    @cached_property
+    @property
     def row(self) -> Schedule:
         """What is known of its schedule."""
         return schedule_called(self.schedule)
 
     @cached_property
-    def _placement(self) -> Placement:
+    def placement(self) -> Placement:
         return self.row.placement(self.pipeline, self.virtual)
-
-    @cached_property
-    def last_rank(self) -> int:
-        """The rank with LM head and loss."""
-        return self._placement.last_rank
 
     @cached_property
     def chunks(self) -> list[tuple[int, ...]]:
         """Layers of the chunks of every rank."""
-        return [tuple(self.layers[place] for place in places) for places in self._placement.places]
+        return [tuple(self.layers[place] for place in places) for places in self.placement.places]
 
     @cached_property
     def _shares(self) -> list[tuple[int, ...]]:
-        """Layers of every rank, and whether it holds embedding and LM head."""
-        last = self.last_rank
-        return [(sum(layers), rank == 0, rank == last) for rank, layers in enumerate(self.chunks)]
+        """Layers of every rank, whether it holds embedding and LM head, and its layers of every kind.
 
-    @cached_property
-    def _kinds_of_ranks(self) -> list[tuple[int, ...]]:
-        """Layers of every kind on every rank; those of multi-token prediction are with the LM head."""
-        ends = np.cumsum([0, *self.layers])
-        stages = [list(self.kinds[start:end]) for start, end in pairwise(ends.tolist())]
+        Layers of multi-token prediction are with the LM head.
+        """
+        last = self.placement.last_rank
+        ends = np.cumsum([0, *self.layers]).tolist()
+        stages = [list(self.kinds[start:end]) for start, end in pairwise(ends)]
         stages[-1] += self.kinds[ends[-1] :]
         distinct = range(1 + max(self.kinds, default=-1))
-        counts = np.array([[layers.count(kind) for kind in distinct] for layers in stages], dtype=np.int64)
-        return [tuple(counts[places].sum(axis=0)) for places in self._placement.places]
+        kinds = np.array([[layers.count(kind) for kind in distinct] for layers in stages], dtype=np.int64)
+        return [
+            (sum(self.chunks[rank]), rank == 0, rank == last, *kinds[places].sum(axis=0))
+            for rank, places in enumerate(self.placement.places)
+        ]
 
     def ranks(self) -> RankColumns:
         """Every rank of the pipeline, shape (1, pipeline)."""
-        shares = zip(self._shares, self._kinds_of_ranks, strict=True)
-        return RankColumns.from_rows(
-            [(rank, *share, 1, *kinds) for rank, (share, kinds) in enumerate(shares)]
-        )
+        rows = [(rank, 1, *share) for rank, share in enumerate(self._shares)]
+        return RankColumns.of(np.array(rows, dtype=np.int64).T[:, None, :])
 
-    def representatives(self) -> RankColumns:
-        """Ranks that stand for all: of every run of ranks with equal shares the first and the last.
+    def representatives(self) -> list[tuple[int, ...]]:
+        """Ranks that stand for all, as fields: the first and the last of every run with equal shares.
 
         What a rank holds in flight changes in one direction along a run of equal shares, so the fullest rank
         is at one of its ends; it is the first where activations are all that is held.
         """
         shares = self._shares
-        kinds = self._kinds_of_ranks
-        chunks = self.chunks if self.row.has("in_groups") else [()] * self.pipeline
-        alike = list(zip(shares, kinds, chunks, strict=True))
+        alike = list(zip(shares, self.chunks, strict=True)) if self.row.has("in_groups") else shares
         starts = [rank for rank in range(self.pipeline) if rank == 0 or alike[rank] != alike[rank - 1]]
         both_ends = self.row.has("splits_backward")
         rows: list[tuple[int, ...]] = []
         for start, end in zip(starts, [*starts[1:], self.pipeline], strict=True):
-            if both_ends and end - start > 1:
-                rows.append((start, *shares[start], end - start - 1, *kinds[start]))
-                rows.append((end - 1, *shares[start], 1, *kinds[start]))
-            else:
-                rows.append((start, *shares[start], end - start, *kinds[start]))
-        return RankColumns.from_rows(rows)
+            two = both_ends and end - start > 1
+            rows.append((start, end - start - two, *shares[start]))
+            if two:
+                rows.append((end - 1, 1, *shares[start]))
+        return rows
 
 
 @lru_cache(maxsize=4096)
@@ -195,57 +185,46 @@ class Divisions:
 
     def __init__(self, divisions: Sequence[Division]) -> None:
         self.divisions = tuple(divisions)
-        self._of_schedules: dict[Trait, Bools] = {}
+        names = list(SCHEDULES)
+        self.pipeline = np.array([division.pipeline for division in divisions])
+        self.virtual = np.array([division.virtual for division in divisions])
+        self.schedule = np.array([names.index(division.schedule) for division in divisions], dtype=np.int64)
+        """Index into the names of schedules."""
 
     def __getitem__(self, row: int) -> Division:
         return self.divisions[row]
 
-    @cached_property
-    def pipeline(self) -> Ints:
-        return np.array([division.pipeline for division in self.divisions])
-
-    @cached_property
-    def virtual(self) -> Ints:
-        return np.array([division.virtual for division in self.divisions])
+    def of_schedules(self, trait: Trait) -> Bools:
+        """Whether every division's schedule has a trait."""
+        of_schedules = np.array([schedule.has(trait) for schedule in SCHEDULES.values()])
+        return np.asarray(of_schedules[self.schedule])
 
     @cached_property
     def last_rank(self) -> Ints:
-        return np.array([division.last_rank for division in self.divisions])
-
-    @cached_property
-    def schedule(self) -> Ints:
-        """Index into the names of schedules."""
-        names = list(SCHEDULES)
-        return np.array([names.index(division.schedule) for division in self.divisions])
+        return np.array([division.placement.last_rank for division in self.divisions])
 
     @cached_property
     def uneven(self) -> Bools:
-        return np.array([division.row.has("in_groups") and not division.even for division in self.divisions])
-
-    def of_schedules(self, trait: Trait) -> Bools:
-        """Whether every division's schedule has a trait."""
-        if trait not in self._of_schedules:
-            values = np.array([schedule.has(trait) for schedule in SCHEDULES.values()])
-            self._of_schedules[trait] = values[self.schedule]
-        return self._of_schedules[trait]
+        """Whether chunks of a rank may hold different numbers of layers, and do."""
+        even = np.array([division.even for division in self.divisions], dtype=np.bool_)
+        return self.of_schedules("in_groups") & ~even
 
     @cached_property
-    def _representatives(self) -> list[RankColumns]:
+    def _representatives(self) -> list[list[tuple[int, ...]]]:
         return [division.representatives() for division in self.divisions]
 
     @cached_property
     def sizes(self) -> Ints:
-        return np.array([ranks.rank.size for ranks in self._representatives])
+        """Representative ranks of every division."""
+        return np.array([len(ranks) for ranks in self._representatives])
 
     @cached_property
     def ranks(self) -> RankColumns:
         """Representative ranks of every division; shorter rows are padded."""
-        rows = self._representatives
         sizes = self.sizes
         width = np.arange(sizes.max())
-        own = np.where(width < sizes[:, None], width, 0) + (np.cumsum(sizes) - sizes)[:, None]
-        columns = zip(*((*ranks[:5], *ranks.kinds) for ranks in rows), strict=True)
-        flat = [np.concatenate([column[0] for column in parts]) for parts in columns]
-        rank, layers, first, last, number, *kinds = (column[own] for column in flat)
-        number = np.where(width < sizes[:, None], number, 0)
-        return RankColumns(rank, layers, first, last, number, tuple(kinds))
+        held = width < sizes[:, None]
+        at = np.where(held, width, 0) + (np.cumsum(sizes) - sizes)[:, None]
+        flat = np.array([rank for ranks in self._representatives for rank in ranks], dtype=np.int64)
+        columns = RankColumns.of(flat.T[:, at])
+        return columns._replace(number=np.where(held, columns.number, 0))

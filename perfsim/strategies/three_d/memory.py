@@ -1,8 +1,7 @@
 """Peak memory of the ranks of layouts, in columns.
 
-Every part is an array of shape (rows, ranks), one row per layout; for a grid of layouts, of a shape that
-broadcasts to (*grid, ranks). A rank holds its model states, the activations of micro-batches in flight, the
-temporaries of one pass, and the buffers of sharded states:
+Every part is an array of shape (rows, ranks), one row per layout. A rank holds its model states, the
+activations of micro-batches in flight, the temporaries of one pass, and the buffers of sharded states:
 
     states + max over moments of (activations held x layers x bytes + weight inputs held x bytes)
     + working set + gathered parameters [ZeRO 3] + gradient buckets [ZeRO 2, 3] + reserved
@@ -10,13 +9,15 @@ temporaries of one pass, and the buffers of sharded states:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache, reduce
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
+from perfsim.costs.gpu import HostCosts
 from perfsim.costs.memory import (
     MemoryUse,
     logit_bytes,
@@ -25,21 +26,25 @@ from perfsim.costs.memory import (
     stage_parameters,
     state_bytes,
 )
+from perfsim.network import FatTree
 from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import ParallelLayout, Place
 from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
 from perfsim.strategies.three_d.layers import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.space import MODES, Columns, Grid, columns_of, distinct_rows
+from perfsim.strategies.three_d.space import MODES, Columns, columns_of, distinct_rows
 from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
     layer_activation_bytes,
     mlp_weight_input_bytes,
 )
+
+BUCKETS = "gradient buckets"
+"""The part of unsharded gradients of a few layers."""
 
 
 class SliceBytes(NamedTuple):
@@ -98,17 +103,15 @@ def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[f
 def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
     """The bytes of every layout's slice of a layer for one sequence."""
     tensor, split, _, *others = columns.slice_keys
-    keys = np.broadcast_arrays(tensor, split, 1, *others, columns.recompute)
-    flat = [key.ravel() for key in keys]
-    shape = keys[0].shape
-    first, of_row = distinct_rows(flat)
+    keys = (tensor, split, np.ones_like(tensor), *others, columns.recompute)
+    first, of_row = distinct_rows(keys)
     base = Job(job.model, job.recipe, 1)
     kinds = kinds_of(job.model)
-    distinct = zip(*(key[first].tolist() for key in flat), strict=True)
+    distinct = zip(*(key[first].tolist() for key in keys), strict=True)
     table = np.array(
         [[_slice_bytes(base, kind, MODES[mode], *key) for kind in kinds] for *key, mode in distinct]
     )
-    by_field = np.moveaxis(table, 2, 0).take(of_row, axis=1).reshape(-1, *shape, len(kinds))
+    by_field = np.moveaxis(table, 2, 0).take(of_row, axis=1)
     return SliceBytes(
         *(
             column if name in OF_LAYERS else column[..., :1]
@@ -126,8 +129,8 @@ def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
 
 def recomputed_layers(columns: Columns, ranks: RankColumns) -> Ints:
     """Layers of every rank that are recomputed, one in `recompute_every`."""
-    every = columns.recompute_every[..., None]
-    return np.where(columns.recompute[..., None] > 0, -(-ranks.layers // every), 0)
+    every = columns.recompute_every[:, None]
+    return np.where(columns.recompute[:, None] > 0, -(-ranks.layers // every), 0)
 
 
 def recomputed_share(layout: Columns) -> float:
@@ -151,20 +154,20 @@ def _state_bytes(
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """The model states of every rank, and the buffers of those that are sharded."""
     states = state_bytes(job.recipe, job.model)
-    zero = columns.zero[..., None]
-    data = columns.shards[..., None]
+    zero = columns.zero[:, None]
+    data = columns.shards[:, None]
     parameters = rank_parameters(sizes, ranks)
     largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
     whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
     buffers = {
         "gathered parameters": np.where(zero == SHARDED, whole * states.parameters, 0.0),
-        "gradient buckets": np.where(has_buckets, whole * states.gradients, 0.0),
+        BUCKETS: np.where(has_buckets, whole * states.gradients, 0.0),
     }
     held = sharded_state_bytes(parameters, states, zero, data)
     if sizes.experts.any():
         experts = ranks.sum_of(sizes.experts)
-        shards = columns.expert_replicas[..., None]
+        shards = columns.expert_replicas[:, None]
         for name, n_bytes in sharded_state_bytes(experts, states, zero, shards).items():
             held[name] = held[name] + n_bytes
     return held, buffers
@@ -172,14 +175,14 @@ def _state_bytes(
 
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
     """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
-    sequences = columns.micro_batch[..., None]
+    sequences = columns.micro_batch[:, None]
     recomputed = recomputed_layers(columns, ranks)
     redone = recomputed / np.maximum(1, ranks.layers)
     kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
     inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
     inputs = inputs + np.where(ranks.last, sizes.head_inputs, 0.0)
     whole = sequences * kept * _chunk_peaks(job, columns, ranks), sequences * inputs
-    counts = columns.pipeline[..., None], columns.virtual[..., None], columns.microbatches(job)[..., None]
+    counts = columns.pipeline[:, None], columns.virtual[:, None], columns.microbatches(job)[:, None]
     schedules = columns.by_schedule
     if len(schedules) == 1:
         parts = _in_flight_bytes(next(iter(schedules)), (ranks.rank, *counts), whole)
@@ -191,7 +194,7 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     # Temporaries of one pass: a recomputed layer, or the logits on the last stage; exchanges.
     layer = (sizes.keeps_all - sizes.keeps).max(axis=-1, keepdims=True)
     passing = np.maximum(
-        np.where(columns.recompute[..., None] > 0, layer, 0.0), np.where(ranks.last, sizes.logits, 0.0)
+        np.where(columns.recompute[:, None] > 0, layer, 0.0), np.where(ranks.last, sizes.logits, 0.0)
     )
     return {
         "activations": parts[0],
@@ -219,54 +222,117 @@ def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floa
 
 def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     """What unequal chunks of an interleaved rank hold in flight over what equal ones would."""
-    uneven = columns.divisions.uneven
-    if not uneven[columns.division].any():
-        return np.ones(1)
-    groups = np.minimum(3, -(-columns.microbatches(job) // columns.pipeline))
-    division, groups = np.broadcast_arrays(columns.division, groups)
-    rows = np.flatnonzero(uneven[division])
-    rank = np.broadcast_to(ranks.rank, (*division.shape, ranks.rank.shape[-1]))
-    factors = np.ones((division.size, rank.shape[-1]))
-    keys = division.ravel()[rows], groups.ravel()[rows]
-    first, of_row = distinct_rows(keys)
-    for number, (row, many) in enumerate(zip(*(key[first].tolist() for key in keys), strict=True)):
-        alike = rows[of_row == number]
-        pipeline = int(columns.divisions.pipeline[row])
-        peaks = chunk_peaks(columns.divisions[row], many * pipeline)
-        factors[alike] = peaks[rank.reshape(factors.shape)[alike]]
-    return factors.reshape(rank.shape)
+    factors = np.ones(ranks.rank.shape)
+    rows = np.flatnonzero(columns.divisions.uneven[columns.division])
+    if len(rows):
+        division = columns.division[rows]
+        groups = np.minimum(3, -(-columns.microbatches(job) // columns.pipeline))[rows]
+        first, of_row = distinct_rows((division, groups))
+        for number, (row, many) in enumerate(zip(division[first], groups[first], strict=True)):
+            alike = rows[of_row == number]
+            of_division = columns.divisions[row]
+            peaks = chunk_peaks(of_division, int(many) * of_division.pipeline)
+            factors[alike] = peaks[ranks.rank[alike]]
+    return factors
 
 
-def peak_bytes(job: Job, grid: Grid, system: GpuClusterSpec) -> Floats:
-    """Peak memory of the fullest rank of every legal layout of a grid, shape `grid.shape`.
-
-    Arrays have only the axes that they depend on: model states not those of micro-batches and recompute, and
-    what is in flight not that of ZeRO.
-    """
-    sizes = slice_bytes(job, grid.columns)
-    peaks = np.zeros(grid.shape)
-    for divisions, micro_batches, columns in grid.by_schedule():
-        ranks = columns.ranks()
-        states, buffers = _state_bytes(job, columns, ranks, grid.without_passes(sizes))
-        in_states = np.asarray(sum((*states.values(), *buffers.values())))
-        held = np.asarray(sum(_held_bytes(job, columns, ranks, sizes).values()))
-        of_ranks = (in_states[..., rank] + held[..., rank] for rank in range(ranks.rank.shape[-1]))
-        peaks[:, divisions, micro_batches] = reduce(np.maximum, of_ranks)
-    return peaks + system.device.memory.reserved
+# Offload: what is not on the device, but in the memory of the host or on its drives.
 
 
-def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tuple[MemoryUse, ...]:
-    """Peak memory of one rank of each pipeline stage."""
+class Places(NamedTuple):
+    """Where offloaded states are."""
+
+    optimizer: Place = "none"
+    param: Place = "none"
+    activations: Place = "none"
+
+    @classmethod
+    def of(cls, layout: ParallelLayout) -> Places:
+        return cls(layout.offload_optimizer, layout.offload_param, layout.offload_activations)
+
+    def on(self, layout: ParallelLayout) -> ParallelLayout:
+        return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
+
+
+class Moved(NamedTuple):
+    """Memory of ranks by part, arrays of shape (rows, ranks)."""
+
+    device: dict[str, Floats]
+    host: dict[str, Floats]
+    drives: dict[str, Floats]
+
+    @classmethod
+    def of(cls, job: Job, columns: Columns, ranks: RankColumns, topology: FatTree, places: Places) -> Moved:
+        """The memory of layouts whose states are at these places.
+
+        Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank
+        two layers, and embedding and LM head as one more, may still be on the device. So may the activations
+        of two layers: of one that computes, and of one that leaves or comes back.
+        """
+        device = rank_bytes(job, columns, ranks, topology.system)
+        off: dict[Place, dict[str, Floats]] = {"cpu": {}, "nvme": {}}
+        zero = columns.zero[:, None]
+        if places.optimizer != "none":
+            off[places.optimizer]["optimizer"] = device["optimizer"]
+            device["optimizer"] = np.zeros_like(device["optimizer"])
+            leaves = zero >= GRADIENTS_SHARDED
+            gradients = device["gradients"]
+            off["cpu"]["gradients"] = np.where(leaves, gradients, 0.0)
+            device["gradients"] = np.where(leaves, 0.0, gradients)
+            some = np.minimum(1.0, (IN_FLIGHT + 1) / (ranks.layers + 1)) * gradients
+            alone = leaves & (columns.replicas[:, None] == 1)
+            device[BUCKETS] = np.where(alone, some, device[BUCKETS])
+        if places.param != "none":
+            off[places.param]["parameters"] = np.where(zero == SHARDED, device["parameters"], 0.0)
+            device["parameters"] = np.where(zero == SHARDED, 0.0, device["parameters"])
+        if places.activations != "none":
+            off["cpu"]["activations"] = device["activations"]
+            device["activations"] = np.minimum(1.0, IN_FLIGHT / ranks.layers) * device["activations"]
+        return cls(device, off["cpu"], off["nvme"])
+
+    def tiers(self, topology: FatTree) -> Iterator[tuple[str, dict[str, Floats], float]]:
+        """What the devices of a host hold off them: name, bytes if all hold as much as a rank, capacity."""
+        host = topology.system.node.host
+        if host is None:
+            return
+        sharing = HostCosts(topology).sharing
+        held = (("host memory", self.host, host.memory), ("drives", self.drives, host.nvme))
+        for name, parts, tier in held:
+            if parts and tier is not None:
+                shared = {part: sharing * column for part, column in parts.items()}
+                yield f"{name} of {sharing} devices", shared, tier.capacity
+
+
+def memory_shares(job: Job, columns: Columns, topology: FatTree, places: Places) -> tuple[Floats, Floats]:
+    """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
+    on_device = np.empty(len(columns))
+    off_device = np.zeros(len(columns))
+    for rows, some in columns.blocks():
+        moved = Moved.of(job, some, some.ranks(), topology, places)
+        on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
+        for _, parts, capacity in moved.tiers(topology):
+            off_device[rows] = np.maximum(off_device[rows], _fullest(parts) / capacity)
+    return on_device, off_device
+
+
+def _fullest(parts: Mapping[str, Floats]) -> Floats:
+    return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
+
+
+def stage_memory(job: Job, layout: ParallelLayout, topology: FatTree) -> tuple[MemoryUse, ...]:
+    """Peak memory of one rank of each pipeline stage, and of a host and its drives with offload."""
     columns = columns_of(job, layout)
-    parts = rank_bytes(job, columns, columns.divisions[0].ranks(), system)
-    applies = {
-        "weight gradient inputs": schedule_called(layout.schedule).has("splits_backward"),
-        "gathered parameters": layout.zero_stage == SHARDED,
-        "gradient buckets": layout.zero_stage >= GRADIENTS_SHARDED and layout.replicas > 1,
-    }
-    shown = {name: column[0] for name, column in parts.items() if applies.get(name, True)}
-    capacity = system.device.memory.capacity
-    return tuple(
+    moved = Moved.of(job, columns, columns.divisions[0].ranks(), topology, Places.of(layout))
+    optional = {"gathered parameters", BUCKETS}
+    if not schedule_called(layout.schedule).has("splits_backward"):
+        optional.add("weight gradient inputs")
+    shown = {name: column[0] for name, column in moved.device.items() if column.any() or name not in optional}
+    capacity = topology.system.device.memory.capacity
+    stages = [
         MemoryUse(f"stage {rank}", {name: float(column[rank]) for name, column in shown.items()}, capacity)
         for rank in range(layout.pipeline)
-    )
+    ]
+    for place, parts, size in moved.tiers(topology):
+        held = {part: float(column.max()) for part, column in parts.items()}
+        stages.append(MemoryUse(place, held, size, on_device=False))
+    return tuple(stages)

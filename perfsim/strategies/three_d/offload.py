@@ -17,26 +17,24 @@ Copies have a stream for each direction, and the CPU has one for the rank's upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.costs.gpu import LOADS, STORE, HostCosts
-from perfsim.costs.memory import MemoryUse, stage_parameters, state_bytes
+from perfsim.costs.gpu import LOADS, STORE
+from perfsim.costs.memory import stage_parameters, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.layout import ParallelLayout, Place
 from perfsim.specs.recipe import Job, Recipe
-from perfsim.strategies.plan import MEMORY, Screening
 from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, WAIT, norm_work
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.strategies.three_d.layers import slice_of
-from perfsim.strategies.three_d.memory import rank_bytes
-from perfsim.strategies.three_d.space import Columns, blocks_of, columns_of
+from perfsim.strategies.three_d.memory import Places, rank_bytes
+from perfsim.strategies.three_d.space import Columns
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,
@@ -58,21 +56,6 @@ SAVED = "saved"
 """The copies of activations, and the class of tensors that a layer keeps."""
 COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "head.backward", "head.wgrad")
 """The last operation that adds to the gradients of a block."""
-
-
-class Places(NamedTuple):
-    """Where offloaded states are."""
-
-    optimizer: Place = "none"
-    param: Place = "none"
-    activations: Place = "none"
-
-    @classmethod
-    def of(cls, layout: ParallelLayout) -> Places:
-        return cls(layout.offload_optimizer, layout.offload_param, layout.offload_activations)
-
-    def on(self, layout: ParallelLayout) -> ParallelLayout:
-        return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
 
 
 @dataclass(frozen=True)
@@ -336,34 +319,17 @@ class _Rewriter:
                 self._task(WAIT, stream, [handles[1]], [], task)
 
 
-Parts = dict[str, Floats]
-MANY = 1e9
-"""Parameters of the works from which the seconds of one parameter are taken."""
-BUCKETS = "gradient buckets"
-
-
-def tried_places(job: Job, topology: FatTree) -> list[Places]:
-    """The offload that the planner tries where nothing fits without; none where it is not modelled."""
-    host = topology.system.node.host
-    if host is None or job.model.experts is not None:
-        return []
-    drives = [] if host.nvme is None else [Places("nvme", "cpu"), Places("nvme", "nvme")]
-    return [Places("cpu"), Places("cpu", "cpu"), *drives]
-
-
-def offloaded_layouts(job: Job, topology: FatTree, space: Columns) -> Iterator[ParallelLayout]:
-    """Every layout of a space with each kind of offload that is tried."""
-    for places, rows in _moved_rows(job, topology, space):
-        yield from (places.on(rows.layout(row)) for row in range(len(rows)))
-
-
-def _moved_rows(job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[Places, Columns]]:
-    """The layouts that may have each kind of offload.
+def moved_rows(job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[Places, Columns]]:
+    """The layouts of a space with each kind of offload that is tried; none where it is not modelled.
 
     A device without replicas, which has nothing to shard, also has the stages at which states may leave it.
     """
+    host = topology.system.node.host
+    if host is None or job.model.experts is not None:
+        return
+    drives = [] if host.nvme is None else [Places("nvme", "cpu"), Places("nvme", "nvme")]
     alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
-    for places in tried_places(job, topology):
+    for places in (Places("cpu"), Places("cpu", "cpu"), *drives):
         # The rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
         stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
         yield places, space.rows(stays & ((space.zero == SHARDED) | (places.param == "none")))
@@ -371,78 +337,15 @@ def _moved_rows(job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[P
         yield places, replace(alone, zero=np.full_like(alone.zero, stage))
 
 
-# -------------------------------------------------------------------------------------- memory
-class _Moved(NamedTuple):
-    """Memory of ranks by part: on the device, in the memory of the host, on its drives."""
-
-    device: Parts
-    cpu: Parts
-    nvme: Parts
-
-
-def _moved(parts: Mapping[str, Floats], layers: Any, zero: Any, replicas: Any, places: Places) -> _Moved:
-    """The memory of ranks after offload, from their memory without; arrays of one shape, or numbers.
-
-    Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank two
-    layers, and embedding and LM head as one more, may still be on the device. So may the activations of two
-    layers: of one that computes, and of one that leaves or comes back.
-    """
-    device = dict(parts)
-    off = {"cpu": Parts(), "nvme": Parts()}
-    if places.optimizer != "none":
-        off[places.optimizer]["optimizer"] = parts["optimizer"]
-        device["optimizer"] = np.zeros_like(parts["optimizer"])
-        leaves = np.broadcast_to(zero >= GRADIENTS_SHARDED, parts["optimizer"].shape)
-        gradients = "gradients"
-        off["cpu"][gradients] = np.where(leaves, parts[gradients], 0.0)
-        device[gradients] = np.where(leaves, 0.0, parts[gradients])
-        some = np.minimum(1.0, (IN_FLIGHT + 1) / (layers + 1)) * parts[gradients]
-        kept = np.where(leaves & (replicas == 1), some, parts.get(BUCKETS, 0.0))
-        if kept.any():
-            device[BUCKETS] = kept
-    if places.param != "none":
-        sharded = np.broadcast_to(zero == SHARDED, parts["parameters"].shape)
-        off[places.param]["parameters"] = np.where(sharded, parts["parameters"], 0.0)
-        device["parameters"] = np.where(sharded, 0.0, parts["parameters"])
-    if places.activations != "none":
-        off["cpu"]["activations"] = parts["activations"]
-        device["activations"] = np.minimum(1.0, IN_FLIGHT / layers) * parts["activations"]
-    return _Moved(device, off["cpu"], off["nvme"])
-
-
-def offloaded_memory(
-    job: Job, layout: ParallelLayout, topology: FatTree, uses: tuple[MemoryUse, ...]
-) -> tuple[MemoryUse, ...]:
-    """The memory of a plan's stages, of a host and of its drives, from that of the stages without offload."""
-    host = topology.system.node.host
-    if host is None or not layout.offloads:
-        return uses
-    ranks = columns_of(job, layout).divisions[0].ranks()
-    stages = {part: np.array([use.parts_bytes[part] for use in uses]) for part in uses[0].parts_bytes}
-    states = _moved(stages, ranks.layers[0], layout.zero_stage, layout.replicas, Places.of(layout))
-    left = tuple(
-        replace(use, parts_bytes={part: float(column[number]) for part, column in states.device.items()})
-        for number, use in enumerate(uses)
-    )
-    devices = HostCosts(topology).sharing
-    tiers = (("host memory", states.cpu, host.memory), ("drives", states.nvme, host.nvme))
-    return left + tuple(
-        MemoryUse(
-            f"{name} of {devices} devices",
-            {part: devices * float(column.max()) for part, column in parts.items()},
-            tier.capacity,
-            on_device=False,
-        )
-        for name, parts, tier in tiers
-        if parts and tier is not None
-    )
+MANY = 1e9
+"""Parameters of the works from which the seconds of one parameter are taken."""
 
 
 # ------------------------------------------------------------------------------------ estimate
-def estimate_offloaded_s(
-    job: Job, columns: Columns, places: Places, topology: FatTree, costs: Costs
-) -> Floats:
+def estimate_layouts_s(job: Job, columns: Columns, topology: FatTree, costs: Costs, places: Places) -> Floats:
     """Step time of every layout with its states at these places, shape (rows,).
+
+    With offload:
 
         step = passes + update on the host
         forward = max(compute, copies of parameters)
@@ -453,6 +356,8 @@ def estimate_offloaded_s(
     """
     on_host = places.optimizer != "none"
     base = estimate_steps_s(job, columns, topology, costs, updates=not on_host)
+    if places == Places() or not len(columns):
+        return base
     ranks = columns.ranks()
     parts = rank_bytes(job, columns, ranks, topology.system)
     fullest = parts["optimizer"].argmax(axis=1)[:, None]
@@ -495,73 +400,3 @@ def estimate_offloaded_s(
     waits = waits + kept / job.model.num_layers  # the last layer's return
     tail = np.where(bound, IN_FLIGHT * last, last)
     return np.asarray(base + microbatches * (waits + loaded / pieces) + tail + updated)
-
-
-# ----------------------------------------------------------------------------------- screening
-def _shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) -> tuple[Floats, Floats]:
-    """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
-    on_device = np.zeros(len(columns))
-    off_device = np.zeros(len(columns))
-    system = topology.system
-    host = topology.system.node.host
-    if host is None:
-        return on_device, off_device
-    sharing = HostCosts(topology).sharing
-    for rows in blocks_of(len(columns)):
-        some = columns.rows(rows)
-        ranks = some.ranks()
-        parts = rank_bytes(job, some, ranks, system)
-        zero = some.zero[:, None]
-        replicas = some.replicas[:, None]
-        states = _moved(parts, ranks.layers, zero, replicas, places)
-        on_device[rows] = _fullest(states.device) / system.device.memory.capacity
-        for off, tier in ((states.cpu, host.memory), (states.nvme, host.nvme)):
-            if off and tier is not None:
-                share = sharing * _fullest(off) / tier.capacity
-                off_device[rows] = np.maximum(off_device[rows], share)
-    return on_device, off_device
-
-
-def _fullest(parts: Parts) -> Floats:
-    return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
-
-
-def offloaded_screening(
-    job: Job, topology: FatTree, costs: Costs, space: Columns, without: Screening
-) -> Screening:
-    """All layouts with each kind of offload; `without` are those of the same space, none of which fits."""
-    kept: list[tuple[Places, Columns]] = []
-    estimates = [without.estimate_s]
-    shares = [without.memory_share]
-    screened = without.screened
-    closest = (np.inf, without.closest)
-    for places, rows in _moved_rows(job, topology, space):
-        if not len(rows):
-            continue
-        on_device, off_device = _shares_of(job, rows, places, topology)
-        fits = np.maximum(on_device, off_device) <= 1.0
-        screened += len(rows)
-        nearest = int(np.argmin(np.where(fits, np.inf, on_device)))
-        if not fits.all() and on_device[nearest] < closest[0]:
-            closest = (float(on_device[nearest]), places.on(rows.layout(nearest)))
-        if fits.any():
-            kept.append((places, rows.rows(fits)))
-            estimates.append(estimate_offloaded_s(job, kept[-1][1], places, topology, costs))
-            shares.append(on_device[fits])
-    starts = np.cumsum([0, *(len(rows) for _, rows in kept)])
-
-    def layout(index: int) -> ParallelLayout:
-        group = int(np.searchsorted(starts, index, side="right")) - 1
-        places, rows = kept[group]
-        return places.on(rows.layout(index - int(starts[group])))
-
-    refused = screened - int(starts[-1])
-    return replace(
-        without,
-        estimate_s=np.concatenate(estimates),
-        memory_share=np.concatenate(shares),
-        layout=layout,
-        screened=screened,
-        refused={MEMORY: refused} if refused else {},
-        closest=closest[1],
-    )

@@ -1,4 +1,4 @@
-"""The space of layouts: every legal layout of a job on all devices, in grids.
+"""The space of layouts: every legal layout of a job on all devices.
 
 - Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width.
 - Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
@@ -32,7 +32,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
-from perfsim.strategies.three_d.layers import EXCHANGES
+from perfsim.strategies.three_d.layers import EXCHANGES, Degrees
 from perfsim.strategies.three_d.legal import context_refusals, expert_refusals, tensor_refusals
 from perfsim.work.counts import parameters
 
@@ -48,10 +48,7 @@ MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 @dataclass(frozen=True)
 class Columns:
-    """Layouts of one job; every field but `divisions` is an array of shape (rows,).
-
-    In a `Grid` it has the shape of a grid, or one that broadcasts to it.
-    """
+    """Layouts of one job; every field but `divisions` is an array of shape (rows,)."""
 
     tensor: Ints
     data: Ints
@@ -119,14 +116,18 @@ class Columns:
             return {names[index]: slice(None) for index in np.flatnonzero(counts)}
         return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
 
-    def alike(self) -> Ints:
-        """Rows in the order of ZeRO stage, schedule and number of ranks, so that few blocks have several.
+    def blocks(self) -> Iterator[tuple[Ints, Columns]]:
+        """Rows that are evaluated at once, so that their arrays stay in the cache, and these layouts.
 
-        A block has the terms of ZeRO 2 and 3, and as many ranks, as any of its rows.
+        They are in the order of ZeRO stage, schedule and number of ranks, so that few blocks have several: a
+        block has the terms of ZeRO 2 and 3, and as many ranks, as any of its rows.
         """
         size, schedule = (table[self.division] for table in (self.divisions.sizes, self.divisions.schedule))
         code = (self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
-        return np.argsort(code.astype(np.int16), kind="stable")
+        order = np.argsort(code.astype(np.int16), kind="stable")
+        for start in range(0, len(self), _BLOCK):
+            rows = order[start : start + _BLOCK]
+            yield rows, self.rows(rows)
 
     def of_schedules(self, trait: Trait) -> Bools:
         """Whether every layout's schedule has a trait."""
@@ -143,7 +144,7 @@ class Columns:
     def ranks(self) -> RankColumns:
         """Representative ranks of every layout, shape (rows, ranks)."""
         width = self.divisions.sizes[self.division].max(initial=1)
-        return self.divisions.ranks.of(self.division, int(width))
+        return self.divisions.ranks.rows(self.division, int(width))
 
     def layout(self, row: int) -> ParallelLayout:
         division = self.divisions[int(self.division[row])]
@@ -202,16 +203,6 @@ def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
     return first[occurs], number[code]
 
 
-def _fields_of(columns: Columns) -> list[Ints]:
-    """The numbers that describe layouts, in the order of the fields."""
-    return [getattr(columns, name) for name in _COLUMNS]
-
-
-def blocks_of(rows: int) -> Iterator[slice]:
-    """Blocks of rows that are evaluated at once, so that their arrays stay in the cache."""
-    return (slice(start, start + _BLOCK) for start in range(0, rows, _BLOCK))
-
-
 def taken(table: Table, rows: Ints) -> Table:
     """The rows of a named tuple of columns."""
     return type(table)(*(column[rows] for column in table))
@@ -241,100 +232,6 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
     return Columns(**columns, divisions=Divisions((division_of(job, layout),)))
 
 
-# Layouts in grids: combinations of experts, divisions, micro-batches, ZeRO stages and recompute modes.
-
-EXPERTS, DIVISIONS, SIZES, STAGES, SPLITS, MODE_AXIS = range(6)
-"""The axes of a grid: expert degrees, divisions of layers, micro-batch sizes, ZeRO stages, sequence
-parallelism, and recompute."""
-
-
-def _along(axis: int, values: Sequence[int] | Ints) -> Ints:
-    """Values along one axis of a grid."""
-    return np.reshape(np.asarray(values, dtype=np.int64), [-1 if axis == other else 1 for other in range(6)])
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Layouts that have tensor, context, pipeline and data degree in common."""
-
-    columns: Columns
-    """Every array broadcasts to the shape of the grid."""
-    legal: Bools
-    """Which divisions go with which sizes, broadcasts as well."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Values along each axis."""
-        return np.broadcast_shapes(*(column.shape for column in _fields_of(self.columns)))
-
-    def all_legal(self) -> Bools:
-        return np.broadcast_to(self.legal, self.shape)
-
-    def write(self, chosen: Bools, table: Ints) -> None:
-        """Write the chosen layouts to an array of shape (fields, rows), in the order of `Columns`."""
-        at = np.nonzero(chosen)
-        for row, column in zip(table, _fields_of(self.columns), strict=True):
-            axis = int(np.argmax(column.shape))
-            row[:] = column.flat[0] if column.size == 1 else column.ravel().take(at[axis])
-
-    def by_schedule(self) -> Iterator[tuple[slice, Ints, Columns]]:
-        """The divisions of every schedule, the sizes that are legal with one of them, and these layouts."""
-        schedules = self.columns.divisions.schedule[self.columns.division].ravel()
-        ends = [*(np.flatnonzero(np.diff(schedules)) + 1).tolist(), len(schedules)]
-        for start, end in zip([0, *ends], ends, strict=False):
-            legal = self.all_legal()[:, start:end].any(axis=(EXPERTS, DIVISIONS, STAGES, SPLITS, MODE_AXIS))
-            sizes = np.flatnonzero(legal)
-            if len(sizes):
-                division = self.columns.division[:, start:end]
-                micro_batch = self.columns.micro_batch[:, :, sizes]
-                yield (
-                    slice(start, end),
-                    sizes,
-                    replace(self.columns, division=division, micro_batch=micro_batch),
-                )
-
-    def without_passes(self, table: Table) -> Table:
-        """The first along the axes of sequence parallelism and recompute, of arrays with one axis more."""
-        return type(table)(*(column[..., :1, :1, :] for column in table))
-
-
-@dataclass(frozen=True)
-class Space:
-    """The layouts of several grids, one grid after the other."""
-
-    grids: Sequence[Grid]
-    divisions: Divisions
-
-    def __len__(self) -> int:
-        return sum(int(grid.all_legal().sum()) for grid in self.grids)
-
-    def rows(self, chosen: Bools | None = None) -> Columns:
-        """The chosen layouts, given one flag for each; None: all."""
-        flags = [grid.all_legal() for grid in self.grids]
-        counts = [int(legal.sum()) for legal in flags]
-        if chosen is not None:
-            parts = np.split(chosen, np.cumsum(counts))[:-1]
-            flags = [legal.copy() for legal in flags]
-            for legal, part in zip(flags, parts, strict=True):
-                legal[legal] = part
-            counts = [int(part.sum()) for part in parts]
-        ends = np.cumsum([0, *counts])
-        table = np.empty((len(_COLUMNS), ends[-1]), dtype=np.int64)
-        for grid, legal, start, end in zip(self.grids, flags, ends[:-1], ends[1:], strict=True):
-            grid.write(legal, table[:, start:end])
-        return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=self.divisions)
-
-    def layout(self, row: int) -> ParallelLayout:
-        for grid in self.grids:
-            places = np.flatnonzero(grid.all_legal())
-            if row < len(places):
-                chosen = np.zeros(len(places), dtype=np.bool_)
-                chosen[row] = True
-                return Space([grid], self.divisions).rows(chosen).layout(0)
-            row -= len(places)
-        raise IndexError(f"a space of {len(self)} layouts has no layout {row + len(self)}")
-
-
 LONG_SEQUENCE = 16_384
 """Positions of a sequence from which on context degrees are tried."""
 LEAST_POSITIONS = 2_048
@@ -350,7 +247,7 @@ def layout_space(
     zero_stage: int | None = None,
     *,
     shares_sequences: bool = False,
-) -> Space:
+) -> Columns:
     """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage.
 
     Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
@@ -363,25 +260,24 @@ def layout_space(
         return shared and not (zero_stage == SHARDED and pipeline > 1) and bool(_divisions(pipeline, shape))
 
     degrees = [
-        (tensor, context, pipeline)
+        (tensor, context, exchange, pipeline)
         for tensor in _tensor_degrees(job, topology, free_degrees)
-        for context in (_context_degrees(job, topology, tensor) if shares else (_Context(1, 0),))
-        for pipeline in _divisors(topology.num_devices // tensor // context.ranks, "pipeline" in free_degrees)
-        if is_legal(topology.num_devices // tensor // context.ranks // pipeline, pipeline)
+        for context, exchange in (_context_degrees(job, topology, tensor) if shares else ((1, 0),))
+        for pipeline in _divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
+        if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
     ]
-    pipelines = tuple(dict.fromkeys(pipeline for *_, pipeline in degrees))
-    divisions, first = _table(pipelines, shape)
-    grids = []
-    for tensor, context, pipeline in degrees:
-        experts = list(_expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees))
-        numbers = first[pipeline] + np.arange(len(_divisions(pipeline, shape)))
-        grids.append(
-            _grid(job, topology, (tensor, context, pipeline), experts, numbers, divisions, zero_stage)
-        )
-    return Space(grids, divisions)
+    divisions, first = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
+    parts = [np.zeros((len(_COLUMNS), 0), dtype=np.int64)]
+    for tensor, context, exchange, pipeline in degrees:
+        if experts := list(_expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees)):
+            numbers = first[pipeline] + np.arange(len(_divisions(pipeline, shape)))
+            of_degrees = (tensor, context, exchange, pipeline)
+            parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage))
+    table = np.concatenate(parts, axis=1)
+    return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
 
 
-def indivisible_degrees(space: Space, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
+def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
     """Combinations of degrees over all devices without a layout: model, batch or nodes do not divide."""
     devices = topology.num_devices
     combinations = sum(
@@ -389,8 +285,8 @@ def indivisible_degrees(space: Space, topology: FatTree, free_degrees: tuple[str
         for tensor in _divisors(devices, "tensor" in free_degrees)
         for pipeline in _divisors(devices // tensor, "pipeline" in free_degrees)
     )
-    first = [part.columns for part in space.grids if part.all_legal().any()]
-    return combinations - len({(columns.tensor.flat[0], columns.pipeline.flat[0]) for columns in first})
+    first, _ = distinct_rows((space.tensor, space.pipeline))
+    return combinations - len(first)
 
 
 class _Shape(NamedTuple):
@@ -435,15 +331,8 @@ def head_layers(job: Job) -> int:
     return round(model.vocab_size * model.hidden_size * positions / job.seq_length / layer)
 
 
-class _Context(NamedTuple):
-    """A context degree, and the index of its exchange."""
-
-    ranks: int
-    exchange: int
-
-
-def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[_Context]:
-    """No context group, and those that keep the rules, inside a node or over whole nodes."""
+def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple[int, int]]:
+    """Context degrees that keep the rules, inside a node or over whole nodes; with the index of exchange."""
     node = topology.devices_per_node
     for ranks in _divisors(topology.num_devices // tensor):
         width = tensor * ranks
@@ -453,7 +342,7 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[_Cont
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
             layout = ParallelLayout(tensor=tensor, context=ranks, context_exchange=exchange)
             if not any(context_refusals(job, layout)):
-                yield _Context(ranks, number)
+                yield ranks, number
 
 
 def _expert_degrees(
@@ -506,60 +395,64 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     return tuple(divisions)
 
 
-def _grid(
+def _combined(
     job: Job,
     topology: FatTree,
-    degrees: tuple[int, _Context, int],
+    degrees: tuple[int, int, int, int],
     experts: list[tuple[int, int]],
-    numbers: Ints,
     divisions: Divisions,
+    numbers: Ints,
     zero_stage: int | None,
-) -> Grid:
-    """The layouts of some degrees of tensor, context and pipeline; `numbers` are those of `divisions`."""
-    tensor, context, pipeline = degrees
-    data = topology.num_devices // tensor // context.ranks // pipeline
+) -> Ints:
+    """The layouts of some degrees of tensor, context, exchange and pipeline, shape (columns, rows).
+
+    They combine expert degrees, `numbers` of `divisions`, micro-batch sizes, ZeRO stages with shards,
+    sequence parallelism, and recompute modes with intervals.
+    """
+    tensor, context, exchange, pipeline = degrees
+    data = topology.num_devices // tensor // context // pipeline
     share = job.global_batch_size // data
-    passes = job.model.num_layers * context.ranks
+    passes = job.model.num_layers * context
     sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
-    split = ParallelLayout(
-        tensor=tensor,
-        context=context.ranks,
-        context_exchange=EXCHANGES[context.exchange],
-        sequence_parallel=True,
-    )
+    split = Degrees(tensor, sequence_parallel=True, micro_batch=1, context=context, exchange=exchange).layout
     even = job.seq_length % tensor == 0 and not any(context_refusals(job, split))
     splits = [0, 1] if tensor > 1 and even else [0]
     splits = splits[-1:] if job.model.experts is not None else splits
-    replicas = data * context.ranks
+    replicas = data * context
     inside = topology.devices_per_node // tensor
     zeros = [0, 1, GRADIENTS_SHARDED, SHARDED] if replicas > 1 else [0]
     zeros = [stage for stage in zeros if stage < SHARDED or pipeline == 1]  # 3 gathers layers on every rank
     sharded = [(stage, replicas) for stage in (zeros if zero_stage is None else [zero_stage])]
     if sharded[-1][0] == SHARDED and 1 < inside < replicas and replicas % inside == 0:
         sharded.append((SHARDED, inside))
-    zero, shards = zip(*sharded, strict=True)
-    modes, every = zip(*_recompute_modes(job, pipeline), strict=True)
-    expert, expert_tensor = zip(*experts, strict=True) if experts else ((), ())
-    columns = Columns(
-        tensor=_along(EXPERTS, [tensor]),
-        data=_along(EXPERTS, [data]),
-        micro_batch=_along(SIZES, sizes),
-        zero=_along(STAGES, zero),
-        sequence_parallel=_along(SPLITS, splits),
-        recompute=_along(MODE_AXIS, modes),
-        recompute_every=_along(MODE_AXIS, every),
-        division=_along(DIVISIONS, numbers),
-        context=_along(EXPERTS, [context.ranks]),
-        exchange=_along(EXPERTS, [context.exchange]),
-        shards=_along(STAGES, shards),
-        expert=_along(EXPERTS, expert),
-        expert_tensor=_along(EXPERTS, expert_tensor),
-        divisions=divisions,
+    modes = _recompute_modes(job, pipeline)
+    microbatches = share // np.array(sizes, dtype=np.int64)
+    in_groups, fills_only = (
+        divisions.of_schedules(trait)[numbers, None] for trait in ("in_groups", "fills_only")
     )
-    microbatches = share // columns.micro_batch
-    legal = ~columns.of_schedules("in_groups") | (microbatches % pipeline == 0)
-    legal &= ~columns.of_schedules("fills_only") | (microbatches >= pipeline)
-    return Grid(columns, legal)
+    legal = ~in_groups | (microbatches % pipeline == 0)
+    legal &= ~fills_only | (microbatches >= pipeline)
+    shape = (len(experts), *legal.shape, len(sharded), len(splits), len(modes))
+    at = np.nonzero(np.broadcast_to(legal[..., None, None, None], shape))
+    expert, expert_tensor = np.array(experts).T[:, at[0]]
+    zero, shards = np.array(sharded).T[:, at[3]]
+    recompute, every = np.array(modes).T[:, at[5]]
+    columns = {
+        "tensor": tensor,
+        "data": data,
+        "micro_batch": np.array(sizes)[at[2]],
+        "zero": zero,
+        "sequence_parallel": np.array(splits)[at[4]],
+        "recompute": recompute,
+        "recompute_every": every,
+        "division": numbers[at[1]],
+        "context": context,
+        "exchange": exchange,
+        "shards": shards,
+        "expert": expert,
+        "expert_tensor": expert_tensor,
+    }
+    return np.array([np.broadcast_to(columns[name], len(at[0])) for name in _COLUMNS])
 
 
 def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:

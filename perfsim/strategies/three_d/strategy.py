@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats
+from perfsim.base.arrays import Bools, Floats
 from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, Problem
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.costs.memory import MemoryUse
@@ -22,23 +23,14 @@ from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
 from perfsim.strategies.three_d.layers import routing_notes
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
-from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
-from perfsim.strategies.three_d.offload import (
-    Places,
-    emit_offloaded,
-    estimate_offloaded_s,
-    offloaded_layouts,
-    offloaded_memory,
-    offloaded_screening,
-    tried_places,
-)
-from perfsim.strategies.three_d.space import Space, columns_of, indivisible_degrees, layout_space
+from perfsim.strategies.three_d.memory import Places, memory_shares, recomputed_share, stage_memory
+from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s, moved_rows
+from perfsim.strategies.three_d.space import Columns, columns_of, indivisible_degrees, layout_space
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
@@ -55,38 +47,55 @@ class ThreeD:
     zero_stage: int | None = None
     """The ZeRO stage of every layout; None: the layout's own."""
 
-    def space(self, job: Job, topology: FatTree) -> Space:
+    def space(self, job: Job, topology: FatTree, *, shares_sequences: bool = False) -> Columns:
         """All legal layouts of this strategy on all devices of the topology."""
-        return layout_space(job, topology, self.free_degrees, self.zero_stage)
+        return layout_space(
+            job, topology, self.free_degrees, self.zero_stage, shares_sequences=shares_sequences
+        )
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
         """All legal layouts of this strategy on all devices of the topology; offloaded if none fits else."""
-        space = self.space(job, topology)
-        columns = space.rows()
-        yield from (columns.layout(row) for row in range(len(columns)))
-        if not (_memory_share(job, space, topology) <= 1.0).any():
-            yield from offloaded_layouts(job, topology, columns)
+        for group in self._groups(job, topology):
+            yield from map(group.layout, range(len(group.columns)))
+
+    def _groups(self, job: Job, topology: FatTree) -> list[_Group]:
+        """All legal layouts; where none fits, with context degrees at any length and with offload."""
+        groups = [_Group.of(job, topology, self.space(job, topology), Places())]
+        may_share = "context" in self.free_degrees and job.runtime.attention == "flash"
+        if may_share and not groups[0].fits.any():
+            space = self.space(job, topology, shares_sequences=True)
+            groups = [_Group.of(job, topology, space, Places())]
+        if not groups[0].fits.any():
+            moved = moved_rows(job, topology, groups[0].columns)
+            groups += [_Group.of(job, topology, columns, places) for places, columns in moved]
+        return groups
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
-        space = self.space(job, topology)
-        share = _memory_share(job, space, topology)
-        may_share = "context" in self.free_degrees and job.runtime.attention == "flash"
-        if may_share and not (share <= 1.0).any():
-            space = layout_space(job, topology, self.free_degrees, self.zero_stage, shares_sequences=True)
-            share = _memory_share(job, space, topology)
-        fits = share <= 1.0
-        kept = space.rows(fits)
-        if not len(share):
-            return Screening(np.zeros(0), np.zeros(0), kept.layout, 0, {})
-        estimates = estimate_steps_s(job, kept, topology, costs) if len(kept) else np.zeros(0)
-        too_large = len(share) - len(kept)
-        refused = {MEMORY: too_large} if too_large else {}
-        closest = space.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None
-        indivisible = indivisible_degrees(space, topology, self.free_degrees)
-        found = Screening(estimates, share[fits], kept.layout, len(share), refused, closest, indivisible)
-        if len(kept) or not tried_places(job, topology):
-            return found
-        return offloaded_screening(job, topology, costs, space.rows(), found)
+        groups = self._groups(job, topology)
+        kept = [group.columns.rows(group.fits) for group in groups]
+        ends = np.cumsum([len(columns) for columns in kept])
+
+        def layout(index: int) -> ParallelLayout:
+            number = int(np.searchsorted(ends, index, side="right"))
+            columns = kept[number]
+            return groups[number].places.on(columns.layout(index - int(ends[number]) + len(columns)))
+
+        estimates = [
+            estimate_layouts_s(job, columns, topology, costs, group.places)
+            for group, columns in zip(groups, kept, strict=True)
+        ]
+        screened = sum(len(group.columns) for group in groups)
+        too_large = screened - int(ends[-1])
+        closest = min((group.closest() for group in groups), key=lambda found: found[0])
+        return Screening(
+            np.concatenate(estimates),
+            np.concatenate([group.share[group.fits] for group in groups]),
+            layout,
+            screened,
+            {MEMORY: too_large} if too_large else {},
+            closest[1],
+            indivisible_degrees(groups[0].columns, topology, self.free_degrees) if screened else 0,
+        )
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
@@ -101,7 +110,7 @@ class ThreeD:
         refusals = refusals_of(job, topology, layout, self.name, self.free_degrees)
         if refusals:
             raise RefusedLayoutError(refusals)
-        memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))
+        memory = stage_memory(job, layout, topology)
         if check_memory:
             self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
@@ -132,16 +141,32 @@ class ThreeD:
 
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
         columns = columns_of(plan.job, plan.layout)
-        if plan.layout.offloads:
-            places = Places.of(plan.layout)
-            return float(estimate_offloaded_s(plan.job, columns, places, plan.topology, costs)[0])
-        return float(estimate_steps_s(plan.job, columns, plan.topology, costs)[0])
+        places = Places.of(plan.layout)
+        return float(estimate_layouts_s(plan.job, columns, plan.topology, costs, places)[0])
 
 
-def _memory_share(job: Job, space: Space, topology: FatTree) -> Floats:
-    """Share of its memory that the fullest device uses, of every layout."""
-    peaks = (peak_bytes(job, grid, topology.system)[grid.all_legal()] for grid in space.grids)
-    return np.concatenate([np.zeros(0), *peaks]) / topology.system.device.memory.capacity
+class _Group(NamedTuple):
+    """Layouts whose states are at the same places, with the share of its memory that a device uses."""
+
+    columns: Columns
+    places: Places
+    share: Floats
+    fits: Bools
+
+    @classmethod
+    def of(cls, job: Job, topology: FatTree, columns: Columns, places: Places) -> _Group:
+        on_device, off_device = memory_shares(job, columns, topology, places)
+        return cls(columns, places, on_device, np.maximum(on_device, off_device) <= 1.0)
+
+    def layout(self, row: int) -> ParallelLayout:
+        return self.places.on(self.columns.layout(row))
+
+    def closest(self) -> tuple[float, ParallelLayout | None]:
+        """Of the layouts that do not fit the one that needs least of a device, with its share; or none."""
+        if self.fits.all():
+            return np.inf, None
+        row = int(np.argmin(np.where(self.fits, np.inf, self.share)))
+        return float(self.share[row]), self.layout(row)
 
 
 # The nearest change with which a layout fits in memory, found by trying.
@@ -302,7 +327,6 @@ def _fits(job: Job, topology: FatTree, layout: ParallelLayout, free_degrees: tup
             topology = FatTree(topology.system, layout.num_devices)
         if refusals_of(job, topology, layout, "", free_degrees):
             return False
-        memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))
-        return all(use.fits for use in memory)
+        return all(use.fits for use in stage_memory(job, layout, topology))
     except PerfsimError:
         return False

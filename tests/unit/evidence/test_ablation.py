@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.evidence.ablation import NOTHING, REMOVALS, ablate, shares
-from perfsim.evidence.cases import PlacedCase, StepCase, place_case
+from perfsim.evidence.ablation import NOTHING, REMOVALS, Ablation
+from perfsim.evidence.cases import PlacedCase, StepCase
 from perfsim.testing.toys import published_run
 
 
@@ -19,16 +19,17 @@ def written(
     system = {"device": device, "num_devices": devices, "devices_per_node": min(devices, 8)}
     training = {"global_batch_size": 32, "micro_batch_size": 2, "recompute": recompute, **training}
     row = published_run(system={**system, "inter_node": "1.6 Tb/s"}, parallel=parallel, training=training)
-    return place_case(StepCase.model_validate(row), Catalog())
+    return StepCase.model_validate(row).placed(Catalog())
 
 
 def lost(case: PlacedCase) -> dict[str, float]:
-    return shares(ablate(case)[0])
+    return Ablation.of(case).shares
 
 
 def test_the_names_of_what_is_removed_differ() -> None:
     keys = [removal.key for removal in REMOVALS]
-    assert len({NOTHING, *keys}) == len(keys) + 1
+    assert keys[0] == NOTHING
+    assert len(set(keys)) == len(keys)
 
 
 @pytest.fixture(scope="module")

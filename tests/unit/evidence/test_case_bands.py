@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.evidence.cases import StepCase, case_question, evaluate_case
-from perfsim.evidence.score import CaseBand, case_band, validate_cases
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.score import CaseBand, validate_cases
 from perfsim.prediction.bands import BandWidths, Traits, left_out_of, nearest, recorded_errors
 from perfsim.prediction.planner import plan_of
 from perfsim.testing.toys import SMALLEST, published_run
@@ -29,7 +29,7 @@ def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **chang
 
 
 def band_of(asked: StepCase) -> CaseBand:
-    band = case_band(asked, evaluate_case(asked, Catalog()), Catalog())
+    band = CaseBand.of(asked, asked.evaluated(Catalog()), Catalog())
     assert band is not None
     return band
 
@@ -37,13 +37,11 @@ def band_of(asked: StepCase) -> CaseBand:
 def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_runs() -> None:
     asked = case()
     band = band_of(asked)
-    accuracy = nearest("gpu-cluster", Traits.of(plan_of(case_question(asked, Catalog()))))
+    accuracy = nearest("gpu-cluster", Traits.of(plan_of(asked.question(Catalog()))))
     assert band.left_out_s is None
     assert band.unlikeness == accuracy.unlikeness > 0.0
-    assert math.sqrt(band.low_s * band.high_s) == pytest.approx(evaluate_case(asked, Catalog()).step_time_s)
-    assert band.high_s / evaluate_case(asked, Catalog()).step_time_s == pytest.approx(
-        1 + accuracy.step_time_error
-    )
+    assert math.sqrt(band.low_s * band.high_s) == pytest.approx(asked.evaluated(Catalog()).step_time_s)
+    assert band.high_s / asked.evaluated(Catalog()).step_time_s == pytest.approx(1 + accuracy.step_time_error)
 
 
 def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family() -> None:
@@ -52,7 +50,7 @@ def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family
     record = left_out_of("gpu-cluster", "vtrain_single")
     assert record is not None
     assert band.left_out_s == pytest.approx(math.sqrt(band.low_s * band.high_s))
-    assert band.left_out_s != pytest.approx(evaluate_case(case(), Catalog()).step_time_s, rel=1e-3)
+    assert band.left_out_s != pytest.approx(case().evaluated(Catalog()).step_time_s, rel=1e-3)
     widths = BandWidths(**record["band"])
     assert band.high_s / band.left_out_s == pytest.approx(1 + widths.error(band.unlikeness))
     assert band.unlikeness > own.unlikeness, "its own family is not compared with"

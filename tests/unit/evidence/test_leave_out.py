@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from perfsim.catalog import Catalog
-from perfsim.evidence.cases import StepCase, place_case
-from perfsim.evidence.left_out import ALL, FEWEST, LeavingOut, LeftOut, Tangent, left_out, tangent
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.left_out import ALL, FEWEST, LeavingOut, LeftOut, Tangent, left_out
 from perfsim.evidence.score import Scored, summary
-from perfsim.evidence.step_fit import predict_with, recorded_constants
+from perfsim.evidence.step_fit import GpuRun
 from perfsim.testing.toys import SMALLEST, published_run
 
 HOST = "host_s_per_kernel of eager"
@@ -129,15 +129,15 @@ def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None
 def test_slopes_are_those_of_the_priced_step() -> None:
     training = {"global_batch_size": 2, "micro_batch_size": 1}
     case = StepCase.model_validate(published_run(model=SMALLEST, training=training))
-    written = place_case(case, Catalog())
-    found = tangent(written)
+    written = case.placed(Catalog())
+    found = Tangent.of(written)
     slopes = {name.split(" of ")[0]: slope for name, slope in found.slopes.items()}
     assert slopes["host_s_per_kernel"] == pytest.approx(1.0, abs=0.05), "so small a model waits for the host"
     assert slopes["host_blocking_s_per_kernel"] == 0.0
     assert slopes["attention_fraction"] == 0.0, "standard attention"
     assert slopes["partial_node_rank_bytes_per_s"] == 0.0, "one device"
-    at = recorded_constants(written)
-    assert found.scored.predicted_s == predict_with(written, at)
+    run = GpuRun.of(written)
+    assert found.scored.predicted_s == run.step_s(run.recorded)
 
 
 def logs(errors: list[float]) -> list[Scored]:

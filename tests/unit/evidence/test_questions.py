@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, case_question, case_system, evaluate_case, ignored, suggested
+from perfsim.evidence.cases import StepCase
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.specs.calibration import FrameworkCalibration
@@ -44,7 +44,7 @@ def run(**changes: Any) -> StepCase:
 
 
 def asked(**changes: Any) -> Question:
-    return case_question(run(**changes), CATALOG)
+    return run(**changes).question(CATALOG)
 
 
 def framework_of(**changes: Any) -> FrameworkCalibration:
@@ -82,7 +82,7 @@ def test_a_case_layout_has_its_degrees_and_modes() -> None:
 
 
 def test_the_network_of_a_case_is_shared_equally_by_the_gpus_of_its_node() -> None:
-    system = case_system(run(system={"devices_per_node": 4, "inter_node": "400 Gb/s"}), CATALOG)
+    system = run(system={"devices_per_node": 4, "inter_node": "400 Gb/s"}).system.spec(CATALOG)
     assert isinstance(system, GpuClusterSpec)
     assert system.node.devices == 4
     assert system.node.inter_node_bytes_per_s == pytest.approx(50e9)
@@ -90,7 +90,7 @@ def test_the_network_of_a_case_is_shared_equally_by_the_gpus_of_its_node() -> No
 
 def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"no system with device 'tpu-v4'.*cs-2"):
-        case_system(run(system={"device": "tpu-v4"}), CATALOG)
+        run(system={"device": "tpu-v4"}).system.spec(CATALOG)
 
 
 def test_a_run_that_happened_is_not_refused_for_memory() -> None:
@@ -104,8 +104,8 @@ def test_on_wafers_the_memory_policy_splits_the_batch() -> None:
 
 def test_a_newer_release_is_predicted_faster() -> None:
     old, new = (
-        evaluate_case(
-            run(**{**ON_WAFERS, "system": {**ON_WAFERS["system"], "software_release": release}}), CATALOG
+        run(**{**ON_WAFERS, "system": {**ON_WAFERS["system"], "software_release": release}}).evaluated(
+            CATALOG
         )
         for release in ("r1.7", "r2.0")
     )
@@ -154,8 +154,8 @@ def test_who_measured_a_run_decides_nothing() -> None:
     narrow = {"training": {"precision": "fp8"}}
     who = {"id": "maxtext", "family": "torchtitan", "sweep": "megatron", "source": {"title": "fsdp-2023"}}
     other = run(**narrow).model_copy(update=who)
-    assert suggested(run(**narrow)) == suggested(other)
-    recipes = [case_question(case, CATALOG).recipe for case in (run(**narrow), other)]
+    assert run(**narrow).stack == other.stack
+    recipes = [case.question(CATALOG).recipe for case in (run(**narrow), other)]
     assert len({recipe.model_copy(update={"name": ""}).model_dump_json() for recipe in recipes}) == 1
 
 
@@ -237,7 +237,7 @@ def test_settings_of_experts_reach_recipe_and_layout() -> None:
 
 def test_recompute_of_norms_and_activations_is_left_out_and_named() -> None:
     case = run(training={"recompute": "selective", "recompute_modules": ["layernorm", "moe_act"]})
-    assert ignored(case) == ["recompute_modules"]
-    layout = case_question(case, CATALOG).layout
+    assert case.ignored == ["recompute_modules"]
+    layout = case.question(CATALOG).layout
     assert isinstance(layout, ParallelLayout)
     assert layout.recompute == "none"

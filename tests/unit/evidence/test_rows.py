@@ -10,7 +10,7 @@ import yaml
 
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import CaseRows, StepCase, case_question, ignored, read_cases
+from perfsim.evidence.cases import CaseRows, StepCase, read_cases
 from perfsim.evidence.score import validate_file
 from perfsim.testing.toys import published_run
 
@@ -109,7 +109,7 @@ def test_rope_is_rotary(tmp_path: Path) -> None:
 def test_what_no_model_uses_yet_is_refused_where_it_matters(tmp_path: Path) -> None:
     (case,) = read(tmp_path, changed("training.recompute_modules", ["layernorm", "mlp"])).cases
     with pytest.raises(InputError, match="not modelled yet: recompute_modules layernorm, mlp"):
-        case_question(case, default_catalog())
+        case.question(default_catalog())
 
 
 @pytest.mark.parametrize(
@@ -128,17 +128,17 @@ def test_what_no_model_uses_yet_is_refused_where_it_matters(tmp_path: Path) -> N
 )
 def test_what_changes_nothing_is_not_refused(tmp_path: Path, path: str, value: Any) -> None:
     (case,) = read(tmp_path, changed(path, value)).cases
-    case_question(case, default_catalog())
+    case.question(default_catalog())
 
 
 def test_settings_of_the_stack_that_a_prediction_leaves_out_are_named(tmp_path: Path) -> None:
     (case,) = read(tmp_path, changed("training.recompute_detail", "by operator")).cases
-    assert ignored(case) == ["recompute_detail"]
+    assert case.ignored == ["recompute_detail"]
     (case,) = read(tmp_path, changed("training.recompute_detail", "remat_policy save_qkv_proj")).cases
-    assert not ignored(case)
-    assert case_question(case, default_catalog()).recipe.runtime.recompute_keeps == "qkv"
+    assert not case.ignored
+    assert case.question(default_catalog()).recipe.runtime.recompute_keeps == "qkv"
     (alone,) = read(tmp_path, changed("training.tp_comm_overlap", True)).cases
-    assert "tp_comm_overlap" not in ignored(alone), "there is no tensor-parallel communication"
+    assert "tp_comm_overlap" not in alone.ignored, "there is no tensor-parallel communication"
 
 
 def test_a_table_has_wafers_beside_gpus_refused_rows_and_memory(tmp_path: Path) -> None:

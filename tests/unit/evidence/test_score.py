@@ -143,7 +143,7 @@ def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return SimpleNamespace(step_time_s=known[name], hidden_communication_fraction=0.25)
 
     monkeypatch.setattr(score, "evaluate", run)
-    monkeypatch.setattr(score, "case_band", lambda *_: None)
+    monkeypatch.setattr(score.CaseBand, "of", lambda *_: None)
     return known
 
 

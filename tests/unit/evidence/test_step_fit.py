@@ -10,15 +10,15 @@ import yaml
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import Catalog
-from perfsim.evidence.cases import StepCase, place_case
-from perfsim.evidence.step_fit import fit_steps, predict_with, recorded_constants
+from perfsim.evidence.cases import StepCase
+from perfsim.evidence.step_fit import GpuRun, fit_steps
 from perfsim.testing.toys import published_run
 
 CEILING = "sustained_fraction"
 HOST = "host_s_per_kernel"
 
 
-def run(name: str, batch: int, device: str = "a100-sxm4-80gb", **training: Any) -> dict[str, Any]:
+def row_of(name: str, batch: int, device: str = "a100-sxm4-80gb", **training: Any) -> dict[str, Any]:
     return published_run(
         id=name,
         family=name,
@@ -33,15 +33,20 @@ def run(name: str, batch: int, device: str = "a100-sxm4-80gb", **training: Any) 
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps of two devices whose ceilings are a tenth and a fifth below the recorded ones."""
     newer = {"device": "h100-sxm5-80gb", "precision": "bf16", "attention": "flash"}
-    rows = [run("a", 8), run("b", 16), run("c", 32), run("d", 8, **newer), run("e", 16, **newer)]
+    rows = [
+        row_of("a", 8),
+        row_of("b", 16),
+        row_of("c", 32),
+        row_of("d", 8, **newer),
+        row_of("e", 16, **newer),
+    ]
     for row in rows:
-        placed = place_case(StepCase.model_validate(row), Catalog())
+        run = GpuRun.of(StepCase.model_validate(row).placed(Catalog()))
         share = 0.8 if row["id"] in "de" else 0.9
         truth = {
-            name: value * (share if name.startswith(CEILING) else 1.0)
-            for name, value in recorded_constants(placed).items()
+            name: value * (share if name.startswith(CEILING) else 1.0) for name, value in run.recorded.items()
         }
-        row["measured"] = {"step_time_s": predict_with(placed, truth)}
+        row["measured"] = {"step_time_s": run.step_s(truth)}
     path = tmp_path_factory.mktemp("steps") / "mine.yaml"
     path.write_text(yaml.safe_dump({"schema": 1, "cases": rows}))
     return path

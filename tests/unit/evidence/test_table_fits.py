@@ -13,19 +13,16 @@ import yaml
 
 from perfsim.base.errors import InputError
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog import data_root, default_catalog
+from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel
 from perfsim.evidence.collective_fit import link_calibration, read_collective_tables
 from perfsim.evidence.fitting import (
-    Loss,
-    account,
+    SoftL1,
     cluster_of,
     delivered,
     log_jacobian,
     need_more_than,
-    profile,
     read_table,
-    source_of,
 )
 from perfsim.evidence.gemm_fit import gpu_calibration
 from perfsim.network.collectives import CollectiveModel
@@ -210,12 +207,6 @@ def test_a_written_calibration_reads_back_as_it_was_under_its_files_name(tmp_pat
     assert yaml.safe_load(delivered(calibration, None))["name"] == name
 
 
-def test_a_table_of_ones_own_is_recorded_by_its_name() -> None:
-    assert source_of(Path("mine.yaml"), "public-gpu-runs") == "mine.yaml"
-    bundled = data_root() / "studies" / "validation" / "gpu.yaml"
-    assert source_of(bundled, "public-gpu-runs") == "public-gpu-runs"
-
-
 # Outputs of nccl-tests have the columns of `src/util.cu` of its repository, and times of perfsim's own lines.
 
 OLD = """\
@@ -309,14 +300,14 @@ def test_without_a_gpu_or_pytorch_it_says_what_is_missing(repository: Path, tmp_
 # Standard errors are right where a closed form exists, and honest where nothing was measured.
 
 
-def least_squares(error: np.ndarray, cluster: np.ndarray) -> Loss:
-    return Loss(error, np.ones_like(error), cluster)
+def least_squares(error: np.ndarray, cluster: np.ndarray) -> SoftL1:
+    return SoftL1(error, np.ones_like(error), np.zeros_like(error), cluster)
 
 
 def test_the_error_of_a_mean_is_the_spread_over_the_root_of_the_rows() -> None:
     error = np.random.default_rng(0).normal(0, 0.1, 400)
     error -= error.mean()
-    found = account(["scale"], np.ones((400, 1)), least_squares(error, np.arange(400)))
+    found = least_squares(error, np.arange(400)).account(["scale"], np.ones((400, 1)))
     assert found.errors["scale"] == pytest.approx(error.std(ddof=1) / 20, rel=0.01)
     assert not found.assumed
 
@@ -324,9 +315,9 @@ def test_the_error_of_a_mean_is_the_spread_over_the_root_of_the_rows() -> None:
 def test_rows_that_err_together_count_once() -> None:
     error = np.random.default_rng(0).normal(0, 0.1, 100)
     error -= error.mean()
-    alone = account(["scale"], np.ones((100, 1)), least_squares(error, np.arange(100)))
+    alone = least_squares(error, np.arange(100)).account(["scale"], np.ones((100, 1)))
     cluster = np.repeat(np.arange(100), 9)
-    repeated = account(["scale"], np.ones((900, 1)), least_squares(np.repeat(error, 9), cluster))
+    repeated = least_squares(np.repeat(error, 9), cluster).account(["scale"], np.ones((900, 1)))
     assert repeated.errors == alone.errors
 
 
@@ -334,7 +325,7 @@ def test_of_two_constants_that_rows_cannot_tell_apart_one_is_held() -> None:
     error = np.random.default_rng(0).normal(0, 0.1, 400)
     first = np.ones(400)
     jacobian = np.stack([first, first + 1e-4 * error[::-1]], axis=1)
-    found = account(["one", "other"], jacobian, least_squares(error, np.arange(400)))
+    found = least_squares(error, np.arange(400)).account(["one", "other"], jacobian)
     assert len(found.errors) == 1
     assert next(iter(found.errors.values())) < 0.01
     assert "not determined" in next(iter(found.assumed.values()))
@@ -343,7 +334,7 @@ def test_of_two_constants_that_rows_cannot_tell_apart_one_is_held() -> None:
 def test_a_constant_that_no_row_depends_on_is_an_assumption() -> None:
     jacobian = np.stack([np.ones(50), np.zeros(50)], axis=1)
     error = np.random.default_rng(0).normal(0, 0.1, 50)
-    found = account(["used", "idle"], jacobian, least_squares(error, np.arange(50)))
+    found = least_squares(error, np.arange(50)).account(["used", "idle"], jacobian)
     assert list(found.errors) == ["used"]
     assert found.assumed["idle"].startswith("no row of the table depends on it")
 
@@ -354,13 +345,6 @@ def test_the_jacobian_of_a_power_law_is_its_exponents() -> None:
 
     found = log_jacobian(predict, np.array([0.3, 0.7]))
     assert found == pytest.approx(np.array([[2.0, -1.0], [0.0, 0.5]]), abs=1e-9)
-
-
-def test_a_profile_is_wide_where_the_loss_does_not_change() -> None:
-    cluster = np.arange(100)
-    noise = np.random.default_rng(0).normal(0, 0.1, 100)
-    assert profile(lambda step: (noise + step) ** 2, cluster) <= 0.05
-    assert profile(lambda step: noise**2, cluster) == float("inf")
 
 
 def test_rows_equal_in_all_columns_are_one_cluster() -> None:

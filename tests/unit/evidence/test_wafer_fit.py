@@ -11,7 +11,7 @@ import yaml
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, evaluate_case, read_cases
+from perfsim.evidence.cases import StepCase, read_cases
 from perfsim.evidence.left_out import left_out
 from perfsim.evidence.step_fit import fit_wafer
 from perfsim.specs.calibration import WaferCalibration
@@ -54,7 +54,7 @@ def truth() -> WaferCalibration:
 
 def measured(truth: WaferCalibration, *numbers: int) -> list[dict[str, Any]]:
     catalog = default_catalog()
-    seconds = [evaluate_case(StepCase.model_validate(case(i)), catalog, truth).step_time_s for i in numbers]
+    seconds = [StepCase.model_validate(case(i)).evaluated(catalog, truth).step_time_s for i in numbers]
     return [case(i, each) for i, each in zip(numbers, seconds, strict=True)]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, case_system
+from perfsim.evidence.cases import StepCase
 from perfsim.machines import network_of
 from perfsim.network import FatTree, Group, degraded
 from perfsim.network.collectives import CollectiveModel
@@ -55,7 +55,7 @@ def test_a_run_names_its_domain_and_its_servers() -> None:
     racks = StepCase.model_validate(published_run(system={**described, "nvlink_domain": 72}))
     trays = StepCase.model_validate(published_run(system=described))
     for case, devices, server in ((racks, 72, 4), (trays, 4, None)):
-        system = case_system(case, default_catalog())
+        system = case.system.spec(default_catalog())
         assert isinstance(system, GpuClusterSpec)
         assert (system.node.devices, system.node.server) == (devices, server)
         assert system.node.nic.bandwidth == 800e9 / 8 / 4

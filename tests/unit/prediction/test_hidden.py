@@ -10,7 +10,7 @@ import pytest
 import perfsim as ps
 from perfsim.engine.trace import Trace
 from perfsim.prediction.bands import Hidden, accuracy_of, hidden_of, recorded_errors
-from perfsim.prediction.run import Evaluation, hidden_share
+from perfsim.prediction.run import Evaluation
 from perfsim.work import GraphBuilder, Kind, Work
 
 CATALOG = ps.Catalog()
@@ -38,24 +38,24 @@ def test_only_communication_beside_compute_of_its_own_device_is_hidden() -> None
         ("gpu0/compute", GATHER, 8, 10),
         ("gpu0/nccl", GATHER, 9, 10),
     )
-    assert hidden_share(trace) == pytest.approx(2 / 10), "from 4 to 6, once; a collective hides nothing"
+    assert trace.hidden_share == pytest.approx(2 / 10), "from 4 to 6, once; a collective hides nothing"
 
 
 def test_the_share_is_the_mean_over_devices_and_a_shared_stream_is_each_devices_own() -> None:
     trace = trace_of(
         ("gpu0/compute", COMPUTE, 0, 10), ("gpu1/compute", COMPUTE, 0, 4), ("gpu0+gpu1/nccl", GATHER, 2, 10)
     )
-    assert hidden_share(trace) == pytest.approx((8 + 2) / 2 / 10)
+    assert trace.hidden_share == pytest.approx((8 + 2) / 2 / 10)
 
 
 def test_a_device_counts_as_often_as_the_ranks_that_it_stands_for() -> None:
     tasks = (("gpu0/compute", COMPUTE, 0, 10), ("gpu0/nccl", GATHER, 0, 5))
-    assert hidden_share(trace_of(*tasks, width=64)) == hidden_share(trace_of(*tasks)) == pytest.approx(0.5)
+    assert trace_of(*tasks, width=64).hidden_share == trace_of(*tasks).hidden_share == pytest.approx(0.5)
 
 
 def test_a_store_that_streams_to_a_device_takes_nothing_from_its_compute() -> None:
     trace = trace_of(("cs0/compute", COMPUTE, 0, 10), ("memoryx/out", GATHER, 0, 9))
-    assert hidden_share(trace) == 0.0
+    assert trace.hidden_share == 0.0
 
 
 # ------------------------------------------------------------------------------------------- bands

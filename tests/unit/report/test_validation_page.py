@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from perfsim.catalog import Catalog
 from perfsim.cli import main
-from perfsim.evidence.accuracy_page import AccuracyPage, step_accuracy
+from perfsim.evidence.accuracy_page import AccuracyPage, StepAccuracy
 from perfsim.evidence.cases import StepCase
 from perfsim.evidence.score import validate_cases
 from perfsim.report.validation import validation_lines, write_validation
@@ -40,7 +40,7 @@ def page_of(
 ) -> AccuracyPage:
     catalog = catalog or Catalog()
     result = {"file": "toys.yaml", **validate_cases(cases, catalog)}
-    return AccuracyPage([step_accuracy(cases, result, catalog, leaves_out=leaves_out)], [], leaves_out)
+    return AccuracyPage([StepAccuracy.of(cases, result, catalog, leaves_out=leaves_out)], [], leaves_out)
 
 
 @pytest.fixture(scope="module")

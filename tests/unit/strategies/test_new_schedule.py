@@ -31,7 +31,7 @@ def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbe
 
 
 def test_a_new_schedule_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    new = Schedule("eager", order, in_flight, SCHEDULES["1f1b"].bubble_s, chunks=1, traits=frozenset())
+    new = Schedule("eager", order, in_flight, SCHEDULES["1f1b"].bubble_s, chunks=1)
     monkeypatch.setitem(SCHEDULES, "eager", new)
     prediction = ps.predict(
         model="gpt3_13b",

@@ -10,7 +10,7 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.streaming_layout import StreamingLayout
-from perfsim.strategies.streaming.memory import Store, kept_parameters, streamed_bytes, update_kernel
+from perfsim.strategies.streaming.memory import Store
 from perfsim.work.counts import parameters
 
 
@@ -24,28 +24,30 @@ def system(toys: ModuleType, **changes: Any) -> WaferClusterSpec:
 def test_an_update_reads_and_writes_the_state_and_reads_the_gradient(
     toys: ModuleType, optimizer: str, n_bytes: int
 ) -> None:
-    job = toys.job(8, {"optimizer": optimizer})
-    assert update_kernel(job, 1e9).bytes_accessed == n_bytes * 1e9
+    store = Store(toys.job(8, {"optimizer": optimizer}), system(toys))
+    assert store.update_kernel(1e9).bytes_accessed == n_bytes * 1e9
 
 
 def test_dense_weights_travel_without_an_index(toys: ModuleType) -> None:
-    assert streamed_bytes(toys.job(), system(toys), 1e6) == 2e6
+    assert Store(toys.job(), system(toys)).streamed_bytes(1e6) == 2e6
 
 
 def test_zeros_of_matrices_do_not_travel_and_kept_weights_bring_an_index(toys: ModuleType) -> None:
     job = toys.job(recipe_changes={"weight_sparsity": 0.75})
     counts = parameters(job.model)
     rest = counts.of() - counts.matrices_of()
-    kept = kept_parameters(job, counts.of(), counts.matrices_of())
+    store = Store(job, system(toys))
+    kept = store.kept(counts.of(), counts.matrices_of())
     assert kept == pytest.approx(rest + 0.25 * counts.matrices_of())
-    n_bytes = streamed_bytes(job, system(toys), counts.of(), counts.matrices_of())
+    n_bytes = store.streamed_bytes(counts.of(), counts.matrices_of())
     assert n_bytes == pytest.approx(2 * (rest + 0.25 * 1.5 * counts.matrices_of()))
-    assert kept_parameters(job, counts.embedding) == counts.embedding
+    assert store.kept(counts.embedding) == counts.embedding
 
 
 def test_a_parameter_takes_eighteen_bytes_and_a_sparse_model_less(toys: ModuleType) -> None:
     def total(**recipe: Any) -> float:
-        return sum(use.total_bytes for use in Store(toys.job(recipe_changes=recipe), system(toys)).uses())
+        uses = Store(toys.job(recipe_changes=recipe), system(toys)).memory(StreamingLayout(), 1)
+        return sum(use.total_bytes for use in uses if not use.on_device)
 
     assert total() == pytest.approx(18 * parameters(toys.job().model).total)
     assert total(optimizer="sgd") == pytest.approx(10 * parameters(toys.job().model).total)
@@ -62,7 +64,7 @@ def test_dram_is_used_while_it_lasts_weights_first(
     """The toy has 0.5 billion parameters: 1 GB of weights, 8 GB of state; ten servers."""
     store = Store(toys.job(), system(toys, **{"memoryx.server.dram.capacity": dram}))
     assert (store.weights_in_flash, store.state_in_flash) == (weights_in_flash, state_in_flash)
-    places = [use.place for use in store.uses()]
+    places = [use.place for use in store.memory(StreamingLayout(), 1) if not use.on_device]
     assert places == ["MemoryX DRAM", "MemoryX flash"][: 1 + state_in_flash]
 
 

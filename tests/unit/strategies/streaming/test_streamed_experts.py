@@ -11,7 +11,7 @@ import perfsim as ps
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.strategies.streaming.strategy import estimate_s
+from perfsim.strategies import strategy
 from perfsim.work.counts import parameters
 
 CATALOG = ps.Catalog()
@@ -49,17 +49,17 @@ def test_all_experts_of_every_layer_stream_there_and_their_gradients_back(run: p
 
 
 def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(run: ps.Evaluation) -> None:
-    estimated = estimate_s(run.plan, run.step.costs.duration_s)
+    estimated = strategy("weight-streaming").estimate_s(run.plan, run.step.costs)
     assert estimated == pytest.approx(run.step_time_s, rel=0.05)
 
 
 def test_layers_keep_what_their_kinds_keep(toys: ModuleType) -> None:
     from perfsim.specs.streaming_layout import StreamingLayout
-    from perfsim.strategies.streaming.memory import DEVICES, activations
+    from perfsim.strategies.streaming.memory import Store
 
     def kept(model: TransformerConfig) -> float:
         job = Job(model, toys.job().recipe, 4)
-        return activations(job, StreamingLayout(micro_batch_size=4), DEVICES["wafer"]).kept
+        return Store(job, toys.wafer_cluster()).activations(StreamingLayout(micro_batch_size=4)).kept
 
     dense = toys.model(num_layers=6)
     mixed = toys.model(num_layers=6, experts=EXPERTS)

@@ -7,26 +7,16 @@ from types import ModuleType
 import pytest
 
 from perfsim.specs.streaming_layout import StreamingLayout
-from perfsim.strategies.streaming.memory import (
-    DEVICES,
-    activations,
-    even_micro_batch,
-    largest_micro_batch,
-    policy_name,
-    stream_buffer_bytes,
-    wafer_memory,
-    with_policy,
-)
+from perfsim.strategies.streaming.memory import Store
 from perfsim.work.counts import parameters
 
-WAFER = DEVICES["wafer"]
 SBH = 1024 * 2048
 KEPT = 32 * SBH
 """Bytes of one layer and sequence: 34 s b h less two mask bytes; scores are never kept."""
 
 
 def test_resident_keeps_every_layer(toys: ModuleType) -> None:
-    held = activations(toys.job(), StreamingLayout(micro_batch_size=3), WAFER)
+    held = Store(toys.job(), toys.wafer_cluster()).activations(StreamingLayout(micro_batch_size=3))
     assert held.kept == 8 * 3 * KEPT
 
 
@@ -34,50 +24,29 @@ def test_resident_keeps_every_layer(toys: ModuleType) -> None:
 def test_recompute_keeps_one_input_a_group_and_runs_one_group_again(
     toys: ModuleType, group: int, inputs: int
 ) -> None:
-    held = activations(toys.job(), StreamingLayout(recompute_layers=group), WAFER)
+    held = Store(toys.job(), toys.wafer_cluster()).activations(StreamingLayout(recompute_layers=group))
     assert held == (inputs * 2 * SBH, group * KEPT, 0.0)
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) -> None:
-    job = toys.job(4096)
-    system = toys.wafer_cluster()
+    store = Store(toys.job(4096), toys.wafer_cluster())
     for group in (0, 1, 4):
-        largest = largest_micro_batch(job, system, 4096, group)
+        largest = store.largest_micro_batch(4096, group)
         assert 0 < largest < 4096
         for size, fits in ((largest, True), (largest + 1, False)):
-            layout = with_policy(StreamingLayout(), size, group)
-            assert wafer_memory(job, layout, system, 4096)[0].fits == fits
+            layout = StreamingLayout(micro_batch_size=size, recompute_layers=group)
+            assert store.memory(layout, 4096)[0].fits == fits
 
 
 def test_a_wafer_too_small_for_one_sequence_has_no_micro_batch(toys: ModuleType) -> None:
-    assert largest_micro_batch(toys.job(), toys.wafer_cluster(capacity=6.1e9), 32, 0) == 0
-
-
-@pytest.mark.parametrize(
-    ("batch", "largest", "size"), [(121, 121, 121), (121, 100, 61), (128, 50, 43), (7, 2, 2), (6, 4, 3)]
-)
-def test_a_batch_is_split_evenly_in_the_fewest_parts(batch: int, largest: int, size: int) -> None:
-    assert even_micro_batch(batch, largest) == size
+    assert Store(toys.job(), toys.wafer_cluster(capacity=6.1e9)).largest_micro_batch(32, 0) == 0
 
 
 def test_parameters_and_states_are_on_memoryx_not_on_the_wafer(toys: ModuleType) -> None:
-    wafer, store = wafer_memory(toys.job(), StreamingLayout(), toys.wafer_cluster(), 1)
+    wafer, store = Store(toys.job(), toys.wafer_cluster()).memory(StreamingLayout(), 1)
     assert set(wafer.parts_bytes) == {"activations", "working set", "stream buffers", "reserved"}
     assert set(store.parts_bytes) == {"streamed weights", "parameters", "gradients", "optimizer"}
     assert (wafer.on_device, store.on_device) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("group", "microbatches", "name"),
-    [
-        (0, 1, "resident"),
-        (0, 3, "resident, split in 3 micro-batches"),
-        (2, 1, "recompute every 2 layers"),
-        (1, 2, "recompute every 1 layers, split in 2 micro-batches"),
-    ],
-)
-def test_the_policy_has_a_name(group: int, microbatches: int, name: str) -> None:
-    assert policy_name(StreamingLayout(recompute_layers=group), microbatches) == name
 
 
 # --------------------------------------------------------------------------------- spill, buffers
@@ -85,21 +54,23 @@ def test_the_policy_has_a_name(group: int, microbatches: int, name: str) -> None
 def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(
     toys: ModuleType, group: int, unit: int
 ) -> None:
-    layout = with_policy(StreamingLayout(), 3, group, spill=True)
-    held = activations(toys.job(), layout, WAFER)
+    layout = StreamingLayout(micro_batch_size=3, recompute_layers=group, spill=True)
+    store = Store(toys.job(), toys.wafer_cluster())
+    held = store.activations(layout)
     assert (held.kept, held.spilled) == (2 * 3 * unit, 8 / max(1, group) * 3 * unit)
-    beside = wafer_memory(toys.job(), layout, toys.wafer_cluster(), 3)[-1]
+    beside = store.memory(layout, 3)[-1]
     assert (beside.place, beside.on_device) == ("activation servers", False)
 
 
 def test_spilling_allows_larger_micro_batches_until_the_servers_are_full(toys: ModuleType) -> None:
     job = toys.job(4096)
     system = toys.wafer_cluster()
-    resident, spilling = (largest_micro_batch(job, system, 4096, 0, spill=spill) for spill in (False, True))
+    store = Store(job, system)
+    resident, spilling = (store.largest_micro_batch(4096, 0, spill=spill) for spill in (False, True))
     assert spilling > resident
     servers = system.activation_servers.model_copy(update={"capacity": 100 * 8 * KEPT})
     small = system.model_copy(update={"activation_servers": servers})
-    assert largest_micro_batch(job, small, 4096, 0, spill=True) == 100
+    assert Store(job, small).largest_micro_batch(4096, 0, spill=True) == 100
 
 
 def test_weights_that_are_stored_on_the_wafer_take_their_room(toys: ModuleType) -> None:
@@ -107,9 +78,9 @@ def test_weights_that_are_stored_on_the_wafer_take_their_room(toys: ModuleType) 
     system = toys.wafer_cluster()
     held = system.streaming.model_copy(update={"weights_held": "layer", "prefetch_depth": 2})
     storing = system.model_copy(update={"streaming": held})
-    assert stream_buffer_bytes(job, system) == 2 * 2**18
+    assert Store(job, system).buffer_bytes == 2 * 2**18
     largest = max(parameters(job.model).of(), parameters(job.model).embedding, 51200 * 2048)
-    assert stream_buffer_bytes(job, storing) == pytest.approx(3 * 2 * largest, rel=1e-3)
+    assert Store(job, storing).buffer_bytes == pytest.approx(3 * 2 * largest, rel=1e-3)
 
 
 def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter(toys: ModuleType) -> None:
@@ -118,6 +89,6 @@ def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter(toys: ModuleT
     summing = system.streaming.model_copy(update={"accumulate_at": "wafer"})
     there = system.model_copy(update={"streaming": summing})
     layout = StreamingLayout(micro_batch_size=4)
-    assert wafer_memory(job, layout, there, 8)[0].parts_bytes["gradients"] == 4 * parameters(job.model).total
-    assert "gradients" not in wafer_memory(job, layout, there, 4)[0].parts_bytes
-    assert "gradients" not in wafer_memory(job, layout, system, 8)[0].parts_bytes
+    assert Store(job, there).memory(layout, 8)[0].parts_bytes["gradients"] == 4 * parameters(job.model).total
+    assert "gradients" not in Store(job, there).memory(layout, 4)[0].parts_bytes
+    assert "gradients" not in Store(job, system).memory(layout, 8)[0].parts_bytes

@@ -131,7 +131,9 @@ def test_a_batch_is_split_no_further_than_some_policy_needs(
     listed = list(strategy("weight-streaming").layouts(job, topology))
     kept = [layout for layout in listed if not layout.spill]
     assert [layout.recompute_layers for layout in kept] == policies
-    assert len({layout.micro_batch_size for layout in kept}) == 1
+    (size,) = {layout.micro_batch_size for layout in kept}
+    parts = -(-batch // 2 // size)
+    assert size == -(-batch // 2 // parts), "as even as parts can be"
     assert all(layout.data == 2 for layout in listed)
 
 
@@ -161,9 +163,21 @@ def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory(toys: ModuleTyp
         strategy("weight-streaming").plan(job, topology, least)
 
 
-def test_the_plan_says_which_policy_it_follows(toys: ModuleType) -> None:
-    assert planned(toys, micro_batch_size=16).notes == (
-        "wafer memory policy: resident, split in 2 micro-batches",
+@pytest.mark.parametrize(
+    ("layout", "policy"),
+    [
+        ({"micro_batch_size": 16}, "resident, split in 2 micro-batches"),
+        ({}, "resident"),
+        ({"recompute_layers": 2}, "recompute every 2 layers"),
+        ({"recompute_layers": 1, "spill": True}, "recompute every 1 layers, inputs spilled"),
+        ({"spill": True, "micro_batch_size": 8}, "spill, split in 4 micro-batches"),
+    ],
+)
+def test_the_plan_says_which_policy_it_follows(
+    toys: ModuleType, layout: dict[str, object], policy: str
+) -> None:
+    assert planned(toys, **layout).notes == (
+        f"wafer memory policy: {policy}",
         "MemoryX holds 1.02 GB of weights in DRAM and 8.16 GB of optimizer state in DRAM",
     )
 

@@ -26,7 +26,7 @@ ALL = ("tensor", "pipeline", "data")
 
 
 def space(toys: ModuleType, job: Job, devices: int = 16, free: tuple[str, ...] = ALL) -> Columns:
-    return layout_space(job, toys.topology(devices), free).rows()
+    return layout_space(job, toys.topology(devices), free)
 
 
 def layouts(columns: Columns) -> list[ParallelLayout]:
@@ -97,7 +97,7 @@ def test_combinations_of_degrees_without_a_layout_are_counted(
 ) -> None:
     """On 16 devices three degrees have 15 combinations, pipeline and data alone 5."""
     legal = layout_space(toys.job(batch), toys.topology(16), free)
-    pairs = {(layout.tensor, layout.pipeline) for layout in layouts(legal.rows())}
+    pairs = {(layout.tensor, layout.pipeline) for layout in layouts(legal)}
     assert indivisible_degrees(legal, toys.topology(16), free) == combinations - len(pairs)
 
 

@@ -207,7 +207,7 @@ def test_every_rank_updates_only_after_all_gradients_are_there(toys: ModuleType)
 def test_memory_is_itemised_by_stage_and_the_first_holds_most_micro_batches(toys: ModuleType) -> None:
     job = toys.job(32)
     layout = ParallelLayout(pipeline=4, data=2, zero_stage=1)
-    uses = stage_memory(job, layout, toys.gpu_cluster())
+    uses = stage_memory(job, layout, toys.topology(8))
     assert [use.place for use in uses] == [f"stage {number}" for number in range(4)]
     activations = [use.parts_bytes["activations"] for use in uses]
     assert [each / activations[-1] for each in activations] == pytest.approx([4, 3, 2, 1])

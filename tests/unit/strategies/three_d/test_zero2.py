@@ -95,7 +95,7 @@ def test_no_more_than_two_layers_gradients_are_whole_at_once(toys: ModuleType) -
 def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way(toys: ModuleType) -> None:
     def parts(zero_stage: int, data: int = 8) -> dict[str, float]:
         layout = ParallelLayout(data=data, zero_stage=zero_stage)
-        return dict(stage_memory(toys.job(), layout, toys.gpu_cluster())[0].parts_bytes)
+        return dict(stage_memory(toys.job(), layout, toys.topology(8))[0].parts_bytes)
 
     whole = parts(1)
     shard = parts(2)
@@ -108,7 +108,7 @@ def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way(toys: M
 def test_memory_of_zero_3_holds_the_gradients_under_way_as_zero_2_does(toys: ModuleType) -> None:
     def parts(data: int) -> dict[str, float]:
         layout = ParallelLayout(data=data, zero_stage=3)
-        return dict(stage_memory(toys.job(), layout, toys.gpu_cluster())[0].parts_bytes)
+        return dict(stage_memory(toys.job(), layout, toys.topology(8))[0].parts_bytes)
 
     assert parts(8)["gradient buckets"] == pytest.approx(4 * (2 * LAYER_PARAMETERS + TABLES))
     assert parts(8)["gathered parameters"] == pytest.approx(2 * (2 * LAYER_PARAMETERS + TABLES))

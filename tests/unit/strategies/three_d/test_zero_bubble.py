@@ -232,7 +232,7 @@ def test_memory_in_closed_form_is_what_is_alive_in_the_run(
     chosen = layout(schedule, recompute=recompute)
     written = graph(toys, chosen, job)
     trace = run(toys, written, EQUAL)
-    uses = stage_memory(job, chosen, toys.gpu_cluster())
+    uses = stage_memory(job, chosen, toys.topology(4))
     for rank in (1, 2):  # without the embedding's gradient, which is a hidden tensor
         parts = uses[rank].parts_bytes
         planned = parts["activations"] + parts["weight gradient inputs"]

@@ -1,4 +1,4 @@
-"""Layouts in grids, and their prices in components, against the same layouts one by one."""
+"""Layouts in columns, and their prices in components, against the same layouts one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfsim.strategies import strategy
 from perfsim.strategies.three_d.emission import layer_of
 from perfsim.strategies.three_d.layers import HalfPass, Layer, WeightInputs
 from perfsim.strategies.three_d.prices import Passes
-from perfsim.strategies.three_d.space import columns_of, layout_space
+from perfsim.strategies.three_d.space import columns_of
 from perfsim.work import WAIT_OF_EXPERTS, GraphBuilder, Work
 
 DRAWN = 24
@@ -69,7 +69,7 @@ def emitted_s(asked: Question, layer: Layer, split: bool) -> tuple[float, float,
             layer.wgrad(template, WeightInputs(*ports[:2]))
         else:
             layer.backward(template, which, *ports[:2])
-        works = [builder.works[number] for number in template.columns.work]
+        works = [builder.works[number] for number in template.columns.values["work"]]
         host = [work for work in works if work.name == WAIT_OF_EXPERTS]
         device = asked.costs.durations_s([work for work in works if work not in host]).sum()
         seconds.append(device + sum(late_s(asked, layer, work) for work in host))
@@ -126,14 +126,3 @@ def test_every_kind_of_layer_is_priced_as_it_is_written(name: str, layout: str) 
         repeated = prices.backward[0, number] + prices.recompute[0, number]
         assert repeated == pytest.approx(backward, rel=1e-12)
         assert prices.weights[0, number] == pytest.approx(weights, rel=1e-12)
-
-
-def test_a_layout_of_a_space_is_the_row_with_its_index() -> None:
-    asked = question("experts beside tensor groups")
-    space = layout_space(asked.job, asked.topology, ("tensor", "pipeline", "data", "expert"))
-    columns = space.rows()
-    assert len(columns) == len(space)
-    for row in (0, 1, len(space) // 2, len(space) - 1):
-        assert space.layout(row) == columns.layout(row)
-    with pytest.raises(IndexError, match=f"a space of {len(space)} layouts has no layout {len(space)}"):
-        space.layout(len(space))
