@@ -148,6 +148,15 @@ class Case:
             durations = price(graph, self.costs)
             yield plan, graph, simulate(graph, durations, links.flows, links.capacities)
 
+    def check(self, promise: Promise) -> None:
+        """Raise BrokenPromise, naming strategy, case and promise, if the strategy breaks the promise."""
+        try:
+            promise(self)
+        except (BrokenPromise, LayoutError, MemoryCapacityError) as error:
+            stated = " ".join((promise.__doc__ or promise.__name__).split())
+            where = f"strategy {self.strategy.name!r}, case {self.name!r}"
+            raise BrokenPromise(f"{where}: {error}\n    promised: {stated}") from error
+
 
 def cases_for(strategy: Strategy) -> list[Case]:
     """Every job of `JOBS` on a toy machine of the kind. Raises InputError for a kind without toys."""
@@ -372,16 +381,6 @@ PROMISES: Mapping[str, Promise] = {
 """By name; each raises BrokenPromise for a case that breaks it; its docstring states the promise."""
 
 
-def check_promise(promise: Promise, case: Case) -> None:
-    """Raise BrokenPromise, naming strategy, case and promise, if the case breaks the promise."""
-    try:
-        promise(case)
-    except (BrokenPromise, LayoutError, MemoryCapacityError) as error:
-        stated = " ".join((promise.__doc__ or promise.__name__).split())
-        where = f"strategy {case.strategy.name!r}, case {case.name!r}"
-        raise BrokenPromise(f"{where}: {error}\n    promised: {stated}") from error
-
-
 def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
     """Raise BrokenPromise for the first promise that the strategy breaks.
 
@@ -391,5 +390,5 @@ def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
     cases = cases_for(strategy) if cases is None else cases
     for case in cases:
         for promise in PROMISES.values():
-            check_promise(promise, case)
+            case.check(promise)
     _require(any(case.plans for case in cases), f"strategy {strategy.name!r} has no plan that fits any case")
