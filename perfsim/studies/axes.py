@@ -356,11 +356,6 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
 # The points of a sweep.
 
 
-def _label(candidate: CandidateSpec, devices: int, settings: Mapping[str, Any]) -> str:
-    machine = f"{candidate.system.machine(devices)}, {candidate.strategy}"
-    return ", ".join([machine, *(f"{path} {value}" for path, value in settings.items())])
-
-
 def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[Point, ...]:
     """Every point of a sweep, ordered by variant, candidate, devices, then the axes of the file.
 
@@ -369,10 +364,11 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
     """
     groups, unread = _read_axes(mapping, spec)
     grid = groups[""]
+    variants = {"": VariantSpec(), **spec.variants}
     problems: list[Problem] = []
     machines: dict[str, list[CandidateSpec]] = {}
     for name, axes in groups.items():
-        given = _own_candidates(spec, name) or spec.grid.candidates or spec.study.candidates
+        given = variants[name].candidates or spec.grid.candidates or spec.study.candidates
         for axis in axes:
             if axis.of_machine:
                 problems += _wrong_machines(axis, given[0], catalog)
@@ -387,9 +383,9 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
         raise CatalogError(in_order([*unread, *problems]))
     builder = _Builder(spec.study, mapping, _Changer(catalog))
     points: list[Point] = []
-    for name in spec.variants or [""]:
+    for name in spec.variants or variants:
         # A fixed layout tells a candidate from others; a variant's only one of its kind needs none.
-        kinds = [(own.system.name, own.strategy) for own in _own_candidates(spec, name)]
+        kinds = [(own.system.name, own.strategy) for own in variants[name].candidates]
         runtimes = {spec.study.runtime_of(candidate).name for candidate in machines[name]}
         for candidate in machines[name]:
             apart = {VARIANT: name} if name else {}
@@ -403,11 +399,6 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
     if not points:
         raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
     return tuple(points)
-
-
-def _own_candidates(spec: SweepSpec, variant: str) -> Sequence[CandidateSpec]:
-    """The candidates that a variant has instead of the grid's or the study's."""
-    return spec.variants[variant].candidates if variant else ()
 
 
 def _machines(candidate: CandidateSpec, axes: Sequence[_Axis], catalog: Catalog) -> Iterator[CandidateSpec]:
@@ -460,7 +451,12 @@ class _Builder:
             yield Point(study, {**apart, **settings})
 
     def study(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
-        """The study of one candidate at one number of devices with these changes, checked without running."""
+        """The study of one candidate at one number of devices with these changes, checked without running.
+
+        Raises CatalogError for bad input: a target or a device count; the run reports what a point lacks.
+        What depends on the study alone, on the system with its devices, and on the system with what prices
+        depend on is checked once for all points that share it.
+        """
         once = self.changer.once
         of_study = {path: value for path, value in changes.items() if not _of_candidate(path)}
         own = {path: value for path, value in changes.items() if path not in of_study}
@@ -469,9 +465,19 @@ class _Builder:
             chosen = self.changer.candidate(shared, candidate, own)
             chosen = chosen.model_copy(update={"devices": (devices,)})
             study = shared.model_copy(update={"candidates": (chosen,)})
-            self._check(Point(study))
+            system = chosen.system
+            recipe = study.recipe
+            once(lambda: target_of(study), "target", id(study.model), id(recipe), id(study.convergence))
+            point = Point(study)
+            question = point.question
+            priced = once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))
+            others = (id(question.runtime), chosen.strategy, id(question.cluster))
+            once(point.checked, "prices", id(system), priced, *others)
+            once(lambda: question.topology, "devices", id(system), devices)
         except InputError as error:
-            label = _label(candidate, devices, changes)
+            said = ", ".join(f"{path} {value}" for path, value in changes.items())
+            words = [candidate.system.machine(devices), str(candidate.strategy), said]
+            label = ", ".join(filter(None, words))
             raise CatalogError(
                 [
                     problem
@@ -490,23 +496,6 @@ class _Builder:
             value = getattr(study, name)
             parts[name] = self.changer.once(lambda value=value: value, name, value.model_dump_json())  # type: ignore[misc]
         return study.model_copy(update=parts)
-
-    def _check(self, point: Point) -> None:
-        """Raise InputError for bad input: a target or a device count; the run reports what a point lacks.
-
-        What depends on the study alone, on the system with its devices, and on the system with what prices
-        depend on is checked once for all points that share it.
-        """
-        once = self.changer.once
-        study = point.study
-        system = point.candidate.system
-        recipe = study.recipe
-        once(lambda: target_of(study), "target", id(study.model), id(recipe), id(study.convergence))
-        question = point.question
-        priced = once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))
-        others = (id(question.runtime), point.candidate.strategy, id(question.cluster))
-        once(point.checked, "prices", id(system), priced, *others)
-        once(lambda: question.topology, "devices", id(system), question.devices)
 
 
 @dataclass(frozen=True)
@@ -556,12 +545,6 @@ def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog
     variants = {name: changed(variant) for name, variant in spec.variants.items()}
     study = changed_study(spec.study, changes, catalog)
     return spec.model_copy(update={"study": study, "grid": changed(spec.grid), "variants": variants})
-
-
-def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:
-    """Whether a file in studies/ is a sweep rather than a study."""
-    catalog = catalog or default_catalog()
-    return "study" in load_mapping(catalog.study_path(name_or_path), catalog).data
 
 
 def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
