@@ -14,7 +14,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from perfsim.base.errors import InputError, PlanError
-from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.units import Seconds, number
 from perfsim.catalog import Catalog, default_catalog, parse_file
@@ -24,15 +23,13 @@ from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.prediction import Prediction, predict
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import graph_of
-from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.hardware import Devices, GpuClusterSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
-from perfsim.specs.recipe import Recipe
+from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.work.counts import parameters
 
-Amount = Annotated[float, *number(1e-9, 1e30)]
-Count = Annotated[int, *number(1, MOST_DEVICES)]
-Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
+_Amount = Annotated[float, *number(1e-9, 1e30)]
 
 
 class TrainedRun(Spec):
@@ -41,11 +38,11 @@ class TrainedRun(Spec):
     name: str
     family: str = ""
     """Runs of one family are told of together."""
-    params: Amount
-    tokens: Amount
-    flop: Amount | None = None
+    params: _Amount
+    tokens: _Amount
+    flop: _Amount | None = None
     """Of the whole run; None: 6 N D."""
-    loss: Amount | None = None
+    loss: _Amount | None = None
     """Nats per token."""
 
     @property
@@ -77,9 +74,9 @@ class TimedRun(Spec):
     """A published run to a quality target."""
 
     name: str
-    devices: Count
-    batch: Amount
-    examples: Amount
+    devices: Devices
+    batch: _Amount
+    examples: _Amount
     """To the target, in any unit that all runs share (samples, epochs)."""
     time: Seconds
 
@@ -98,7 +95,7 @@ class EquationsSpec(Spec):
     recipe: Recipe
     system: GpuClusterSpec
     batch: Sequences
-    devices: Annotated[tuple[Count, ...], Field(min_length=2)]
+    devices: Annotated[tuple[Devices, ...], Field(min_length=2)]
 
 
 class ComparisonSpec(CatalogSpec):

@@ -17,7 +17,7 @@ from perfsim.convergence.wall_clock import RunPart, whole_run
 from perfsim.engine.limits import present_limits
 from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy
-from perfsim.prediction.caveats import default_settings
+from perfsim.prediction.caveats import caveat, default_settings
 from perfsim.prediction.disturbed import perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
@@ -63,7 +63,7 @@ from perfsim.studies.executors import (
 from perfsim.studies.spec import CandidateSpec, Digests, Point, StudySpec
 from perfsim.studies.store import Store, Stored, StoreError
 from perfsim.studies.timeline import devices_of, timeline
-from perfsim.studies.trust import edge_batch, extrapolated_law, sensitive_target, shared_caveats
+from perfsim.studies.trust import edge_batch, sensitive_target, shared_caveats
 from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
 
@@ -113,7 +113,7 @@ def answer_point(
         time = target.time_of_run(evaluation)
     caveats = [
         *([] if curve is None else edge_batch(curve.tried, best)),
-        *extrapolated_law(time.critical.notes),
+        *(caveat("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
         *([] if target.loss is None else [sensitive_target(target.loss)]),
         *default_settings(question, evaluation.plan),
     ]
